@@ -13,10 +13,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from bsmeta.core.errors import ConfigurationError, much_like
+from bsmeta.core.errors import ConfigurationError, find_similar
 from bsmeta.core.files import ROOT
 from bsmeta.core.process import exit_code
-from bsmeta.core.versions import version_lines
+from bsmeta.core.versions import list_version_lines
 
 PROGRAMS = {
     "train": ("bsmeta.train", "train a language model with metadata, or the model of another task"),
@@ -80,14 +80,14 @@ def main() -> None:
         else:
             runpy.run_module(target, run_name="__main__")
     elif name == "--version":
-        print(version_lines())
+        print(list_version_lines())
     elif not {name, *arguments}.isdisjoint({"-h", "--help"}):
-        print(usage())
+        print(describe_usage())
     else:
         sys.exit(exit_code(lambda: _show_or_copy_files(name, arguments)))
 
 
-def usage() -> str:
+def describe_usage() -> str:
     """Lists the programs, a line each."""
     meanings = {name: meaning for name, (_, meaning) in PROGRAMS.items()} | FILES
     width = max(map(len, meanings)) + 2
@@ -98,19 +98,19 @@ def usage() -> str:
 def _show_or_copy_files(name: str, arguments: list[str]) -> None:
     """Runs `bsmeta configs` or `bsmeta init`, or refuses any other name."""
     if name == "configs" and not arguments:
-        print(listing())
+        print(list_files())
     elif name == "init" and len(arguments) < 2 and not "".join(arguments).startswith("-"):
         print(copy_files(Path(arguments[0] if arguments else ".")))
     else:
         command = " ".join(["bsmeta", name, *arguments])
-        similar_name = much_like(name, [*PROGRAMS, *FILES])
+        similar_name = find_similar(name, [*PROGRAMS, *FILES])
         if similar_name is not None and similar_name != name:
             fix = shlex.join(["bsmeta", similar_name, *arguments])
             raise ConfigurationError(f"{command}: there is no program {name}; meant: {fix}")
-        raise ConfigurationError(f"{command}: expected\n{usage()}")
+        raise ConfigurationError(f"{command}: expected\n{describe_usage()}")
 
 
-def listing() -> str:
+def list_files() -> str:
     """Lists the installed files by folder, below the path of the whole."""
     patterns = (
         "hydra_configs/*.yaml",

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, Transf
 from bsmeta.config.downloading import DownloadConfig
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.process import stoppable
+from bsmeta.core.process import run_stoppable
 from bsmeta.core.terminal import ProgressDisplay, TextColumn
 
 
@@ -28,10 +28,10 @@ def main(config: DownloadConfig) -> int:
 
     manifest = Path(str(config.manifest))
     folder = Path(str(config.folder))
-    return stoppable(lambda: fetch(config, manifest, folder))
+    return run_stoppable(lambda: fetch_files(config, manifest, folder))
 
 
-def fetch(config: DownloadConfig, manifest: Path, folder: Path) -> None:
+def fetch_files(config: DownloadConfig, manifest: Path, folder: Path) -> None:
     """Downloads the files, shows the progress, and reports how many files are complete."""
     from bsmeta.data.io.file_sets import FileSet, read_manifest
 

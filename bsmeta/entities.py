@@ -85,14 +85,14 @@ def _open_encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
     """
     import numpy as np
 
-    from bsmeta.tasks.checkpoints import list_tasks, locate, open_task, task_of
+    from bsmeta.tasks.checkpoints import list_tasks, locate_model, open_task, read_task
     from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 
-    location = locate(checkpoint)
+    location = locate_model(checkpoint)
     tasks = list_tasks("encode_entities")
-    if location.has_run_config and task_of(location) not in tasks:
+    if location.has_run_config and read_task(location) not in tasks:
         raise ConfigurationError(
-            f"checkpoint={checkpoint} is a model of task={task_of(location)}; expected a run of "
+            f"checkpoint={checkpoint} is a model of task={read_task(location)}; expected a run of "
             f"task={' or '.join(tasks)}",
             ["checkpoint"],
         )

@@ -24,8 +24,8 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.loopback import listen_on_loopback
 from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.causal_lm.evaluation.evaluate import locations_of
-from bsmeta.tasks.checkpoints import task_of
+from bsmeta.tasks.causal_lm.evaluation.evaluate import locate_models
+from bsmeta.tasks.checkpoints import read_task
 from bsmeta.training.processes import Processes, close_device_groups
 
 FLAGS = {"--prompt": "prompt=true", "--untrained": "untrained=true"}
@@ -33,8 +33,8 @@ FLAGS = {"--prompt": "prompt=true", "--untrained": "untrained=true"}
 
 def main(config: EvaluateConfig) -> None:
     """Evaluates the checkpoints on all processes; rank 0 writes and prints the report."""
-    locations = locations_of(config)
-    tasks = {location.name: task_of(location, config.training_config) for location in locations}
+    locations = locate_models(config)
+    tasks = {location.name: read_task(location, config.training_config) for location in locations}
     if len({*tasks.values()}) > 1:
         listed = ", ".join(f"{name} ({task})" for name, task in tasks.items())
         raise ConfigurationError(f"checkpoint: expected checkpoints of one task; found {listed}")

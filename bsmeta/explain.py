@@ -17,7 +17,7 @@ from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import check_program
-from bsmeta.core.errors import ConfigurationError, refuse
+from bsmeta.core.errors import ConfigurationError, raise_problems
 from bsmeta.core.terminal import Console
 from bsmeta.tasks import BUILT_IN, TASKS
 
@@ -33,19 +33,19 @@ def main(config: RunConfig, composition: Composition = NOTHING) -> None:
         composition: The configuration as it was written, whose problems are refused.
     """
     check_program("explain.py", config.task, TASKS)
-    refuse(composition.problems)
+    raise_problems(composition.problems)
     assert isinstance(config, ExplainConfig)
-    show(config)
+    show_documents(config)
 
 
-def show(config: ExplainConfig) -> None:
+def show_documents(config: ExplainConfig) -> None:
     """Builds the windows of the documents, and writes them to the page or standard output."""
     # Imported here because transformers takes seconds, and the command line is checked first.
-    from bsmeta.tasks.causal_lm.explaining.json_lines import json_line
-    from bsmeta.tasks.causal_lm.explaining.page import page
+    from bsmeta.tasks.causal_lm.explaining.json_lines import write_json_line
+    from bsmeta.tasks.causal_lm.explaining.page import render_page
     from bsmeta.tasks.causal_lm.explaining.selection import Selection
-    from bsmeta.tasks.causal_lm.explaining.terminal import show as show_window
     from bsmeta.tasks.causal_lm.explaining.terminal import show_legend
+    from bsmeta.tasks.causal_lm.explaining.terminal import show_window as show_window
     from bsmeta.tasks.causal_lm.explaining.tokens import TokenTexts
     from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
@@ -55,11 +55,11 @@ def show(config: ExplainConfig) -> None:
     windows: Iterable[ExplainedWindow] = Selection(config, tokenizer)
     if config.html is not None:
         windows = list(windows)
-        write(config.html, page(windows, config, texts))
+        write_documents(config.html, render_page(windows, config, texts))
     if config.json:
         for window in windows:
             for document in window.documents:
-                print(json_line(document, metadata))
+                print(write_json_line(document, metadata))
     elif config.html is None:
         console = Console()
         for window in windows:
@@ -67,7 +67,7 @@ def show(config: ExplainConfig) -> None:
         show_legend(console, config)
 
 
-def write(path: str, text: str) -> None:
+def write_documents(path: str, text: str) -> None:
     """Writes the page and prints its path to standard error."""
     try:
         Path(path).write_text(text, encoding="utf-8")

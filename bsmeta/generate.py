@@ -12,7 +12,7 @@ from __future__ import annotations
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.task_entry import check_program
-from bsmeta.config.unused_keys import refuse_unused
+from bsmeta.config.unused_keys import refuse_unused_keys
 from bsmeta.tasks import TASKS
 
 _SHARED_KEYS = (
@@ -34,20 +34,20 @@ KEYS = {
 
 def main(config: GenerateConfig) -> None:
     """Runs the configured `mode`."""
-    refuse_unused(config, KEYS[config.mode], f"mode={config.mode}")
+    refuse_unused_keys(config, KEYS[config.mode], f"mode={config.mode}")
 
     # Imported here because transformers takes seconds, and the command line is checked first.
     from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
-    from bsmeta.tasks.causal_lm.generation.attribute_mode import attribute
-    from bsmeta.tasks.causal_lm.generation.text_mode import write
-    from bsmeta.tasks.checkpoints import locate, task_of
+    from bsmeta.tasks.causal_lm.generation.attribute_mode import infer_metadata
+    from bsmeta.tasks.causal_lm.generation.text_mode import write_texts
+    from bsmeta.tasks.checkpoints import locate_model, read_task
 
-    location = locate(config.checkpoint)
-    check_program("generate.py", task_of(location, config.training_config), TASKS)
+    location = locate_model(config.checkpoint)
+    check_program("generate.py", read_task(location, config.training_config), TASKS)
     opened = OpenedModel(
         location, config.training_config, config.overrides, precision=config.precision
     )
-    run_mode = {"text": write, "attribute": attribute}[config.mode]
+    run_mode = {"text": write_texts, "attribute": infer_metadata}[config.mode]
     run_mode(config, opened)
 
 

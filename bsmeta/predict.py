@@ -22,13 +22,13 @@ from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.predicting import PredictConfig
 from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import replacing
-from bsmeta.core.process import stoppable
-from bsmeta.core.progress import progress_bar
+from bsmeta.core.files import replace_atomically
+from bsmeta.core.process import run_stoppable
+from bsmeta.core.progress import show_progress_bar
 from bsmeta.core.secrets import redact_values
 from bsmeta.core.terminal import write_data
 from bsmeta.data.table.csv_file import BadRows
-from bsmeta.data.table.records import Record, flattened, read_records
+from bsmeta.data.table.records import Record, flatten_record, read_records
 from bsmeta.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ def main(config: PredictConfig) -> int:
             raise ConfigurationError(f"{name} is not set; expected a .csv or .jsonl file", [name])
     source = Path(str(config.input))
     output = Path(str(config.output))
-    return stoppable(lambda: predict(config, source, output), f" {output}.part")
+    return run_stoppable(lambda: predict_records(config, source, output), f" {output}.part")
 
 
-def predict(config: PredictConfig, source: Path, output: Path) -> None:
+def predict_records(config: PredictConfig, source: Path, output: Path) -> None:
     """Writes each record with its prediction."""
     # Imported here because transformers takes seconds, and the command line is checked first.
-    from bsmeta.core.files import file_hash
+    from bsmeta.core.files import hash_file
     from bsmeta.data.table.records import RecordWriter, check_output
 
     check_output(output)
@@ -84,9 +84,9 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
         raise DataError(f"{source} has no rows")
 
     key = {
-        "input": file_hash(source),
+        "input": hash_file(source),
         "checkpoint": {
-            file.name: file_hash(file) for file in sorted(model.folder.iterdir()) if file.is_file()
+            file.name: hash_file(file) for file in sorted(model.folder.iterdir()) if file.is_file()
         },
         "data": model.data_fingerprint(),
         "overrides": redact_values(config.overrides),  # a file beside the output keeps the key
@@ -102,7 +102,7 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
     remaining = islice(read(BadRows(source, config.on_bad_row)), writer.done, None)
     records, originals = tee(remaining)
     results = zip(originals, model.predict_each(records), strict=True)
-    with progress_bar("predicting", total) as show:
+    with show_progress_bar("predicting", total) as show:
         for done, (record, result) in enumerate(results, writer.done + 1):
             _refuse_same_names(source, output, record, result)
             writer.write({**record, **result})
@@ -125,7 +125,7 @@ def _open_predictor(config: PredictConfig) -> Predictor:
 
 def change_text(config: PredictConfig) -> None:
     """Shows the errors or corrections of a text, keeping its white space and line ends."""
-    from bsmeta.tasks.spelling.corrections import render
+    from bsmeta.tasks.spelling.corrections import render_changes
 
     output = None if config.output is None else Path(config.output)
     if output is not None and output.exists():
@@ -138,7 +138,7 @@ def change_text(config: PredictConfig) -> None:
             f"expected records: a file that ends in {', '.join(RECORDS)}"
         )
 
-    form = output_form(config, model.forms)
+    form = choose_output_form(config, model.forms)
     text, name = read_text(str(config.input))
     start = len(text) - len(text.removeprefix(BYTE_ORDER_MARK))
     changes = [
@@ -146,20 +146,20 @@ def change_text(config: PredictConfig) -> None:
         for change in model.changes(text[start:])
     ]
 
-    content = render(text, changes, form, name, corrects="text" in model.forms)
+    content = render_changes(text, changes, form, name, corrects="text" in model.forms)
     if output is None:
         write_data(content, is_styled=form == "color")
         return
 
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(output) as part:
+        with replace_atomically(output) as part:
             part.write_bytes(content.encode())
     except OSError as error:
         raise DataError(f"output={output} cannot be written: {error}") from error
 
 
-def output_form(config: PredictConfig, forms: Sequence[str]) -> str:
+def choose_output_form(config: PredictConfig, forms: Sequence[str]) -> str:
     """Returns the form in which to show a text.
 
     Raises:
@@ -198,7 +198,7 @@ def _refuse_same_names(
     """Refuses a record with a column of the predictions, as CSV flattens both."""
     shared_names = record.keys() & result.keys()
     if output.suffix == ".csv":
-        shared_names |= flattened(record).keys() & flattened(result).keys()
+        shared_names |= flatten_record(record).keys() & flatten_record(result).keys()
 
     if shared_names:
         raise ConfigurationError(

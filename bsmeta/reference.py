@@ -26,7 +26,7 @@ from bsmeta.tasks import BUILT_IN
 FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
 
 
-def _tasks() -> Iterator[tuple[str, type[RunConfig], str]]:
+def _list_task_schemas() -> Iterator[tuple[str, type[RunConfig], str]]:
     """Yields the schemas of the tasks, each after those that it shares with other tasks."""
     users: dict[type[RunConfig], list[str]] = {}
     for name, entry in BUILT_IN.items():
@@ -44,7 +44,7 @@ def _tasks() -> Iterator[tuple[str, type[RunConfig], str]]:
 # Program, its schema, and its configuration file.
 PROGRAMS: tuple[tuple[str, type, str], ...] = (
     ("bsmeta/train.py", RunConfig, "v2"),
-    *_tasks(),
+    *_list_task_schemas(),
     ("bsmeta/evaluate.py", EvaluateConfig, "evaluate"),
     ("bsmeta/explain.py", ExplainConfig, "v2"),
     ("bsmeta/generate.py", GenerateConfig, "generate"),
@@ -98,9 +98,9 @@ them | they must be equal |
 """
 
 
-def reference() -> str:
+def write_reference() -> str:
     """Returns the text of the page."""
-    parts = [INTRODUCTION, _groups(), OWNED_ELSEWHERE]
+    parts = [INTRODUCTION, _describe_groups(), OWNED_ELSEWHERE]
     programs = {schema: program for program, schema, _ in PROGRAMS}
     for program, schema, config_name in PROGRAMS:
         # The nearest base class that has a section of its own.
@@ -115,11 +115,11 @@ def reference() -> str:
             inherited_names = {key.name for key in inherited_keys.get(heading, ())}
             own_keys = [key for key in keys if key.name not in inherited_names]
             if own_keys:
-                parts.append(f"### {heading}\n\n{_table(own_keys)}")
+                parts.append(f"### {heading}\n\n{_make_table(own_keys)}")
     return "\n".join(parts)
 
 
-def _groups() -> str:
+def _describe_groups() -> str:
     lines = ["## Groups", ""]
     lines += ["A choice sets several keys at once; a key on the command line wins over it.", ""]
     lines += ["| group | choices |", "|---|---|"]
@@ -129,7 +129,7 @@ def _groups() -> str:
     return "\n".join([*lines, ""])
 
 
-def _table(keys: list[Key]) -> str:
+def _make_table(keys: list[Key]) -> str:
     lines = ["| key | type | values | default | meaning | owner |", "|---|---|---|---|---|---|"]
     for key in keys:
         twins = ", ".join(f"`{twin}`" for twin in (key.about.deepspeed or "").split(", ") if twin)
@@ -143,7 +143,7 @@ def _table(keys: list[Key]) -> str:
 
 def main(file: Path = FILE) -> None:
     """Writes the page."""
-    file.write_text(reference(), encoding="utf-8")
+    file.write_text(write_reference(), encoding="utf-8")
 
 
 if __name__ == "__main__":

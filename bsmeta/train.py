@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 from bsmeta.config.checks import CheckedRun, check_run
 from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.entry_point import run_entry_point
-from bsmeta.config.hydra_files import short_path
+from bsmeta.config.hydra_files import shorten_path
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.startup_table import launch_notes, print_summary, summary
+from bsmeta.config.startup_table import list_launch_notes, list_table_rows, print_summary
 from bsmeta.config.steps import set_branch_length
 from bsmeta.config.task_entry import Row
-from bsmeta.core.rank import checks_for_all, rank
+from bsmeta.core.rank import read_rank, runs_shared_checks
 from bsmeta.core.signals import StopRequest, release_signals
 from bsmeta.tasks import BUILT_IN, TASKS
-from bsmeta.training.run_folder import note_early_stop, refusal_in_status
+from bsmeta.training.run_folder import note_early_stop, record_refusal
 
 if TYPE_CHECKING:  # imports torch
     from bsmeta.training.task import Task
@@ -43,11 +43,11 @@ def main(config: RunConfig, composition: Composition = NOTHING) -> int:
     config = set_branch_length(config)
     status_folder = None if config.check_only or config.estimate else Path(config.out_dir)
 
-    with refusal_in_status(status_folder):
+    with record_refusal(status_folder):
         checked = check_run(config, os.environ, TASKS, composition)
         entry = TASKS[config.task]
-        sampled = [*entry.sample_rows(config)] if checks_for_all() else []
-    if rank() == 0:
+        sampled = [*entry.sample_rows(config)] if runs_shared_checks() else []
+    if read_rank() == 0:
         print_table(config, composition, checked.launch, sampled)
 
     if config.check_only:
@@ -63,13 +63,13 @@ def main(config: RunConfig, composition: Composition = NOTHING) -> int:
         stop.install(partial(note_early_stop, Path(config.out_dir)), PARENT)
 
     # Accelerate takes seconds to import, so an invalid configuration is refused first.
-    with refusal_in_status(status_folder):
+    with record_refusal(status_folder):
         task = entry.make(config)
 
     if config.estimate:
-        from bsmeta.training.estimate import estimate
+        from bsmeta.training.estimate import estimate_run
 
-        estimate(config, task, checked, is_main=rank() == 0)
+        estimate_run(config, task, checked, is_main=read_rank() == 0)
         return 0
     return train(config, task, checked, stop)
 
@@ -84,25 +84,25 @@ def print_table(
     """
     entry = TASKS[config.task]
     notes = [
-        *launch_notes(launch),
+        *list_launch_notes(launch),
         *entry.notes(config, composition),
         *entry.start_notes(config, launch),
     ]
-    files = [*map(short_path, composition.files)]
-    print_summary(summary(config, launch, entry, files, sampled), notes)
+    files = [*map(shorten_path, composition.files)]
+    print_summary(list_table_rows(config, launch, entry, files, sampled), notes)
 
 
 def train(config: RunConfig, task: Task, checked: CheckedRun, stop: StopRequest) -> int:
     """Prints the memory that the run needs, then trains; returns the exit code."""
-    if rank() == 0:
+    if read_rank() == 0:
         from bsmeta.training.estimate import print_memory
 
-        with refusal_in_status(Path(config.out_dir)):
+        with record_refusal(Path(config.out_dir)):
             print_memory(config, task, checked)
 
-    from bsmeta.training.run import run
+    from bsmeta.training.run import run_training
 
-    return run(config, task, checked.deepspeed_config, stop, checked.launch.reshards)
+    return run_training(config, task, checked.deepspeed_config, stop, checked.launch.reshards)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ import xxhash
 from bsmeta.annotate.content import EXTRACTORS, Extract, Span, Text
 from bsmeta.annotate.page import Page, parse_page
 from bsmeta.annotate.tags import TagRecord
-from bsmeta.metadata.content import COLUMN, KeptText, content_spans
+from bsmeta.metadata.content import COLUMN, KeptText, read_content_spans
 
 _WORD = re.compile(r"\w+")
 _SHINGLE = 4
@@ -99,7 +99,7 @@ def _compare_articles(rows: Sequence[dict[str, Any]], extractors: Mapping[str, E
         extracts = {name: extract(row["html"]) for name, extract in extractors.items()}
         begin = time.process_time()
         aligned = Text(text)
-        spans = {name: aligned.align(extract) for name, extract in extracts.items()}
+        spans = {name: aligned.align_extract(extract) for name, extract in extracts.items()}
         seconds += time.process_time() - begin
         empty += sum(
             bool(extract.strip()) and not spans[name] for name, extract in extracts.items()
@@ -107,7 +107,7 @@ def _compare_articles(rows: Sequence[dict[str, Any]], extractors: Mapping[str, E
         texts = {"all": text} | {f"{name} alone": extract for name, extract in extracts.items()}
         line = json.dumps({COLUMN: spans}).encode()
         for content in (*extractors, "union", "intersection"):
-            texts[content] = KeptText(text, content_spans(line, content)).text
+            texts[content] = KeptText(text, read_content_spans(line, content)).text
         for name, kept in texts.items():
             counts[name].append(_shingle_counts(kept, row["article"]))
     print(f"| {len(rows)} pages | precision | recall | F1 | 95% interval |\n|---|---|---|---|---|")
@@ -161,9 +161,11 @@ def _compare_elements(
             if truth is None or not truth.any():
                 continue
             text = Text(page.text)
-            found = {name: text.align(extract(html)) for name, extract in extractors.items()}
+            found = {
+                name: text.align_extract(extract(html)) for name, extract in extractors.items()
+            }
             found["all"] = [(0, len(page.text))]
-            found["published"] = text.align(parse_page(html).text)
+            found["published"] = text.align_extract(parse_page(html).text)
             masks = {name: _mask(page.text, spans) for name, spans in found.items()}
             masks["union"] = masks["resiliparse"] | masks["trafilatura"]
             masks["intersection"] = masks["resiliparse"] & masks["trafilatura"]

@@ -43,15 +43,15 @@ def main() -> int:
 
     from bsmeta.report.page import print_table, report_console
     from bsmeta.studies.downstream import (
-        made_tasks,
-        missing_harness,
-        model_table,
+        explain_missing_harness,
+        make_model_table,
+        make_tasks,
         score_model,
     )
     from bsmeta.studies.task_scores import TaskScores, save_scores
-    from bsmeta.tasks.checkpoints import locate
+    from bsmeta.tasks.checkpoints import locate_model
 
-    reason = missing_harness()
+    reason = explain_missing_harness()
     if reason is not None:
         raise ConfigurationError(reason)
 
@@ -61,11 +61,11 @@ def main() -> int:
         limit=given.limit,
     )  # fmt: skip
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with made_tasks(wanted, given.model) as made:
-        scores = score_model(Path(locate(str(given.model)).model), wanted, device, made)
+    with make_tasks(wanted, given.model) as made:
+        scores = score_model(Path(locate_model(str(given.model)).model), wanted, device, made)
     if given.out is not None:
         save_scores(TaskScores("", {}, scores), given.out)
-    print_table(report_console(), model_table(str(given.model), scores))
+    print_table(report_console(), make_model_table(str(given.model), scores))
     return 0
 
 

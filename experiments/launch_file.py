@@ -12,8 +12,8 @@ import sys
 from dataclasses import replace
 
 from bsmeta.config.launch import read_launch
-from bsmeta.config.launch_checks import launcher_problems
-from bsmeta.core.errors import ConfigurationError, refuse
+from bsmeta.config.launch_checks import find_launcher_problems
+from bsmeta.core.errors import ConfigurationError, raise_problems
 from bsmeta.core.process import exit_code
 
 
@@ -23,7 +23,7 @@ def main() -> None:
         launch = read_launch({}, sys.argv[1])
         if len(sys.argv) > 2 and sys.argv[2]:  # the scripts' number overrides that of the file
             launch = replace(launch, num_processes=int(sys.argv[2]))
-        refuse([*launcher_problems(launch)])
+        raise_problems([*find_launcher_problems(launch)])
         print(str(launch.gpus == 0).lower())
     except ConfigurationError as error:
         print(f"BSMETA_LAUNCH_FILE: {error}", file=sys.stderr)

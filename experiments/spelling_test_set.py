@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bsmeta.core.process import exit_code
 from bsmeta.tasks.spelling.config import NoiseConfig, SedWordsConfig
-from bsmeta.tasks.spelling.samples import make_noise, samples_of
+from bsmeta.tasks.spelling.samples import make_noise, read_samples
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     arguments = parser.parse_args()
     noise = NoiseConfig(misspellings=arguments.misspellings, clean_share=arguments.clean_share)
     config = SedWordsConfig(max_characters=256, min_prose_share=0.8, noise=noise)
-    found = dict.fromkeys(sample.source for sample in samples_of(config, arguments.texts))
+    found = dict.fromkeys(sample.source for sample in read_samples(config, arguments.texts))
     # Evenly over the pages.
     right = [*found][:: max(1, len(found) // arguments.lines)][: arguments.lines]
     corrupt = make_noise(config).corrupt

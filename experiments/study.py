@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import exit_code
 from bsmeta.studies.config import StudyConfig, load_study
-from bsmeta.studies.declaration import declare, in_declared_order
-from bsmeta.studies.runs import Launcher, Run, check, runs_of, show_progress
+from bsmeta.studies.declaration import declare_study, restore_declared_order
+from bsmeta.studies.runs import Launcher, Run, check_study, list_runs, show_progress
 
 if TYPE_CHECKING:
     from bsmeta.report.page import Table
@@ -58,23 +58,23 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the study; returns the exit code."""
     given = arguments()
-    study = in_declared_order(load_study(given.study))
-    check(study)
-    runs = runs_of(study)
+    study = restore_declared_order(load_study(given.study))
+    check_study(study)
+    runs = list_runs(study)
     launcher = Launcher(study)
     if given.claims:
-        from bsmeta.studies.claim_report import declared_table
+        from bsmeta.studies.claim_report import make_declared_table
 
-        print_tables([declared_table(study)])
+        print_tables([make_declared_table(study)])
         return 0
     if given.status:
         show_progress(study, runs)
         return 0
     if given.dry_run:
         for run in runs:
-            print(launcher.line(run) or f"# {run.name}: needs other runs")
+            print(launcher.format_command(run) or f"# {run.name}: needs other runs")
         return 0
-    declare(study)
+    declare_study(study)
     if given.run is not None:
         if not 0 <= given.run < len(runs):
             raise ConfigurationError(f"--run {given.run}: expected 0 to {len(runs) - 1}")
@@ -101,18 +101,18 @@ def main() -> int:
 def finish(study: StudyConfig, file: Path, runs: Sequence[Run], launcher: Launcher) -> int:
     """Measure what has been trained, write the report, and print its main tables."""
     # here, what loads torch: it takes seconds
-    from bsmeta.studies.claim_report import claim_tables, sentences
-    from bsmeta.studies.downstream import downstream_tables
-    from bsmeta.studies.report import exploratory_tables, write_report
-    from bsmeta.studies.results import results_of
+    from bsmeta.studies.claim_report import make_claim_tables, write_sentences
+    from bsmeta.studies.downstream import make_downstream_tables
+    from bsmeta.studies.report import make_exploratory_tables, write_report
+    from bsmeta.studies.results import compute_results
 
     measure(study, runs)
-    results = results_of(study)
-    further = downstream_tables(results.study, list(results.arms), results.seeds)
-    commands = {run.name: launcher.line(run) or "" for run in runs}
+    results = compute_results(study)
+    further = make_downstream_tables(results.study, list(results.arms), results.seeds)
+    commands = {run.name: launcher.format_command(run) or "" for run in runs}
     files = write_report(results, file, commands, further)
-    print_tables([*claim_tables(results)[:1], *exploratory_tables(results)[:2], *further])
-    print(*sentences(results), sep="\n")
+    print_tables([*make_claim_tables(results)[:1], *make_exploratory_tables(results)[:2], *further])
+    print(*write_sentences(results), sep="\n")
     print(f"written to {study.out_dir}: {', '.join(file.name for file in files)}")
     return 0
 

@@ -26,8 +26,8 @@ from bsmeta.core.process import exit_code
 from bsmeta.report.inference import ALPHA, Interval
 from bsmeta.report.page import Column, Table, print_table, report_console
 from bsmeta.studies.config import TEXT, WITHOUT, load_study
-from bsmeta.studies.power import seeds_needed
-from bsmeta.studies.results import load
+from bsmeta.studies.power import count_needed_seeds
+from bsmeta.studies.results import load_measurements
 from bsmeta.studies.statistics import Estimate, Measured
 
 Floats = NDArray[np.float64]
@@ -72,7 +72,7 @@ class Factor:
 
 def designs_of(measured: Measured) -> Iterator[Design]:
     """The designs that one study allows to compare, on models of 1,440 steps."""
-    bins = measured.part([FIRST_BYTE])
+    bins = measured.select_bins([FIRST_BYTE])
 
     def compare(arm: str, against: str) -> Estimate:
         base = measured.estimate(against, WITHOUT, bins=bins)
@@ -94,7 +94,7 @@ def designs_of(measured: Measured) -> Iterator[Design]:
 
 def late_losses(measured: Measured, arm: str) -> Floats:
     """The mean training loss in the last logged steps: float64 [seeds], nats a token."""
-    runs = [measured.run(arm, seed) for seed in measured.seeds]
+    runs = [measured.find_run(arm, seed) for seed in measured.seeds]
     return np.array([np.mean(run.facts["losses"][-LOGGED:]) for run in runs])
 
 
@@ -124,7 +124,7 @@ def design_table(designs: Sequence[Design]) -> Table:
         degrees = len(effect.seeds) - 1
         tails = chi2.ppf([1 - ALPHA / 2, ALPHA / 2], degrees)
         low, high = effect.deviation * np.sqrt(degrees / tails)
-        needed = seeds_needed(DIFFERENCE, effect.deviation, effect.document_error, count=1)
+        needed = count_needed_seeds(DIFFERENCE, effect.deviation, effect.document_error, count=1)
         table.rows.append(
             [
                 design.name,
@@ -141,7 +141,7 @@ def design_table(designs: Sequence[Design]) -> Table:
 
 def bits_by_length(measured: Measured) -> tuple[Floats, Floats]:
     """Text tokens of each length, and bits per byte: float64 [seeds, 2 arms, lengths]."""
-    bins = measured.part([FIRST_BYTE])
+    bins = measured.select_bins([FIRST_BYTE])
     tokens = [measured.amounts(f"none_{steps}")[TEXT][-1] for steps in LENGTHS]
     bits = [
         [measured.estimate(f"{arm}_{steps}", WITHOUT, bins=bins).seeds for steps in LENGTHS]
@@ -186,12 +186,12 @@ def effective_data_factor(tokens: Floats, bits: Floats) -> Factor:
 def main() -> int:
     """Print the tables; returns the exit code."""
     console = report_console()
-    measured, missing = load(load_study(STUDIES / "when_metadata.yaml"))
+    measured, missing = load_measurements(load_study(STUDIES / "when_metadata.yaml"))
     print(*missing, sep="\n")
     designs = [*designs_of(measured)]
     for name, words in PILOTS.items():
-        pilot, _ = load(load_study(STUDIES / f"{name}.yaml"))
-        bins = pilot.part([FIRST_BYTE])
+        pilot, _ = load_measurements(load_study(STUDIES / f"{name}.yaml"))
+        bins = pilot.select_bins([FIRST_BYTE])
         url, none = (pilot.estimate(arm, WITHOUT, bins=bins) for arm in ("url", "none"))
         designs.append(Design(words, url - none))
     print_table(console, design_table(designs))

@@ -17,24 +17,24 @@ from xml.sax.saxutils import escape
 import msgspec
 import yaml
 
-from bsmeta.annotate.about_page import date_of_page, date_of_url, date_of_value
+from bsmeta.annotate.about_page import find_date_in_page, parse_date, read_date_in_url
 from bsmeta.annotate.annotator import AnnotationError, Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.content import Text
 from bsmeta.annotate.descriptions import (
     DescriptionTable,
-    descriptions_of_dump,
-    first_sentence,
+    extract_first_sentence,
     is_description,
+    read_descriptions,
 )
-from bsmeta.annotate.frames import inert_html
+from bsmeta.annotate.frames import make_inert_html
 from bsmeta.annotate.links import (
     LinkedPage,
     LinkIndex,
-    index_path,
-    link_key,
-    linked_page,
+    find_linked_page,
+    locate_index,
     mentions,
+    normalize_address,
     write_index,
     write_linked_sets,
 )
@@ -49,44 +49,50 @@ from bsmeta.core.enclosed import remove_enclosed
 from bsmeta.core.errors import DataError, UserError
 from bsmeta.core.parsing import decode_json, parse_json, parse_yaml
 from bsmeta.core.secret_names import looks_mixed, looks_random
-from bsmeta.core.secrets import redact, redact_values, shown_url
-from bsmeta.core.token_forms import tokens_in
+from bsmeta.core.secrets import format_url, redact, redact_values
+from bsmeta.core.token_forms import find_tokens
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.io.remote import Pattern
-from bsmeta.data.stream.held_out import normalized_url
+from bsmeta.data.stream.held_out import normalize_url
 from bsmeta.data.table.csv_file import BadRows, CSVFormat, find_format, read_rows
 from bsmeta.data.table.records import (
     RecordWriter,
     complete_rows,
-    flattened,
+    escape_spreadsheet_cell,
+    flatten_record,
     read_records,
-    spreadsheet_safe_cell,
 )
 from bsmeta.data.table.text_file import find_encoding, refuse_other_formats
-from bsmeta.data.text.caseless import CaselessText, caseless
-from bsmeta.data.text.sentences import core, cut, joined_parts, sentences, words
+from bsmeta.data.text.caseless import CaselessText, make_caseless
+from bsmeta.data.text.sentences import (
+    cut_text,
+    divide_compound,
+    find_sentences,
+    find_word_core,
+    find_words,
+)
 from bsmeta.metadata.decoding import DocumentDecoder, cut_column
-from bsmeta.metadata.metadata_type import Bucketing, readable_url, year_and_month
+from bsmeta.metadata.metadata_type import Bucketing, format_year_and_month, make_url_readable
 from bsmeta.metadata.records import BadDocument
-from bsmeta.report.page import Column, Table, marked
-from bsmeta.tasks.classification.store import text_key
+from bsmeta.report.page import Column, Table, render_sentence
+from bsmeta.tasks.classification.store import hash_text
 from bsmeta.tasks.disambiguation import converter
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.lines import word_spans
+from bsmeta.tasks.disambiguation.lines import find_word_spans
 from bsmeta.tasks.disambiguation.predict import Detector, count_forms
 from bsmeta.tasks.spelling.candidates import Candidates
 from bsmeta.tasks.spelling.config import NoiseConfig, SecConfig
 from bsmeta.tasks.spelling.corrections import (
     Correction,
     align_chunks,
-    highlighted,
-    render,
-    restricted,
+    highlight_corrections,
+    render_changes,
+    restrict_corrections,
 )
 from bsmeta.tasks.spelling.evaluate import Dictionary, read_test_sets
-from bsmeta.tasks.spelling.lexicon import build_lexicon, parse, read_word_list
+from bsmeta.tasks.spelling.lexicon import build_lexicon, parse_token, read_word_list
 from bsmeta.tasks.spelling.noise import Noise, invert_dictionary
-from bsmeta.tasks.spelling.samples import prose_share, samples_of
+from bsmeta.tasks.spelling.samples import compute_prose_share, read_samples
 from tests.hostile_texts import Shape
 from tests.patterns import METHODS, PACKAGE, Module
 from tests.tasks.disambiguation.helpers import write_world
@@ -162,14 +168,14 @@ def nested_record(text: str, _: Path) -> None:
     inner: Any = {f"{number}": number for number in range(len(text))}
     for _ in range(100):
         inner = {"a": inner, "b": 0}
-    flattened({text: inner})
+    flatten_record({text: inner})
 
 
 def page_of(profile: Any) -> Run:
     def run(text: str, _: Path) -> None:
         with contextlib.suppress(PageError):
             page = parse_page(f"<body>{text}</body>", profile=profile)
-            linked_page(page, "https://a.org/b")
+            find_linked_page(page, "https://a.org/b")
             assert page.links is not None
 
     return run
@@ -199,10 +205,10 @@ def links_of(text: str, folder: Path) -> None:
 
 def linked_sets(text: str, folder: Path) -> None:
     """The training data of a disambiguator from a crawl of two pages."""
-    index_path(folder).parent.mkdir(exist_ok=True)
+    locate_index(folder).parent.mkdir(exist_ok=True)
     titles = [f"{text} - a", f"{text} | b"]
     pages = [LinkedPage(f"a.org/{n}", title, "", "a.org", "") for n, title in enumerate(titles)]
-    write_index(index_path(folder), pages, "")
+    write_index(locate_index(folder), pages, "")
     entity = {"value": "a", "char_start_idx": 0, "char_end_idx": 1, "url": "a.org/1"}
     row = {"text": text, "url": "https://a.org/0", "metadata_entity": [entity]}
     shard = folder / "shard.jsonl"
@@ -226,7 +232,7 @@ def spelling_samples(text: str, folder: Path) -> None:
     files[0].write_text(text, encoding="utf-8")
     files[1].write_bytes(msgspec.json.encode({"text": text, "target": text}) + b"\n")
     with contextlib.suppress(DataError):
-        list(samples_of(SecConfig(target_column="target"), files))
+        list(read_samples(SecConfig(target_column="target"), files))
 
 
 def spelling_test_set(text: str, folder: Path) -> None:
@@ -243,7 +249,7 @@ def dump(text: str, folder: Path) -> None:
     content = escape(re.sub(r"[^\t\n\x20-\ud7ff]", "", text))
     page = f"<page><title>{content}</title><ns>0</ns><text>{content}</text></page>"
     path.write_text(f"<mediawiki>{page}</mediawiki>", encoding="utf-8")
-    descriptions_of_dump(path)
+    read_descriptions(path)
 
 
 def description_of(text: str, folder: Path) -> None:
@@ -304,20 +310,20 @@ def candidates() -> Candidates:
 
 
 def corrected(text: str, _: Path) -> None:
-    chunks = cut(text, 100)
+    chunks = cut_text(text, 100)
     changes = align_chunks(chunks, [chunk.upper() for chunk in chunks])
-    restricted(text, changes, [True] * len(words(text)))
+    restrict_corrections(text, changes, [True] * len(find_words(text)))
     for form in ("color", "json", "text", "diff"):
-        render(text, changes, form, "name", corrects=True)
-    highlighted(text, [Correction(0, len(text), text, text)])
+        render_changes(text, changes, form, "name", corrects=True)
+    highlight_corrections(text, [Correction(0, len(text), text, text)])
 
 
 def spelled(text: str, _: Path) -> None:
-    found = [(candidates().spelled_part(word).core, True) for word in text.split()]
+    found = [(candidates().find_spelled_part(word).core, True) for word in text.split()]
     candidates().find(found[:100])
-    parse.__wrapped__(text)
+    parse_token.__wrapped__(text)
     if text.split():
-        prose_share(text)
+        compute_prose_share(text)
 
 
 @cache
@@ -329,7 +335,7 @@ def dictionary(folder: Path) -> Dictionary:
 
 def tabled(text: str, _: Path) -> None:
     list(Table(text, text, [Column(text)], [[text]]).markdown())
-    marked(text)
+    render_sentence(text)
 
 
 def all_of(iterate: Callable[[str], Iterable[object]]) -> Run:
@@ -341,18 +347,18 @@ def of(run: Callable[[str], object]) -> Run:
 
 
 RUNS: dict[str, Run] = {
-    "sentences by rules": all_of(lambda text: sentences(text, "rules")),
-    "sentences by full stops": all_of(lambda text: sentences(text, "full_stops")),
-    "chunks": of(lambda text: cut(text, 50)),
-    "words": of(words),
-    "cell of a spreadsheet": of(spreadsheet_safe_cell),
-    "core of a word": of(core),
-    "parts of a word": of(joined_parts),
+    "sentences by rules": all_of(lambda text: find_sentences(text, "rules")),
+    "sentences by full stops": all_of(lambda text: find_sentences(text, "full_stops")),
+    "chunks": of(lambda text: cut_text(text, 50)),
+    "words": of(find_words),
+    "cell of a spreadsheet": of(escape_spreadsheet_cell),
+    "core of a word": of(find_word_core),
+    "parts of a word": of(divide_compound),
     "tags": of(lambda text: remove_enclosed(text, "<", ">")),
     "secrets": of(lambda text: redact_values({"token": text, "a": text})),
-    "secrets in a text": of(lambda text: (redact(text), tokens_in(text))),
+    "secrets in a text": of(lambda text: (redact(text), find_tokens(text))),
     "value that may be a secret": of(lambda text: (looks_random(text), looks_mixed(text))),
-    "URL in a message": of(lambda text: shown_url(f"https://{text}")),
+    "URL in a message": of(lambda text: format_url(f"https://{text}")),
     "JSON": refused(parse_json, ValueError),
     "JSON of msgspec": refused(decode_json, ValueError),
     "YAML": refused(parse_yaml, yaml.YAMLError),
@@ -371,13 +377,13 @@ RUNS: dict[str, Run] = {
     "nested records": nested_record,
     "line of a shard": decoded_line,
     "bucket": bucketed,
-    "time": refused(year_and_month.__wrapped__, BadDocument),
-    "URL of a held-out document": of(normalized_url),
+    "time": refused(format_year_and_month.__wrapped__, BadDocument),
+    "URL of a held-out document": of(normalize_url),
     **{
-        f"URL by {granularity}": of(lambda text, by=granularity: readable_url(text, by))
+        f"URL by {granularity}": of(lambda text, by=granularity: make_url_readable(text, by))
         for granularity in ("full", "host", "path", "hash", "registered_domain")
     },
-    "key of a link": of(lambda text: link_key.__wrapped__(f"https://a.org/{text}")),
+    "key of a link": of(lambda text: normalize_address.__wrapped__(f"https://a.org/{text}")),
     "links": links_of,
     "linked sets": linked_sets,
     "page as published": page_of("published"),
@@ -399,17 +405,19 @@ RUNS: dict[str, Run] = {
     "language": annotated("language", lambda text: InputRecord(url="a", text=text)),
     "lengths": annotated("length", lambda text: InputRecord(url="a", text=text)),
     "paragraphs": all_of(lambda text: paragraphs(Row(InputRecord(text=text), "published"))),
-    "main content": of(lambda text: Text(text).align(text[::-1] + text[: len(text) // 2])),
-    "date of a URL": of(date_of_url),
-    "date": of(date_of_value),
-    "date of a page": of(lambda text: date_of_page(Declared({"date": text}, [[text]], [text]))),
-    "first sentence of an article": of(first_sentence),
+    "main content": of(lambda text: Text(text).align_extract(text[::-1] + text[: len(text) // 2])),
+    "date of a URL": of(read_date_in_url),
+    "date": of(parse_date),
+    "date of a page": of(
+        lambda text: find_date_in_page(Declared({"date": text}, [[text]], [text]))
+    ),
+    "first sentence of an article": of(extract_first_sentence),
     "websites of articles": dump,
     "host": description_of,
     "kind of a description": of(is_description),
-    "key of a text": of(text_key),
-    "words of a sentence": of(word_spans),
-    "caseless text": of(lambda text: (caseless(text), CaselessText.of(text))),
+    "key of a text": of(hash_text),
+    "words of a sentence": of(find_word_spans),
+    "caseless text": of(lambda text: (make_caseless(text), CaselessText.of(text))),
     "mentions": lambda text, folder: detector(folder)(text),
     "training lines": training_lines,
     "configuration of Bootleg": in_file("a.json", lambda path: converter.main([str(path)])),
@@ -427,7 +435,7 @@ RUNS: dict[str, Run] = {
     "samples of spelling": spelling_samples,
     "test set of spelling": spelling_test_set,
     "text of a report": tabled,
-    "page in a frame of a report": refused(inert_html, PageError),
+    "page in a frame of a report": refused(make_inert_html, PageError),
 }
 
 _TAG_SHAPES = tuple(
@@ -578,7 +586,7 @@ OTHER_MODULES = {
     "tasks/checkpoints.py": "paths in the configuration",
     "tasks/classification/examples.py": "places in a table",
     "tasks/classification/results.py": "places in a table",
-    "tasks/classification/store.py": "keys and labels; `text_key` has a splitter",
+    "tasks/classification/store.py": "keys and labels; `hash_text` has a splitter",
     "tasks/disambiguation/data.py": "names of splits",
     "tasks/disambiguation/entity_files.py": "names of files and tables",
     "tasks/disambiguation/evaluate.py": "names of splits",
@@ -605,15 +613,15 @@ OTHERS = {
     "annotate/links.py:_read_first_line": "a file of this program",
     "annotate/sources.py:_check_end": "the end of a WARC file, once",
     "annotate/spans.py:Spelling.annotate": "needs a model; reads at most `LONGEST_SAMPLE`",
-    "core/environment.py:_processor": "the processor's name, from a file of the system",
-    "core/secrets.py:_written_forms": "a secret of the environment, once",
+    "core/environment.py:_describe_processor": "the processor's name, from a file of the system",
+    "core/secrets.py:_list_written_forms": "a secret of the environment, once",
     "core/secrets.py:hide_arguments": "the command line",
     "core/secrets.py:hide_values": "the configuration",
-    "core/token_forms.py:_form": "constants",
-    "data/stream/data_size.py:_first_content": "the first `_SAMPLE_BYTES` of a shard",
+    "core/token_forms.py:_make_form": "constants",
+    "data/stream/data_size.py:_read_first_content": "the first `_SAMPLE_BYTES` of a shard",
     "data/text/encoding.py:DocumentEncoder._find_lost": "calls `LostTextFinder.find`",
     "data/text/lost_text.py:LostTextFinder._decode_group": "needs a tokenizer; tokens",
-    "data/text/lost_text.py:lossy_texts": "calls `LostTextFinder.find`",
+    "data/text/lost_text.py:find_lossy_texts": "calls `LostTextFinder.find`",
     "data/text/lost_text.py:measure_lost_text": "calls `LostTextFinder.find`",
     "data/text/tokens.py:SpecialTokens.encode": "needs a tokenizer; its pattern is tested",
     "data/text/tokens.py:SpecialTokens.find": "needs a tokenizer; its pattern is tested",
@@ -622,12 +630,12 @@ OTHERS = {
     "data/text/word_cache.py:SpecialPatterns.split": "needs a tokenizer; its pattern is tested",
     "data/text/word_cache.py:cut_words": "needs a tokenizer; calls `SpecialPatterns.split`",
     "metadata/decoding.py:_add_leaf": "paths in the configuration",
-    "metadata/decoding.py:_getter": "paths in the configuration",
+    "metadata/decoding.py:_make_getter": "paths in the configuration",
     "tasks/disambiguation/converter.py:_convert_checkpoint_metric": "one value of a configuration",
     "tasks/disambiguation/converter.py:_drop_all": "one key of a configuration",
     "tasks/disambiguation/predict.py:Predictor._find_alias": "calls the `find` of a table",
     "tasks/spelling/candidates.py:_is_spelled": "calls the `match` of a lexicon",
-    "tasks/spelling/corrections.py:correction_counts": "see `count_corrections`",
+    "tasks/spelling/corrections.py:count_correction_outcomes": "see `count_corrections`",
     "tasks/spelling/corrections.py:count_corrections": "a published measure, which is quadratic",
     "tasks/spelling/evaluate.py:_flag_words": "see `Dictionary`",
     "tasks/spelling/lexicon.py:Lexicon.read": "a file of this program",

@@ -15,13 +15,13 @@ ITSELF = "a value of this process, as it reads back from JSON"
 EXCEPTIONS = {
     "config/saved.py: yaml.SafeLoader": "stricter than that of the gate, which calls it",
     "config/from_file.py:_read OmegaConf.load": "the gate has parsed the same text before",
-    "core/keys.py:_docstrings ast.literal_eval": "docstrings in the source of this package",
-    "data/prepare.py:_as_saved json.loads": ITSELF,
+    "core/keys.py:_read_docstrings ast.literal_eval": "docstrings in the source of this package",
+    "data/prepare.py:_convert_to_saved json.loads": ITSELF,
     "data/table/records.py:_check_key json.loads": ITSELF,
     "data/table/store.py:open_store json.loads": ITSELF,
     "report/page.py:write_report json.loads": ITSELF,
-    "tasks/classification/systems.py:_is_of json.loads": ITSELF,
-    "training/run_folder.py:_overwrite json.loads": ITSELF,
+    "tasks/classification/systems.py:_has_key json.loads": ITSELF,
+    "training/run_folder.py:_overwrite_file json.loads": ITSELF,
     "training/run_folder.py:write json.loads": ITSELF,
 }
 

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
-from bsmeta.config.saved_runs import to_yaml
+from bsmeta.config.compose import compose_command_line
+from bsmeta.config.saved_runs import write_yaml
 from bsmeta.config.schema import RunConfig
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig
@@ -59,7 +59,7 @@ def write_run(folder: Path, config: RunConfig, marker: Path) -> None:
     checkpoint = folder / "checkpoint-1step"
     write_model(checkpoint / "model", marker)
     for place in (folder, checkpoint):
-        (place / "config.yaml").write_text(to_yaml(config))
+        (place / "config.yaml").write_text(write_yaml(config))
     (folder / "metrics.jsonl").write_text("")
     (folder / "status.json").write_text('{"state": "done", "step": 1, "exit_code": 0}')
 
@@ -103,7 +103,9 @@ PROGRAMS: dict[str, Sequence[str]] = {
 )
 def test_code_beside_a_model_is_not_run(program: str, tmp_path: Path) -> None:
     marker = tmp_path / "was_run"
-    demo = compose(CausalLMConfig, "demo", ["max_train_steps=1", f"out_dir={tmp_path / 'run'}"])
+    demo = compose_command_line(
+        CausalLMConfig, "demo", ["max_train_steps=1", f"out_dir={tmp_path / 'run'}"]
+    )
     write_run(tmp_path / "RUN", demo, marker)
     write_run(tmp_path / "study" / "runs" / "none-seed1", demo, marker)
     write_model(tmp_path / "MODEL", marker)

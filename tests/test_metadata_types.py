@@ -151,10 +151,10 @@ def test_both_are_explained(tmp_path: Path) -> None:
 def test_generation_takes_a_value_of_the_global_type_and_announces_the_local_one() -> None:
     written = DataConfig(metadata_config=MetadataConfig(metadata_list=TYPES))
     contexts = Contexts(written, small_tokenizer())
-    given = contexts.make({"language": "fr", "passage": True}, "Il")
+    given = contexts.make_context({"language": "fr", "passage": True}, "Il")
     assert given.prefix == "passage | Language: fr |||"
     with pytest.raises(ConfigurationError, match="passage is a local type; it stands at places"):
-        contexts.make({"passage": "fr"}, "Il")
+        contexts.make_context({"passage": "fr"}, "Il")
 
 
 def test_both_are_evaluated(tmp_path: Path) -> None:

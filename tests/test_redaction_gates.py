@@ -26,7 +26,7 @@ OPENED = {
     ("metadata/metadata_type.py", "url"),
 }
 ADDRESS_WORDS = ("address", "endpoint", "mirror", "proxy", "url")
-SHOWN = {"shown_url", "shown_server"}
+SHOWN = {"format_url", "format_server"}
 
 
 def called(tree: ast.AST) -> set[str]:

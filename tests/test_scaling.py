@@ -88,7 +88,7 @@ def test_the_limited_hub_refuses_what_exceeds_its_quota(
     hub = startup.LimitedHub({"a.jsonl.gz": b"", "b.jsonl.gz": b""})
     with startup.used_hub(hub, monkeypatch):
         for rank in range(2):  # two requests each
-            startup.commit_of.cache_clear()
+            startup.resolve_commit.cache_clear()
             assert len(list_shards(startup.config_of(hub, tmp_path / str(rank)))) == 2
     assert len(hub.requests) == 5
     assert hub.refused == 1

@@ -24,7 +24,7 @@ from bsmeta.annotate.annotator import (
     Annotator,
     Columns,
     Row,
-    global_record,
+    make_global_record,
 )
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.descriptions import DescriptionTable, is_description
@@ -83,35 +83,35 @@ _TAG_END = attrgetter("char_end_idx", "relative_end_pos")
 LONGEST_SAMPLE = 5000  # characters of the text by which its language is detected
 
 
-def date_of_url(url: str) -> str | None:
+def read_date_in_url(url: str) -> str | None:
     """Returns the date in an address that has a year and a month."""
     date = extract_url_date(url, _IN_URL)
     if date is None and (match := _YEAR_AND_MONTH.search(url)):
         date = f"{match[1]}-{match[2]}-01"
-    return date_of_value(date or "")
+    return parse_date(date or "")
 
 
-def date_of_page(declared: Declared) -> str | None:
+def find_date_in_page(declared: Declared) -> str | None:
     """Returns the first date that a page declares: in `<meta>`, JSON-LD or `<time>`.
 
     Dates of publication come before dates of changes.
     """
-    for value in _declared_dates(declared):
-        date = date_of_value(value)
+    for value in _find_declared_dates(declared):
+        date = parse_date(value)
         if date is not None:
             return date
     return None
 
 
-def _declared_dates(declared: Declared) -> Iterator[str]:
+def _find_declared_dates(declared: Declared) -> Iterator[str]:
     for name in (*_PUBLISHED, *_MODIFIED):
         yield declared.meta.get(name, "")
     for name in _IN_JSON_LD:
-        yield from _json_strings(declared.json_ld, name, _DEEPEST)
+        yield from _find_json_strings(declared.json_ld, name, _DEEPEST)
     yield from declared.times
 
 
-def _json_strings(node: Any, name: str, depth: int) -> Iterator[str]:
+def _find_json_strings(node: Any, name: str, depth: int) -> Iterator[str]:
     """Yields the strings under a name in nested JSON, down to a depth."""
     if depth and isinstance(node, dict):
         if isinstance(node.get(name), str):
@@ -119,10 +119,10 @@ def _json_strings(node: Any, name: str, depth: int) -> Iterator[str]:
         node = list(node.values())
     if depth and isinstance(node, list):
         for inner in node:
-            yield from _json_strings(inner, name, depth - 1)
+            yield from _find_json_strings(inner, name, depth - 1)
 
 
-def date_of_value(value: str) -> str | None:
+def parse_date(value: str) -> str | None:
     """Returns a date in any usual notation as `2018-12-10 13:45:00`.
 
     None if it has no year and month, or is not a date.
@@ -176,7 +176,7 @@ class Url(Annotator):
     columns = ("metadata_url",)
 
     def annotate(self, row: Row) -> Columns:
-        return {"metadata_url": [global_record("url", row.needed_url())]}
+        return {"metadata_url": [make_global_record("url", row.require_url())]}
 
 
 class Title(Annotator):
@@ -189,12 +189,12 @@ class Title(Annotator):
         if row.html is not None:
             title = row.page.title
         else:
-            titles = row.column("html_title")
+            titles = row.read_column("html_title")
             if titles is None:
                 raise AnnotationError(NO_HTML)
             text = remove_enclosed(titles[0], "<", ">") if titles else ""
             title = " ".join(html.unescape(text).split())
-        return {"metadata_title": [global_record("title", title)] if title else []}
+        return {"metadata_title": [make_global_record("title", title)] if title else []}
 
 
 class Timestamp(Annotator):
@@ -208,14 +208,16 @@ class Timestamp(Annotator):
         for source in self.config.timestamp_sources:
             date = DATE_SOURCES[source](row)
             if date is not None:
-                return {"metadata_timestamp": [global_record("timestamp", date, source=source)]}
+                return {
+                    "metadata_timestamp": [make_global_record("timestamp", date, source=source)]
+                }
         return {"metadata_timestamp": []}
 
 
 DATE_SOURCES: dict[str, Callable[[Row], str | None]] = {
-    "url": lambda row: date_of_url(row.url),
-    "page": lambda row: date_of_page(row.page.declared) if row.html is not None else None,
-    "crawl": lambda row: date_of_value(row.timestamp or ""),
+    "url": lambda row: read_date_in_url(row.url),
+    "page": lambda row: find_date_in_page(row.page.declared) if row.html is not None else None,
+    "crawl": lambda row: parse_date(row.timestamp or ""),
 }
 """The values of `timestamp_sources`."""
 
@@ -235,9 +237,9 @@ class WebsiteDescription(Annotator):
 
     def annotate(self, row: Row) -> Columns:
         for source in self.config.description_sources:
-            text = self._find_in_table(row) if source == "table" else _meta_description(row)
+            text = self._find_in_table(row) if source == "table" else _read_meta_description(row)
             if text and is_description(text):
-                record = global_record("website_description", text, source=source)
+                record = make_global_record("website_description", text, source=source)
                 return {"metadata_website_desc": [record]}
         return {"metadata_website_desc": []}
 
@@ -252,7 +254,7 @@ class WebsiteDescription(Annotator):
         return self.digest({"table": self._table.content_hash if self._table else None})
 
 
-def _meta_description(row: Row) -> str | None:
+def _read_meta_description(row: Row) -> str | None:
     if row.html is None:
         return None
     meta = row.page.declared.meta
@@ -266,19 +268,19 @@ class Datasource(Annotator):
     columns = ("metadata_generation_datasource",)
 
     def annotate(self, row: Row) -> Columns:
-        url = row.needed_url()
+        url = row.require_url()
         try:
             parts = urlsplit(url)
             _ = parts.hostname  # an invalid port or bracket is only noticed here
         except ValueError as error:
             raise AnnotationError("bad_url", str(error)) from error
-        words = [_path_words(part) for part in parts.path.split("/")]
+        words = [_extract_path_words(part) for part in parts.path.split("/")]
         value = " > ".join(filter(None, [parts.netloc, *words]))
-        records = [global_record("datasource", value)] if value else []
+        records = [make_global_record("datasource", value)] if value else []
         return {"metadata_generation_datasource": records}
 
 
-def _path_words(part: str) -> str:
+def _extract_path_words(part: str) -> str:
     """Returns the words of a part of a path, without numbers at its beginning and end."""
     words = [word for word in _PATH_SEPARATORS.split(unquote(part)) if word]
     positions = [position for position, word in enumerate(words) if not word.isdigit()]
@@ -301,4 +303,4 @@ class Language(Annotator):
         _, code, _, _ = languages[0]
         if not is_reliable or code == "un":
             return {"metadata_language": []}
-        return {"metadata_language": [global_record("language", code)]}
+        return {"metadata_language": [make_global_record("language", code)]}

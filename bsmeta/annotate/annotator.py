@@ -20,7 +20,7 @@ from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import Page, PageError, parse_page
 from bsmeta.annotate.pool import PAGE_STEP, Chunk, Failures, Status
 from bsmeta.annotate.shard import Counts, Dropped, Written
-from bsmeta.annotate.sources import InputRecord, Item, decode
+from bsmeta.annotate.sources import InputRecord, Item, decode_record
 from bsmeta.annotate.tags import Profile, TagRecord
 from bsmeta.core.parsing import JSONDecoder, decode_json
 from bsmeta.metadata.records import Record
@@ -117,13 +117,13 @@ class Row:
             self._text = self.page.text
         return self._text
 
-    def needed_url(self) -> str:
+    def require_url(self) -> str:
         """Returns the address of the page; raises AnnotationError if there is none."""
         if not self.url:
             raise AnnotationError(NO_URL)
         return self.url
 
-    def column(self, name: str) -> Any:
+    def read_column(self, name: str) -> Any:
         """Returns a decoded column; None if the row does not have it."""
         value = self.columns.get(name)
         if isinstance(value, msgspec.Raw):
@@ -131,12 +131,12 @@ class Row:
         return value
 
 
-def global_record(key: str, value: str, **more: Any) -> Columns:
+def make_global_record(key: str, value: str, **more: Any) -> Columns:
     """Returns a record about the whole document."""
     return {"key": key, "type": "global", "value": value, **more}
 
 
-def local_record(key: str, value: str, start: int, end: int, **more: Any) -> Columns:
+def make_local_record(key: str, value: str, start: int, end: int, **more: Any) -> Columns:
     """Returns a record about the characters `start` to `end` (excluded) of the text."""
     span = {"char_start_idx": start, "char_end_idx": end}
     return {"key": key, "type": "local", "value": value, **span, **more}
@@ -219,7 +219,7 @@ class Annotation:
                 written.dropped.append((number, *old_row))
                 continue
 
-            status.begin(number)
+            status.begin_page(number)
             failed_steps = {
                 step: reason
                 for (failed_item, step), reason in failures.items()
@@ -238,7 +238,7 @@ class Annotation:
             keeps_html = chunk.keeps_html or record.text is not None
             lines.append(self._encode_row(row, keeps_html))
             self._count_records(row, written.counts)
-        status.end()
+        status.end_page()
 
         if lines:
             content = b"\n".join([*lines, b""])
@@ -249,7 +249,7 @@ class Annotation:
 
     def _decode(self, item: Item, failed_steps: Mapping[int, str]) -> InputRecord:
         if PAGE_STEP not in failed_steps:
-            return decode(item, self._page_bytes)
+            return decode_record(item, self._page_bytes)
         # It cannot be decoded, but its address may be known.
         url = item.url if isinstance(item, InputRecord) else ""
         return InputRecord(url, problem=failed_steps[PAGE_STEP])
@@ -270,7 +270,7 @@ class Annotation:
         except (AnnotationError, PageError):
             raise
         except Exception as error:  # the parser may raise anything
-            raise AnnotationError(_reason_of(error), str(error)) from error
+            raise AnnotationError(_describe_reason(error), str(error)) from error
         if not has_text:
             raise AnnotationError(NO_TEXT)
         return row
@@ -293,14 +293,14 @@ class Annotation:
                 continue
 
             errors.pop(annotator.name, None)
-            status.step(step)
+            status.begin_step(step)
             try:
                 if step in failed_steps:
                     raise AnnotationError(failed_steps[step])
                 columns = annotator.annotate(row)
                 columns = {column: columns.get(column, []) for column in annotator.columns}
             except Exception as error:
-                errors[annotator.name] = _reason_of(error)
+                errors[annotator.name] = _describe_reason(error)
                 if isinstance(error, AnnotationError):
                     row.columns |= error.columns
                 for column in annotator.columns:
@@ -312,10 +312,10 @@ class Annotation:
     def _encode_row(self, row: Row, keeps_html: bool) -> bytes:
         """Encodes a row as JSON; columns with values that JSON does not have are left empty."""
         try:
-            return msgspec.json.encode(self._sorted_columns(row, keeps_html))
+            return msgspec.json.encode(self._sort_columns(row, keeps_html))
         except (TypeError, ValueError):
             self._empty_bad_columns(row)
-            return msgspec.json.encode(self._sorted_columns(row, keeps_html))
+            return msgspec.json.encode(self._sort_columns(row, keeps_html))
 
     def _empty_bad_columns(self, row: Row) -> None:
         for annotator in self._annotators:
@@ -324,9 +324,9 @@ class Annotation:
                     msgspec.json.encode(row.columns.get(column))
                 except (TypeError, ValueError) as error:
                     row.columns[column] = []
-                    row.columns[ERRORS][annotator.name] = _reason_of(error)
+                    row.columns[ERRORS][annotator.name] = _describe_reason(error)
 
-    def _sorted_columns(self, row: Row, keeps_html: bool) -> Columns:
+    def _sort_columns(self, row: Row, keeps_html: bool) -> Columns:
         """Returns all columns as they are written: text, input, annotators, errors."""
         columns: Columns = {"text": row.text, "url": row.url, "c4_timestamp": row.timestamp}
         if row.html is not None and keeps_html:
@@ -344,7 +344,7 @@ class Annotation:
 
         for annotator in self._annotators:
             name = annotator.name
-            records = sum(_number_of_records(row.columns.get(key)) for key in annotator.columns)
+            records = sum(_count_records(row.columns.get(key)) for key in annotator.columns)
             if records:
                 counts.present[name] = counts.present.get(name, 0) + 1
             counts.records[name] = counts.records.get(name, 0) + records
@@ -354,7 +354,7 @@ class Annotation:
             reasons[reason] = reasons.get(reason, 0) + 1
 
 
-def _number_of_records(column: Any) -> int:
+def _count_records(column: Any) -> int:
     """Counts the records of a column; 0 for a column of the input with another form."""
     if isinstance(column, msgspec.Raw):
         try:
@@ -364,7 +364,7 @@ def _number_of_records(column: Any) -> int:
     return len(column) if isinstance(column, list | dict) else 0
 
 
-def _reason_of(error: Exception) -> str:
+def _describe_reason(error: Exception) -> str:
     if isinstance(error, AnnotationError | PageError):
         return error.reason
     return "memory" if isinstance(error, MemoryError) else f"error_{type(error).__name__}"

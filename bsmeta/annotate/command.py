@@ -23,12 +23,12 @@ from bsmeta.annotate.annotator import Annotation, Annotator
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.links import make_index, write_linked_sets
 from bsmeta.annotate.report import make_report, print_report, write_report
-from bsmeta.annotate.shard import FOLDER, Counts, Dropped, ShardWriter, existing_rows
+from bsmeta.annotate.shard import FOLDER, Counts, Dropped, ShardWriter, read_existing_rows
 from bsmeta.annotate.sources import InputFile, format_count, identify_files, list_inputs
 from bsmeta.annotate.spans import Entity
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.exit_codes import EXIT_PREEMPTED
-from bsmeta.core.progress import progress_bar
+from bsmeta.core.progress import show_progress_bar
 from bsmeta.core.terminal import Console
 
 _REQUEUE = {"signal": "USR1@90"}  # 90 s before the time limit; datatrove then requeues the task
@@ -73,7 +73,7 @@ def _needs_index(annotators: Sequence[Annotator]) -> bool:
     return any(isinstance(annotator, Entity) and annotator.reads_links for annotator in annotators)
 
 
-@pool.stopped_by_signals()
+@pool.stop_at_signals()
 def _annotate(
     config: AnnotateConfig,
     annotators: Sequence[Annotator],
@@ -82,10 +82,10 @@ def _annotate(
 ) -> int:
     files = _identify_inputs(inputs)
     total_bytes = sum(file.bytes for file in files)
-    plan.refuse_renamed(output, files)
-    plan.refuse_losses(config, annotators, files)
+    plan.refuse_renamed_shards(output, files)
+    plan.refuse_lost_columns(config, annotators, files)
     if _needs_index(annotators):
-        with _page_progress("reading titles", total_bytes) as advance:
+        with _show_page_progress("reading titles", total_bytes) as advance:
             make_index(config, files, output, advance)
 
     plans = plan.plan_shards(config, annotators, files)
@@ -93,11 +93,11 @@ def _annotate(
         plan.check_disk(output, plans)
     incomplete = [(shard.file.path, shard.file.name) for shard in plans if not shard.is_complete]
     if incomplete and config.executor != "local":
-        started = submit(config, incomplete)
+        started = submit_tasks(config, incomplete)
         print(f"{started}; the same command, when they have ended, does what is left and reports")
         return 0
-    with _page_progress("annotating", total_bytes) as advance:
-        problems = run(config, annotators, plans, advance)
+    with _show_page_progress("annotating", total_bytes) as advance:
+        problems = annotate_shards(config, annotators, plans, advance)
 
     if config.report:
         report = make_report(plans, [annotator.name for annotator in annotators])
@@ -115,7 +115,7 @@ def _identify_inputs(inputs: Sequence[tuple[str, str]]) -> list[InputFile]:
     files: list[InputFile] = []
     done = 0
     total_bytes = sum(os.path.getsize(path) for path, _ in inputs)
-    with _page_progress("reading input", total_bytes) as advance:
+    with _show_page_progress("reading input", total_bytes) as advance:
         for file in identify_files(inputs):
             files.append(file)
             done += file.bytes
@@ -128,16 +128,16 @@ def _write_disambiguation_data(
 ) -> None:
     shards = [shard_plan.files.shard for shard_plan in plans]
     dev_share = config.disambiguation_dev_share
-    with _page_progress("writing sets", sum(map(os.path.getsize, shards))) as advance:
+    with _show_page_progress("writing sets", sum(map(os.path.getsize, shards))) as advance:
         print(write_linked_sets(shards, output, folder, dev_share, advance))
 
 
 @contextmanager
-def _page_progress(name: str, total_bytes: int) -> Iterator[pool.Advance]:
+def _show_page_progress(name: str, total_bytes: int) -> Iterator[pool.Advance]:
     """Shows a bar over the bytes of the input, with pages per second."""
     begin = time.monotonic()
     pages = 0
-    with progress_bar(name, total_bytes) as show:
+    with show_progress_bar(name, total_bytes) as show:
 
         def advance(done: int, counts: Counts) -> None:
             nonlocal pages
@@ -148,7 +148,7 @@ def _page_progress(name: str, total_bytes: int) -> Iterator[pool.Advance]:
         yield advance
 
 
-def run(
+def annotate_shards(
     config: AnnotateConfig,
     annotators: Sequence[Annotator],
     plans: Sequence[plan.ShardPlan],
@@ -165,9 +165,9 @@ def run(
     """
     problems: list[str] = []
     writers: dict[int, ShardWriter] = {}
-    work = Annotation(config, annotators, plan.columns_of_all(annotators))
+    work = Annotation(config, annotators, plan.list_all_columns(annotators))
     try:
-        with pool.stopped_by_signals(), pool.Pool(config, work) as workers:
+        with pool.stop_at_signals(), pool.Pool(config, work) as workers:
             for chunk, written in workers.map(_read_chunks(config, plans, writers)):
                 if written is not None:
                     writers[chunk.shard].add(written)
@@ -201,7 +201,7 @@ def _read_chunks(
 
         rows: Iterator[bytes | Dropped | None] = repeat(None)
         if shard_plan.existing is not None:
-            old_rows = existing_rows(shard_plan.files, shard_plan.existing)
+            old_rows = read_existing_rows(shard_plan.files, shard_plan.existing)
             rows = islice(old_rows, writer.pages, None)
         header = shard_plan.header
         first = pool.Chunk(
@@ -210,7 +210,7 @@ def _read_chunks(
             keeps_html=header.keeps_html,
             position=begin,
         )
-        yield from pool.chunks_of_file(config, first, shard_plan.file, writer.pages, rows)
+        yield from pool.read_chunks(config, first, shard_plan.file, writer.pages, rows)
 
 
 def run_task(
@@ -228,10 +228,10 @@ def run_task(
     """
     files = list(identify_files(inputs[rank::world_size]))
     annotators = plan.make_annotators(config)
-    plan.refuse_losses(config, annotators, files)
+    plan.refuse_lost_columns(config, annotators, files)
     try:
         plans = plan.plan_shards(config, annotators, files)
-        problems = run(config, annotators, plans, lambda *_: None)
+        problems = annotate_shards(config, annotators, plans, lambda *_: None)
     except pool.Stopped as stopped:
         print(f"stopped by {stopped}", file=sys.stderr)
         sys.exit(EXIT_PREEMPTED)
@@ -239,7 +239,7 @@ def run_task(
         raise DataError("\n".join(problems))
 
 
-def submit(config: AnnotateConfig, inputs: Sequence[tuple[str, str]]) -> str:
+def submit_tasks(config: AnnotateConfig, inputs: Sequence[tuple[str, str]]) -> str:
     """Starts the tasks of `executor`: slurm queues them and returns, ray waits for them.
 
     Returns:

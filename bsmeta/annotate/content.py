@@ -72,7 +72,7 @@ class Content(Annotator):
         errors = []
         for name, extract in self._extract.items():
             try:
-                spans[name] = text.align(extract(row.html))
+                spans[name] = text.align_extract(extract(row.html))
             except Exception as error:  # extractors may raise anything
                 spans[name] = None
                 errors.append(f"{name}_{type(error).__name__}")
@@ -85,11 +85,11 @@ class Content(Annotator):
         return self.digest({name: version(name) for name in self._extract})
 
 
-def _resiliparse() -> Extract:
+def _extract_by_resiliparse() -> Extract:
     return lambda html: extract_plain_text(html, main_content=True, alt_texts=False)
 
 
-def _trafilatura() -> Extract:
+def _extract_by_trafilatura() -> Extract:
     # Imported here and not with the module, because that takes a second.
     try:
         trafilatura = importlib.import_module("trafilatura")
@@ -102,8 +102,8 @@ def _trafilatura() -> Extract:
 
 
 EXTRACTORS: dict[str, Callable[[], Extract]] = {
-    "resiliparse": _resiliparse,
-    "trafilatura": _trafilatura,
+    "resiliparse": _extract_by_resiliparse,
+    "trafilatura": _extract_by_trafilatura,
 }
 
 
@@ -123,7 +123,7 @@ class Text:
         self._numbers: dict[str, int] = {}
         self._words = [self._numbers.setdefault(word, len(self._numbers)) for word in words]
 
-    def align(self, extract: str) -> list[Span]:
+    def align_extract(self, extract: str) -> list[Span]:
         """Returns the spans of the text that an extract consists of: in order, disjoint.
 
         The extract has parts of the text, mostly in its order, with any spaces and punctuation.
@@ -144,13 +144,13 @@ class Text:
 
         if words:
             alignment.match_moved(min(_MOVED_WORDS, len(words)))
-        return self._spans_of_words(alignment.is_matched)
+        return self._find_spans_of_words(alignment.is_matched)
 
-    def _spans_of_words(self, is_matched: bytearray) -> list[Span]:
+    def _find_spans_of_words(self, is_matched: bytearray) -> list[Span]:
         """Returns the spans of the matched words, each with the punctuation that touches it."""
         text = self._text
         spans: list[Span] = []
-        for first, after in _ranges(is_matched, 1):
+        for first, after in _find_marked_ranges(is_matched, 1):
             start = self._starts[first]
             end = self._ends[after - 1]
 
@@ -234,13 +234,13 @@ class _Alignment:
         text_words = self._text_words[text_start:text_end]
 
         if text_start > 0 or text_end == len(self._text_words):
-            pairs = _rising_runs(extract_words, text_words, count, max_copies)
+            pairs = _find_rising_runs(extract_words, text_words, count, max_copies)
             return [
                 (extract_start + in_extract, text_start + in_text) for in_extract, in_text in pairs
             ]
 
         # In the reversed lists, the last copy comes first.
-        pairs = _rising_runs(extract_words[::-1], text_words[::-1], count, max_copies)
+        pairs = _find_rising_runs(extract_words[::-1], text_words[::-1], count, max_copies)
         return [
             (extract_end - count - in_extract, text_end - count - in_text)
             for in_extract, in_text in pairs[::-1]
@@ -251,23 +251,29 @@ class _Alignment:
 
         An extractor has moved them, or they have too many copies for anchors.
         """
-        unused = [(start, end) for start, end in _ranges(self._is_used, 0) if end - start >= count]
+        unused = [
+            (start, end)
+            for start, end in _find_marked_ranges(self._is_used, 0)
+            if end - start >= count
+        ]
 
         # Unmatched positions in the text of each run of the extract
         positions: dict[tuple[int, ...], deque[int]] = {}
         for start, end in unused:
-            for run in _runs(self._extract_words[start:end], count):
+            for run in _slice_runs(self._extract_words[start:end], count):
                 positions[run] = deque()
         if not positions:
             return
-        for start, end in _ranges(self.is_matched, 0):
-            for in_text, run in enumerate(_runs(self._text_words[start:end], count), start):
+        for start, end in _find_marked_ranges(self.is_matched, 0):
+            for in_text, run in enumerate(_slice_runs(self._text_words[start:end], count), start):
                 if run in positions:
                     positions[run].append(in_text)
 
         for start, end in unused:
             matched_end = start
-            for in_extract, run in enumerate(_runs(self._extract_words[start:end], count), start):
+            for in_extract, run in enumerate(
+                _slice_runs(self._extract_words[start:end], count), start
+            ):
                 while in_extract >= matched_end and positions[run]:
                     in_text = positions[run].popleft()
                     if 1 in self.is_matched[in_text : in_text + count]:
@@ -290,7 +296,7 @@ class _Alignment:
         return length
 
 
-def _ranges(marks: bytearray, mark: int) -> Iterator[Span]:
+def _find_marked_ranges(marks: bytearray, mark: int) -> Iterator[Span]:
     """Yields start and end of each range of a mark, which is 0 or 1."""
     start = marks.find(mark)
     while start >= 0:
@@ -301,12 +307,12 @@ def _ranges(marks: bytearray, mark: int) -> Iterator[Span]:
         start = marks.find(mark, end)
 
 
-def _runs(words: list[int], count: int) -> Iterator[tuple[int, ...]]:
+def _slice_runs(words: list[int], count: int) -> Iterator[tuple[int, ...]]:
     """Yields the `count` words from each position on."""
     return zip(*(words[shift:] for shift in range(count)), strict=False)
 
 
-def _rising_runs(
+def _find_rising_runs(
     extract_words: list[int], text_words: list[int], count: int, max_copies: int
 ) -> list[tuple[int, int]]:
     """Finds the longest sequence of equal runs of `count` words that is in order in both lists.
@@ -340,7 +346,8 @@ def _rising_runs(
     extract_positions = np.repeat(in_extract, text_copies).tolist()
     text_positions = text_order[np.repeat(last - 1, text_copies) - nth_copy].tolist()
     return [
-        (extract_positions[pair], text_positions[pair]) for pair in _longest_rise(text_positions)
+        (extract_positions[pair], text_positions[pair])
+        for pair in _find_longest_rise(text_positions)
     ]
 
 
@@ -354,7 +361,7 @@ def _hash_runs(words: list[int], count: int) -> _UInt64:
     return hashes
 
 
-def _longest_rise(values: list[int]) -> list[int]:
+def _find_longest_rise(values: list[int]) -> list[int]:
     """Returns the positions of the longest rising subsequence; of several, the lowest values."""
     lowest_ends: list[int] = []  # lowest last value of a rising subsequence, by its length - 1
     end_positions: list[int] = []  # positions of these values

@@ -26,9 +26,9 @@ from bsmeta.annotate.links import open_database
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.core.enclosed import Finder, replace_enclosed
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import building, file_hash
+from bsmeta.core.files import build_atomically, hash_file
 from bsmeta.core.parsing import parse_json
-from bsmeta.data.text.sentences import sentences
+from bsmeta.data.text.sentences import find_sentences
 
 _DOMAIN = r"(?:www\.)?((?:[a-z0-9-]++\.)++[a-z]{2,}+)"
 _DOMAIN_TITLE = re.compile(_DOMAIN, re.IGNORECASE)
@@ -62,7 +62,7 @@ FORMATS = (".tsv", ".jsonl", ".sqlite")
 _SCHEMA = "CREATE TABLE descriptions (domain TEXT PRIMARY KEY, description TEXT) WITHOUT ROWID"
 
 
-def descriptions_of_dump(path: Path) -> dict[str, str]:
+def read_descriptions(path: Path) -> dict[str, str]:
     """Returns the first sentence of the article about each domain.
 
     The dump (`pages-articles.xml`, plain or compressed) is read once, in a stream; the first
@@ -84,7 +84,7 @@ def descriptions_of_dump(path: Path) -> dict[str, str]:
             if article.target is not None:
                 continue
 
-            values = title, first_sentence(article.text)
+            values = title, extract_first_sentence(article.text)
             database.execute("INSERT OR IGNORE INTO sentences VALUES (?, ?)", values)
             letters = re.sub(r"\W", "", title).lower()
             for domain in _find_websites(article.text[:_INTRODUCTION]):
@@ -167,7 +167,7 @@ def _open_dump(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def first_sentence(text: str) -> str:
+def extract_first_sentence(text: str) -> str:
     """Returns the first sentence of an article in wikitext, without markup and parentheses."""
     text = replace_enclosed(text[:_INTRODUCTION], _NO_CONTENT, _remove_content)
     text = _remove_nested(_TEMPLATE, "{", text)
@@ -179,7 +179,7 @@ def first_sentence(text: str) -> str:
     for line in text.splitlines():
         line = " ".join(line.split())
         if line and not line.startswith(_NO_PROSE):
-            start, end = next(sentences(line, "rules"))
+            start, end = next(find_sentences(line, "rules"))
             return line[start:end]
     return ""
 
@@ -272,7 +272,7 @@ class DescriptionTable:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         try:
-            self.content_hash = file_hash(self._path)
+            self.content_hash = hash_file(self._path)
             self._find_domain = self._open_table()
         except (OSError, ValueError, KeyError, TypeError, sqlite3.Error) as error:
             raise DataError(
@@ -333,9 +333,9 @@ def main(config: DescriptionsConfig) -> None:
         raise ConfigurationError(f"output={output}: expected a name that ends in one of {FORMATS}")
 
     try:
-        with building(output) as part:
+        with build_atomically(output) as part:
             part.touch()  # so that a path that cannot be written fails before hours of reading
-            descriptions = descriptions_of_dump(Path(config.dump))
+            descriptions = read_descriptions(Path(config.dump))
             write_table(part, output.suffix, sorted(descriptions.items()))
     except (OSError, sqlite3.Error) as error:
         raise ConfigurationError(f"output={output} cannot be written: {error}") from error

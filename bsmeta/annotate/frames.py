@@ -35,7 +35,7 @@ _ADDRESS = re.compile(r"@import|(?:image-set|src)\s*\(|url\s*\((?!\s*[\"']?data:
 _MOST_PASSES = 5
 
 
-def inert_html(html: str) -> str:
+def make_inert_html(html: str) -> str:
     """Removes from a page all elements and attributes that make requests or navigate.
 
     It is cleaned until parsing and writing no longer change it: with some errors of nesting,

@@ -34,14 +34,14 @@ import xxhash
 from bsmeta.annotate import pool
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import VERSION, Page, PageError, parse_page
-from bsmeta.annotate.shard import FOLDER, Counts, ShardFiles, damaged_shard
-from bsmeta.annotate.sources import InputFile, decode, format_count
+from bsmeta.annotate.shard import FOLDER, Counts, ShardFiles, make_damaged_shard_error
+from bsmeta.annotate.sources import InputFile, decode_record, format_count
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import building
+from bsmeta.core.files import build_atomically
 from bsmeta.core.parsing import JSONDecoder
 from bsmeta.data.io.lines import LineReader
-from bsmeta.data.text.caseless import caseless
-from bsmeta.data.text.sentences import sentences
+from bsmeta.data.text.caseless import make_caseless
+from bsmeta.data.text.sentences import find_sentences
 
 LONGEST_MENTION = 100
 LONGEST_DESCRIPTION = 500
@@ -69,7 +69,7 @@ _DIGEST = "CREATE TABLE made_from (digest TEXT)"
 class LinkedPage(NamedTuple):
     """A page that links may lead to."""
 
-    key: str  # its address, normalized by `link_key`
+    key: str  # its address, normalized by `normalize_address`
     title: str  # without the name of the site
     description: str  # its first paragraph
     site: str  # its host
@@ -80,7 +80,7 @@ _PAGE = JSONDecoder(LinkedPage)
 
 
 @lru_cache(maxsize=1 << 16)
-def link_key(url: str) -> str | None:
+def normalize_address(url: str) -> str | None:
     """Normalizes an address, so that two addresses of one page are equal.
 
     Removes the scheme, its default port, the fragment, and the name of an index file.
@@ -103,9 +103,9 @@ def link_key(url: str) -> str | None:
     return f"{host}{path}?{parts.query}" if parts.query else f"{host}{path}"
 
 
-def linked_page(page: Page, url: str) -> LinkedPage | None:
+def find_linked_page(page: Page, url: str) -> LinkedPage | None:
     """Returns the entry of a page in the index; None without an address or a title."""
-    key = link_key(url)
+    key = normalize_address(url)
     if key is None or not page.title:
         return None
 
@@ -123,7 +123,7 @@ def write_index(path: Path, pages: Iterable[LinkedPage], digest: str) -> None:
 
     `digest` identifies the input that the pages were collected from.
     """
-    with building(path) as part, closing(sqlite3.connect(part)) as database:
+    with build_atomically(path) as part, closing(sqlite3.connect(part)) as database:
         database.execute(_SCHEMA)
         database.execute(_DIGEST)
         database.execute("INSERT INTO made_from VALUES (?)", (digest,))
@@ -164,12 +164,12 @@ def open_database(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
-def index_path(output: Path) -> Path:
+def locate_index(output: Path) -> Path:
     """Returns the path of the index of a run."""
     return output / FOLDER / "pages.sqlite"
 
 
-def index_digest(path: Path) -> str | None:
+def read_index_digest(path: Path) -> str | None:
     """Returns the digest of the input that an index was made from; None if there is no index."""
     if not path.exists():
         return None
@@ -185,7 +185,7 @@ class LinkIndex:
         self._database: sqlite3.Connection | None = None
         self.find = lru_cache(maxsize=1 << 16)(self._find)
 
-    def pages(self) -> Iterator[LinkedPage]:
+    def iterate_pages(self) -> Iterator[LinkedPage]:
         """Yields all pages, sorted by their address."""
         with closing(open_database(self._path)) as database:
             yield from map(LinkedPage._make, database.execute("SELECT * FROM pages ORDER BY key"))
@@ -211,7 +211,7 @@ def list_mentions(page: Page, url: str, index: LinkIndex) -> Iterator[PageMentio
     Anchors without letters, and anchors longer than `LONGEST_MENTION`, are no mentions. Of nested
     or overlapping anchors, which only broken HTML has, the first counts.
     """
-    page_key = link_key(url)
+    page_key = normalize_address(url)
     base = urljoin(url, page.declared.base)
     folder = urljoin(base, ".")  # the base of relative links, which many pages share
     last_end = 0
@@ -234,7 +234,7 @@ def list_mentions(page: Page, url: str, index: LinkIndex) -> Iterator[PageMentio
 @lru_cache(maxsize=1 << 16)
 def _resolve_link(base: str, href: str) -> str | None:
     try:
-        return link_key(urljoin(base, href))
+        return normalize_address(urljoin(base, href))
     except ValueError:
         return None
 
@@ -258,13 +258,13 @@ def make_index(
         done = 0
         for number, file in enumerate(files):
             if _read_first_line(paths[number]) != headers[number]:
-                yield from pool.chunks_of_file(config, pool.Chunk(number, position=done), file)
+                yield from pool.read_chunks(config, pool.Chunk(number, position=done), file)
                 done += file.bytes
 
-    with pool.Pool(config, partial(collect, page_bytes)) as workers:
+    with pool.Pool(config, partial(collect_pages, page_bytes)) as workers:
         results_by_file = groupby(workers.map(read_chunks()), lambda result: result[0].shard)
         for number, results in results_by_file:
-            with building(paths[number]) as part, part.open("wb") as file:
+            with build_atomically(paths[number]) as part, part.open("wb") as file:
                 file.write(headers[number])
                 for chunk, lines in results:
                     if chunk.problem:
@@ -274,12 +274,12 @@ def make_index(
                         advance(chunk.position, Counts(pages=len(chunk.items)))
 
     digest = xxhash.xxh3_64_hexdigest(b"".join(headers))
-    if index_digest(index_path(output)) != digest:
+    if read_index_digest(locate_index(output)) != digest:
         pages = chain.from_iterable(map(_read_pages, paths))
-        write_index(index_path(output), pages, digest)
+        write_index(locate_index(output), pages, digest)
 
 
-def collect(
+def collect_pages(
     page_bytes: int, chunk: pool.Chunk, failures: pool.Failures, status: pool.Status
 ) -> bytes:
     """Returns the pages of a chunk as JSON lines.
@@ -290,11 +290,11 @@ def collect(
     for number, item in enumerate(chunk.items):
         if (number, pool.PAGE_STEP) in failures:
             continue
-        status.begin(number)
-        record = decode(item, page_bytes)
+        status.begin_page(number)
+        record = decode_record(item, page_bytes)
         if not record.problem and record.html is not None:
             with suppress(PageError, MemoryError):
-                page = linked_page(parse_page(record.html), record.url)
+                page = find_linked_page(parse_page(record.html), record.url)
                 lines += [msgspec.json.encode(page) + b"\n"] if page else []
     return b"".join(lines)
 
@@ -349,23 +349,23 @@ def write_linked_sets(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            parts = [stack.enter_context(building(folder / name)) for name in names]
+            parts = [stack.enter_context(build_atomically(folder / name)) for name in names]
             open_files = [stack.enter_context(part.open("w", encoding="utf-8")) for part in parts]
             files = dict(zip(names, open_files, strict=True))
 
             for row in _read_rows(shards, advance):
                 name = DEV if is_held_out(row.url, dev_share) else TRAIN
-                for sentence in _linked_sentences(row):
+                for sentence in _find_linked_sentences(row):
                     _write_line(files[name], {"sent_idx_unq": next(numbers), **sentence})
                     line_counts[name] += 1
                     if name == TRAIN:
                         pairs = zip(sentence["aliases"], sentence["qids"], strict=True)
                         for alias, page_key in pairs:
                             scores[page_key][alias] += 1
-                            relations[link_key(row.url) or ""][page_key] = None
+                            relations[normalize_address(row.url) or ""][page_key] = None
 
-            for page in LinkIndex(index_path(output)).pages():
-                profile = _profile_of_page(page, scores[page.key], relations[page.key])
+            for page in LinkIndex(locate_index(output)).iterate_pages():
+                profile = _make_page_profile(page, scores[page.key], relations[page.key])
                 _write_line(files[PROFILES], profile)
                 line_counts[PROFILES] += 1
     except OSError as error:
@@ -389,18 +389,18 @@ def _read_rows(shards: Iterable[Path], advance: pool.Advance) -> Iterator[_Row]:
                 number += 1
                 yield _ROW.decode(lines[0])
         if reader.damage:
-            raise damaged_shard(shard, reader.damage)
+            raise make_damaged_shard_error(shard, reader.damage)
         done += shard.stat().st_size
         advance(done, Counts(pages=number))
 
 
-def _linked_sentences(row: _Row) -> Iterator[dict[str, Any]]:
+def _find_linked_sentences(row: _Row) -> Iterator[dict[str, Any]]:
     """Yields a line of the training data for each sentence with mentions.
 
     A paragraph without full stops counts as a sentence.
     """
     entities = deque(sorted(row.metadata_entity, key=lambda entity: entity.char_start_idx))
-    for start, end in _sentence_spans(row.text):
+    for start, end in _find_sentence_spans(row.text):
         begun = []
         while entities and entities[0].char_start_idx < end:
             begun.append(entities.popleft())
@@ -416,7 +416,7 @@ def _linked_sentences(row: _Row) -> Iterator[dict[str, Any]]:
         spans = [(entity.char_start_idx - start, entity.char_end_idx - start) for entity in inside]
         yield {
             "sentence": sentence,
-            "aliases": [caseless(sentence[first:last]) for first, last in spans],
+            "aliases": [make_caseless(sentence[first:last]) for first, last in spans],
             "qids": [entity.url for entity in inside],
             "char_spans": spans,
             "gold": [True] * len(inside),
@@ -424,19 +424,19 @@ def _linked_sentences(row: _Row) -> Iterator[dict[str, Any]]:
         }
 
 
-def _sentence_spans(text: str) -> Iterator[tuple[int, int]]:
+def _find_sentence_spans(text: str) -> Iterator[tuple[int, int]]:
     """Yields the spans of the sentences of each line."""
     start = 0
     for line in text.splitlines(keepends=True):
-        for first, last in sentences(line, "rules"):
+        for first, last in find_sentences(line, "rules"):
             yield start + first, start + last
         start += len(line)
 
 
-def _profile_of_page(
+def _make_page_profile(
     page: LinkedPage, mention_counts: Counter[str], links: Iterable[str]
 ) -> dict[str, Any]:
-    scores = Counter({caseless(page.title): TITLE_SCORE}) + mention_counts
+    scores = Counter({make_caseless(page.title): TITLE_SCORE}) + mention_counts
     return {
         "entity_id": page.key,
         "mentions": sorted(scores.items(), key=lambda item: (-item[1], item[0])),

@@ -29,7 +29,7 @@ from bsmeta.annotate.tags import (
     Rules,
     TagRecord,
     TagWriter,
-    raw_length,
+    measure_raw_text,
     split_names,
 )
 from bsmeta.core.parsing import decode_json
@@ -86,7 +86,7 @@ def decode_html(html: bytes, http_charset: str | None = None) -> str:
         if html.startswith(mark):
             return html[len(mark) :].decode(encoding, "replace")
 
-    for encoding in _candidate_encodings(html, http_charset):
+    for encoding in _list_candidate_encodings(html, http_charset):
         with contextlib.suppress(UnicodeDecodeError, LookupError):
             return html.decode(encoding)
 
@@ -94,7 +94,7 @@ def decode_html(html: bytes, http_charset: str | None = None) -> str:
     return html.decode(_SUPERSETS.get(detected, detected), "replace")
 
 
-def _candidate_encodings(html: bytes, http_charset: str | None) -> Iterator[str]:
+def _list_candidate_encodings(html: bytes, http_charset: str | None) -> Iterator[str]:
     """Yields the encodings to try strictly."""
     # UTF-16 without a byte order mark: every other byte of the first tag is zero.
     if html[:2] == b"<\0" and html[3:4] == b"\0":
@@ -317,7 +317,7 @@ def extract_text(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
             element = open_elements.pop()
             writer.close_element(element)
             if not open_elements:
-                return writer.result()
+                return writer.finish_text()
             pre_depth -= element.rule.keeps_space
             node = element.node.next
 
@@ -356,7 +356,7 @@ def extract_text(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
         elif action == BREAK:
             writer.pending = max(LINE, writer.pending + 1)
         elif separator:
-            writer.raw += _removed_length(node)
+            writer.raw += _measure_removed_text(node)
             writer.pending = writer.pending or separator
         node = node.next
 
@@ -377,7 +377,7 @@ def _count_folds(node: LexborNode, parent: OpenElement) -> int:
     return parent.folds + 1
 
 
-def _removed_length(node: LexborNode) -> int:
+def _measure_removed_text(node: LexborNode) -> int:
     """Returns the raw length of a removed element's text.
 
     Counting stops above `LONGEST_REMOVED`: the elements around it are then long enough to keep.
@@ -387,7 +387,7 @@ def _removed_length(node: LexborNode) -> int:
     for descendant in node.traverse(include_text=True):
         text = descendant.text_content
         if text:
-            length += len(text) if is_code else raw_length(text)
+            length += len(text) if is_code else measure_raw_text(text)
             if length > LONGEST_REMOVED:
                 break
     return length

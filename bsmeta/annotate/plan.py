@@ -34,8 +34,8 @@ from bsmeta.annotate.shard import (
     read_journal,
 )
 from bsmeta.annotate.sources import InputFile, format_count
-from bsmeta.core.errors import ConfigurationError, nearest
-from bsmeta.core.files import free_bytes
+from bsmeta.core.errors import ConfigurationError, suggest_nearest
+from bsmeta.core.files import measure_free_bytes
 
 ANNOTATORS: dict[str, type[Annotator]] = {
     annotator_class.name: annotator_class
@@ -78,13 +78,13 @@ def make_annotators(config: AnnotateConfig) -> list[Annotator]:
             classes.append(ANNOTATORS[name] if name in ANNOTATORS else _import_annotator(name))
         except ConfigurationError as error:
             problems.append(str(error))
-    problems += _column_problems(classes)
+    problems += _find_column_problems(classes)
 
     chosen_names = [annotator_class.name for annotator_class in classes]
     for key, names in (("replace", config.replace), ("only", config.only or [])):
         for name in names:
             if name not in chosen_names:
-                suggestion = nearest(name, chosen_names)
+                suggestion = suggest_nearest(name, chosen_names)
                 expected = f"some of `annotators`: {chosen_names}"
                 problems.append(f"{key}: found {name}{suggestion}, expected {expected}")
 
@@ -97,7 +97,7 @@ def _import_annotator(name: str) -> type[Annotator]:
     module, _, attribute = name.rpartition(".")
     if not module:
         raise ConfigurationError(
-            f"annotators: there is no {name}{nearest(name, ANNOTATORS)}; expected names of "
+            f"annotators: there is no {name}{suggest_nearest(name, ANNOTATORS)}; expected names of "
             f"{', '.join(ANNOTATORS)}, or classes as module.Class"
         )
     try:
@@ -119,7 +119,7 @@ def _import_annotator(name: str) -> type[Annotator]:
     return imported
 
 
-def _column_problems(classes: Sequence[type[Annotator]]) -> Iterator[str]:
+def _find_column_problems(classes: Sequence[type[Annotator]]) -> Iterator[str]:
     """Yields messages about columns that two annotators make, and needed ones that none makes."""
     makers: dict[str, str] = {}
     for annotator_class in classes:
@@ -156,7 +156,7 @@ def _sort_by_needs(classes: Sequence[type[Annotator]]) -> list[type[Annotator]]:
         raise ConfigurationError(f"annotators: each of {names} needs the next one") from error
 
 
-def columns_of_all(annotators: Sequence[Annotator]) -> list[str]:
+def list_all_columns(annotators: Sequence[Annotator]) -> list[str]:
     """Returns the columns of all annotators, running or not, in the order of rows."""
     classes: list[type[Annotator]] = [*ANNOTATORS.values(), *map(type, annotators)]
     columns: dict[str, None] = {}
@@ -176,7 +176,7 @@ class ShardPlan:
     is_complete: bool  # whether there is nothing to do
 
 
-def refuse_losses(
+def refuse_lost_columns(
     config: AnnotateConfig, annotators: Sequence[Annotator], files: Iterable[InputFile]
 ) -> None:
     """Refuses to rewrite shards with the loss of columns.
@@ -214,13 +214,13 @@ def _describe_loss(
     """Describes the loss if an existing shard were rewritten; empty if there is none."""
     if os.path.samefile(files.shard, file.path):
         return "is the input file itself"
-    complete = files.complete()
+    complete = files.open_complete()
     journal = complete or read_journal(files.journal)
     if journal is None:
         return f"no journal of this version describes it ({files.journal})"
 
     changes = [] if complete is not None else ["it is damaged"]
-    changes += journal.header.changes(_make_header(config, file))
+    changes += journal.header.list_changes(_make_header(config, file))
     lost = [name for name in journal.header.annotators if name not in rebuilt]
     return f"{', '.join(changes)}; would lose {', '.join(lost)}" if changes and lost else ""
 
@@ -230,7 +230,7 @@ def _list_shards(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED_SHARDS]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def refuse_renamed(output: Path, files: Sequence[InputFile]) -> None:
+def refuse_renamed_shards(output: Path, files: Sequence[InputFile]) -> None:
     """Refuses a second shard of the same pages.
 
     It would arise because the shard of a file is named after its folder, too, as soon as another
@@ -241,12 +241,14 @@ def refuse_renamed(output: Path, files: Sequence[InputFile]) -> None:
     """
     names = {file.name for file in files}
     new_shards = {
-        file.xxh3: file.name for file in files if ShardFiles(output, file.name).complete() is None
+        file.xxh3: file.name
+        for file in files
+        if ShardFiles(output, file.name).open_complete() is None
     }
     for path in sorted((output / FOLDER).glob(f"*{JOURNAL_SUFFIX}")):
         name = path.name.removesuffix(JOURNAL_SUFFIX)
-        journal = ShardFiles(output, name).complete() if name not in names else None
-        if journal and journal.counts().rows and journal.header.input_xxh3 in new_shards:
+        journal = ShardFiles(output, name).open_complete() if name not in names else None
+        if journal and journal.sum_counts().rows and journal.header.input_xxh3 in new_shards:
             new_name = new_shards[journal.header.input_xxh3]
             raise ConfigurationError(
                 f"output={output}: {name}{SHARD_SUFFIX} has the pages of the input file whose "
@@ -268,7 +270,7 @@ def plan_shards(
         for annotator in annotators
         if config.only is None or annotator.name in config.only
     }
-    needs = _needed_annotators(annotators)
+    needs = _map_needed_annotators(annotators)
     replaced = set(config.replace)
     for name, needed in needs.items():  # annotators come after those they need
         if not replaced.isdisjoint(needed):
@@ -276,7 +278,7 @@ def plan_shards(
     return [_plan_shard(config, file, fingerprints, needs, replaced) for file in files]
 
 
-def _needed_annotators(annotators: Sequence[Annotator]) -> dict[str, list[str]]:
+def _map_needed_annotators(annotators: Sequence[Annotator]) -> dict[str, list[str]]:
     """Maps the name of each annotator to the names of those whose columns it needs."""
     makers: dict[str, str] = {}
     for annotator in annotators:
@@ -298,10 +300,10 @@ def _plan_shard(
 ) -> ShardPlan:
     files = ShardFiles(Path(config.output or ""), file.name)
     header = _make_header(config, file)
-    existing = files.complete()
+    existing = files.open_complete()
     if existing is not None:
         header.keeps_html |= existing.header.keeps_html
-        if existing.header.changes(header):
+        if existing.header.list_changes(header):
             existing = None
 
     # The records of an annotator depend on those that it needs, too.
@@ -348,7 +350,7 @@ def check_disk(output: Path, plans: Sequence[ShardPlan]) -> None:
     written = sum(part.stat().st_size for part in parts if part.exists())
     needed = MARGIN * share * sum(plan.file.bytes for plan in incomplete) - written
 
-    free = free_bytes(output)
+    free = measure_free_bytes(output)
     if needed > free:
         raise ConfigurationError(
             f"output={output} has {free / 1e9:.1f} GB free, but about {needed / 1e9:.1f} GB are "

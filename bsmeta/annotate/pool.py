@@ -36,7 +36,7 @@ from bsmeta.annotate.sources import (
     InputFile,
     InputRecord,
     Item,
-    item_bytes,
+    estimate_item_bytes,
     read_items,
 )
 from bsmeta.core.errors import DataError
@@ -74,7 +74,7 @@ Advance = Callable[[int, Counts], None]
 """Called after each chunk with the bytes of input that are done, and the counts of the chunk."""
 
 
-def chunks_of_file(
+def read_chunks(
     config: AnnotateConfig,
     first: Chunk,
     file: InputFile,
@@ -110,7 +110,7 @@ def chunks_of_file(
             chunk.items.append(item)
             chunk.rows.append(row)
             chunk.position = first.position + position
-            chunk_bytes += item_bytes(item)
+            chunk_bytes += estimate_item_bytes(item)
     except DataError as error:
         end.problem = str(error)
 
@@ -125,7 +125,7 @@ class Stopped(BaseException):
 
 
 @contextlib.contextmanager
-def stopped_by_signals() -> Iterator[None]:
+def stop_at_signals() -> Iterator[None]:
     """Makes signals that ask a process to end raise `Stopped`, once."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -154,24 +154,24 @@ class Status:
     def __init__(self) -> None:
         self._values = multiprocessing.RawArray("d", [_NO_PAGE, PAGE_STEP, 0.0])
 
-    def begin(self, item: int) -> None:
+    def begin_page(self, item: int) -> None:
         """Notes that a page begins, with the step that makes its text."""
         self._values[:] = [item, PAGE_STEP, time.monotonic()]
 
-    def step(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Notes that another step of the page begins."""
         self._values[1] = step
 
-    def end(self) -> None:
+    def end_page(self) -> None:
         """Notes that no page is being worked on."""
         self._values[0] = _NO_PAGE
 
-    def item_and_step(self) -> tuple[int, int] | None:
+    def read_item_and_step(self) -> tuple[int, int] | None:
         """Returns the page's number in the chunk, and the step; None outside pages."""
         item, step, _ = self._values
         return None if item == _NO_PAGE else (int(item), int(step))
 
-    def seconds(self) -> float:
+    def measure_seconds(self) -> float:
         """Returns the seconds since the page began; 0 outside pages."""
         item, _, start = self._values
         return 0.0 if item == _NO_PAGE else time.monotonic() - start
@@ -200,13 +200,13 @@ class _Worker:
         self.process.start()
         worker_end.close()
 
-    def give(self, job: _Job) -> None:
+    def assign_job(self, job: _Job) -> None:
         """Gives it a job. If it has died, that is noticed when its answer is awaited."""
         self.job = job
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send((job.chunk, job.failures))
 
-    def end(self) -> None:
+    def kill_process(self) -> None:
         """Kills the process."""
         self.process.kill()
         self.process.join()
@@ -231,7 +231,7 @@ class Pool:
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:
-            worker.end()
+            worker.kill_process()
 
     def map(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Any]]:
         """Yields each chunk with its result, in order; the result is None for an empty chunk.
@@ -257,7 +257,7 @@ class Pool:
                         break
                     taken = max(taken, job.number + 1)
                     if job.chunk.items:
-                        worker.give(job)
+                        worker.assign_job(job)
                     else:
                         results[job.number] = job.chunk, None
 
@@ -284,7 +284,7 @@ class Pool:
                     raise RuntimeError(f"a worker failed:\n{error}")
                 worker.job = None
                 yield job, result
-            elif worker.status.seconds() > self._page_seconds:
+            elif worker.status.measure_seconds() > self._page_seconds:
                 retries.append(self._replace_worker(worker, TIME_LIMIT))
 
     def _replace_worker(self, worker: _Worker, reason: str) -> _Job:
@@ -295,9 +295,9 @@ class Pool:
         """
         job = worker.job
         assert job is not None
-        worker.end()
-        step = worker.status.item_and_step()
-        seconds = worker.status.seconds()
+        worker.kill_process()
+        step = worker.status.read_item_and_step()
+        seconds = worker.status.measure_seconds()
         self._workers[self._workers.index(worker)] = self._start_worker()
 
         code = worker.process.exitcode
@@ -338,7 +338,7 @@ def _run_worker(
             answer = "", work(chunk, failures, status)
         except Exception:
             answer = traceback.format_exc(), None
-        status.end()
+        status.end_page()
         connection.send(answer)
 
 

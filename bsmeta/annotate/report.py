@@ -16,24 +16,24 @@ from markupsafe import escape
 
 from bsmeta.annotate.annotator import ERRORS
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.frames import inert_html
+from bsmeta.annotate.frames import make_inert_html
 from bsmeta.annotate.page import PageError
 from bsmeta.annotate.plan import ShardPlan
-from bsmeta.annotate.shard import Counts, existing_rows
-from bsmeta.annotate.sources import decode, format_count, read_items
+from bsmeta.annotate.shard import Counts, read_existing_rows
+from bsmeta.annotate.sources import decode_record, format_count, read_items
 from bsmeta.core.parsing import decode_json
 from bsmeta.core.terminal import Console
 from bsmeta.report import figures
 from bsmeta.report.drawing import draw_figures
 from bsmeta.report.figures import GOOD
-from bsmeta.report.inference import value_of
+from bsmeta.report.inference import read_value
 from bsmeta.report.page import (
     COUNT,
     Column,
     Page,
     Section,
     Table,
-    own_command,
+    describe_command,
     print_table,
     write_html,
 )
@@ -68,16 +68,16 @@ def make_report(plans: Sequence[ShardPlan], names: Sequence[str]) -> Report:
     shards = {}
     size = 0
     for plan in plans:
-        journal = plan.files.complete()
+        journal = plan.files.open_complete()
         if journal is not None:
-            counts = journal.counts()
+            counts = journal.sum_counts()
             shards[plan.file.name] = counts
             total.add(counts)
             size += journal.end
     return Report(list(names), size, total, shards)
 
 
-def tables(report: Report) -> list[Table]:
+def make_tables(report: Report) -> list[Table]:
     """Makes the tables of the report; those without rows are not shown."""
     columns = [Column("reason"), Column("pages", COUNT), Column("share", PERCENT)]
     dropped = Table("Pages without a row", "", columns)
@@ -86,10 +86,10 @@ def tables(report: Report) -> list[Table]:
     others = Table("Records that are no pages", "", [Column("type"), Column("records", COUNT)])
     for record_type, count in Counter(report.total.others).most_common():
         others.rows.append([record_type, count])
-    return [_types_table(report), dropped, others]
+    return [_make_types_table(report), dropped, others]
 
 
-def _types_table(report: Report) -> Table:
+def _make_types_table(report: Report) -> Table:
     columns = [
         Column("annotator"),
         Column("pages with it", COUNT),
@@ -109,7 +109,7 @@ def _types_table(report: Report) -> Table:
     return table
 
 
-def _lengths_table(report: Report) -> Table:
+def _make_lengths_table(report: Report) -> Table:
     table = Table("Lengths", "", [Column("characters of text"), Column("pages", COUNT)])
     lengths = report.total.lengths
     if not lengths:
@@ -123,7 +123,7 @@ def _lengths_table(report: Report) -> Table:
     return table
 
 
-def summary(report: Report) -> str:
+def summarize_report(report: Report) -> str:
     """Summarizes the report in one line."""
     total = report.total
     speed = f", {total.pages / total.cpu_s:,.0f} pages per CPU second" if total.cpu_s else ""
@@ -136,10 +136,10 @@ def summary(report: Report) -> str:
 
 def print_report(report: Report, console: Console) -> None:
     """Prints the tables and the summary."""
-    for table in tables(report):
+    for table in make_tables(report):
         if table.rows:
             print_table(console, table)
-    console.print(summary(report), highlight=False, soft_wrap=True)
+    console.print(summarize_report(report), highlight=False, soft_wrap=True)
 
 
 def write_report(
@@ -150,38 +150,42 @@ def write_report(
     (output / DATA).write_text(data + "\n", encoding="utf-8", errors="backslashreplace")
 
     total = report.total
-    lengths = _lengths_table(report)
+    lengths = _make_lengths_table(report)
     plots: dict[str, Callable[[], Figure]] = {}
     if total.rows:
-        plots["types"] = partial(_bar_plot, _types_table(report), "share", "% of the rows")
+        plots["types"] = partial(
+            _draw_bar_plot, _make_types_table(report), "share", "% of the rows"
+        )
     if lengths.rows:
-        plots["lengths"] = partial(_bar_plot, lengths, "pages", "pages by characters of their text")
+        plots["lengths"] = partial(
+            _draw_bar_plot, lengths, "pages", "pages by characters of their text"
+        )
 
     page = Page(
         title="Annotated pages",
-        answers=[f"{summary(report)}."],
+        answers=[f"{summarize_report(report)}."],
         facts={
             "pages": f"{total.pages:,}, {total.pages - total.rows:,} of them without a row",
             "annotators": ", ".join(report.annotators),
             "output": output.name,
         },
-        sections=[Section(tables=[*tables(report), lengths], plots=plots)],
-        commands=own_command(),
+        sections=[Section(tables=[*make_tables(report), lengths], plots=plots)],
+        commands=describe_command(),
     )
     drawings = draw_figures(page.plots, output)
-    pages = list(shown_pages(config, plans))
+    pages = list(sample_shown_pages(config, plans))
     write_html(page, drawings, [DATA], output / PAGE, "annotate/pages.html.j2", pages=pages)
     return [output / PAGE, output / DATA]
 
 
-@figures.styled
-def _bar_plot(table: Table, column: str, label: str) -> Figure:
+@figures.style_figure
+def _draw_bar_plot(table: Table, column: str, label: str) -> Figure:
     """Draws a bar for each row of a table, as long as the row's number in a column."""
     index = table.heads.index(column)
     is_share = table.columns[index].format is PERCENT
-    values = [value_of(row[index]) * (100 if is_share else 1) for row in table.rows]
+    values = [read_value(row[index]) * (100 if is_share else 1) for row in table.rows]
 
-    figure, (axes,) = figures.canvas(1.0 + 0.3 * len(table.rows))
+    figure, (axes,) = figures.create_figure(1.0 + 0.3 * len(table.rows))
     axes.barh(range(len(values)), values, color=GOOD, height=0.6)
     figures.name_rows(axes, [str(row[0]) for row in table.rows])
     axes.set_xlim(0, 100 if is_share else None)
@@ -189,7 +193,9 @@ def _bar_plot(table: Table, column: str, label: str) -> Figure:
     return figure
 
 
-def shown_pages(config: AnnotateConfig, plans: Sequence[ShardPlan]) -> Iterator[dict[str, Any]]:
+def sample_shown_pages(
+    config: AnnotateConfig, plans: Sequence[ShardPlan]
+) -> Iterator[dict[str, Any]]:
     """Yields the first pages of some shards: the raw page, and its row for the template."""
     pages = config.report_pages
     step = max(len(plans) // max(pages, 1), 1)
@@ -200,39 +206,39 @@ def shown_pages(config: AnnotateConfig, plans: Sequence[ShardPlan]) -> Iterator[
 
 
 def _read_pages(config: AnnotateConfig, plan: ShardPlan) -> Iterator[dict[str, Any]]:
-    journal = plan.files.complete()
+    journal = plan.files.open_complete()
     if journal is None:
         return
 
     page_bytes = int(config.page_mb * 1e6)
     items = read_items(plan.file.path, page_bytes, on_bad_record=config.on_bad_record)
-    for (item, _), line in zip(items, existing_rows(plan.files, journal), strict=False):
+    for (item, _), line in zip(items, read_existing_rows(plan.files, journal), strict=False):
         if not isinstance(line, bytes):
             continue
-        html = decode(item, page_bytes).html
+        html = decode_record(item, page_bytes).html
         try:
             row = decode_json(line)
         except msgspec.DecodeError:  # in columns that are copied undecoded
             continue
         yield {
             "url": row["url"],
-            "html": _shown_html(html or ""),
-            "parts": list(text_parts(row)),
+            "html": _cut_shown_html(html or ""),
+            "parts": list(divide_text(row)),
             "is_cut": len(row["text"]) > _SHOWN_TEXT,
-            "values": list(_shown_values(row)),
+            "values": list(_list_shown_values(row)),
             "errors": row[ERRORS],
         }
 
 
-def _shown_html(html: str) -> str:
+def _cut_shown_html(html: str) -> str:
     """Returns the beginning of a raw page, for its frame."""
     try:
-        return inert_html(html[:_SHOWN_HTML])
+        return make_inert_html(html[:_SHOWN_HTML])
     except PageError as error:
         return f"The raw page cannot be shown: {escape(str(error))}."
 
 
-def _shown_values(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_shown_values(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields column and value of global records, and the number of local ones."""
     for column, records in row.items():
         if not column.startswith("metadata_") or not isinstance(records, list):
@@ -245,14 +251,14 @@ def _shown_values(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, format_count(len(records) - len(values), "span")
 
 
-def text_parts(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def divide_text(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the text in parts, cut wherever a tag, a content span or an entity begins or ends.
 
     Each part has the tags that begin or end before it, the names of the extractors in whose main
     content it is, and the entity that it mentions.
     """
     text = row["text"][:_SHOWN_TEXT]
-    labels = _tag_labels(row, len(text))
+    labels = _label_tags(row, len(text))
     all_contents = row.get("content_spans") or {}
     contents = {name: spans for name, spans in all_contents.items() if spans}
     entities = {entity["char_start_idx"]: entity for entity in row.get(_ENTITIES) or []}
@@ -274,7 +280,7 @@ def text_parts(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _tag_labels(row: dict[str, Any], length: int) -> dict[int, list[str]]:
+def _label_tags(row: dict[str, Any], length: int) -> dict[int, list[str]]:
     """Returns the start and end tags at each position up to a length of the text, in order."""
     ordered_labels: dict[int, list[tuple[int, str]]] = {}
     for tag in row.get(_TAGS) or []:

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from isal import igzip
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import FULL, path_inside
+from bsmeta.core.files import FULL, join_inside
 from bsmeta.core.parsing import JSONDecoder
 from bsmeta.data.io.lines import LineReader
 
@@ -96,7 +96,7 @@ class Header(msgspec.Struct):
     replaces: int | None = None  # size of the existing shard that is updated, if there is one
     format: int = FORMAT
 
-    def changes(self, current: Header) -> list[str]:
+    def list_changes(self, current: Header) -> list[str]:
         """Lists the changes of the pages, or of their text, since this header was written."""
         is_same_input = (self.input_bytes, self.input_xxh3) == (
             current.input_bytes,
@@ -129,7 +129,7 @@ class Journal(msgspec.Struct):
     end: int = 0  # size of the shard after the last of them
     is_complete: bool = False
 
-    def counts(self) -> Counts:
+    def sum_counts(self) -> Counts:
         """Adds up the counts of all chunks."""
         total = Counts()
         for entry in self.entries:
@@ -156,7 +156,9 @@ def read_journal(path: Path) -> Journal | None:
     journal = None
     for line in content.splitlines(keepends=True):
         checksum, _, data = line.rstrip(b"\n").partition(b" ")
-        if not line.endswith(b"\n") or checksum.decode("ascii", "replace") != _checksum(data):
+        if not line.endswith(b"\n") or checksum.decode("ascii", "replace") != _compute_checksum(
+            data
+        ):
             break
         try:
             if journal is None:
@@ -174,7 +176,7 @@ def read_journal(path: Path) -> Journal | None:
     return journal
 
 
-def _checksum(data: bytes) -> str:
+def _compute_checksum(data: bytes) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
@@ -191,7 +193,7 @@ class ShardFiles:
     def __init__(self, output: Path, name: str) -> None:
         def path_of(file: str) -> Path:
             # A finished shard may have been replaced by a link to another disk.
-            return path_inside(output, file, f"input: {name}", follow_links=True)
+            return join_inside(output, file, f"input: {name}", follow_links=True)
 
         self.shard = path_of(f"{name}{SHARD_SUFFIX}")
         self.part = path_of(f"{name}{SHARD_SUFFIX}{PART}")
@@ -200,9 +202,9 @@ class ShardFiles:
         self.lock = path_of(f"{FOLDER}/{name}.lock")
         self.pages = path_of(f"{FOLDER}/{name}.pages")  # the titles of its pages, for links
 
-    def complete(self) -> Journal | None:
+    def open_complete(self) -> Journal | None:
         """Returns the journal of the shard if both are complete; finishes a rename first."""
-        size = _file_size(self.shard)
+        size = _measure_file(self.shard)
         part = read_journal(self.journal_part)
         if part is not None and part.is_complete and not self.part.exists() and size == part.end:
             self.journal_part.replace(self.journal)
@@ -237,7 +239,7 @@ class ShardWriter:
             ) from None
 
         journal = read_journal(files.journal_part)
-        part_size = _file_size(files.part) or 0
+        part_size = _measure_file(files.part) or 0
         if journal is None or journal.header != header or journal.end > part_size:
             journal = Journal(header)
         try:
@@ -247,7 +249,7 @@ class ShardWriter:
             self._lock.release()
             raise ConfigurationError(f"output: {files.part} cannot be written: {error}") from error
 
-        self.pages = journal.counts().pages
+        self.pages = journal.sum_counts().pages
         self.is_complete = journal.is_complete
         if not journal.bytes:
             with self._explain_full_disk():
@@ -257,7 +259,7 @@ class ShardWriter:
         """Writes a chunk; raises ConfigurationError if the disk is full."""
         with self._explain_full_disk():
             self._data.write(written.data)
-            _sync(self._data)
+            _sync_file(self._data)
             self._write_line(Entry(self._data.tell(), written.dropped, written.counts))
         self.pages += written.counts.pages
 
@@ -271,7 +273,7 @@ class ShardWriter:
             if not self.is_complete:
                 if self._data.tell() == 0:
                     self._data.write(_NO_ROWS)
-                    _sync(self._data)
+                    _sync_file(self._data)
                 counts = Counts(others=others)
                 self._write_line(Entry(self._data.tell(), counts=counts, is_end=True))
             self.close()
@@ -288,8 +290,8 @@ class ShardWriter:
 
     def _write_line(self, line: Header | Entry) -> None:
         data = msgspec.json.encode(line)
-        self._lines.write(f"{_checksum(data)} ".encode() + data + b"\n")
-        _sync(self._lines)
+        self._lines.write(f"{_compute_checksum(data)} ".encode() + data + b"\n")
+        _sync_file(self._lines)
 
     @contextlib.contextmanager
     def _explain_full_disk(self) -> Iterator[None]:
@@ -305,7 +307,7 @@ class ShardWriter:
             ) from error
 
 
-def _file_size(path: Path) -> int | None:
+def _measure_file(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
@@ -318,12 +320,12 @@ def _open_truncated(path: Path, size: int) -> BinaryIO:
     return file
 
 
-def _sync(file: BinaryIO) -> None:
+def _sync_file(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
 
 
-def existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | Dropped]:
+def read_existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | Dropped]:
     """Yields for every record of the input its row in the shard, or the reason that it has none.
 
     Raises:
@@ -339,11 +341,11 @@ def existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | Dropp
                     continue
                 lines = reader.read(row_number, 1)
                 if not lines:
-                    raise damaged_shard(files.shard, reader.damage or "rows are missing")
+                    raise make_damaged_shard_error(files.shard, reader.damage or "rows are missing")
                 row_number += 1
                 yield bytes(lines[0])
 
 
-def damaged_shard(path: Path, reason: str) -> DataError:
+def make_damaged_shard_error(path: Path, reason: str) -> DataError:
     """Returns the error for a shard that cannot be read to its end."""
     return DataError(f"{path}: damaged ({reason}); delete it, and repeat the command")

@@ -30,7 +30,7 @@ from bsmeta.annotate.http_response import (
 from bsmeta.annotate.page import decode_html
 from bsmeta.annotate.warc import Damage, Record, read_records
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import file_hash
+from bsmeta.core.files import hash_file
 from bsmeta.core.parsing import JSONDecoder
 from bsmeta.data.io.file_start import check_has_document
 from bsmeta.data.io.lines import OVERLONG, LineReader
@@ -101,10 +101,10 @@ def list_inputs(entries: Any) -> list[tuple[str, str]]:
     paths = sorted(unique_paths)
 
     # Files of the same name are distinguished by their folders.
-    stems = [_stem(path) for path in paths]
+    stems = [_derive_stem(path) for path in paths]
     if len(set(stems)) < len(stems):
         common = os.path.commonpath([os.path.dirname(path) for path in paths])
-        stems = [_stem(os.path.relpath(path, common).replace(os.sep, "_")) for path in paths]
+        stems = [_derive_stem(os.path.relpath(path, common).replace(os.sep, "_")) for path in paths]
 
     name, count = Counter(stems).most_common(1)[0]
     if count > 1:
@@ -133,7 +133,7 @@ def _expand_entry(entry: str) -> list[str]:
     return files
 
 
-def _stem(path: str) -> str:
+def _derive_stem(path: str) -> str:
     name = os.path.basename(path)
     return name.removesuffix(next(suffix for suffix in SUFFIXES[::-1] if name.endswith(suffix)))
 
@@ -151,7 +151,7 @@ def identify_files(files: Sequence[tuple[str, str]]) -> Iterator[InputFile]:
     def identify(file: tuple[str, str]) -> InputFile:
         path, name = file
         try:
-            return InputFile(path, name, os.path.getsize(path), file_hash(path))
+            return InputFile(path, name, os.path.getsize(path), hash_file(path))
         except OSError as error:
             raise DataError(f"input: {path} cannot be read: {error}") from error
 
@@ -198,7 +198,7 @@ def _read_lines(path: str, skip: int) -> Iterator[tuple[Item, int]]:
             is_empty = not line or (line.isspace() and line != OVERLONG)
             yield InputRecord(problem="empty_line") if is_empty else line, reader.bytes_read
         if reader.damage:
-            raise _damaged_file(path, number, reader.damage)
+            raise _make_damaged_file_error(path, number, reader.damage)
 
 
 def _read_rows(path: str, skip: int) -> Iterator[tuple[Item, int]]:
@@ -217,27 +217,29 @@ def _read_rows(path: str, skip: int) -> Iterator[tuple[Item, int]]:
                 for batch in _read_batches(source, file, group):
                     skipped = min(max(skip - number, 0), batch.num_rows)
                     number += skipped
-                    for record in _records_of_batch(batch.slice(skipped)):
+                    for record in _read_batch(batch.slice(skipped)):
                         number += 1
                         yield record, size * number // total
     except DAMAGED as error:
-        raise _damaged_file(path, number, str(error)) from error
+        raise _make_damaged_file_error(path, number, str(error)) from error
 
 
 def _read_batches(
     source: ParquetSource, file: pa.NativeFile, group: int
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a row group, cast to types that Python and JSON have."""
-    bounds = bound_rows(file, source.column_chunks(group), _BATCH)
-    for batch in source.batches(group, None, bounds.rows, indexed=bounds.indexed, use_threads=True):
-        python_types = [_python_type(column_type) for column_type in batch.schema.types]
+    bounds = bound_rows(file, source.describe_column_chunks(group), _BATCH)
+    for batch in source.read_batches(
+        group, None, bounds.rows, indexed=bounds.indexed, use_threads=True
+    ):
+        python_types = [_choose_python_type(column_type) for column_type in batch.schema.types]
         if python_types != batch.schema.types:
             schema = pa.schema([*zip(batch.schema.names, python_types, strict=True)])
             batch = batch.cast(schema, safe=False)
         yield batch
 
 
-def _records_of_batch(batch: pa.RecordBatch) -> Iterator[InputRecord]:
+def _read_batch(batch: pa.RecordBatch) -> Iterator[InputRecord]:
     """Yields a record for each row; a row that cannot be converted becomes one with a problem.
 
     Raises:
@@ -258,26 +260,26 @@ def _records_of_batch(batch: pa.RecordBatch) -> Iterator[InputRecord]:
                 yield InputRecord(problem="not_json")
                 return
         else:
-            yield from map(record_of, rows)
+            yield from map(make_record, rows)
             return
 
     # Row by row, so that one row does not spoil the others.
     for number in range(batch.num_rows):
-        yield from _records_of_batch(batch.slice(number, 1))
+        yield from _read_batch(batch.slice(number, 1))
 
 
 @lru_cache
-def _python_type(arrow_type: pa.DataType) -> pa.DataType:
+def _choose_python_type(arrow_type: pa.DataType) -> pa.DataType:
     """Replaces nanoseconds in a type by microseconds: neither Python nor JSON has nanoseconds."""
     if types.is_timestamp(arrow_type) and arrow_type.unit == "ns":
         return pa.timestamp("us", arrow_type.tz)
     if types.is_duration(arrow_type) and arrow_type.unit == "ns":
         return pa.duration("us")
     if types.is_struct(arrow_type):
-        return pa.struct([field.with_type(_python_type(field.type)) for field in arrow_type])
+        return pa.struct([field.with_type(_choose_python_type(field.type)) for field in arrow_type])
     if types.is_list(arrow_type):
         values = arrow_type.value_field
-        return pa.list_(values.with_type(_python_type(arrow_type.value_type)))
+        return pa.list_(values.with_type(_choose_python_type(arrow_type.value_type)))
     return arrow_type
 
 
@@ -290,7 +292,9 @@ def _read_warc(
         for record in read_records(file, page_bytes + LONGEST_HEADER):
             if isinstance(record, Damage):
                 if on_bad_record == REFUSE or (record.is_cut_off and on_bad_record != SALVAGE):
-                    raise _damaged_file(path, number, f"byte {record.offset:,}: {record.reason}")
+                    raise _make_damaged_file_error(
+                        path, number, f"byte {record.offset:,}: {record.reason}"
+                    )
                 page = InputRecord(url=f"byte {record.offset}: {record.reason}", problem=BAD_RECORD)
             elif _is_page(record):
                 page = _read_page(record, page_bytes)
@@ -352,14 +356,14 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def _damaged_file(path: str, number: int, reason: str) -> DataError:
+def _make_damaged_file_error(path: str, number: int, reason: str) -> DataError:
     return DataError(
         f"{path}: damaged after {format_count(number, 'record')} ({reason}); what was "
         "annotated before is kept: replace the file, or take it out of `input`"
     )
 
 
-def item_bytes(item: Item) -> int:
+def estimate_item_bytes(item: Item) -> int:
     """Returns the approximate size of an item in bytes."""
     return len(item if isinstance(item, bytes) else item.payload or item.html or item.text or "")
 
@@ -369,7 +373,7 @@ _STRING = JSONDecoder(str | None)
 _TIME = JSONDecoder(str | int | float | None)
 
 
-def decode(item: Item, page_bytes: int) -> InputRecord:
+def decode_record(item: Item, page_bytes: int) -> InputRecord:
     """Decodes a record; one that cannot be used has a `problem`."""
     record = item if isinstance(item, InputRecord) else decode_line(item)
     if record.payload is not None and not record.problem:
@@ -401,10 +405,10 @@ def decode_line(line: bytes) -> InputRecord:
             columns[name] = decoder.decode(columns[name])
     except msgspec.DecodeError:
         return InputRecord(problem="wrong_type")
-    return record_of(columns)
+    return make_record(columns)
 
 
-def record_of(columns: dict[str, Any]) -> InputRecord:
+def make_record(columns: dict[str, Any]) -> InputRecord:
     """Makes a record from named columns, as decoded from JSON or from a row of a table."""
     times = [columns.pop(name, None) for name in _TIMESTAMPS]
     timestamp = next((str(time) for time in times if time is not None), None)

@@ -14,16 +14,16 @@ from bsmeta.annotate.annotator import (
     Annotator,
     Columns,
     Row,
-    global_record,
-    local_record,
+    make_global_record,
+    make_local_record,
 )
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.links import LinkIndex, index_digest, index_path, list_mentions
+from bsmeta.annotate.links import LinkIndex, list_mentions, locate_index, read_index_digest
 from bsmeta.annotate.page import PARAGRAPHS
 from bsmeta.config.task_entry import ModelUse
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.files import file_hash
-from bsmeta.data.text.sentences import sentences
+from bsmeta.core.files import hash_file
+from bsmeta.data.text.sentences import find_sentences
 
 LONGEST_SAMPLE = 10_000
 """Characters of the text that the model reads: about a second of a word detector's time."""
@@ -57,7 +57,7 @@ def _open_model(
     # Imported here because torch takes seconds, and the other annotators do not need it.
     import torch
 
-    from bsmeta.tasks.checkpoints import list_tasks, locate, open_task, task_of
+    from bsmeta.tasks.checkpoints import list_tasks, locate_model, open_task, read_task
 
     checkpoint = getattr(config, key)
     tasks = list_tasks(use)
@@ -66,9 +66,9 @@ def _open_model(
         message = f"{key} is not set, but {user}; {expected}: {key}=runs/{tasks[0]}"
         raise ConfigurationError(message, [key])
 
-    location = locate(checkpoint)
-    if location.has_run_config and task_of(location) not in tasks:
-        message = f"{key}={checkpoint} is a model of task={task_of(location)}; {expected}"
+    location = locate_model(checkpoint)
+    if location.has_run_config and read_task(location) not in tasks:
+        message = f"{key}={checkpoint} is a model of task={read_task(location)}; {expected}"
         raise ConfigurationError(message, [key])
     task, folder = open_task(checkpoint, overrides)
 
@@ -77,7 +77,7 @@ def _open_model(
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     files = (file for file in sorted(folder.iterdir()) if file.is_file())
-    return _OpenModel(task, folder, {file.name: file_hash(file) for file in files})
+    return _OpenModel(task, folder, {file.name: hash_file(file) for file in files})
 
 
 class _Trained(Annotator):
@@ -121,7 +121,7 @@ class Spelling(_Trained):
 
         (changes,) = self._task.changes(self._model, [sample])
         flagged = sum(len(change.text.split()) for change in changes)
-        return {"metadata_spelling": [global_record("spelling", f"{flagged / words:.4f}")]}
+        return {"metadata_spelling": [make_global_record("spelling", f"{flagged / words:.4f}")]}
 
 
 class Label(_Trained):
@@ -137,7 +137,7 @@ class Label(_Trained):
         (result,) = self._task.predict(self._model, [{column: row.text}])
         if result["prediction"] is None:
             raise AnnotationError("no_words")
-        return {"metadata_label": [global_record("label", result["prediction"])]}
+        return {"metadata_label": [make_global_record("label", result["prediction"])]}
 
 
 class Length(Annotator):
@@ -151,19 +151,19 @@ class Length(Annotator):
     def annotate(self, row: Row) -> Columns:
         columns: Columns = {}
         if "text" in self.config.length_of:
-            records = [global_record("length", str(len(row.text)))]
+            records = [make_global_record("length", str(len(row.text)))]
             columns["metadata_generation_length_text"] = records
         if "sentence" in self.config.length_of:
-            records = list(self._sentence_records(row.text))
+            records = list(self._make_sentence_records(row.text))
             columns["metadata_generation_length_sentence"] = records
         return columns
 
-    def _sentence_records(self, text: str) -> Iterator[Columns]:
+    def _make_sentence_records(self, text: str) -> Iterator[Columns]:
         splitter = self.config.sentence_splitter
-        for start, end in sentences(text, splitter):
+        for start, end in find_sentences(text, splitter):
             # As published, a span begins with the full stop before it, which does not count.
             is_stop = splitter == "full_stops" and start < end and text[start] == "."
-            yield local_record("length", str(end - start - is_stop), start, end)
+            yield make_local_record("length", str(end - start - is_stop), start, end)
 
 
 class Paragraph(Annotator):
@@ -177,7 +177,7 @@ class Paragraph(Annotator):
         records = []
         for number, (start, end, marker) in enumerate(split_paragraphs(row), 1):
             value = row.text[start:end] if self.config.paragraph_values else str(number)
-            records.append(local_record("paragraph", value, start, end, marker=marker))
+            records.append(make_local_record("paragraph", value, start, end, marker=marker))
         return {"metadata_paragraph": records}
 
 
@@ -197,7 +197,7 @@ def split_paragraphs(row: Row) -> Iterator[ParagraphSpan]:
     """
     text = row.text
     block_start = 0
-    for block_end, marker in sorted({len(text): REMAINDER, **_block_ends(row)}.items()):
+    for block_end, marker in sorted({len(text): REMAINDER, **_find_block_ends(row)}.items()):
         if block_end <= block_start:
             continue
 
@@ -215,7 +215,7 @@ def split_paragraphs(row: Row) -> Iterator[ParagraphSpan]:
         block_start = block_end
 
 
-def _block_ends(row: Row) -> dict[int, str]:
+def _find_block_ends(row: Row) -> dict[int, str]:
     """Maps each position where block elements end to the innermost of them."""
     innermost: dict[int, tuple[int, str]] = {}  # order of its end, and name
     for tag in row.tags:
@@ -242,7 +242,7 @@ class Entity(Annotator):
         super().__init__(config)
         self.reads_links = config.entity_source == "links"
         if self.reads_links:
-            self._path = index_path(Path(config.output or ""))
+            self._path = locate_index(Path(config.output or ""))
             self._index = LinkIndex(self._path)
         else:
             self._open_disambiguator(config)
@@ -265,10 +265,10 @@ class Entity(Annotator):
         if not self.reads_links:
             return {"metadata_entity": self._detect_entities(row.text)}
 
-        links = list_mentions(row.page, row.needed_url(), self._index)
+        links = list_mentions(row.page, row.require_url(), self._index)
         return {
             "metadata_entity": [
-                local_record("entity", page.title.replace(" ", "_"), start, end, url=page.key)
+                make_local_record("entity", page.title.replace(" ", "_"), start, end, url=page.key)
                 for start, end, page in links
             ]
         }
@@ -276,7 +276,7 @@ class Entity(Annotator):
     def _detect_entities(self, text: str) -> list[Columns]:
         (result,) = self._predictor([{"text": text}])
         return [
-            local_record(
+            make_local_record(
                 "entity",
                 entity["title"].replace(" ", "_"),
                 entity["start"],
@@ -288,7 +288,7 @@ class Entity(Annotator):
 
     def fingerprint(self) -> str:
         if self.reads_links:
-            return self.digest({"pages": index_digest(self._path)})
+            return self.digest({"pages": read_index_digest(self._path)})
         return self.digest({"model": self._dependencies})
 
 
@@ -302,7 +302,7 @@ class EntityParagraph(Annotator):
 
     def annotate(self, row: Row) -> Columns:
         entities = sorted(
-            row.column("metadata_entity"), key=lambda entity: entity["char_start_idx"]
+            row.read_column("metadata_entity"), key=lambda entity: entity["char_start_idx"]
         )
         spans = split_paragraphs(row)
         start = 0
@@ -319,5 +319,7 @@ class EntityParagraph(Annotator):
         for (start, end), values in mentioned.items():
             for order, value in enumerate(values):
                 positions = {"relative_start_pos": order, "relative_end_pos": order}
-                records.append(local_record("entity_paragraph", value, start, end, **positions))
+                records.append(
+                    make_local_record("entity_paragraph", value, start, end, **positions)
+                )
         return {"metadata_entity_paragraph": records}

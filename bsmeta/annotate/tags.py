@@ -142,7 +142,7 @@ class TagRecord(msgspec.Struct, gc=False):
 _OPEN_TAG = TagRecord("", 0, 0, 0, 0, _NO_ATTRIBUTES)
 
 
-def raw_length(text: str) -> int:
+def measure_raw_text(text: str) -> int:
     """Returns the length of a text with the white space of HTML collapsed.
 
     A no-break space is not white space of HTML.
@@ -208,7 +208,9 @@ class TagWriter:
                 has_space_after = text[-1] != words[-1]
                 self.raw += has_space_before + has_space_after
                 if "\xa0" in text:
-                    self.raw += raw_length(text) - len(words) - has_space_before - has_space_after
+                    self.raw += (
+                        measure_raw_text(text) - len(words) - has_space_before - has_space_after
+                    )
                 if has_space_before and not separator:
                     separator = SPACE
                 if has_space_after:
@@ -254,7 +256,7 @@ class TagWriter:
 
     def note_space(self, text: str) -> None:
         """Notes white space."""
-        self.raw += raw_length(text) if "\xa0" in text else 1
+        self.raw += measure_raw_text(text) if "\xa0" in text else 1
         if not self.pending:
             self.pending = SPACE
 
@@ -351,7 +353,7 @@ class TagWriter:
         del element.start[1:]  # also of the elements around it that begin with it
         self._start = element.start
 
-    def result(self) -> tuple[str, list[TagRecord]]:
+    def finish_text(self) -> tuple[str, list[TagRecord]]:
         """Returns the text, and the tags in document order, after the last element ended."""
         return "".join(self._chunks), self._tags
 

@@ -17,22 +17,28 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import value_problems
-from bsmeta.config.compose import compose
+from bsmeta.config.checks import find_value_problems
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.composition import NOTHING
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.schema_choice import choose_schema, list_offered
-from bsmeta.config.task_entry import entry_of
-from bsmeta.core.errors import ConfigurationError, DataError, naming_extras, nearest, refuse
+from bsmeta.config.task_entry import find_entry
+from bsmeta.core.errors import (
+    ConfigurationError,
+    DataError,
+    name_missing_extras,
+    raise_problems,
+    suggest_nearest,
+)
 from bsmeta.core.files import CONFIG_FOLDER
-from bsmeta.core.keys import bound_problems
+from bsmeta.core.keys import find_bound_problems
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.stream.stages.render import check_length
 from bsmeta.metadata.decoding import TEXT, DocumentDecoder, make_decoder
 from bsmeta.metadata.document import Document
-from bsmeta.metadata.processors import type_of
+from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.tasks import BUILT_IN, TASKS
@@ -46,7 +52,7 @@ GivenDocument = str | Mapping[str, Any]
 Item = TypeVar("Item")
 
 
-def configuration(config: Configuration, overrides: Sequence[str] = ()) -> RunConfig:
+def compose_configuration(config: Configuration, overrides: Sequence[str] = ()) -> RunConfig:
     """Returns a training configuration of any task.
 
     Args:
@@ -66,14 +72,16 @@ def configuration(config: Configuration, overrides: Sequence[str] = ()) -> RunCo
     else:
         run_config = config
 
-    refuse([*bound_problems(run_config)])
+    raise_problems([*find_bound_problems(run_config)])
     return run_config
 
 
-def check(config: RunConfig) -> None:
+def check_configuration(config: RunConfig) -> None:
     """Refuses a configuration that training would refuse, except for problems of the launch."""
-    entry, problems = entry_of(config, TASKS)
-    refuse([*problems, *value_problems(config), *entry.value_problems(config, NOTHING)])
+    entry, problems = find_entry(config, TASKS)
+    raise_problems(
+        [*problems, *find_value_problems(config), *entry.value_problems(config, NOTHING)]
+    )
 
 
 class _ConfigLocation(NamedTuple):
@@ -101,7 +109,7 @@ def _compose_config(config: str | Path, overrides: Sequence[str]) -> RunConfig:
     schemas: list[type[RunConfig] | str] = list_offered(
         arguments, built_in, "", TASKS.list_installed_schemas
     )
-    return compose(choose_schema(arguments, schemas, ""), name, overrides, folder)
+    return compose_command_line(choose_schema(arguments, schemas, ""), name, overrides, folder)
 
 
 def _locate_config(config: str | Path) -> _ConfigLocation:
@@ -121,7 +129,7 @@ def _locate_config(config: str | Path) -> _ConfigLocation:
     if path.stem not in packaged:
         raise ConfigurationError(
             f"config={config}: expected the path of a YAML file, or one of {', '.join(packaged)}"
-            f"{nearest(path.stem, packaged)}"
+            f"{suggest_nearest(path.stem, packaged)}"
         )
     return _ConfigLocation(path.stem, None)
 
@@ -169,7 +177,7 @@ def render(
     Raises:
         UserError: If the document or the configuration is invalid.
     """
-    run_config = configuration(CausalLMConfig() if config is None else config, overrides)
+    run_config = compose_configuration(CausalLMConfig() if config is None else config, overrides)
     if not isinstance(run_config, CausalLMConfig):
         raise ConfigurationError(
             f"config: is for task={run_config.task}; expected task=causal_lm, which renders "
@@ -253,11 +261,12 @@ class DocumentReader:
         if key not in self._types:
             raise DataError(
                 f"metadata.{key}: not in metadata_list; expected some of "
-                f"{', '.join(self._types) or '(it is empty)'}{nearest(key, self._types)}, or a "
+                f"{', '.join(self._types) or '(it is empty)'}{suggest_nearest(key, self._types)}, "
+                "or a "
                 "configuration that has it there"
             )
 
-        metadata_type = type_of(key)
+        metadata_type = find_type(key)
         if value is None or (metadata_type.always_present and value is True):
             return []
 
@@ -305,7 +314,7 @@ class DocumentReader:
 
         decoded = self.read(document, metadata)
         for key in types or ():
-            columns = [f"metadata_{column}" for column in (key, *type_of(key).columns)]
+            columns = [f"metadata_{column}" for column in (key, *find_type(key).columns)]
             has_column = isinstance(document, Mapping) and any(map(document.get, columns))
             if has_column and not decoded.has(key):
                 raise DataError(
@@ -331,7 +340,7 @@ class DocumentReader:
         return rendered
 
 
-def for_each(documents: Sequence[Any], read: Callable[[Any], Item], argument: str) -> list[Item]:
+def read_each(documents: Sequence[Any], read: Callable[[Any], Item], argument: str) -> list[Item]:
     """Reads each document of a list.
 
     Args:
@@ -377,9 +386,9 @@ def stream(
     if not 0 <= rank < world_size:
         raise ConfigurationError(f"rank={rank}, world_size={world_size}: expected 0 <= rank < size")
 
-    run_config = configuration(config, overrides)
-    check(run_config)
-    with naming_extras():
+    run_config = compose_configuration(config, overrides)
+    check_configuration(run_config)
+    with name_missing_extras():
         task = TASKS[run_config.task].make(run_config)
         return BatchStream(task, rank, world_size, run_config.gradient_accumulation_steps)
 

@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from bsmeta.api.documents import DocumentReader, GivenDocument, RenderedDocument, for_each
+from bsmeta.api.documents import DocumentReader, GivenDocument, RenderedDocument, read_each
 from bsmeta.config.generating import GenerateConfig
-from bsmeta.core.errors import ConfigurationError, DataError, naming_extras
+from bsmeta.core.errors import ConfigurationError, DataError, name_missing_extras
 from bsmeta.core.keys import refuse_out_of_bounds
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import OWN, SHUFFLED
-from bsmeta.metadata.processors import type_of
+from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.rendering import Rendered
-from bsmeta.models.pretrained import default_device
+from bsmeta.models.pretrained import choose_device
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.evaluation.arms import TEXT_ALONE, plan_comparisons
@@ -36,9 +36,9 @@ from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, NATS_WITH, NATS_WITHOUT
 from bsmeta.tasks.causal_lm.evaluation.windows import WINDOWS
 from bsmeta.tasks.causal_lm.generation.contexts import is_announced
-from bsmeta.tasks.causal_lm.generation.requests import changed
+from bsmeta.tasks.causal_lm.generation.requests import replace_defaults
 from bsmeta.tasks.causal_lm.generation.writer import Result, Writer
-from bsmeta.tasks.checkpoints import locate, open_task, task_of
+from bsmeta.tasks.checkpoints import locate_model, open_task, read_task
 from bsmeta.training.task import ChangesText, ChecksRecords, Predicts, PredictsFromData, Task
 
 # The names of the tasks of this package, for type checkers; the registry decides.
@@ -122,19 +122,19 @@ class Model:
 
     def predict(self, texts: Sequence[str | Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Returns the predictions for each text."""
-        raise self._refusal("predict")
+        raise self._make_refusal("predict")
 
     def score(self, documents: Sequence[GivenDocument], *, windows: str = "sliding") -> list[Score]:
         """Returns the cost of the text of each document, with and without its metadata."""
-        raise self._refusal("score")
+        raise self._make_refusal("score")
 
     def generate(
         self, documents: Sequence[GivenDocument], **sampling: Unpack[Sampling]
     ) -> list[Result]:
         """Returns continuations of each document."""
-        raise self._refusal("generate")
+        raise self._make_refusal("generate")
 
-    def _refusal(self, method: str) -> ConfigurationError:
+    def _make_refusal(self, method: str) -> ConfigurationError:
         return ConfigurationError(
             f"{method}: {self.checkpoint} is a model of task={self.task}, which has {self._can}"
         )
@@ -185,7 +185,7 @@ class LanguageModel(Model):
         """
         if windows not in WINDOWS:
             raise ConfigurationError(f"windows={windows}: expected one of {', '.join(WINDOWS)}")
-        scored = for_each(documents, self._read_scored, "documents")
+        scored = read_each(documents, self._read_scored, "documents")
         if not scored:
             return []
 
@@ -259,8 +259,8 @@ class LanguageModel(Model):
             raise ConfigurationError(f"batch_size={batch_size!r}: expected a whole number")
         refuse_out_of_bounds(GenerateConfig(batch_size=batch_size))
 
-        prompts = for_each(documents, self._read_prompt, "documents")
-        requests = [changed(settings, prompt) for prompt in prompts]
+        prompts = read_each(documents, self._read_prompt, "documents")
+        requests = [replace_defaults(settings, prompt) for prompt in prompts]
         return list(Writer(self._opened, batch_size=batch_size).write(requests))
 
     def _read_prompt(self, source: GivenDocument) -> dict[str, Any]:
@@ -276,7 +276,7 @@ class LanguageModel(Model):
         for key in metadata.metadata_list:
             if not document.has(key):
                 continue
-            if type_of(key).is_local:
+            if find_type(key).is_local:
                 # Records with positions in a text do not fit its continuation: only announce them.
                 values[key] = is_announced(key, metadata) or None
             else:
@@ -328,7 +328,7 @@ class Predictor(Model):
         Raises:
             UserError: If records cannot be read; all are listed.
         """
-        return list(self.predict_each(for_each(texts, self._read_record, "texts")))
+        return list(self.predict_each(read_each(texts, self._read_record, "texts")))
 
     def predict_each(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yields the predictions one by one, for more records than fit into memory."""
@@ -376,7 +376,7 @@ class Predictor(Model):
             UserError: If the task of the model changes no texts.
         """
         if not isinstance(self._task, ChangesText):
-            raise self._refusal("changes")
+            raise self._make_refusal("changes")
 
         (changes,) = self._task.changes(self.module, [text])
         return changes
@@ -455,17 +455,17 @@ def open_model(
         raise ConfigurationError(f"overrides={overrides!r}: expected {{key: value}}, nested")
 
     name = os.path.expanduser(checkpoint)
-    location = locate(name)
-    trained_task = task_of(location)
+    location = locate_model(name)
+    trained_task = read_task(location)
     if task is not None and task != trained_task:
         raise ConfigurationError(
             f"checkpoint={name}: trained with task={trained_task}; expected task={task}"
         )
 
-    torch_device = default_device() if device is None else _parse_device(device)
+    torch_device = choose_device() if device is None else _parse_device(device)
     if trained_task in TASKS and TASKS[trained_task].is_language_model:
         return LanguageModel(OpenedModel(location, None, overrides or {}, device=torch_device))
-    with naming_extras():
+    with name_missing_extras():
         return Predictor(name, trained_task, *open_task(name, overrides or {}), torch_device)
 
 

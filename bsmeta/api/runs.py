@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsmeta.config.saved_runs import saved_config
+from bsmeta.config.saved_runs import read_saved_config
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import DataError
@@ -65,7 +65,7 @@ class Run:
         Raises:
             UserError: If `config.yaml` is not a configuration of this version.
         """
-        return saved_config(self.path / CONFIG, TASKS, {})
+        return read_saved_config(self.path / CONFIG, TASKS, {})
 
     @property
     def task(self) -> str:

@@ -45,7 +45,7 @@ CARDS = {
 }
 
 
-def card_of(device_name: str) -> str | None:
+def find_card(device_name: str) -> str | None:
     """Returns the name in `CARDS` of a device that torch calls `device_name`; None if unknown."""
     for name in CARDS:
         if all(re.search(rf"\b{part}\b", device_name) for part in name.split("-")):

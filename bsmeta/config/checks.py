@@ -21,9 +21,9 @@ from typing import Any
 
 from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.launch import Launch, read_launch
-from bsmeta.config.launch_checks import fsdp_problems, launch_problems
+from bsmeta.config.launch_checks import find_fsdp_problems, find_launch_problems
 from bsmeta.config.learning_rate import RatePlan
-from bsmeta.config.machine_checks import machine_problems
+from bsmeta.config.machine_checks import find_machine_problems
 from bsmeta.config.metric_table import list_best_metrics
 from bsmeta.config.schema import (
     ADAMW,
@@ -35,19 +35,19 @@ from bsmeta.config.schema import (
     PretrainedConfig,
     RunConfig,
 )
-from bsmeta.config.steps import branch_step, how_to_export, lacks_model
-from bsmeta.config.task_entry import TaskEntry, entry_of
+from bsmeta.config.steps import branch_step, explain_export, lacks_model
+from bsmeta.config.task_entry import TaskEntry, find_entry
 from bsmeta.core.errors import (
     HYDRA,
     ConfigurationError,
     Problem,
-    closest,
+    find_closest,
+    format_value,
     look_up,
-    nearest,
-    refuse,
-    show,
+    raise_problems,
+    suggest_nearest,
 )
-from bsmeta.core.keys import bound_problems
+from bsmeta.core.keys import find_bound_problems
 
 # Names of models on the Hub, with their owner, by the rules of huggingface_hub's validate_repo_id.
 HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w[\w-]*)/(\w[\w.-]{0,93}\w|\w)(?<!\.git)", re.ASCII)
@@ -89,29 +89,29 @@ def check_run(
     Raises:
         ConfigurationError: Listing every problem with its key, file, both values and the fix.
     """
-    entry, task_problems = entry_of(config, tasks)
+    entry, task_problems = find_entry(config, tasks)
     composition = replace(composition, problems=(*composition.problems, *task_problems))
     try:
         launch = read_launch(environ, config.accelerate_config_file)
     except ConfigurationError as error:  # the rest can be reported without a launch
-        others = _launch_free_problems(config, entry, composition)
-        refuse([*composition.problems, str(error), *others])
+        others = _find_launch_free_problems(config, entry, composition)
+        raise_problems([*composition.problems, str(error), *others])
         raise
-    return check(config, launch, entry, composition)
+    return check_launch(config, launch, entry, composition)
 
 
-def check(
+def check_launch(
     config: RunConfig,
     launch: Launch,
     entry: TaskEntry,
     composition: Composition = NOTHING,
 ) -> CheckedRun:
     """Runs the checks of `check_run` for a given launch."""
-    problems = [*composition.problems, *_launch_free_problems(config, entry, composition)]
-    problems += launch_problems(config, launch)
-    problems += fsdp_problems(config, launch, entry)
+    problems = [*composition.problems, *_find_launch_free_problems(config, entry, composition)]
+    problems += find_launch_problems(config, launch)
+    problems += find_fsdp_problems(config, launch, entry)
     if not config.check_only:  # a checked run may start on another machine
-        problems += machine_problems(_loader_processes(config))
+        problems += find_machine_problems(_loader_processes(config))
 
     document = deepspeed = None
     if launch.deepspeed and launch.deepspeed_config_file is not None:
@@ -123,11 +123,11 @@ def check(
             deepspeed = DeepSpeedJson(document, config, launch)
             problems += deepspeed.problems({problem.key for problem in unreadable})
 
-    problems += loop_problems(config, launch, document, entry)
+    problems += find_loop_problems(config, launch, document, entry)
     problems += entry.start_problems(config, launch, document)
-    refuse(problems)
+    raise_problems(problems)
 
-    filled = None if deepspeed is None else deepspeed.filled()
+    filled = None if deepspeed is None else deepspeed.fill_values()
     return CheckedRun(launch=launch, deepspeed_config=filled)
 
 
@@ -138,45 +138,47 @@ def _loader_processes(config: RunConfig) -> int:
     return workers
 
 
-def _launch_free_problems(
+def _find_launch_free_problems(
     config: RunConfig, entry: TaskEntry, composition: Composition
 ) -> Iterator[Problem]:
     """Yields the problems that do not depend on the launch."""
-    yield from value_problems(config, composition)
+    yield from find_value_problems(config, composition)
     yield from entry.value_problems(config, composition)
-    yield from folder_problems(config)
+    yield from find_folder_problems(config)
 
 
-def value_problems(config: RunConfig, composition: Composition = NOTHING) -> Iterator[Problem]:
+def find_value_problems(config: RunConfig, composition: Composition = NOTHING) -> Iterator[Problem]:
     """Yields invalid values and invalid combinations of values."""
-    yield from bound_problems(config)
+    yield from find_bound_problems(config)
 
     if config.warmup_share is not None and "num_warmup_steps" in composition.overridden:
         expected = f"no such override: warmup_share={config.warmup_share:g} takes its place"
         fix = f"warmup_share=null num_warmup_steps={config.num_warmup_steps}, or only warmup_share"
-        yield _refused(config, "num_warmup_steps", expected, fix)
+        yield _describe_refusal(config, "num_warmup_steps", expected, fix)
 
     if config.trust_checkpoint and "trust_checkpoint" not in composition.overridden:
         expected = "false, unless the command line says so: a file may be someone else's"
         fix = "leave it out of the file, and pass trust_checkpoint=true"
-        yield _refused(config, "trust_checkpoint", expected, fix)
+        yield _describe_refusal(config, "trust_checkpoint", expected, fix)
 
     for step in config.extra_steps_to_eval_save_at:
         if step > config.max_train_steps and config.num_train_epochs is None:
             expected = f"steps of the run, from 1 to {config.max_train_steps} (max_train_steps)"
             fix = f"drop {step} from extra_steps_to_eval_save_at"
-            yield Problem("extra_steps_to_eval_save_at", HYDRA, show(step), expected, fix)
+            yield Problem("extra_steps_to_eval_save_at", HYDRA, format_value(step), expected, fix)
 
     if config.push_to_hub is not None and not HUB_NAME.fullmatch(config.push_to_hub):
         expected = "OWNER/NAME, of letters, digits, '-', '_' and '.'"
-        yield _refused(config, "push_to_hub", expected, "push_to_hub=me/my-model, for example")
+        yield _describe_refusal(
+            config, "push_to_hub", expected, "push_to_hub=me/my-model, for example"
+        )
 
-    yield from _model_card_problems(config.model_card)
-    yield from _tracker_problems(config.trackers)
-    yield from _decay_problems(config)
+    yield from _find_model_card_problems(config.model_card)
+    yield from _find_tracker_problems(config.trackers)
+    yield from _find_decay_problems(config)
 
 
-def _decay_problems(config: RunConfig) -> Iterator[Problem]:
+def _find_decay_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields a decay that does not fit into the run, and a branch that is not a separate run."""
     has_known_length = config.num_train_epochs is None
     if has_known_length and RatePlan.of(config, config.max_train_steps).decays_in_warm_up:
@@ -191,47 +193,51 @@ def _decay_problems(config: RunConfig) -> Iterator[Problem]:
     if branch_step(config.decay_from) is None:
         expected = "a checkpoint folder, named checkpoint-{step}step"
         fix = "decay_from=runs/stable/checkpoint-1000step, for example"
-        yield _refused(config, "decay_from", expected, fix)
+        yield _describe_refusal(config, "decay_from", expected, fix)
     elif Path(config.out_dir).resolve() in Path(config.decay_from).resolve().parents:
         expected = "another folder than that of decay_from, whose run it would replace"
-        yield _refused(config, "out_dir", expected, "out_dir=runs/decayed, for example")
+        yield _describe_refusal(config, "out_dir", expected, "out_dir=runs/decayed, for example")
 
     if config.lr_scheduler_type != WSD:
         expected = f"{WSD}, because decay_from is set"
-        yield _refused(config, "lr_scheduler_type", expected, f"lr_scheduler_type={WSD}")
+        yield _describe_refusal(config, "lr_scheduler_type", expected, f"lr_scheduler_type={WSD}")
     if config.num_decay_steps is None:
         expected = "the number of steps to decay for, because decay_from is set"
-        yield _refused(config, "num_decay_steps", expected, "num_decay_steps=1000, for example")
+        yield _describe_refusal(
+            config, "num_decay_steps", expected, "num_decay_steps=1000, for example"
+        )
     if config.num_train_epochs is not None:
         expected = "null, because decay_from and num_decay_steps say how long the run is"
-        yield _refused(config, "num_train_epochs", expected, "num_train_epochs=null")
+        yield _describe_refusal(config, "num_train_epochs", expected, "num_train_epochs=null")
 
 
-def _model_card_problems(model_card: ModelCardConfig) -> Iterator[Problem]:
+def _find_model_card_problems(model_card: ModelCardConfig) -> Iterator[Problem]:
     """Yields values that the Hub would reject in the front matter of the model card."""
     for name, (pattern, expected, example) in _CARD_FORMS.items():
         values = getattr(model_card, name)
         if not all(re.fullmatch(pattern, value) for value in values):
             key = f"model_card.{name}"
-            yield Problem(key, HYDRA, show(values), expected, f"{key}=[{example}], for example")
+            yield Problem(
+                key, HYDRA, format_value(values), expected, f"{key}=[{example}], for example"
+            )
 
 
-def _tracker_problems(trackers: Sequence[str]) -> Iterator[Problem]:
+def _find_tracker_problems(trackers: Sequence[str]) -> Iterator[Problem]:
     """Yields trackers whose library is not installed."""
     for name in trackers:
         # Without TensorBoard, tensorboardX also writes its files.
         modules = (name, "tensorboardX") if name == "tensorboard" else (name,)
         if name in TRACKERS and not any(map(importlib.util.find_spec, modules)):
             fix = f"pip install {modules[-1]}, or leave it out of trackers"
-            yield Problem("trackers", HYDRA, show(name), "an installed library", fix)
+            yield Problem("trackers", HYDRA, format_value(name), "an installed library", fix)
 
 
-def _refused(config: RunConfig, key: str, expected: str, fix: str) -> Problem:
+def _describe_refusal(config: RunConfig, key: str, expected: str, fix: str) -> Problem:
     """Returns the problem of a key at the top level, with its value."""
-    return Problem(key, HYDRA, show(getattr(config, key)), expected, fix)
+    return Problem(key, HYDRA, format_value(getattr(config, key)), expected, fix)
 
 
-def loop_problems(
+def find_loop_problems(
     config: RunConfig, launch: Launch, document: Mapping[str, Any] | None, entry: TaskEntry
 ) -> Iterator[Problem]:
     """Yields problems with the settings of the training loop."""
@@ -239,7 +245,7 @@ def loop_problems(
     if config.on_nonfinite == "skip" and stage == 0:
         expected = '"stop": without ZeRO, DeepSpeed has put a bad gradient into the weights already'
         fix = 'on_nonfinite=stop, or write "stage": 1 or more in the JSON'
-        yield Problem("on_nonfinite", HYDRA, show("skip"), expected, fix)
+        yield Problem("on_nonfinite", HYDRA, format_value("skip"), expected, fix)
 
     optimizer = OPTIMIZERS.get(config.optimizer_type)
     if launch.deepspeed and optimizer is not None and not optimizer.by_element:
@@ -248,20 +254,20 @@ def loop_problems(
             "shape"
         )
         fix = f"optimizer_type={ADAMW}, or a launch file without DeepSpeed"
-        yield _refused(config, "optimizer_type", expected, fix)
+        yield _describe_refusal(config, "optimizer_type", expected, fix)
 
     if config.async_save and launch.deepspeed:
         expected = "false: DeepSpeed's ranks write their own parts of a checkpoint together"
-        yield Problem("async_save", HYDRA, show(True), expected, "async_save=false")
+        yield Problem("async_save", HYDRA, format_value(True), expected, "async_save=false")
 
-    yield from _evaluation_problems(config)
-    yield from _export_problems(config, entry)
-    yield from _epoch_problems(config, entry)
-    yield from _name_problems(config)
-    yield from _profile_problems(config)
+    yield from _find_evaluation_problems(config)
+    yield from _find_export_problems(config, entry)
+    yield from _find_epoch_problems(config, entry)
+    yield from _find_name_problems(config)
+    yield from _find_profile_problems(config)
 
 
-def _evaluation_problems(config: RunConfig) -> Iterator[Problem]:
+def _find_evaluation_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields a `keep_best_by` without evaluations, or with an unknown metric."""
     metric = config.keep_best_by
     if metric is None:
@@ -276,16 +282,18 @@ def _evaluation_problems(config: RunConfig) -> Iterator[Problem]:
     if not evaluates:
         expected = "null, because eval_steps=0 evaluates nothing"
         fix = "keep_best_by=null, or eval_steps=1000, for example"
-        yield _refused(config, "keep_best_by", expected, fix)
+        yield _describe_refusal(config, "keep_best_by", expected, fix)
         return
 
     metrics = list_best_metrics(config)
     if metrics is not None and metric not in metrics:
-        expected = f"one of {', '.join(metrics)}{nearest(metric, metrics)}"
-        yield _refused(config, "keep_best_by", expected, f"keep_best_by={closest(metric, metrics)}")
+        expected = f"one of {', '.join(metrics)}{suggest_nearest(metric, metrics)}"
+        yield _describe_refusal(
+            config, "keep_best_by", expected, f"keep_best_by={find_closest(metric, metrics)}"
+        )
 
 
-def _export_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
+def _find_export_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
     """Yields an `export_steps` that omits a `model/` that the run reads, or that never applies."""
     export_steps = config.export_steps
     save_steps = config.save_steps
@@ -294,18 +302,18 @@ def _export_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
 
     if entry.finishes:
         expected = f"null: task={config.task} evaluates model/ of its last checkpoint"
-        yield _refused(config, "export_steps", expected, "export_steps=null")
+        yield _describe_refusal(config, "export_steps", expected, "export_steps=null")
     elif config.export_best:
         expected = "null: with export_best=true, model/ of any checkpoint may be that of the run"
         fix = "export_steps=null, or export_best=false"
-        yield _refused(config, "export_steps", expected, fix)
+        yield _describe_refusal(config, "export_steps", expected, fix)
     elif config.saves_per_epoch is None and save_steps > 0 and export_steps % save_steps:
         expected = f"0 (never), or a multiple of {save_steps} (save_steps)"
         fix = f"export_steps={(export_steps // save_steps + 1) * save_steps}"
-        yield _refused(config, "export_steps", expected, fix)
+        yield _describe_refusal(config, "export_steps", expected, fix)
 
 
-def _epoch_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
+def _find_epoch_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
     """Yields the epoch keys that are set for a task without epochs."""
     keys_in_steps = {
         "num_train_epochs": "max_train_steps",
@@ -316,27 +324,27 @@ def _epoch_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
     for key, key_in_steps in keys_in_steps.items():
         if getattr(config, key) is not None and not entry.has_epochs:
             expected = f"null: task={config.task} has no epochs"
-            yield _refused(config, key, expected, f"{key}=null, and {key_in_steps}")
+            yield _describe_refusal(config, key, expected, f"{key}=null, and {key_in_steps}")
 
 
-def _profile_problems(config: RunConfig) -> Iterator[Problem]:
+def _find_profile_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields steps to profile that are no range, or not in the run."""
     steps = config.profile_steps
     last = config.max_train_steps
     if len(steps) != 2 or steps[0] > steps[1]:
         expected = "two numbers: the first and the last step of the trace"
-        yield _refused(config, "profile_steps", expected, "profile_steps=[10,12]")
+        yield _describe_refusal(config, "profile_steps", expected, "profile_steps=[10,12]")
     elif config.profile and config.num_train_epochs is None and steps[1] > last:
         expected = f"steps of the run, which makes {last} (max_train_steps)"
         fix = f"profile_steps=[{max(1, last - 2)},{last}]"
-        yield _refused(config, "profile_steps", expected, fix)
+        yield _describe_refusal(config, "profile_steps", expected, fix)
 
 
-def _name_problems(config: RunConfig) -> Iterator[Problem]:
+def _find_name_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields a name of the run that is no file name, and an unsuitable run folder."""
     if not _NAME.fullmatch(config.run_name):
         expected = "letters, digits, '.', '_' and '-', beginning with a letter or digit: no path"
-        yield _refused(config, "run_name", expected, "run_name=first, say")
+        yield _describe_refusal(config, "run_name", expected, "run_name=first, say")
 
     out_dir = config.out_dir
     expected = ""
@@ -345,21 +353,21 @@ def _name_problems(config: RunConfig) -> Iterator[Problem]:
     elif Path(out_dir).resolve() in (Path("/"), Path.home(), Path.cwd().resolve()):
         expected = "a folder of its own for the run, which overwrite_out_dir=true may empty"
     if expected:
-        yield _refused(config, "out_dir", expected, "out_dir=runs/first, for example")
+        yield _describe_refusal(config, "out_dir", expected, "out_dir=runs/first, for example")
 
 
-def folder_problems(config: RunConfig) -> Iterator[Problem]:
+def find_folder_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields problems with the run folder and the checkpoint to resume from."""
     if config.accelerate_config_file is None:  # else the launch may be on another machine
-        yield from _run_folder_problems(config.out_dir)
+        yield from _find_run_folder_problems(config.out_dir)
 
     resume = config.resume_from_checkpoint_dir
     if resume not in (None, "latest") and not Path(str(resume)).expanduser().is_dir():
         key = "resume_from_checkpoint_dir"
-        yield missing(key, resume, "latest, or a checkpoint folder", f"{key}=latest")
+        yield describe_missing_file(key, resume, "latest, or a checkpoint folder", f"{key}=latest")
 
 
-def _run_folder_problems(name: str) -> Iterator[Problem]:
+def _find_run_folder_problems(name: str) -> Iterator[Problem]:
     """Yields a problem if the run folder cannot be created or written; creates nothing."""
     path = Path(name).absolute()
     folder = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
@@ -382,7 +390,7 @@ def uses_model_name(config: PretrainedConfig) -> bool:
     return None in (config.model_config_file, config.tokenizer_name)
 
 
-def model_problems(config: PretrainedConfig) -> Iterator[Problem]:
+def find_model_problems(config: PretrainedConfig) -> Iterator[Problem]:
     """Yields missing local files; names that may be on the Hub (OWNER/NAME) are not checked."""
     for key in ("model_config_file", "model_name", "tokenizer_name"):
         name = getattr(config, key)
@@ -392,11 +400,15 @@ def model_problems(config: PretrainedConfig) -> Iterator[Problem]:
 
         folder = Path(name).parent
         if Path(name).name == "model" and lacks_model(folder):
-            yield missing(key, name, "a folder, or a name on the Hub", how_to_export(folder))
+            yield describe_missing_file(
+                key, name, "a folder, or a name on the Hub", explain_export(folder)
+            )
             continue
 
         expected = "the JSON of a transformers config" if key == "model_config_file" else "a folder"
-        yield missing(key, name, f"{expected}, or a name on the Hub", f"correct {key}")
+        yield describe_missing_file(
+            key, name, f"{expected}, or a name on the Hub", f"correct {key}"
+        )
 
 
 def is_on_machine(name: str) -> bool:
@@ -424,9 +436,9 @@ def is_path(name: str) -> bool:
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith(".json")
 
 
-def missing(key: str, name: object, expected: str, fix: str) -> Problem:
+def describe_missing_file(key: str, name: object, expected: str, fix: str) -> Problem:
     """Returns the problem of a missing file, with the most similar name in its folder."""
     folder = Path(str(name)).parent
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    close = nearest(Path(str(name)).name, names)
-    return Problem(key, HYDRA, f"{show(name)}, which is not there{close}", expected, fix)
+    close = suggest_nearest(Path(str(name)).name, names)
+    return Problem(key, HYDRA, f"{format_value(name)}, which is not there{close}", expected, fix)

@@ -15,15 +15,15 @@ from pathlib import Path
 from hydra.core.config_store import ConfigStore
 
 from bsmeta.config.groups import group_options
-from bsmeta.config.hydra_options import option_parser
+from bsmeta.config.hydra_options import make_option_parser
 from bsmeta.config.launch import ENVIRONMENT
 from bsmeta.config.misfits import COMMAND_LINE, suggest_key
-from bsmeta.config.overrides import key_of
+from bsmeta.config.overrides import extract_key
 from bsmeta.config.schema_choice import is_for_program
 from bsmeta.config.schema_types import store_name
-from bsmeta.core.errors import Problem, much_like, nearest, refuse, show
+from bsmeta.core.errors import Problem, find_similar, format_value, raise_problems, suggest_nearest
 from bsmeta.core.files import CONFIG_FOLDER
-from bsmeta.core.keys import leaves, undecodable
+from bsmeta.core.keys import describe_undecodable, iterate_leaves
 from bsmeta.core.parsing import has_surrogates
 
 # Options of `accelerate launch` that are passed after the script by mistake.
@@ -72,9 +72,9 @@ def read_command_line(
         ConfigurationError: If an argument or the working folder is not in UTF-8, if an option of
             Hydra lacks its value, or if there is no configuration of the requested name.
     """
-    refuse([*_undecodable_names(arguments)])
+    raise_problems([*_find_undecodable_names(arguments)])
     options, problems = _split_unknown_options(arguments, schema)
-    parsed = option_parser().parse_intermixed_args(options)
+    parsed = make_option_parser().parse_intermixed_args(options)
     for override in parsed.overrides:
         options.remove(override)
 
@@ -82,9 +82,9 @@ def read_command_line(
     own_folder = _resolve(parsed.config_dir)
     name = str(parsed.config_name or config_name)
     schema_names = {store_name(offered) for offered in (schema, *schemas)}
-    missing = [*_missing_files(folder or CONFIG_FOLDER, own_folder, name, schema_names)]
+    missing = [*_find_missing_files(folder or CONFIG_FOLDER, own_folder, name, schema_names)]
     if missing:
-        refuse([*problems, *missing])
+        raise_problems([*problems, *missing])
 
     # The last of repeated options wins. Hydra would resolve a relative --config-path against the
     # folder of this module.
@@ -94,7 +94,7 @@ def read_command_line(
         options += ["--config-dir", str(own_folder)]
 
     prints_information = parsed.cfg is not None or parsed.info is not None
-    sets_hydra = any(key_of(text).startswith("hydra") for text in parsed.overrides)
+    sets_hydra = any(extract_key(text).startswith("hydra") for text in parsed.overrides)
     return CommandLine(
         options=options,
         overrides=parsed.overrides,
@@ -107,36 +107,36 @@ def read_command_line(
     )
 
 
-def pasteable(command: Sequence[str], **environment: str) -> str:
+def write_pasteable_command(command: Sequence[str], **environment: str) -> str:
     """Writes a command and the variables that it is started with as a line for a POSIX shell."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     return " ".join([*variables, shlex.join(command)])
 
 
-def _undecodable_names(arguments: Sequence[str]) -> Iterator[Problem]:
+def _find_undecodable_names(arguments: Sequence[str]) -> Iterator[Problem]:
     """Yields the arguments, and the working folder, if they are not in UTF-8.
 
     Hydra would explain such an argument by its grammar, and the tokenizers library ends with a
     traceback in such a folder.
     """
     if has_surrogates(str(Path.cwd())):
-        yield undecodable("the working folder", Path.cwd(), ENVIRONMENT)
+        yield describe_undecodable("the working folder", Path.cwd(), ENVIRONMENT)
     for argument in filter(has_surrogates, arguments):
         key, _, value = argument.rpartition("=")
-        yield undecodable(key or "an argument", value, COMMAND_LINE)
+        yield describe_undecodable(key or "an argument", value, COMMAND_LINE)
 
 
 def _resolve(folder: str | None) -> Path | None:
     return None if folder is None else Path(folder).expanduser().resolve()
 
 
-def _missing_files(
+def _find_missing_files(
     folder: Path, own_folder: Path | None, name: str, schemas: Collection[str]
 ) -> Iterator[Problem]:
     """Yields a missing folder or main configuration, along with the existing ones."""
     for option, path in (("--config-path", folder), ("--config-dir", own_folder)):
         if path is not None and not path.is_dir():
-            yield _missing_folder(option, path)
+            yield _describe_missing_folder(option, path)
             return
 
     stem = name.removesuffix(".yaml")
@@ -153,21 +153,21 @@ def _missing_files(
         lists.append(f"{', '.join(names) or 'none'} in {path}")
         all_names += names
 
-    expected = f"a configuration{nearest(stem, all_names)}: {'; '.join(lists)}"
+    expected = f"a configuration{suggest_nearest(stem, all_names)}: {'; '.join(lists)}"
     file = Path(name).expanduser()
     if file.is_file() or file.with_suffix(".yaml").is_file():
         fix = f"--config-dir {file.parent} --config-name {file.stem}"
     elif all_names:
-        fix = f"--config-name {much_like(stem, all_names) or 'NAME'}"
+        fix = f"--config-name {find_similar(stem, all_names) or 'NAME'}"
     else:
         fix = "--config-dir FOLDER"
-    yield Problem("--config-name", COMMAND_LINE, show(name), expected, fix)
+    yield Problem("--config-name", COMMAND_LINE, format_value(name), expected, fix)
 
 
-def _missing_folder(option: str, path: Path) -> Problem:
+def _describe_missing_folder(option: str, path: Path) -> Problem:
     """Returns the problem of a config folder that does not exist, or is a file."""
     siblings = path.parent.iterdir() if path.parent.is_dir() else ()
-    similar = nearest(path.name, [entry.name for entry in siblings if entry.is_dir()])
+    similar = suggest_nearest(path.name, [entry.name for entry in siblings if entry.is_dir()])
     if path.exists():
         found = f"{path}, which is a file"
         fix = f"{option} {path.parent} --config-name {path.stem}"
@@ -181,7 +181,7 @@ def _split_unknown_options(
     arguments: Sequence[str], schema: type
 ) -> tuple[list[str], list[Problem]]:
     """Returns the arguments that Hydra accepts, and a problem for each option that it does not."""
-    _, unknown = option_parser().parse_known_intermixed_args(list(arguments))
+    _, unknown = make_option_parser().parse_known_intermixed_args(list(arguments))
     accepted = list(arguments)
     problems = []
     for option in unknown:
@@ -195,11 +195,11 @@ def _split_unknown_options(
         )
         if has_separate_value:
             value = accepted.pop(position)
-        problems.append(_unknown_option(name, value, schema))
+        problems.append(_describe_unknown_option(name, value, schema))
     return accepted, problems
 
 
-def _unknown_option(option: str, value: str, schema: type) -> Problem:
+def _describe_unknown_option(option: str, value: str, schema: type) -> Problem:
     """Returns the problem of an option that Hydra does not know, with the key that was meant."""
     name = option.lstrip("-").replace("-", "_")
     expected = "key=value, or an option of Hydra"
@@ -217,7 +217,7 @@ def _unknown_option(option: str, value: str, schema: type) -> Problem:
     elif name == "resume":
         fix = f"resume_from_checkpoint_dir={value or 'latest'}"
     else:
-        keys_and_groups = {*(key for key, _, _ in leaves(schema())), *group_options()}
+        keys_and_groups = {*(key for key, _, _ in iterate_leaves(schema())), *group_options()}
         meant = name if name in keys_and_groups else suggest_key(name, schema)
         is_settable = meant in keys_and_groups  # a section is not
         fix = f"write {meant}={value or '…'}" if is_settable else "drop it; see --help"

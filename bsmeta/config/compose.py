@@ -1,8 +1,8 @@
 """Composes files and overrides into a configuration; the only place that runs Hydra.
 
-Hydra only merges: an override may set any key, and `fill` finds the values that do not fit the
-schema. Hydra itself refuses only mistakes in its grammar, in groups and in defaults lists; it stops
-at the first of these, so each override is then tried alone.
+Hydra only merges: an override may set any key, and `fill_section` finds the values that do not fit
+the schema. Hydra itself refuses only mistakes in its grammar, in groups and in defaults lists; it
+stops at the first of these, so each override is then tried alone.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.composition import Composition
-from bsmeta.config.filling import fill
+from bsmeta.config.filling import fill_section
 from bsmeta.config.from_file import MISSING
-from bsmeta.config.hydra_errors import problem_of_files
-from bsmeta.config.hydra_files import ConfigReader, short_path
-from bsmeta.config.interpolation import finish
+from bsmeta.config.hydra_errors import describe_problem_of_files
+from bsmeta.config.hydra_files import ConfigReader, shorten_path
+from bsmeta.config.interpolation import finish_configuration
 from bsmeta.config.misfits import COMMAND_LINE, Misfit
-from bsmeta.config.overrides import Override, read_overrides, value_at
+from bsmeta.config.overrides import Override, find_value, read_overrides
 from bsmeta.config.schema_types import store_name
 from bsmeta.config.structures import open_structure
-from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, refuse
+from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, raise_problems
 from bsmeta.core.files import ROOT
-from bsmeta.core.keys import key_names, type_hints
+from bsmeta.core.keys import list_key_names, read_type_hints
 
 Config = TypeVar("Config")
 
@@ -81,7 +81,7 @@ class Composed:
         )
 
 
-def compose(
+def compose_command_line(
     schema: type[Config],
     config_name: str,
     overrides: Sequence[str] = (),
@@ -104,29 +104,30 @@ def compose_with_sources(
     overrides: Sequence[str] = (),
     own_folder: Path | None = None,
 ) -> tuple[Config, Composition]:
-    """Like `compose`; also returns the configuration as it was written."""
+    """Like `compose_command_line`; also returns the configuration as it was written."""
     reader = ConfigReader(own_folder=own_folder)
-    register(schema, reader)
+    register_schema(schema, reader)
     composed = compose_files(config_name, read_overrides(overrides, schema, reader), schema, reader)
-    config, problems = finish(composed.values, schema)
-    refuse([*composed.problems, *problems])
+    config, problems = finish_configuration(composed.values, schema)
+    raise_problems([*composed.problems, *problems])
     return config, composed.composition([])
 
 
-def register(schema: type, reader: ConfigReader) -> None:
+def register_schema(schema: type, reader: ConfigReader) -> None:
     """Registers the schema, the resolvers and the reader with Hydra (idempotent)."""
-    _store(schema)
+    _store_schema(schema)
     for name, resolver in _RESOLVERS.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True)
-    reader.keys = frozenset(key_names(schema))
+    reader.keys = frozenset(list_key_names(schema))
     reader.install()
 
 
 @lru_cache(maxsize=1)  # schemas share the names of their parents: the last one stored counts
-def _store(schema: type) -> None:
+def _store_schema(schema: type) -> None:
     """Stores the schema under its name and, so that YAML files of its parents fit it, theirs.
 
-    Hydra merges its default values without their types, which is much faster; `fill` adds them.
+    Hydra merges its default values without their types, which is much faster; `fill_section` adds
+    them.
     """
     name, *parents = map(store_name, filter(dataclasses.is_dataclass, schema.__mro__))
     ConfigStore.instance().store(name=name, node=dataclasses.asdict(schema()))
@@ -176,7 +177,7 @@ class _Composer:
         self._problems_of_files: list[Problem] = []
 
     def compose(self) -> Composed:
-        if self._merge(self._valid_overrides()) is not None:
+        if self._merge(self._select_valid_overrides()) is not None:
             self._drop_refused()
         self._check_schema()
         values = self._fill_schema()
@@ -185,13 +186,13 @@ class _Composer:
             written=self.written,
             files=tuple(self._reader.files),
             overridden=tuple(override.name for override in self._overrides),
-            problems=self._problems(),
+            problems=self._find_problems(),
         )
 
-    def _valid_overrides(self) -> list[Override]:
+    def _select_valid_overrides(self) -> list[Override]:
         return [override for override in self._overrides if not override.problems]
 
-    def _problems(self) -> list[Problem]:
+    def _find_problems(self) -> list[Problem]:
         problems = [*self._earlier, *self._problems_of_files]
         for override in self._overrides:
             problems += override.problems
@@ -204,38 +205,43 @@ class _Composer:
         self.written = {}
         try:
             with hydra.initialize_config_dir(str(self._reader.main_folder), version_base="1.3"):
-                texts = [override.forced() for override in overrides]
+                texts = [override.force() for override in overrides]
                 composed = hydra.compose(self._config_name, texts, return_hydra_config=True)
         except RecursionError as error:
-            files = ", ".join(map(short_path, self._reader.files))
+            files = ", ".join(map(shorten_path, self._reader.files))
             raise ConfigurationError(f"the defaults lists of {files} name each other") from error
         except REFUSALS as error:
             return error
 
         HydraConfig.instance().set_config(composed)  # for ${hydra:…}
-        self.written = plain_values(composed)
+        self.written = extract_plain_values(composed)
         return None
 
     def _drop_refused(self) -> None:
         """Leaves out the entries of defaults lists, and the overrides, that Hydra refuses."""
         while refusal := self._merge([]):
-            self._problems_of_files.append(problem_of_files(refusal, self._reader, self._schema))
+            self._problems_of_files.append(
+                describe_problem_of_files(refusal, self._reader, self._schema)
+            )
             entry = getattr(refusal, "missing_cfg_file", None)
             if entry is None or entry in self._reader.left_out:
-                refuse(self._problems())
+                raise_problems(self._find_problems())
             self._reader.left_out.add(str(entry))
 
-        for override in self._valid_overrides():
+        for override in self._select_valid_overrides():
             if refusal := self._merge([override]):
                 override.problems = [override.explain_refusal(refusal)]
 
-        if refusal := self._merge(self._valid_overrides()):
-            refuse(self._problems() or [problem_of_files(refusal, self._reader, self._schema)])
+        if refusal := self._merge(self._select_valid_overrides()):
+            raise_problems(
+                self._find_problems()
+                or [describe_problem_of_files(refusal, self._reader, self._schema)]
+            )
 
     def _check_schema(self) -> None:
         """Notes files that do not begin with the schema."""
         deleted = {override.name for override in self._overrides if override.deletes}
-        missing = {*type_hints(self._schema)} - deleted - {*self.written}
+        missing = {*read_type_hints(self._schema)} - deleted - {*self.written}
         if missing and not self._problems_of_files:
             name = store_name(self._schema)
             expected = f"the schema of {self._schema.__name__} as its first entry"
@@ -246,15 +252,15 @@ class _Composer:
     def _fill_schema(self) -> DictConfig:
         """Sets the fields of the schema, and notes the values that do not fit."""
         values = open_structure(self._schema)
-        overrides = self._valid_overrides()
-        for misfit in fill(values, self.written):
+        overrides = self._select_valid_overrides()
+        for misfit in fill_section(values, self.written):
             self._note_misfit(misfit, overrides)
 
-        valid_overrides = self._valid_overrides()
+        valid_overrides = self._select_valid_overrides()
         if valid_overrides != overrides and self._merge(valid_overrides) is None:
             # The values that the wrong overrides have replaced count again.
             values = open_structure(self._schema)
-            list(fill(values, self.written))
+            list(fill_section(values, self.written))
         return values
 
     def _note_misfit(self, misfit: Misfit, overrides: Sequence[Override]) -> None:
@@ -262,30 +268,30 @@ class _Composer:
         for override in reversed(overrides):
             if override.sets(misfit.path):
                 written = override.value if override.name == misfit.key else None
-                problem = misfit.problem(COMMAND_LINE, self._schema, written)
+                problem = misfit.describe_problem(COMMAND_LINE, self._schema, written)
                 override.problems.append(problem)
                 return
-        self._problems_of_files.append(self._problem_of_file(misfit))
+        self._problems_of_files.append(self._describe_problem_of_file(misfit))
 
-    def _problem_of_file(self, misfit: Misfit) -> Problem:
+    def _describe_problem_of_file(self, misfit: Misfit) -> Problem:
         """Returns the problem of a value that a file sets."""
-        for package, file in self._files_in_merge_order()[::-1]:
+        for package, file in self._list_files_in_merge_order()[::-1]:
             content = self._reader.files[file].content
-            if value_at(package, content, misfit.path) is MISSING:
+            if find_value(package, content, misfit.path) is MISSING:
                 continue
             if misfit.expected is None and misfit.path == (package.partition(".")[0],):
                 expected = (
                     "# @package _global_ in its first line: it sets keys of the whole configuration"
                 )
                 fix = "write that line, and the keys as in a main configuration"
-                return Problem(package, short_path(file), "no such line", expected, fix)
-            return misfit.problem(short_path(file), self._schema)
+                return Problem(package, shorten_path(file), "no such line", expected, fix)
+            return misfit.describe_problem(shorten_path(file), self._schema)
 
-        return misfit.problem(HYDRA, self._schema)
+        return misfit.describe_problem(HYDRA, self._schema)
 
-    def _files_in_merge_order(self) -> list[tuple[str, Path]]:
+    def _list_files_in_merge_order(self) -> list[tuple[str, Path]]:
         """Lists the files as Hydra merges them, each with the section that it sets."""
-        texts = [override.forced() for override in self._valid_overrides()]
+        texts = [override.force() for override in self._select_valid_overrides()]
         with hydra.initialize_config_dir(str(self._reader.main_folder), version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()
             defaults = loader.compute_defaults_list(self._config_name, texts, RunMode.RUN).defaults
@@ -298,7 +304,7 @@ class _Composer:
         return files
 
 
-def plain_values(composed: DictConfig) -> dict[str, Any]:
+def extract_plain_values(composed: DictConfig) -> dict[str, Any]:
     """Returns the composed values without Hydra's settings; every `${…}` as it is written."""
     values = OmegaConf.to_container(composed, resolve=False)
     assert isinstance(values, dict)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.from_file import MISSING, NO_VALUE
-from bsmeta.config.interpolation import texts_in
+from bsmeta.config.interpolation import find_texts
 from bsmeta.core.errors import MISSING as ABSENT
 from bsmeta.core.errors import Problem, look_up
 
@@ -38,7 +38,7 @@ class Composition:
         """Whether a `${…}` of the configuration reads a key, or one below it."""
         return any(f"{key}.".startswith(f"{name}.") for key in self._read_keys())
 
-    def unread_keys(self, name: str, checked: Collection[str] = ()) -> list[str]:
+    def list_unread_keys(self, name: str, checked: Collection[str] = ()) -> list[str]:
         """Lists the keys below a key that no `${…}` of the configuration reads.
 
         A whole branch is one name. If no `${…}` reads any part of the key, as in the configuration
@@ -50,25 +50,25 @@ class Composition:
         read_keys = {key for key in self._read_keys() if f"{key}.".startswith(f"{name}.")}
         if not read_keys:
             return [key for key in self.overridden if key.startswith(f"{name}.")]
-        return [*_unread(self.values[name], name, {*read_keys, *checked})]
+        return [*_find_unread(self.values[name], name, {*read_keys, *checked})]
 
     def _read_keys(self) -> set[str]:
         """Returns the keys that the `${…}` of the configuration read."""
         read_keys: set[str] = set()
-        for text in texts_in(self.values):
-            read_keys.update(self._keys_in(text))
+        for text in find_texts(self.values):
+            read_keys.update(self._find_keys_in(text))
         return read_keys
 
-    def _keys_in(self, text: str) -> Iterator[str]:
+    def _find_keys_in(self, text: str) -> Iterator[str]:
         """Yields the keys that a text reads, including those of an `oc.select` fallback in use."""
-        for body in _interpolated(text):
+        for body in _find_interpolated(text):
             arguments = body.removeprefix(_SELECT)
             is_select = arguments != body
             name, _, fallback = (part.strip() for part in arguments.partition(","))
             if not _KEY.fullmatch(name) or (fallback and not is_select):
-                yield from self._keys_in(body)  # the arguments of another resolver
+                yield from self._find_keys_in(body)  # the arguments of another resolver
             elif is_select and look_up(self.values, name) in (ABSENT, MISSING, NO_VALUE):
-                yield from self._keys_in(fallback)
+                yield from self._find_keys_in(fallback)
             else:
                 yield name
 
@@ -77,7 +77,7 @@ NOTHING = Composition()
 """The composition of a configuration that was built in Python."""
 
 
-def _interpolated(text: str) -> Iterator[str]:
+def _find_interpolated(text: str) -> Iterator[str]:
     """Yields the content of each outermost `${…}` of a text."""
     start = 0
     depth = 0
@@ -91,7 +91,7 @@ def _interpolated(text: str) -> Iterator[str]:
             yield text[start : brace.start()]
 
 
-def _unread(value: Any, name: str, read_keys: set[str]) -> Iterator[str]:
+def _find_unread(value: Any, name: str, read_keys: set[str]) -> Iterator[str]:
     """Yields the unread keys of a value, each as the whole branch that is unread."""
     if name in read_keys:
         return
@@ -99,8 +99,8 @@ def _unread(value: Any, name: str, read_keys: set[str]) -> Iterator[str]:
         yield name
     elif isinstance(value, dict):
         for key, entry in value.items():
-            yield from _unread(entry, f"{name}.{key}", read_keys)
+            yield from _find_unread(entry, f"{name}.{key}", read_keys)
     elif isinstance(value, list):
         for index, entry in enumerate(value):
             if isinstance(entry, (dict, list)):  # a list of plain values is read as a whole
-                yield from _unread(entry, f"{name}.{index}", read_keys)
+                yield from _find_unread(entry, f"{name}.{index}", read_keys)

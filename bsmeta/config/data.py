@@ -15,9 +15,9 @@ from fractions import Fraction
 from typing import Any
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, refuse, show
-from bsmeta.core.keys import bound_problems, key
-from bsmeta.core.secrets import shown_url
+from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, format_value, raise_problems
+from bsmeta.core.keys import find_bound_problems, key
+from bsmeta.core.secrets import format_url
 
 MOST_PARTS = 1 << 20
 """Largest sum of the weights of a mixture as whole numbers in lowest terms: the number of sequences
@@ -153,7 +153,7 @@ class DataConfig:
     memory a character"""
 
 
-def metadata_room(config: DataConfig) -> int:
+def compute_metadata_room(config: DataConfig) -> int:
     """Returns the metadata tokens that a row may hold besides its `max_seq_len` other tokens."""
     if config.row_budget != BY_TEXT or not config.metadata_config.metadata_list:
         return 0
@@ -161,12 +161,12 @@ def metadata_room(config: DataConfig) -> int:
     return config.metadata_config.max_seq_len if room is None else room
 
 
-def row_length(config: DataConfig) -> int:
+def compute_row_length(config: DataConfig) -> int:
     """Returns the length of a row in tokens; under `row_budget=text`, the largest length."""
-    return config.metadata_config.max_seq_len + metadata_room(config)
+    return config.metadata_config.max_seq_len + compute_metadata_room(config)
 
 
-def source_configs(config: DataConfig) -> dict[str, DataConfig]:
+def configure_sources(config: DataConfig) -> dict[str, DataConfig]:
     """Returns the data of each source by its name; without a mixture, `{"": config}`."""
     if not config.sources:
         return {"": config}
@@ -181,7 +181,7 @@ def source_configs(config: DataConfig) -> dict[str, DataConfig]:
     }
 
 
-def parts_of(weights: Sequence[float]) -> list[int]:
+def compute_parts(weights: Sequence[float]) -> list[int]:
     """Returns the smallest whole numbers in the proportion of the weights' decimal notation."""
     exact = [Fraction(repr(float(weight))) for weight in weights]
     scale = math.lcm(*(share.denominator for share in exact))
@@ -205,10 +205,11 @@ def train_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
         entries = [files] if isinstance(files, (str, os.PathLike)) else files or []
         if not isinstance(entries, (list, tuple)):
             raise ConfigurationError(
-                f"{name}: found {show(files)}, expected a path, a glob, or a list of them", [name]
+                f"{name}: found {format_value(files)}, expected a path, a glob, or a list of them",
+                [name],
             )
         for entry in entries:
-            yield name, in_dataset(str(entry), config)
+            yield name, resolve_in_dataset(str(entry), config)
 
 
 def train_files(config: DataConfig) -> str:
@@ -224,7 +225,7 @@ def train_files(config: DataConfig) -> str:
     return ", ".join(map(str, files)) if isinstance(files, list) else str(files or "*.jsonl.gz")
 
 
-def local_dataset(config: DataConfig) -> str | None:
+def find_local_dataset(config: DataConfig) -> str | None:
     """Returns the folder that `dataset_name` names; None if it is unset or on the Hub.
 
     An existing folder takes precedence over a data set of the same name, as in `datasets`.
@@ -235,11 +236,11 @@ def local_dataset(config: DataConfig) -> str | None:
     return folder if name and (is_path or os.path.isdir(folder)) else None
 
 
-def in_dataset(entry: str, config: DataConfig) -> str:
+def resolve_in_dataset(entry: str, config: DataConfig) -> str:
     """Resolves a file name; with `dataset_name`, a relative name is in that data set."""
     if not config.dataset_name or entry.startswith("/") or "://" in entry:
         return entry
-    folder = local_dataset(config)
+    folder = find_local_dataset(config)
     if folder is None:
         return f"{SCHEME}datasets/{config.dataset_name}/{entry}"
     return os.path.join(glob.escape(folder) if glob.has_magic(entry) else folder, entry)
@@ -247,26 +248,26 @@ def in_dataset(entry: str, config: DataConfig) -> str:
 
 def check_data(config: DataConfig) -> None:
     """Raises an error for values that are wrong with any data."""
-    refuse([*data_problems(config)])
+    raise_problems([*find_data_problems(config)])
 
 
-def data_problems(config: DataConfig) -> Iterator[Problem]:
+def find_data_problems(config: DataConfig) -> Iterator[Problem]:
     """Yields invalid values and invalid combinations of values."""
-    yield from bound_problems(config, "data_config.")
-    yield from _column_problems("data_config.columns", config.columns)
-    yield from _source_problems(config)
-    yield from _address_problems(config)
-    yield from _pattern_problems(config)
+    yield from find_bound_problems(config, "data_config.")
+    yield from _find_column_problems("data_config.columns", config.columns)
+    yield from _find_source_problems(config)
+    yield from _find_address_problems(config)
+    yield from _find_pattern_problems(config)
 
     if config.dataset_revision is not None and not any(
-        _takes_revision(entry) for _, entry in _entries(config)
+        _takes_revision(entry) for _, entry in _list_file_entries(config)
     ):
         expected = "null: nothing is read from the Hub, or only at a revision of its own (@)"
         fix = "leave it out, or name the data as data_config.dataset_name or hf://datasets/…"
-        yield _refused(config, "dataset_revision", expected, fix)
+        yield _describe_refusal(config, "dataset_revision", expected, fix)
 
 
-def _column_problems(key: str, columns: Mapping[str, str]) -> Iterator[Problem]:
+def _find_column_problems(key: str, columns: Mapping[str, str]) -> Iterator[Problem]:
     """Yields paths that no record can have, and paths inside the value of another path."""
     paths = {"text": "text", **columns} if columns else {}
     for name, path in paths.items():
@@ -274,44 +275,54 @@ def _column_problems(key: str, columns: Mapping[str, str]) -> Iterator[Problem]:
         if not all(path.split(".")):
             expected = "a path: the name of a column, or names joined by dots"
             fix = f"{key}.{name}=column.field"
-            yield Problem(f"{key}.{name}", HYDRA, show(path), expected, fix)
+            yield Problem(f"{key}.{name}", HYDRA, format_value(path), expected, fix)
         elif inner_paths:
             expected = f"a value; {inner_paths[0]} is a field of it"
-            yield Problem(f"{key}.{name}", HYDRA, show(path), expected, "map only one of the two")
+            yield Problem(
+                f"{key}.{name}", HYDRA, format_value(path), expected, "map only one of the two"
+            )
 
 
-def _source_problems(config: DataConfig) -> Iterator[Problem]:
+def _find_source_problems(config: DataConfig) -> Iterator[Problem]:
     """Yields sources without a name, a file or a weight, of equal names, or beside `train_file`."""
     names = [source.name for source in config.sources]
     for number, source in enumerate(config.sources):
         key = f"data_config.sources.{number}"
-        yield from _column_problems(f"{key}.columns", source.columns)
+        yield from _find_column_problems(f"{key}.columns", source.columns)
 
         if not re.fullmatch(r"[\w.-]+", source.name):
             expected = "a name of letters, digits, dots, hyphens and underscores"
-            yield Problem(f"{key}.name", HYDRA, show(source.name), expected, f"{key}.name=web")
+            yield Problem(
+                f"{key}.name", HYDRA, format_value(source.name), expected, f"{key}.name=web"
+            )
         elif source.name in names[:number]:
             expected = "a name of its own: another source has this one"
             yield Problem(
-                f"{key}.name", HYDRA, show(source.name), expected, f"rename one {source.name}"
+                f"{key}.name",
+                HYDRA,
+                format_value(source.name),
+                expected,
+                f"rename one {source.name}",
             )
 
         if not source.train_file:
             fix = f"{key}.train_file=FOLDER/*.jsonl.gz (or a list of files)"
-            yield Problem(f"{key}.train_file", HYDRA, show(source.train_file), "its shards", fix)
+            yield Problem(
+                f"{key}.train_file", HYDRA, format_value(source.train_file), "its shards", fix
+            )
 
-    yield from _weight_problems([source.weight for source in config.sources])
+    yield from _find_weight_problems([source.weight for source in config.sources])
 
     if config.sources and config.train_file is not None:
         expected = "null, because data_config.sources names the shards"
-        yield _refused(config, "train_file", expected, "data_config.train_file=null")
+        yield _describe_refusal(config, "train_file", expected, "data_config.train_file=null")
 
 
-def _weight_problems(weights: Sequence[float]) -> Iterator[Problem]:
+def _find_weight_problems(weights: Sequence[float]) -> Iterator[Problem]:
     """Yields weights with a common period that is too long to compute."""
     if not weights or not all(0 < weight < math.inf for weight in weights):
         return  # out of bounds, and refused for that
-    if sum(parts_of(weights)) > MOST_PARTS:
+    if sum(compute_parts(weights)) > MOST_PARTS:
         found = f"weights {', '.join(map(str, weights))}"
         expected = "weights whose shares are exact in fewer digits"
         shares = [f"{weight / sum(weights):.3f}" for weight in weights]
@@ -319,21 +330,21 @@ def _weight_problems(weights: Sequence[float]) -> Iterator[Problem]:
         yield Problem("data_config.sources", HYDRA, found, expected, fix)
 
 
-def _address_problems(config: DataConfig) -> Iterator[Problem]:
+def _find_address_problems(config: DataConfig) -> Iterator[Problem]:
     """Yields files on file systems that cannot be read, by the scheme of their addresses."""
-    for name, entry in _entries(config):
+    for name, entry in _list_file_entries(config):
         address = re.match(r"([a-z][a-z0-9+.-]*)://", entry, re.IGNORECASE)
         if address is None:
             continue
 
-        printable_entry = shown_url(entry)
+        printable_entry = format_url(entry)
         scheme = address[0].lower()
         rest = printable_entry[len(scheme) :]
         by_tensorflow = config.reader == "tf" and name != _HELD_OUT
         if by_tensorflow and scheme in (SCHEME, *_WEB):
             expected = "a path or address that TensorFlow reads (data_config.reader=tf)"
             fix = "data_config.reader=native"
-            yield Problem(name, HYDRA, show(printable_entry), expected, fix)
+            yield Problem(name, HYDRA, format_value(printable_entry), expected, fix)
         elif not by_tensorflow and scheme not in REMOTE:
             expected = f"a path, or {SCHEME}datasets/OWNER/NAME/…, s3://BUCKET/… or gs://BUCKET/…"
             fix = f"copy the files here, or mount {scheme}… as a folder, and name the path"
@@ -343,31 +354,31 @@ def _address_problems(config: DataConfig) -> Iterator[Problem]:
                 fix += "; data_config.reader=tf reads what TensorFlow has a file system for"
             if scheme == "file://":
                 fix = f"{name}={rest}"
-            yield Problem(name, HYDRA, f"{show(printable_entry)} ({scheme})", expected, fix)
+            yield Problem(name, HYDRA, f"{format_value(printable_entry)} ({scheme})", expected, fix)
 
 
-def _pattern_problems(config: DataConfig) -> Iterator[Problem]:
+def _find_pattern_problems(config: DataConfig) -> Iterator[Problem]:
     """Yields a local pattern in place of the held-out file, which would match whole shards."""
-    path = in_dataset(config.validation_file or "", config)
+    path = resolve_in_dataset(config.validation_file or "", config)
     if "://" in path or not glob.has_magic(path) or os.path.exists(path):
         return
 
     files = sorted(glob.glob(path, recursive=True))
     count = {0: "no file", 1: "1 file"}.get(len(files), f"{len(files)} files")
-    found = f"{show(path)}, a pattern that matches {count}"
+    found = f"{format_value(path)}, a pattern that matches {count}"
     fix = f"{_HELD_OUT}={files[0] if files else 'FILE'}"
     yield Problem(_HELD_OUT, HYDRA, found, "the path of one file", fix)
 
 
-def _entries(config: DataConfig) -> Iterator[tuple[str, str]]:
+def _list_file_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
     """Yields the keys that name files, and their values resolved inside `dataset_name`."""
     entries = [*train_entries(config)]
     if not entries and config.dataset_name:
-        entries = [("data_config.dataset_name", in_dataset("", config))]
+        entries = [("data_config.dataset_name", resolve_in_dataset("", config))]
     yield from entries
 
     if config.validation_file:
-        yield _HELD_OUT, in_dataset(config.validation_file, config)
+        yield _HELD_OUT, resolve_in_dataset(config.validation_file, config)
 
 
 def _takes_revision(entry: str) -> bool:
@@ -375,6 +386,6 @@ def _takes_revision(entry: str) -> bool:
     return entry.startswith(SCHEME) and "@" not in "/".join(entry.split("/")[:5])
 
 
-def _refused(config: DataConfig, name: str, expected: str, fix: str) -> Problem:
+def _describe_refusal(config: DataConfig, name: str, expected: str, fix: str) -> Problem:
     """Returns the problem of a key of the section, with its value."""
-    return Problem(f"data_config.{name}", HYDRA, show(getattr(config, name)), expected, fix)
+    return Problem(f"data_config.{name}", HYDRA, format_value(getattr(config, name)), expected, fix)

@@ -23,8 +23,16 @@ from pydantic import BaseModel, ValidationError
 from bsmeta.config.launch import ZERO_VARIABLES, Launch
 from bsmeta.config.schema import WSD, RunConfig
 from bsmeta.config.steps import BatchPlan
-from bsmeta.core.errors import MISSING, Problem, look_up, nearest, same, same_type, show
-from bsmeta.core.keys import about, leaves
+from bsmeta.core.errors import (
+    MISSING,
+    Problem,
+    equals_exactly,
+    format_value,
+    has_same_type,
+    look_up,
+    suggest_nearest,
+)
+from bsmeta.core.keys import about, iterate_leaves
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.secrets import hide_values
 
@@ -156,11 +164,11 @@ class DeepSpeedJson:
         Args:
             reported: Dotted keys for which a problem has already been reported.
         """
-        problems = [*self._unknown_keys(), *self.disagreements()]
+        problems = [*self._find_unknown_keys(), *self.find_disagreements()]
         reported = reported | {problem.key for problem in problems}
-        return [*problems, *self._invalid_values(reported)]
+        return [*problems, *self._find_invalid_values(reported)]
 
-    def filled(self) -> dict[str, Any]:
+    def fill_values(self) -> dict[str, Any]:
         """Returns the document for DeepSpeed: with Hydra's values, without optimizer and scheduler.
 
         Only the bucket sizes that depend on the model's hidden size may still be `"auto"`.
@@ -169,7 +177,7 @@ class DeepSpeedJson:
         for block in _REMOVED:
             filled.pop(block, None)
 
-        for shared in self._shared_keys():
+        for shared in self._list_shared_keys():
             block, _, name = shared.key.rpartition(".")
             section = filled.setdefault(block, {}) if block else filled
             section[name] = shared.value
@@ -178,48 +186,55 @@ class DeepSpeedJson:
             filled[_ZERO][_GATHER.rpartition(".")[2]] = look_up(filled, _STAGE) == 3
         return filled
 
-    def disagreements(self) -> Iterator[Problem]:
+    def find_disagreements(self) -> Iterator[Problem]:
         """Yields every key that is missing, or disagrees with Hydra or the launch."""
-        shared_keys = self._shared_keys()
+        shared_keys = self._list_shared_keys()
         for shared in shared_keys:
             yield from self._compare(shared)
-        yield from self._removed_blocks()
-        yield from self._zero_problems()
+        yield from self._compare_removed_blocks()
+        yield from self._find_zero_problems()
 
         can_be_auto = {shared.key for shared in shared_keys} | {*_HIDDEN_SIZE_KEYS, _GATHER}
         remaining = {key: value for key, value in self._document.items() if key not in _REMOVED}
-        for key in _autos(remaining, ""):
+        for key in _find_auto_values(remaining, ""):
             if key not in can_be_auto:
                 expected = 'a value; nothing says what "auto" would be here'
-                yield self._problem(key, expected, "write the value, or delete the key")
+                yield self._describe_problem(key, expected, "write the value, or delete the key")
 
-    def _at(self, key: str) -> Any:
+    def _read_value(self, key: str) -> Any:
         return look_up(self._document, key)
 
-    def _problem(self, key: str, expected: str, fix: str, found: str | None = None) -> Problem:
-        found = show(self._at(key)) if found is None else found
+    def _describe_problem(
+        self, key: str, expected: str, fix: str, found: str | None = None
+    ) -> Problem:
+        found = format_value(self._read_value(key)) if found is None else found
         return Problem(key, self._file, found, expected, fix)
 
-    def _unknown_keys(self) -> Iterator[Problem]:
+    def _find_unknown_keys(self) -> Iterator[Problem]:
         """Yields keys that DeepSpeed ignores, or that this trainer does not support."""
         for name, owner in _ELSEWHERE.items():
             if name in self._document:
                 fix = f"delete it, and pass {owner}=… instead"
-                yield self._problem(name, f"no such block: set {owner} in Hydra", fix, "a block")
+                yield self._describe_problem(
+                    name, f"no such block: set {owner} in Hydra", fix, "a block"
+                )
 
         for key in (*_CHECKPOINT, *_NOT_RUN):
             reason = "keeps whole checkpoints, and converts them itself"
             if key in _NOT_RUN:
                 reason = "does not run DeepSpeed with it"
-            if self._at(key) is True or (key in _NOT_RUN and self._at(key) is not MISSING):
-                yield self._problem(key, f"no such key: the trainer {reason}", "delete it")
+            if self._read_value(key) is True or (
+                key in _NOT_RUN and self._read_value(key) is not MISSING
+            ):
+                yield self._describe_problem(key, f"no such key: the trainer {reason}", "delete it")
 
         for name in self._document:
             if name not in _TOP_LEVEL and name not in _ELSEWHERE:
-                expected = f"a key that this trainer runs DeepSpeed with{nearest(name, _TOP_LEVEL)}"
-                yield self._problem(name, expected, _MISSPELLED, "an unknown key")
+                suggestion = suggest_nearest(name, _TOP_LEVEL)
+                expected = f"a key that this trainer runs DeepSpeed with{suggestion}"
+                yield self._describe_problem(name, expected, _MISSPELLED, "an unknown key")
 
-    def _shared_keys(self) -> list[_Shared]:
+    def _list_shared_keys(self) -> list[_Shared]:
         """Lists the keys that Hydra owns, with their values in this launch."""
         plan = BatchPlan.of(self._config, self._launch.num_processes)
         micro_batch = plan.key or "rows of a micro-batch, which vary"
@@ -228,7 +243,7 @@ class DeepSpeedJson:
             owner=f"{micro_batch} of Hydra" if plan.key else micro_batch,
             value=plan.micro_batch,
             default="train_batch_size / accumulation / processes",
-            override=_override_of(plan.key) if plan.key and not plan.is_total else None,
+            override=_make_override_writer(plan.key) if plan.key and not plan.is_total else None,
         )
         rows_per_step = _Shared(
             key="train_batch_size",
@@ -238,15 +253,15 @@ class DeepSpeedJson:
         )
         equal = [
             shared
-            for shared in self._equal_keys()
+            for shared in self._list_equal_keys()
             if shared.key != rows_per_process.key and shared.key.partition(".")[0] not in _REMOVED
         ]
-        precisions = [self._precision("bf16"), self._precision("fp16")]
+        precisions = [self._choose_precision("bf16"), self._choose_precision("fp16")]
         return [rows_per_process, rows_per_step, *equal, *precisions]
 
-    def _equal_keys(self) -> Iterator[_Shared]:
+    def _list_equal_keys(self) -> Iterator[_Shared]:
         """Yields the keys of the JSON that have the same value as a key of the schema."""
-        for name, section, field in leaves(self._config):
+        for name, section, field in iterate_leaves(self._config):
             deepspeed_key = about(field).deepspeed
             if deepspeed_key is not None and ", " not in deepspeed_key:
                 yield _Shared(
@@ -254,10 +269,10 @@ class DeepSpeedJson:
                     owner=f"{name} of Hydra",
                     value=getattr(section, field.name),
                     default=about(field).deepspeed_default,
-                    override=_override_of(name),
+                    override=_make_override_writer(name),
                 )
 
-    def _precision(self, name: str) -> _Shared:
+    def _choose_precision(self, name: str) -> _Shared:
         """Returns the switch of bf16 or fp16."""
         precision = self._config.mixed_precision
         return _Shared(
@@ -270,89 +285,89 @@ class DeepSpeedJson:
 
     def _compare(self, shared: _Shared) -> Iterator[Problem]:
         """Yields a problem unless the JSON has `"auto"` or Hydra's value, in Hydra's type."""
-        value = self._at(shared.key)
-        expected = f'"auto" or {show(shared.value)} ({shared.owner})'
+        value = self._read_value(shared.key)
+        expected = f'"auto" or {format_value(shared.value)} ({shared.owner})'
         fix = f'write "auto" for {shared.key} in {self._file}'
         if value is MISSING:
             if shared.default is not None:
                 missing = f"no such key (DeepSpeed would silently take {shared.default})"
-                yield self._problem(shared.key, expected, fix, missing)
-        elif value != AUTO and not same(value, shared.value):
-            if shared.override is not None and same_type(value, shared.value):
+                yield self._describe_problem(shared.key, expected, fix, missing)
+        elif value != AUTO and not equals_exactly(value, shared.value):
+            if shared.override is not None and has_same_type(value, shared.value):
                 fix += f", or pass {shared.override(value)}"
-            yield self._problem(shared.key, expected, fix)
+            yield self._describe_problem(shared.key, expected, fix)
 
-    def _removed_blocks(self) -> Iterator[Problem]:
+    def _compare_removed_blocks(self) -> Iterator[Problem]:
         """Yields the values of the blocks `optimizer` and `scheduler` that differ from Hydra's."""
-        optimizer = self._at("optimizer.type")
+        optimizer = self._read_value("optimizer.type")
         if "optimizer" in self._document and optimizer not in _OPTIMIZERS:
-            expected = f"AdamW, the trainer's optimizer{nearest(optimizer, _OPTIMIZERS)}"
+            expected = f"AdamW, the trainer's optimizer{suggest_nearest(optimizer, _OPTIMIZERS)}"
             fix = 'write "type": "AdamW", or delete the optimizer block'
-            yield self._problem("optimizer.type", expected, fix)
+            yield self._describe_problem("optimizer.type", expected, fix)
         if "scheduler" in self._document:
-            yield from self._scheduler_problems(self._at("scheduler.type"))
+            yield from self._find_scheduler_problems(self._read_value("scheduler.type"))
 
-        shared_keys = {shared.key: shared for shared in self._equal_keys()}
+        shared_keys = {shared.key: shared for shared in self._list_equal_keys()}
         for block in _REMOVED:
-            parameters = self._at(f"{block}.params")
+            parameters = self._read_value(f"{block}.params")
             for name, value in parameters.items() if isinstance(parameters, Mapping) else ():
                 key = f"{block}.params.{name}"
                 if key in shared_keys:
                     yield from self._compare(shared_keys[key])
                 elif value != AUTO:
                     expected = '"auto": the trainer builds it from the values of Hydra'
-                    yield self._problem(key, expected, 'write "auto", or delete it')
+                    yield self._describe_problem(key, expected, 'write "auto", or delete it')
 
-    def _scheduler_problems(self, scheduler: Any) -> Iterator[Problem]:
+    def _find_scheduler_problems(self, scheduler: Any) -> Iterator[Problem]:
         """Yields a scheduler that is not the equivalent of Hydra's `lr_scheduler_type`."""
         hydra_type = self._config.lr_scheduler_type
         equivalent = _SCHEDULERS.get(hydra_type)
         if hydra_type == WSD:
             expected = f"no scheduler block: DeepSpeed has no lr_scheduler_type={WSD} of Hydra"
-            yield self._problem("scheduler.type", expected, "delete the scheduler block")
+            yield self._describe_problem("scheduler.type", expected, "delete the scheduler block")
         elif equivalent not in (None, scheduler):  # None: refused by the checks of Hydra's values
-            near = nearest(scheduler, [equivalent])
+            near = suggest_nearest(scheduler, [equivalent])
             expected = f"{equivalent} (lr_scheduler_type={hydra_type} of Hydra){near}"
             fix = f'write "type": "{equivalent}", or delete the scheduler block'
             for other_type, name in _SCHEDULERS.items():
                 if name == scheduler:
                     fix += f", or pass lr_scheduler_type={other_type}"
-            yield self._problem("scheduler.type", expected, fix)
+            yield self._describe_problem("scheduler.type", expected, fix)
 
-    def _zero_problems(self) -> Iterator[Problem]:
+    def _find_zero_problems(self) -> Iterator[Problem]:
         """Yields problems with the stage of ZeRO, its form of saving, and its offloading."""
-        stage = self._at(_STAGE)
-        if not isinstance(self._at(_ZERO), Mapping):
+        stage = self._read_value(_STAGE)
+        if not isinstance(self._read_value(_ZERO), Mapping):
             fix = 'write "zero_optimization": {"stage": 2}'
-            yield self._problem(_ZERO, 'an object with at least "stage"', fix)
+            yield self._describe_problem(_ZERO, 'an object with at least "stage"', fix)
             return
         if type(stage) is not int or not 0 <= stage <= 3:
             default = " (DeepSpeed would silently take 0)" if stage is MISSING else ""
             fix = 'write "stage": 2, for example'
-            yield self._problem(_STAGE, f"0, 1, 2 or 3{default}", fix)
+            yield self._describe_problem(_STAGE, f"0, 1, 2 or 3{default}", fix)
             return
 
-        if stage == 3 and self._at(_GATHER) not in (True, AUTO):
+        if stage == 3 and self._read_value(_GATHER) not in (True, AUTO):
             expected = "true: without it, a ZeRO-3 model cannot be saved in from_pretrained form"
             fix = f'write "{_GATHER.rpartition(".")[2]}": true or "auto"'
-            yield self._problem(_GATHER, expected, fix)
+            yield self._describe_problem(_GATHER, expected, fix)
         if stage != 3 and self._launch.zero3_init:
             expected = f"false, because {self._file} has stage {stage}"
             fix = "zero3_init_flag: false, or a DeepSpeed JSON of stage 3"
             key = "deepspeed_config.zero3_init_flag"
             yield Problem(key, self._launch.source, "true", expected, fix)
 
-        yield from self._ignored_options(stage)
-        yield from self._offload_problems(f"{_ZERO}.offload_optimizer", 1, stage)
-        yield from self._offload_problems(f"{_ZERO}.offload_param", 3, stage)
+        yield from self._find_ignored_options(stage)
+        yield from self._find_offload_problems(f"{_ZERO}.offload_optimizer", 1, stage)
+        yield from self._find_offload_problems(f"{_ZERO}.offload_param", 3, stage)
 
-    def _ignored_options(self, stage: int) -> Iterator[Problem]:
+    def _find_ignored_options(self, stage: int) -> Iterator[Problem]:
         """Yields options of `accelerate launch` that differ from the JSON, which has precedence."""
         for variable, text in self._launch.zero_options.items():
             key = f"{_ZERO}.{ZERO_VARIABLES[variable]}"
             if key == _GATHER and stage != 3:
                 continue  # without effect, whatever its value
-            value = self._at(key)
+            value = self._read_value(key)
             if key == _GATHER and value == AUTO:
                 value = True
             elif value in (MISSING, None):
@@ -366,9 +381,9 @@ class DeepSpeedJson:
                 fix = (
                     f"leave out {option} of accelerate launch (or unset {variable}), or write {key}"
                 )
-                yield Problem(variable, self._launch.source, show(text), expected, fix)
+                yield Problem(variable, self._launch.source, format_value(text), expected, fix)
 
-    def _offload_problems(self, key: str, lowest_stage: int, stage: int) -> Iterator[Problem]:
+    def _find_offload_problems(self, key: str, lowest_stage: int, stage: int) -> Iterator[Problem]:
         """Yields problems with the block of an offload.
 
         Args:
@@ -376,56 +391,60 @@ class DeepSpeedJson:
             lowest_stage: The first stage of ZeRO that can offload it.
             stage: The stage of the document.
         """
-        device = self._at(f"{key}.device")
-        if self._at(key) in (MISSING, None) or device == "none":
+        device = self._read_value(f"{key}.device")
+        if self._read_value(key) in (MISSING, None) or device == "none":
             return
         if device not in ("cpu", "nvme"):
             fix = f"correct it, or delete {key}"
-            yield self._problem(f"{key}.device", '"none", "cpu" or "nvme"', fix)
+            yield self._describe_problem(f"{key}.device", '"none", "cpu" or "nvme"', fix)
             return
 
         if stage < lowest_stage:
             expected = (
                 f"no offload, which needs stage {lowest_stage} or more (the stage is {stage})"
             )
-            yield self._problem(key, expected, f'delete it, or write "stage": {lowest_stage}')
+            yield self._describe_problem(
+                key, expected, f'delete it, or write "stage": {lowest_stage}'
+            )
         if self._launch.gpus == 0:
             expected = "no offload: there is no GPU to move anything off"
-            yield self._problem(key, expected, "delete it, or use deepspeed_configs/cpu.json")
+            yield self._describe_problem(
+                key, expected, "delete it, or use deepspeed_configs/cpu.json"
+            )
 
-        if key.endswith("offload_optimizer") and self._at(_FORCE) is not False:
+        if key.endswith("offload_optimizer") and self._read_value(_FORCE) is not False:
             expected = (
                 "false: AdamW is the trainer's, and DeepSpeed would end the run to have its own"
             )
-            yield self._problem(_FORCE, expected, f'write "{_FORCE}": false')
+            yield self._describe_problem(_FORCE, expected, f'write "{_FORCE}": false')
 
-        if device == "nvme" and not isinstance(self._at(f"{key}.nvme_path"), str):
+        if device == "nvme" and not isinstance(self._read_value(f"{key}.nvme_path"), str):
             fix = 'write "nvme_path": "/a/local/disk"'
-            yield self._problem(f"{key}.nvme_path", "a folder on an NVMe disk", fix)
+            yield self._describe_problem(f"{key}.nvme_path", "a folder on an NVMe disk", fix)
 
-    def _invalid_values(self, reported: set[str]) -> Iterator[Problem]:
+    def _find_invalid_values(self, reported: set[str]) -> Iterator[Problem]:
         """Yields the values that DeepSpeed would refuse, or fail with later."""
-        yield from self._values_of_other_types(_FLAGS, (bool,), "true or false")
-        yield from self._values_of_other_types(_NUMBERS, (int, float), "a number")
+        yield from self._find_values_of_other_types(_FLAGS, (bool,), "true or false")
+        yield from self._find_values_of_other_types(_NUMBERS, (int, float), "a number")
 
-        models = _models()
+        models = _load_pydantic_models()
         for block in _BLOCKS:
             if block not in self._document or block in reported:
                 continue
             if not isinstance(self._document[block], Mapping):
                 fix = f'write "{block}": {{…}}, or delete it'
-                yield self._problem(block, "an object with keys", fix)
+                yield self._describe_problem(block, "an object with keys", fix)
             elif block in models:
                 yield from self._validate(models[block], block, reported)
 
-    def _values_of_other_types(
+    def _find_values_of_other_types(
         self, keys: Sequence[str], types: tuple[type, ...], expected: str
     ) -> Iterator[Problem]:
         """Yields the values of some keys that have none of the types."""
         for key in keys:
-            value = self._at(key)
+            value = self._read_value(key)
             if value not in (MISSING, AUTO) and type(value) not in types:
-                yield self._problem(key, expected, "correct the value")
+                yield self._describe_problem(key, expected, "correct the value")
 
     def _validate(
         self, model: type[BaseModel], block: str, reported: set[str]
@@ -439,11 +458,13 @@ class DeepSpeedJson:
                 renamed_keys.add(name)
                 new = extra["new_param"]
                 fix = f"write {new} instead"
-                yield self._problem(f"{block}.{name}", f"its new name, {new}", fix, "an old name")
+                yield self._describe_problem(
+                    f"{block}.{name}", f"its new name, {new}", fix, "an old name"
+                )
 
         values = {
             name: value
-            for name, value in _without_auto(content).items()
+            for name, value in _drop_auto_values(content).items()
             if f"{block}.{name}" not in reported and name not in renamed_keys
         }
         try:
@@ -455,21 +476,23 @@ class DeepSpeedJson:
                     continue
                 if details["type"] == "extra_forbidden":
                     found = "an unknown key"
-                    expected = f"a key that DeepSpeed knows{_nearest_key(model, details['loc'])}"
+                    expected = (
+                        f"a key that DeepSpeed knows{_suggest_nearest_key(model, details['loc'])}"
+                    )
                     fix = _MISSPELLED
                 else:
-                    found = show(details["input"])
+                    found = format_value(details["input"])
                     expected = details["msg"].removeprefix("Input should be ")
                     fix = "correct the value, or delete the key"
-                yield self._problem(key, expected, fix, found)
+                yield self._describe_problem(key, expected, fix, found)
 
 
-def _override_of(name: str) -> Callable[[Any], str]:
+def _make_override_writer(name: str) -> Callable[[Any], str]:
     """Returns a function that writes the override of a key with a value."""
-    return lambda value: f"{name}={show(value)}"
+    return lambda value: f"{name}={format_value(value)}"
 
 
-def _models() -> dict[str, type[BaseModel]]:
+def _load_pydantic_models() -> dict[str, type[BaseModel]]:
     """Returns DeepSpeed's pydantic models of its blocks, by the names of these."""
     logging.disable(logging.WARNING)  # importing DeepSpeed logs the device that it finds
     try:
@@ -486,7 +509,7 @@ def _models() -> dict[str, type[BaseModel]]:
     }
 
 
-def _nearest_key(model: type[BaseModel], path: tuple[str | int, ...]) -> str:
+def _suggest_nearest_key(model: type[BaseModel], path: tuple[str | int, ...]) -> str:
     """Suggests a name in place of an unknown key, which may be in a nested model."""
     fields = model.model_fields
     for name in path[:-1]:
@@ -498,22 +521,22 @@ def _nearest_key(model: type[BaseModel], path: tuple[str | int, ...]) -> str:
             return ""
         fields = nested[0].model_fields
 
-    return nearest(path[-1], [field.alias or name for name, field in fields.items()])
+    return suggest_nearest(path[-1], [field.alias or name for name, field in fields.items()])
 
 
-def _without_auto(content: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_auto_values(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a copy of nested mappings without the values `"auto"`."""
     return {
-        name: _without_auto(value) if isinstance(value, Mapping) else value
+        name: _drop_auto_values(value) if isinstance(value, Mapping) else value
         for name, value in content.items()
         if value != AUTO
     }
 
 
-def _autos(node: Any, prefix: str) -> Iterator[str]:
+def _find_auto_values(node: Any, prefix: str) -> Iterator[str]:
     """Yields the dotted key of every `"auto"`."""
     if isinstance(node, Mapping):
         for name, value in node.items():
-            yield from _autos(value, f"{prefix}.{name}" if prefix else name)
+            yield from _find_auto_values(value, f"{prefix}.{name}" if prefix else name)
     elif node == AUTO:
         yield prefix

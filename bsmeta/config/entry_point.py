@@ -19,31 +19,37 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from bsmeta.config.command_line import CommandLine, read_command_line
-from bsmeta.config.compose import REFUSALS, Composed, compose_files, plain_values, register
-from bsmeta.config.filling import fill
-from bsmeta.config.help_page import describe, wrap
-from bsmeta.config.hydra_errors import explain
+from bsmeta.config.compose import (
+    REFUSALS,
+    Composed,
+    compose_files,
+    extract_plain_values,
+    register_schema,
+)
+from bsmeta.config.filling import fill_section
+from bsmeta.config.help_page import wrap_page, write_help
+from bsmeta.config.hydra_errors import explain_error
 from bsmeta.config.hydra_files import ConfigReader
-from bsmeta.config.interpolation import finish
-from bsmeta.config.overrides import Override, describe_repetitions, key_of, read_overrides
+from bsmeta.config.interpolation import finish_configuration
+from bsmeta.config.overrides import Override, describe_repetitions, extract_key, read_overrides
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.schema_choice import choose_schema, list_offered
 from bsmeta.config.structures import open_structure
-from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, refuse, show
+from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, format_value, raise_problems
 from bsmeta.core.files import CONFIG_FOLDER
-from bsmeta.core.keys import bound_problems, leaves
-from bsmeta.core.process import exit_code, leave
-from bsmeta.core.rank import rank
+from bsmeta.core.keys import find_bound_problems, iterate_leaves
+from bsmeta.core.process import exit_code, exit_process
+from bsmeta.core.rank import read_rank
 from bsmeta.core.secrets import HIDDEN, hide_values, redact
-from bsmeta.core.terminal import screened_output
-from bsmeta.core.versions import version_lines
+from bsmeta.core.terminal import screen_output
+from bsmeta.core.versions import list_version_lines
 
 Config = TypeVar("Config")
 Call = Callable[[Composed], int]
 logger = logging.getLogger(__name__)
 
 
-@screened_output()
+@screen_output()
 def run_entry_point(
     main: Callable[..., int | None],
     schemas: type[Config] | Sequence[type[Config] | str],
@@ -67,7 +73,7 @@ def run_entry_point(
     """
     arguments = sys.argv[1:]
     if "--version" in arguments:
-        sys.exit(exit_code(lambda: print(version_lines())))
+        sys.exit(exit_code(lambda: print(list_version_lines())))
     built_in = [schemas] if isinstance(schemas, type) else schemas
     offered: list[type[Config] | str] = []
     refused = exit_code(
@@ -79,44 +85,44 @@ def run_entry_point(
     schema = choose_schema(arguments, offered, config_name)
     if {"--help", "-h"} & set(arguments):
         program = os.path.basename(sys.argv[0])
-        page = describe(schema, program, config_name, all_keys="all" in arguments)
-        sys.exit(exit_code(lambda: print(wrap(page))))
+        page = write_help(schema, program, config_name, all_keys="all" in arguments)
+        sys.exit(exit_code(lambda: print(wrap_page(page))))
 
     def call(composed: Composed) -> int:
-        config, problems = finish(composed.values, schema)
+        config, problems = finish_configuration(composed.values, schema)
         hide_values([composed.written, OmegaConf.to_container(composed.values)])
-        problems = [*composed.problems, *problems, *_redacted_values(config)]
-        problems += bound_problems(config)
+        problems = [*composed.problems, *problems, *_find_redacted_values(config)]
+        problems += find_bound_problems(config)
         if not takes_composition:
-            refuse(problems)
+            raise_problems(problems)
             return main(config) or 0
 
         code = main(config, composed.composition(problems)) or 0
-        refuse(problems)
+        raise_problems(problems)
         return code
 
     _log_to_console()
-    leave(exit_code(lambda: _run(schema, config_name, call, offered)))
+    exit_process(exit_code(lambda: _run(schema, config_name, call, offered)))
 
 
-def _redacted_values(config: Any) -> Iterator[Problem]:
+def _find_redacted_values(config: Any) -> Iterator[Problem]:
     """Yields the values in which a secret was redacted when a run saved its configuration.
 
     Only runs save theirs: elsewhere, such as in a prompt, the mark is a text like any other.
     """
     if not isinstance(config, RunConfig):
         return
-    for name, section, field in leaves(config):
+    for name, section, field in iterate_leaves(config):
         value = getattr(section, field.name)
         if HIDDEN in str(value):
             expected = "the value with its secret, which no run saves with its configuration"
-            yield Problem(name, HYDRA, show(value), expected, f"pass {name}=VALUE again")
+            yield Problem(name, HYDRA, format_value(value), expected, f"pass {name}=VALUE again")
 
 
 def _log_to_console() -> None:
     """Logs to standard error: warnings of all ranks, and the messages of the first rank."""
     console = logging.StreamHandler()
-    console.setLevel(logging.INFO if rank() == 0 else logging.WARNING)
+    console.setLevel(logging.INFO if read_rank() == 0 else logging.WARNING)
     logging.basicConfig(
         level=logging.WARNING,
         handlers=[console],
@@ -129,9 +135,9 @@ def _log_to_console() -> None:
 def _run(schema: type, config_name: str, call: Call, offered: Sequence[type | str]) -> int:
     """Composes the command line of this process, and runs it; returns the exit code."""
     reader = ConfigReader()
-    register(schema, reader)  # its name may itself be the --config-name
+    register_schema(schema, reader)  # its name may itself be the --config-name
     line = read_command_line(sys.argv[1:], schema, config_name, offered)
-    if rank() == 0:
+    if read_rank() == 0:
         for remark in describe_repetitions(line.overrides):
             logger.warning(remark)
 
@@ -142,15 +148,15 @@ def _run(schema: type, config_name: str, call: Call, offered: Sequence[type | st
     if not line.runs_by_hydra:
         return call(compose_files(line.config_name, overrides, schema, reader, line.problems))
 
-    refuse(_problems_of_alternatives(line, overrides, schema, reader))
+    raise_problems(_find_problems_of_alternatives(line, overrides, schema, reader))
     return _run_by_hydra(line, overrides, schema, reader, call)
 
 
-def _problems_of_alternatives(
+def _find_problems_of_alternatives(
     line: CommandLine, overrides: Sequence[Override], schema: type, reader: ConfigReader
 ) -> list[Problem]:
     """Lists the problems of the command line with each value of a `--multirun`, at least once."""
-    columns = [override.alternatives() for override in overrides]
+    columns = [override.list_alternatives() for override in overrides]
     columns = [column for column in columns if column]
     problems = line.problems
     for number in range(max(map(len, columns), default=1)):
@@ -176,8 +182,8 @@ def _run_by_hydra(
     settings = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null"]
     if not line.is_multirun:
         settings.append("hydra.run.dir=.")
-    settings = [text for text in settings if key_of(text) not in overridden]
-    texts = [override.forced(quiet=True) for override in overrides]
+    settings = [text for text in settings if extract_key(text) not in overridden]
+    texts = [override.force(quiet=True) for override in overrides]
     sys.argv[1:] = [*line.options, *texts, *settings]
 
     def task(composed: DictConfig) -> None:
@@ -186,9 +192,11 @@ def _run_by_hydra(
         if HydraConfig.get().mode == RunMode.MULTIRUN and record.exists():
             record.write_text(redact(record.read_text()))
 
-        written = plain_values(composed)
+        written = extract_plain_values(composed)
         values = open_structure(schema)
-        problems = [misfit.problem(HYDRA, schema) for misfit in fill(values, written)]
+        problems = [
+            misfit.describe_problem(HYDRA, schema) for misfit in fill_section(values, written)
+        ]
         result = Composed(values, written, tuple(reader.files), overridden, problems)
         # An exception would leave this function through Hydra, which prints a report of its own.
         exit_codes.append(exit_code(lambda: call(result)))
@@ -199,5 +207,5 @@ def _run_by_hydra(
     try:
         run()
     except REFUSALS as error:
-        raise ConfigurationError(explain(error)) from error
+        raise ConfigurationError(explain_error(error)) from error
     return max(exit_codes)

@@ -15,15 +15,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.from_file import MISSING, NO_VALUE
-from bsmeta.config.misfits import Misfit, Names, dotted
-from bsmeta.config.schema_types import entry_schema, type_name, without_none
+from bsmeta.config.misfits import Misfit, Names, join_key
+from bsmeta.config.schema_types import describe_type, drop_none, find_entry_schema
 from bsmeta.config.structures import open_structure, unlock
-from bsmeta.core.errors import show
-from bsmeta.core.keys import type_hints
+from bsmeta.core.errors import format_value
+from bsmeta.core.keys import read_type_hints
 from bsmeta.core.parsing import parse_json
 
 
-def fill(section: DictConfig, values: Mapping[Any, Any], path: Names = ()) -> Iterator[Misfit]:
+def fill_section(
+    section: DictConfig, values: Mapping[Any, Any], path: Names = ()
+) -> Iterator[Misfit]:
     """Sets the fields of a section, and of its sections; yields the values that do not fit.
 
     A field whose value does not fit keeps the default of the schema. Interpolations fit everywhere.
@@ -33,17 +35,17 @@ def fill(section: DictConfig, values: Mapping[Any, Any], path: Names = ()) -> It
         path: The names of the section.
     """
     schema: Any = OmegaConf.get_type(section)
-    types = type_hints(schema)
+    types = read_type_hints(schema)
     for name, value in values.items():
         key_path = (*path, name)
         value = _parse_mapping(value, types.get(name))
         if name not in types:
-            siblings = tuple(dotted((*path, sibling)) for sibling in types)
+            siblings = tuple(join_key((*path, sibling)) for sibling in types)
             yield Misfit(path=key_path, value=value, expected=None, siblings=siblings)
         elif dataclasses.is_dataclass(types[name]) and isinstance(value, Mapping):
-            yield from fill(section[name], value, key_path)
+            yield from fill_section(section[name], value, key_path)
         else:
-            yield from _set(section, value, types[name], key_path)
+            yield from _set_field(section, value, types[name], key_path)
 
 
 def _parse_mapping(value: Any, value_type: Any) -> Any:
@@ -51,7 +53,7 @@ def _parse_mapping(value: Any, value_type: Any) -> Any:
 
     On a command line, quoted keys are written as JSON: Hydra's grammar has no notation for them.
     """
-    value_type = without_none(value_type)
+    value_type = drop_none(value_type)
     takes_mapping = (
         value_type is Any
         or dataclasses.is_dataclass(value_type)
@@ -65,61 +67,63 @@ def _parse_mapping(value: Any, value_type: Any) -> Any:
         return value
 
 
-def misread_booleans(value: Any, value_type: Any, path: Names = ()) -> Iterator[Misfit]:
+def find_misread_booleans(value: Any, value_type: Any, path: Names = ()) -> Iterator[Misfit]:
     """Yields the booleans of a value where the schema has texts: `no` without quotes in YAML.
 
     Args:
         value_type: The type of the value in the schema.
     """
-    value_type = without_none(value_type)
+    value_type = drop_none(value_type)
     entry_type = Any
     if typing.get_origin(value_type) in (list, dict):
         entry_type = typing.get_args(value_type)[-1]
 
     if isinstance(value, Mapping):
         is_section = isinstance(value_type, type) and dataclasses.is_dataclass(value_type)
-        field_types = type_hints(value_type) if is_section else {}
+        field_types = read_type_hints(value_type) if is_section else {}
         for name, entry in value.items():
             if isinstance(name, bool):
-                yield _misread_key(name, path)
+                yield _describe_misread_key(name, path)
             else:
-                yield from misread_booleans(entry, field_types.get(name, entry_type), (*path, name))
+                yield from find_misread_booleans(
+                    entry, field_types.get(name, entry_type), (*path, name)
+                )
     elif isinstance(value, list):
         for entry in value:
-            yield from misread_booleans(entry, entry_type, path)
+            yield from find_misread_booleans(entry, entry_type, path)
     elif isinstance(value, bool) and value_type is str:
-        yield _misread_value(value, path)
+        yield _describe_misread_value(value, path)
 
 
-def _misread_value(value: bool, path: Names) -> Misfit:
+def _describe_misread_value(value: bool, path: Names) -> Misfit:
     """Returns the misfit of a boolean where the schema has a text."""
     word = "yes" if value else "no"
     fix = f'"{word}" with its quotes in YAML, or {word} on the command line'
-    return Misfit(path=path, value=value, expected=_text_in_quotes(value), fix=fix)
+    return Misfit(path=path, value=value, expected=_quote_text(value), fix=fix)
 
 
-def _misread_key(value: bool, path: Names) -> Misfit:
+def _describe_misread_key(value: bool, path: Names) -> Misfit:
     """Returns the misfit of a boolean as a key of the mapping at the path."""
     word = "yes" if value else "no"
-    mapping = f"{dotted(path)}='{json.dumps({word: 1})}'"
+    mapping = f"{join_key(path)}='{json.dumps({word: 1})}'"
     fix = f'"{word}" with its quotes in YAML, or such as {mapping} on the command line'
-    found = f"the key {show(value)}"
-    return Misfit(path=path, value=value, expected=_text_in_quotes(value), found=found, fix=fix)
+    found = f"the key {format_value(value)}"
+    return Misfit(path=path, value=value, expected=_quote_text(value), found=found, fix=fix)
 
 
-def _text_in_quotes(value: bool) -> str:
+def _quote_text(value: bool) -> str:
     words = "yes, on and true" if value else "no, off and false"
-    return f"a text (YAML reads {words} without quotes as {show(value)})"
+    return f"a text (YAML reads {words} without quotes as {format_value(value)})"
 
 
-def _set(section: DictConfig, value: Any, value_type: Any, path: Names) -> Iterator[Misfit]:
+def _set_field(section: DictConfig, value: Any, value_type: Any, path: Names) -> Iterator[Misfit]:
     """Sets the field at the end of a path, or yields the reasons why its value does not fit."""
-    misread = [*misread_booleans(value, value_type, path)]
+    misread = [*find_misread_booleans(value, value_type, path)]
     if misread:
         yield from misread
         return
 
-    schema_of_entries = entry_schema(value_type)
+    schema_of_entries = find_entry_schema(value_type)
     if schema_of_entries is not None and isinstance(value, list):
         misfits: list[Misfit] = []
         typed_entries: list[Any] = []
@@ -127,7 +131,7 @@ def _set(section: DictConfig, value: Any, value_type: Any, path: Names) -> Itera
             typed_entry = entry
             if isinstance(entry, Mapping):
                 typed_entry = open_structure(schema_of_entries)
-                misfits += fill(typed_entry, entry, (*path, index))
+                misfits += fill_section(typed_entry, entry, (*path, index))
             typed_entries.append(typed_entry)
         if misfits:
             yield from misfits
@@ -135,30 +139,32 @@ def _set(section: DictConfig, value: Any, value_type: Any, path: Names) -> Itera
         value = typed_entries
 
     if value in (MISSING, NO_VALUE):
-        yield Misfit(path=path, value=NO_VALUE, expected=f"a value of type {type_name(value_type)}")
+        yield Misfit(
+            path=path, value=NO_VALUE, expected=f"a value of type {describe_type(value_type)}"
+        )
         return
     try:
         section[path[-1]] = value
         if schema_of_entries is not None and isinstance(value, list):
             unlock(section[path[-1]])
     except OmegaConfBaseException as error:
-        yield _misfit_of_error(value, value_type, path, error)
+        yield _convert_error(value, value_type, path, error)
 
 
-def _misfit_of_error(
+def _convert_error(
     value: Any, value_type: Any, path: Names, error: OmegaConfBaseException
 ) -> Misfit:
     """Returns the misfit of a value that OmegaConf refuses."""
     reason = str(error).partition("\n")[0]
-    expected = f"a value of type {type_name(value_type)}"
+    expected = f"a value of type {describe_type(value_type)}"
     if dataclasses.is_dataclass(value_type):
         expected = "keys and values"
         if value is None:
             expected += " (an empty section must be deleted)"
     elif error.key != path[-1]:  # an entry of a list or mapping
         path = (*path, error.key)
-        entry_type = typing.get_args(without_none(value_type))[-1]
-        expected = f"a value of type {type_name(entry_type)}"
+        entry_type = typing.get_args(drop_none(value_type))[-1]
+        expected = f"a value of type {describe_type(entry_type)}"
         if isinstance(value, Mapping):
             value = value.get(error.key, value)
 

@@ -25,7 +25,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.core.errors import ConfigurationError, nearest
+from bsmeta.core.errors import ConfigurationError, suggest_nearest
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.parsing import parse_yaml_file
 
@@ -97,7 +97,7 @@ class Expansion:
             is_whole_value = re.search(r"[=\[,:]\s*$", override[: reference.start()])
             if not isinstance(content, str) and not is_whole_value:
                 _refuse_within_text(reference, "the command line", content)
-            return _literal(content)
+            return _write_literal(content)
 
         return _replace_references(override, "the command line", read_literal)
 
@@ -147,7 +147,7 @@ class Expansion:
         searched = (self.folder / name).parent
         names = sorted(entry.name for entry in searched.iterdir()) if searched.is_dir() else []
         raise ConfigurationError(
-            f"{where}: there is no such file{nearest(name.name, names)}; expected it in "
+            f"{where}: there is no such file{suggest_nearest(name.name, names)}; expected it in "
             f"{' or '.join(map(str, folders))}"
         )
 
@@ -165,13 +165,13 @@ def _refuse_within_text(reference: re.Match[str], where: str, content: Any) -> N
     )
 
 
-def _literal(value: Any) -> str:
+def _write_literal(value: Any) -> str:
     """Writes a value in the grammar of Hydra's overrides."""
     if isinstance(value, dict):
-        entries = [f"{key}: {_literal(entry)}" for key, entry in value.items()]
+        entries = [f"{key}: {_write_literal(entry)}" for key, entry in value.items()]
         return "{" + ",".join(entries) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_literal, value)) + "]"
+        return "[" + ",".join(map(_write_literal, value)) + "]"
     if isinstance(value, str):
         return QuotedString(value, Quote.single).with_quotes()
     if value is None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bsmeta.config.groups import group_options
-from bsmeta.config.schema_types import entry_schema, type_name
-from bsmeta.core.keys import About, about, leaves, meanings, type_hints
+from bsmeta.config.schema_types import describe_type, find_entry_schema
+from bsmeta.core.keys import About, about, iterate_leaves, read_meanings, read_type_hints
 
 _NARROWEST = 40  # columns of a page of help
 
@@ -65,17 +65,17 @@ class Key:
 
 def list_keys(schema: type) -> Iterator[Key]:
     """Yields the leaves of the schema, in declaration order."""
-    for name, section, field in leaves(schema()):
+    for name, section, field in iterate_leaves(schema()):
         owner: Any = type(section)
-        value_type = type_hints(owner)[field.name]
+        value_type = read_type_hints(owner)[field.name]
         facts = about(field)
         yield Key(
             name=name,
-            type=type_name(value_type),
-            default=_yaml_text(getattr(section, field.name)),
-            meaning=facts.meaning or meanings(owner).get(field.name, ""),
+            type=describe_type(value_type),
+            default=_write_yaml(getattr(section, field.name)),
+            meaning=facts.meaning or read_meanings(owner).get(field.name, ""),
             about=facts,
-            entries=entry_schema(value_type),
+            entries=find_entry_schema(value_type),
         )
 
 
@@ -96,7 +96,7 @@ def list_sections(schema: type) -> list[tuple[str, list[Key]]]:
     return sorted(sections.items(), key=lambda item: item[0].startswith(("`", "Entries")))
 
 
-def describe(schema: type, program: str, config_name: str, *, all_keys: bool = True) -> str:
+def write_help(schema: type, program: str, config_name: str, *, all_keys: bool = True) -> str:
     """Writes the page of `--help`.
 
     Args:
@@ -157,13 +157,13 @@ def _describe_keys(heading: str, keys: list[Key]) -> list[str]:
     return [*lines, ""]
 
 
-def _yaml_text(value: Any) -> str:
+def _write_yaml(value: Any) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def wrap(page: str) -> str:
+def wrap_page(page: str) -> str:
     """Folds a page to the width of the terminal; returns it unchanged where there is none."""
     if not (sys.stdout.isatty() or "COLUMNS" in os.environ):
         return page

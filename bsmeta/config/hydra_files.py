@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 from bsmeta.config.from_file import Expansion
 from bsmeta.config.groups import PARTS
-from bsmeta.core.errors import ConfigurationError, show
+from bsmeta.core.errors import ConfigurationError, format_value
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.parsing import parse_yaml_file
 
@@ -92,7 +92,7 @@ class ConfigReader:
         self.files.setdefault(file, FileRecord())
 
 
-def short_path(file: Path) -> str:
+def shorten_path(file: Path) -> str:
     """Returns the path relative to the working folder if it is inside, else unchanged."""
     working_folder = Path.cwd()
     return str(file.relative_to(working_folder) if file.is_relative_to(working_folder) else file)
@@ -127,7 +127,7 @@ class RecordingSource(FileConfigSource):
         self.reader.paths[config_path] = file
 
         entries = values.pop("defaults", None)
-        names = [*_names_of_defaults(entries, file)]
+        names = [*_list_defaults(entries, file)]
         if config_path in names:
             raise ConfigurationError(
                 f"{file}: its defaults list names {config_path}, which is this file itself (the "
@@ -136,9 +136,9 @@ class RecordingSource(FileConfigSource):
             )
 
         expansion = Expansion(Path(self.path), self.reader.note_part)
-        values = expansion.expand(values, short_path(file))
+        values = expansion.expand(values, shorten_path(file))
         self.reader.files[file] = FileRecord(
-            _package(result, config_path),
+            _read_package(result, config_path),
             {name: value for name, value in values.items() if name != "hydra"},
         )
 
@@ -161,14 +161,14 @@ class RecordingSource(FileConfigSource):
             raise ConfigurationError(f"{file}: cannot be read: {error}") from error
 
 
-def _package(result: ConfigResult, config_path: str) -> str:
+def _read_package(result: ConfigResult, config_path: str) -> str:
     """Returns the section that the content of a file belongs to; "" for the whole."""
     group = config_path.rpartition("/")[0]
     package = result.header.get("package") or group.replace("/", ".")
     return "" if package == "_global_" else package
 
 
-def _names_of_defaults(entries: Any, file: Path) -> Iterator[str]:
+def _list_defaults(entries: Any, file: Path) -> Iterator[str]:
     """Yields the entries of a defaults list as `GROUP/OPTION`, `model/gpt2` for {model: gpt2}.
 
     Raises:
@@ -176,7 +176,7 @@ def _names_of_defaults(entries: Any, file: Path) -> Iterator[str]:
     """
     expected = "expected a list: [causal_lm_config, {model: llama_tiny}, _self_], for example"
     if entries is not None and not isinstance(entries, list):
-        raise ConfigurationError(f"{file}: defaults: found {show(entries)}, {expected}")
+        raise ConfigurationError(f"{file}: defaults: found {format_value(entries)}, {expected}")
 
     for entry in entries or ():
         if isinstance(entry, dict) and len(entry) == 1:
@@ -185,4 +185,6 @@ def _names_of_defaults(entries: Any, file: Path) -> Iterator[str]:
         elif isinstance(entry, str):
             yield entry
         else:
-            raise ConfigurationError(f"{file}: defaults: found the entry {show(entry)}, {expected}")
+            raise ConfigurationError(
+                f"{file}: defaults: found the entry {format_value(entry)}, {expected}"
+            )

@@ -17,6 +17,6 @@ class OptionParser(argparse.ArgumentParser):
         raise ConfigurationError(f"the command line: {message}; see --help")
 
 
-def option_parser() -> OptionParser:
+def make_option_parser() -> OptionParser:
     """Returns the parser of Hydra's own options."""
     return OptionParser(parents=[get_args_parser()], add_help=False, allow_abbrev=False)

@@ -22,12 +22,12 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from bsmeta.config.filling import misread_booleans
-from bsmeta.config.schema_types import type_name, without_none
+from bsmeta.config.filling import find_misread_booleans
+from bsmeta.config.schema_types import describe_type, drop_none
 from bsmeta.config.structures import open_structure
 from bsmeta.core.changed_values import expand_home
-from bsmeta.core.errors import HYDRA, Problem, look_up, show
-from bsmeta.core.keys import address_problems, type_hints
+from bsmeta.core.errors import HYDRA, Problem, format_value, look_up
+from bsmeta.core.keys import find_address_problems, read_type_hints
 from bsmeta.core.parsing import parse_yaml
 
 Config = TypeVar("Config")
@@ -36,14 +36,16 @@ _VARIABLE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)")
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([A-Za-z_]\w*(?:\.\w+)*)(?=\s*[},])")
 
 
-def finish(composed: DictConfig, schema: type[Config]) -> tuple[Config, list[Problem]]:
+def finish_configuration(
+    composed: DictConfig, schema: type[Config]
+) -> tuple[Config, list[Problem]]:
     """Resolves a filled configuration, and converts it to an instance of the schema.
 
     Returns:
         The instance, in which the schema's defaults replace values that cannot be resolved, and the
         problems.
     """
-    problems = resolve(composed)
+    problems = resolve_interpolations(composed)
     written = OmegaConf.to_object(composed)
     assert isinstance(written, schema)
 
@@ -52,13 +54,13 @@ def finish(composed: DictConfig, schema: type[Config]) -> tuple[Config, list[Pro
         user = path.partition("/")[0]
         expected = f"a path; there is no user {user[1:]} on this machine"
         fix = f"{name}=./{path}, or correct it"
-        problems.append(Problem(name, HYDRA, show(path), expected, fix))
+        problems.append(Problem(name, HYDRA, format_value(path), expected, fix))
 
-    problems += address_problems(config)
+    problems += find_address_problems(config)
     return config, problems
 
 
-def resolve(composed: DictConfig) -> list[Problem]:
+def resolve_interpolations(composed: DictConfig) -> list[Problem]:
     """Replaces every interpolation of a section by its value in the field's type, in place.
 
     Returns:
@@ -67,17 +69,17 @@ def resolve(composed: DictConfig) -> list[Problem]:
     problems = []
     written = OmegaConf.to_container(composed, resolve=False)
     # From the end, so that deleting an entry of a list moves none that is still to be resolved.
-    for section, name, key in reversed([*_interpolations(composed, "")]):
+    for section, name, key in reversed([*_find_interpolations(composed, "")]):
         schema: Any = OmegaConf.get_type(section)
         is_field = dataclasses.is_dataclass(schema)
-        value_type = without_none(type_hints(schema)[name]) if is_field else None
+        value_type = drop_none(read_type_hints(schema)[name]) if is_field else None
         try:
-            _convert(section, name, value_type)
+            _convert_value(section, name, value_type)
         except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
             entries: Any = OmegaConf.to_container(section, resolve=False)
             text = entries[name]
-            variables = [*dict.fromkeys(_variables(text, written, ()))]
-            problems.append(_unresolved(key, str(text), variables, value_type, error))
+            variables = [*dict.fromkeys(_find_variables(text, written, ()))]
+            problems.append(_describe_unresolved(key, str(text), variables, value_type, error))
             with open_dict(section):
                 if is_field:
                     section[name] = getattr(schema(), name)
@@ -87,7 +89,7 @@ def resolve(composed: DictConfig) -> list[Problem]:
     return problems[::-1]
 
 
-def _interpolations(
+def _find_interpolations(
     section: DictConfig | ListConfig, prefix: str
 ) -> Iterator[tuple[DictConfig | ListConfig, Any, str]]:
     """Yields the container of every interpolation, its name there, and its dotted key."""
@@ -97,10 +99,10 @@ def _interpolations(
         if OmegaConf.is_interpolation(section, name):
             yield section, name, key
         elif not OmegaConf.is_missing(section, name) and OmegaConf.is_config(section[name]):
-            yield from _interpolations(section[name], f"{key}.")
+            yield from _find_interpolations(section[name], f"{key}.")
 
 
-def _convert(section: DictConfig | ListConfig, name: Any, value_type: Any) -> None:
+def _convert_value(section: DictConfig | ListConfig, name: Any, value_type: Any) -> None:
     """Sets a list, mapping or section to the value of its interpolation."""
     value = section[name]
     is_section = dataclasses.is_dataclass(value_type)
@@ -111,8 +113,8 @@ def _convert(section: DictConfig | ListConfig, name: Any, value_type: Any) -> No
     if isinstance(value, str):
         value = parse_yaml(value)
         if not isinstance(value, (list, dict)):
-            raise TypeError(f"not {type_name(value_type)}")
-        for misfit in misread_booleans(value, value_type):
+            raise TypeError(f"not {describe_type(value_type)}")
+        for misfit in find_misread_booleans(value, value_type):
             raise TypeError(misfit.expected)
     elif OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=True)  # it may itself contain interpolations
@@ -122,7 +124,7 @@ def _convert(section: DictConfig | ListConfig, name: Any, value_type: Any) -> No
     section[name] = value
 
 
-def _unresolved(
+def _describe_unresolved(
     key: str, text: str, variables: list[str], value_type: Any, error: Exception
 ) -> Problem:
     """Returns the problem of an interpolation without a value, or with one that does not fit.
@@ -141,8 +143,8 @@ def _unresolved(
             expected = f"the variable, or a default: ${{oc.env:{name},VALUE}}"
             return Problem(key, HYDRA, found, expected, f"export {name}=…, or {override}")
 
-    found = "; ".join([show(text), *map(_describe_variable, variables)])
-    expected = f"a value of type {type_name(value_type)}" if value_type else "a value that fits"
+    found = "; ".join([format_value(text), *map(_describe_variable, variables)])
+    expected = f"a value of type {describe_type(value_type)}" if value_type else "a value that fits"
     fix = override
     has_value = not isinstance(error, InterpolationResolutionError) or isinstance(
         error, InterpolationValidationError
@@ -161,22 +163,22 @@ def _describe_variable(name: str) -> str:
     return f"{name}={os.environ[name]}" if name in os.environ else f"{name} is unset"
 
 
-def _variables(value: Any, written: Any, visited: tuple[str, ...]) -> Iterator[str]:
+def _find_variables(value: Any, written: Any, visited: tuple[str, ...]) -> Iterator[str]:
     """Yields the environment variables of a value as written, and of the keys it refers to."""
-    for text in texts_in(value):
+    for text in find_texts(value):
         yield from _VARIABLE.findall(text)
         for name in _REFERENCE.findall(text):
             if name not in visited:
-                yield from _variables(look_up(written, name), written, (*visited, name))
+                yield from _find_variables(look_up(written, name), written, (*visited, name))
 
 
-def texts_in(value: Any) -> Iterator[str]:
+def find_texts(value: Any) -> Iterator[str]:
     """Yields every text of nested dicts and lists, but no keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for entry in value.values():
-            yield from texts_in(entry)
+            yield from find_texts(entry)
     elif isinstance(value, list):
         for entry in value:
-            yield from texts_in(entry)
+            yield from find_texts(entry)

@@ -162,8 +162,8 @@ def read_launch(environ: Mapping[str, str], accelerate_config_file: str | None =
         ConfigurationError: If a variable, the file or one of its values cannot be read.
     """
     if accelerate_config_file is not None:
-        return _from_file(find_file(accelerate_config_file))
-    return _from_environment(environ)
+        return _read_launch_file(find_file(accelerate_config_file))
+    return _read_environment(environ)
 
 
 def find_file(name: str) -> Path:
@@ -174,7 +174,7 @@ def find_file(name: str) -> Path:
     return shipped if not os.path.exists(path) and os.path.exists(shipped) else path
 
 
-def _from_environment(environ: Mapping[str, str]) -> Launch:
+def _read_environment(environ: Mapping[str, str]) -> Launch:
     """Reads the launch of this process from the variables that its launcher has set."""
 
     def is_on(name: str) -> bool:
@@ -223,7 +223,7 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
         mixed_precision=precision,
         gradient_accumulation_steps=_read_number(environ, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
         gradient_clipping=_read_number(environ, "ACCELERATE_GRADIENT_CLIPPING"),
-        compiler=_compiler(environ.get("ACCELERATE_DYNAMO_BACKEND")),
+        compiler=_name_compiler(environ.get("ACCELERATE_DYNAMO_BACKEND")),
         alone_in_step=tasks_in_step,
         rank=_read_integer(environ, "RANK", 0, smallest=0),
         unset=tuple(name for name in _RENDEZVOUS if needs_rendezvous and name not in environ),
@@ -232,7 +232,7 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
     )
 
 
-def _from_file(path: Path) -> Launch:
+def _read_launch_file(path: Path) -> Launch:
     """Reads a launch file, with the changes that `accelerate launch` makes to its values."""
     if not path.is_file():
         raise ConfigurationError(
@@ -285,7 +285,7 @@ def _from_file(path: Path) -> Launch:
         mixed_precision=precision,
         gradient_accumulation_steps=deepspeed.get("gradient_accumulation_steps"),
         gradient_clipping=deepspeed.get("gradient_clipping"),
-        compiler=_compiler(dynamo.get("dynamo_backend")),
+        compiler=_name_compiler(dynamo.get("dynamo_backend")),
         unknown=tuple(unknown),
         unsupported=tuple(unsupported),
         machines=content.get("num_machines", 1),
@@ -344,7 +344,7 @@ def _refuse_types(content: Mapping[str, Any], path: Path) -> None:
         raise ConfigurationError("; ".join(problems))
 
 
-def _compiler(backend: Any) -> str | None:
+def _name_compiler(backend: Any) -> str | None:
     """Returns Accelerate's name for a compiler; None for its "no"."""
     return None if backend is None or str(backend).lower() in ("no", "false") else str(backend)
 

@@ -18,7 +18,7 @@ from bsmeta.config.launch import FILE_KEYS, FSDP_FIELDS, Launch
 from bsmeta.config.schema import ADAMW, OPTIMIZERS, UNDER_FSDP2, RunConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.config.task_entry import TaskEntry
-from bsmeta.core.errors import HYDRA, Problem, nearest, same, show
+from bsmeta.core.errors import HYDRA, Problem, equals_exactly, format_value, suggest_nearest
 from bsmeta.core.files import ROOT
 
 PRECISIONS = ("no", "bf16", "fp16")
@@ -41,9 +41,9 @@ _FIXED = {
 }
 
 
-def launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
+def find_launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
     """Yields problems with how the processes are started."""
-    yield from launcher_problems(launch)
+    yield from find_launcher_problems(launch)
 
     if config.accelerate_config_file is not None and not config.check_only:
         file = config.accelerate_config_file
@@ -51,22 +51,26 @@ def launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
         fix = f"accelerate launch --config_file {file} …"
         yield Problem("accelerate_config_file", HYDRA, file, expected, fix)
 
-    yield from _machine_problems(launch)
-    yield from _batch_problems(config, launch)
-    yield from _device_problems(config.mixed_precision, launch)
+    yield from _find_machine_problems(launch)
+    yield from _find_batch_problems(config, launch)
+    yield from _find_device_problems(config.mixed_precision, launch)
 
     for key in ("mixed_precision", "gradient_accumulation_steps", "gradient_clipping"):
         value_of_launch = getattr(launch, key)
         value_of_hydra = getattr(config, key)
-        # An invalid precision is refused as such by `launcher_problems`.
+        # An invalid precision is refused as such by `find_launcher_problems`.
         is_valid = key != "mixed_precision" or value_of_launch in PRECISIONS
-        if value_of_launch is not None and is_valid and not same(value_of_launch, value_of_hydra):
-            expected = f"nothing, or {show(value_of_hydra)} as {key} of Hydra says"
+        if (
+            value_of_launch is not None
+            and is_valid
+            and not equals_exactly(value_of_launch, value_of_hydra)
+        ):
+            expected = f"nothing, or {format_value(value_of_hydra)} as {key} of Hydra says"
             fix = f"leave {key} out of {launch.source}, or pass {key}={value_of_launch}"
-            yield Problem(key, launch.source, show(value_of_launch), expected, fix)
+            yield Problem(key, launch.source, format_value(value_of_launch), expected, fix)
 
 
-def _batch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
+def _find_batch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
     """Yields a batch of a whole step that the processes cannot divide evenly."""
     if config.gradient_accumulation_steps < 1:  # out of bounds, and refused for that
         return
@@ -82,21 +86,21 @@ def _batch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
         expected = f"a multiple of {parts} = {split}, because {config.batch_scope_key}=total"
         next_multiple = (rows // parts + 1) * parts
         fix = f"{plan.key}={next_multiple}, or {config.batch_scope_key}=per_device"
-        yield Problem(plan.key, HYDRA, show(rows), expected, fix)
+        yield Problem(plan.key, HYDRA, format_value(rows), expected, fix)
 
 
-def launcher_problems(launch: Launch) -> Iterator[Problem]:
+def find_launcher_problems(launch: Launch) -> Iterator[Problem]:
     """Yields problems with a launch that do not depend on the configuration.
 
     With these, Accelerate fails with its own error, silently starts a single process, or trains
     differently than configured.
     """
-    yield from _process_problems(launch)
-    yield from _duplicated_settings(launch)
+    yield from _find_process_problems(launch)
+    yield from _find_duplicated_settings(launch)
 
     for name in launch.unknown:
         valid_names = {*FILE_KEYS, *(f"fsdp_config.{field}" for field in FSDP_FIELDS)}
-        expected = f"a key of a launch file{nearest(name, valid_names)}"
+        expected = f"a key of a launch file{suggest_nearest(name, valid_names)}"
         fix = "correct the name, or delete it"
         yield Problem(name, launch.source, "an unknown key", expected, fix)
     for name in launch.unsupported:
@@ -104,13 +108,13 @@ def launcher_problems(launch: Launch) -> Iterator[Problem]:
         yield Problem(name, launch.source, "a value", expected, "delete the key")
 
     if launch.deepspeed:
-        yield from _deepspeed_problems(launch)
+        yield from _find_deepspeed_problems(launch)
 
 
-def _process_problems(launch: Launch) -> Iterator[Problem]:
+def _find_process_problems(launch: Launch) -> Iterator[Problem]:
     """Yields launches that start other processes than they seem to."""
     if launch.distributed_type not in LAUNCHERS:
-        close = nearest(launch.distributed_type.upper(), LAUNCHERS)
+        close = suggest_nearest(launch.distributed_type.upper(), LAUNCHERS)
         expected = f"one of {', '.join(LAUNCHERS)}, in capitals{close}"
         if launch.distributed_type == "MULTI_CPU":
             expected += "; MULTI_CPU starts a single process without MPI"
@@ -120,18 +124,22 @@ def _process_problems(launch: Launch) -> Iterator[Problem]:
     if launch.distributed_type == "NO" and launch.num_processes > 1:
         expected = "1, because distributed_type: NO starts a single process"
         fix = "distributed_type: MULTI_GPU (also on a CPU), DEEPSPEED or FSDP"
-        yield Problem("num_processes", launch.source, show(launch.num_processes), expected, fix)
+        yield Problem(
+            "num_processes", launch.source, format_value(launch.num_processes), expected, fix
+        )
 
     if launch.expected_processes not in (None, launch.num_processes):
         expected = f"{launch.expected_processes}, as BSMETA_WORLD_SIZE says"
         fix = "start every machine with its number of processes, or correct BSMETA_WORLD_SIZE"
-        yield Problem("WORLD_SIZE", launch.source, show(launch.num_processes), expected, fix)
+        yield Problem(
+            "WORLD_SIZE", launch.source, format_value(launch.num_processes), expected, fix
+        )
 
     is_sharded = launch.deepspeed or launch.fsdp is not None
     if launch.use_cpu and (launch.num_processes > 1 or is_sharded):
         expected = "false: it turns DeepSpeed and FSDP off and starts a single process"
         fix = "leave use_cpu out, unset ACCELERATE_USE_CPU; a machine without GPU needs neither"
-        yield Problem("use_cpu", launch.source, show(True), expected, fix)
+        yield Problem("use_cpu", launch.source, format_value(True), expected, fix)
 
     if launch.alone:
         found = "one process of several (MASTER_ADDR and MASTER_PORT without WORLD_SIZE)"
@@ -148,27 +156,29 @@ def _process_problems(launch: Launch) -> Iterator[Problem]:
         yield Problem("WORLD_SIZE", launch.source, "no such variable", expected, fix)
 
 
-def _duplicated_settings(launch: Launch) -> Iterator[Problem]:
+def _find_duplicated_settings(launch: Launch) -> Iterator[Problem]:
     """Yields settings of the launch that Hydra owns, with a value that it cannot have."""
     if launch.compiler is not None:
         expected = "no: the model is compiled as torch_compile of Hydra says"
         fix = f"leave dynamo_backend out of {launch.source}, or pass torch_compile=true instead"
-        yield Problem("dynamo_backend", launch.source, show(launch.compiler), expected, fix)
+        yield Problem("dynamo_backend", launch.source, format_value(launch.compiler), expected, fix)
 
     if launch.mixed_precision not in (None, *PRECISIONS):
-        expected = f"nothing, or one of {', '.join(map(show, PRECISIONS))} as Hydra says"
+        expected = f"nothing, or one of {', '.join(map(format_value, PRECISIONS))} as Hydra says"
         if launch.mixed_precision is False:
             expected += " (YAML reads no without quotes as false)"
         fix = f"leave mixed_precision out of {launch.source}"
-        yield Problem("mixed_precision", launch.source, show(launch.mixed_precision), expected, fix)
+        yield Problem(
+            "mixed_precision", launch.source, format_value(launch.mixed_precision), expected, fix
+        )
 
 
-def _machine_problems(launch: Launch) -> Iterator[Problem]:
+def _find_machine_problems(launch: Launch) -> Iterator[Problem]:
     """Yields settings with which processes cannot find each other and wait until a timeout."""
     if launch.rank >= launch.num_processes:
         expected = f"0 to {launch.num_processes - 1}, because WORLD_SIZE is {launch.num_processes}"
         fix = "start all processes by one launcher, accelerate launch or torchrun"
-        yield Problem("RANK", launch.source, show(launch.rank), expected, fix)
+        yield Problem("RANK", launch.source, format_value(launch.rank), expected, fix)
 
     if launch.num_processes == 1:
         reason = "FSDP2 trains in a process group"
@@ -182,10 +192,10 @@ def _machine_problems(launch: Launch) -> Iterator[Problem]:
         yield Problem(name, launch.source, "no such variable", expected, fix)
 
     if launch.machines > 1:
-        yield from _multi_machine_problems(launch)
+        yield from _find_multi_machine_problems(launch)
 
 
-def _multi_machine_problems(launch: Launch) -> Iterator[Problem]:
+def _find_multi_machine_problems(launch: Launch) -> Iterator[Problem]:
     """Yields what several machines need to find each other, and do not have."""
     machines = launch.machines
     if launch.num_processes % machines:
@@ -194,31 +204,37 @@ def _multi_machine_problems(launch: Launch) -> Iterator[Problem]:
             f"a multiple of {machines} (num_machines): accelerate starts {per_machine} on each"
         )
         fix = "give each machine the same number, or use experiments/several_machines.sh"
-        yield Problem("num_processes", launch.source, show(launch.num_processes), expected, fix)
+        yield Problem(
+            "num_processes", launch.source, format_value(launch.num_processes), expected, fix
+        )
 
     if launch.machine_rank not in range(machines):
         expected = f"0 to {machines - 1} (num_machines - 1), another one on each machine"
         fix = "machine_rank: 0 on the first machine, 1 on the next, …"
-        yield Problem("machine_rank", launch.source, show(launch.machine_rank), expected, fix)
+        yield Problem(
+            "machine_rank", launch.source, format_value(launch.machine_rank), expected, fix
+        )
 
     if not launch.main_process_ip:
         expected = "the address of machine 0, the same on all machines"
         fix = "main_process_ip: ADDRESS"
-        yield Problem("main_process_ip", launch.source, show(launch.main_process_ip), expected, fix)
+        yield Problem(
+            "main_process_ip", launch.source, format_value(launch.main_process_ip), expected, fix
+        )
 
     if not launch.main_process_port:
         expected = "one free port of machine 0, the same on all machines"
-        found = show(launch.main_process_port)
+        found = format_value(launch.main_process_port)
         fix = "main_process_port: 29500"
         yield Problem("main_process_port", launch.source, found, expected, fix)
 
 
-def _device_problems(mixed_precision: str, launch: Launch) -> Iterator[Problem]:
+def _find_device_problems(mixed_precision: str, launch: Launch) -> Iterator[Problem]:
     """Yields launches that need other GPUs than there are."""
     if launch.gpus == 0 and mixed_precision == "fp16":
         expected = '"no" or "bf16": there is no GPU, and fp16 does not train on a CPU'
         fix = "mixed_precision=bf16 or mixed_precision=no"
-        yield Problem("mixed_precision", HYDRA, show("fp16"), expected, fix)
+        yield Problem("mixed_precision", HYDRA, format_value("fp16"), expected, fix)
 
     if launch.gpus == 0 and launch.wants_gpus:
         expected = "one GPU per process, as the launch file requests"
@@ -229,19 +245,23 @@ def _device_problems(mixed_precision: str, launch: Launch) -> Iterator[Problem]:
     if launch.gpus and launch.local_processes and launch.local_processes > launch.gpus:
         expected = f"at most {launch.gpus}, the GPUs of this machine"
         fix = f"accelerate launch --num_processes {launch.gpus} …"
-        yield Problem("num_processes", launch.source, show(launch.local_processes), expected, fix)
+        yield Problem(
+            "num_processes", launch.source, format_value(launch.local_processes), expected, fix
+        )
 
 
-def _deepspeed_problems(launch: Launch) -> Iterator[Problem]:
+def _find_deepspeed_problems(launch: Launch) -> Iterator[Problem]:
     """Yields a missing DeepSpeed JSON, and settings that belong in it."""
     key = "deepspeed_config.deepspeed_config_file"
     if launch.deepspeed_config_file is None:
         expected = "the DeepSpeed JSON; all DeepSpeed settings belong in one file"
         fix = "deepspeed_config_file: deepspeed_configs/zero2.json"
-        yield Problem(key, launch.source, show(None), expected, fix)
+        yield Problem(key, launch.source, format_value(None), expected, fix)
     elif not launch.deepspeed_config_file.is_file():
         shipped = sorted(path.name for path in (ROOT / "deepspeed_configs").glob("*.json"))
-        expected = f"a file{nearest(launch.deepspeed_config_file.name, shipped)}, relative to the "
+        expected = (
+            f"a file{suggest_nearest(launch.deepspeed_config_file.name, shipped)}, relative to the "
+        )
         expected += "working folder or to the repository"
         fix = f"one of deepspeed_configs/{{{','.join(shipped)}}}, or a path of your own"
         yield Problem(key, launch.source, str(launch.deepspeed_config_file), expected, fix)
@@ -252,7 +272,7 @@ def _deepspeed_problems(launch: Launch) -> Iterator[Problem]:
         yield Problem(f"deepspeed_config.{name}", launch.source, "a value", expected, fix)
 
 
-def fsdp_problems(config: RunConfig, launch: Launch, entry: TaskEntry) -> Iterator[Problem]:
+def find_fsdp_problems(config: RunConfig, launch: Launch, entry: TaskEntry) -> Iterator[Problem]:
     """Yields every field of `fsdp_config` and key of Hydra that does not work under FSDP2."""
     if launch.fsdp is None:
         return
@@ -262,21 +282,21 @@ def fsdp_problems(config: RunConfig, launch: Launch, entry: TaskEntry) -> Iterat
         fix = "another file of experiments/accelerate/, such as ddp.yaml"
         yield Problem("distributed_type", launch.source, "FSDP", expected, fix)
 
-    yield from _fsdp_field_problems(launch.fsdp, launch.source)
+    yield from _find_fsdp_field_problems(launch.fsdp, launch.source)
 
     if config.mixed_precision == "fp16":
         expected = '"bf16" or "no": fp16 is not supported under FSDP2'
         fix = "mixed_precision=bf16, or a launch file without FSDP"
-        yield Problem("mixed_precision", HYDRA, show("fp16"), expected, fix)
+        yield Problem("mixed_precision", HYDRA, format_value("fp16"), expected, fix)
 
     optimizer = OPTIMIZERS.get(config.optimizer_type)
     if optimizer is not None and not optimizer.takes_shards:
         expected = f"one of {UNDER_FSDP2} under FSDP2, which shards the parameters by rows"
         fix = f"optimizer_type={ADAMW}, or a launch file without FSDP"
-        yield Problem("optimizer_type", HYDRA, show(config.optimizer_type), expected, fix)
+        yield Problem("optimizer_type", HYDRA, format_value(config.optimizer_type), expected, fix)
 
 
-def _fsdp_field_problems(fields: Mapping[str, str], source: str) -> Iterator[Problem]:
+def _find_fsdp_field_problems(fields: Mapping[str, str], source: str) -> Iterator[Problem]:
     """Yields the fields of `fsdp_config` whose value is not the only valid one."""
     for name, (variable, default) in FSDP_FIELDS.items():
         value = fields[name]

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bsmeta.core.errors import HYDRA, Problem
-from bsmeta.core.files import SHARED_MEMORY, format_bytes, free_bytes
+from bsmeta.core.files import SHARED_MEMORY, format_bytes, measure_free_bytes
 
 BF16_CAPABILITY = 8
 """The first major compute capability with instructions for bf16 (Ampere, 2020)."""
 LEAST_SHARED = 16 << 20  # bytes: a few batches of each loader process
 
 
-def machine_problems(workers: int, shared_memory: Path = SHARED_MEMORY) -> Iterator[Problem]:
+def find_machine_problems(workers: int, shared_memory: Path = SHARED_MEMORY) -> Iterator[Problem]:
     """Yields too little shared memory for loader processes.
 
     Args:
@@ -30,7 +30,7 @@ def machine_problems(workers: int, shared_memory: Path = SHARED_MEMORY) -> Itera
         state = "is missing"
     elif not os.access(shared_memory, os.W_OK):
         state = "cannot be written"
-    elif (free := free_bytes(shared_memory)) < LEAST_SHARED:
+    elif (free := measure_free_bytes(shared_memory)) < LEAST_SHARED:
         state = f"has {format_bytes(free)} free"
     else:
         return
@@ -44,7 +44,7 @@ def machine_problems(workers: int, shared_memory: Path = SHARED_MEMORY) -> Itera
     )
 
 
-def precision_problems(
+def find_precision_problems(
     mixed_precision: str, gpu: str, capability: tuple[int, int]
 ) -> Iterator[Problem]:
     """Yields bf16 on a GPU of NVIDIA without instructions for it, which would emulate them.

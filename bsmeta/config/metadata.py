@@ -173,15 +173,15 @@ class MetadataConfig:
     a chunk without a prefix, where nothing predicts it"""
 
 
-def phase_configs(config: MetadataConfig) -> list[MetadataConfig]:
+def configure_phases(config: MetadataConfig) -> list[MetadataConfig]:
     """Returns the sampling configuration of each phase; without a schedule, the configuration.
 
     Only for sampling: the whole configuration determines the order and the numbers of types.
     """
-    return [during(phase, config) for phase in config.schedule] or [config]
+    return [apply_phase(phase, config) for phase in config.schedule] or [config]
 
 
-def during(phase: Phase, config: MetadataConfig) -> MetadataConfig:
+def apply_phase(phase: Phase, config: MetadataConfig) -> MetadataConfig:
     """Returns the configuration with the changes of a phase applied."""
     names = {field.name for field in fields(phase)} - {"share", "at_decay", "types"}
     changed = {name: getattr(phase, name) for name in names if getattr(phase, name) is not None}
@@ -190,7 +190,7 @@ def during(phase: Phase, config: MetadataConfig) -> MetadataConfig:
     return replace(config, schedule=[], **changed)
 
 
-def phase_starts(
+def compute_phase_starts(
     config: MetadataConfig, max_train_steps: int, decay_start: int | None = None
 ) -> list[int]:
     """Returns the number of steps before each phase; the first is 0.

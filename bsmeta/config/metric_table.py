@@ -66,7 +66,7 @@ def report_rows(table: MetricTable[Measured]) -> MetricTable[Measured]:
     return {name: row for name, row in table.items() if row.in_report}
 
 
-def metric_table(config: RunConfig | type[RunConfig]) -> MetricTable[Any] | None:
+def make_metric_table(config: RunConfig | type[RunConfig]) -> MetricTable[Any] | None:
     """Returns the table that a schema names (`RunConfig.metrics`); None if it names none."""
     if config.metrics is None:
         return None
@@ -76,13 +76,13 @@ def metric_table(config: RunConfig | type[RunConfig]) -> MetricTable[Any] | None
 
 def list_card_metrics(config: RunConfig) -> list[str]:
     """Lists the metrics that the model card of a run shows; [] without a table."""
-    rows = training_rows(metric_table(config) or {})
+    rows = training_rows(make_metric_table(config) or {})
     return [name for name, row in rows.items() if row.in_card]
 
 
 def list_best_metrics(config: RunConfig) -> list[str] | None:
     """Lists the metrics that may select the best checkpoint; None if only an evaluation knows."""
-    table = metric_table(config)
+    table = make_metric_table(config)
     if table is None:
         return None
     return [name for name, row in training_rows(table).items() if row.better is not None]

@@ -9,8 +9,8 @@ from typing import Any
 
 from bsmeta.config.from_file import NO_VALUE
 from bsmeta.config.groups import group_options
-from bsmeta.core.errors import Problem, show
-from bsmeta.core.keys import key_names
+from bsmeta.core.errors import Problem, format_value
+from bsmeta.core.keys import list_key_names
 
 Names = tuple[Any, ...]
 """The names of sections and of a key, from the outside in."""
@@ -42,9 +42,9 @@ class Misfit:
 
     @property
     def key(self) -> str:
-        return dotted(self.path)
+        return join_key(self.path)
 
-    def problem(self, where: str, schema: type, written: str | None = None) -> Problem:
+    def describe_problem(self, where: str, schema: type, written: str | None = None) -> Problem:
         """Returns the misfit as a problem.
 
         Args:
@@ -52,32 +52,32 @@ class Misfit:
             written: The value as it was written, if that is known.
         """
         if self.expected is None:
-            return unknown_key(self.key, schema, where, self.siblings)
+            return describe_unknown_key(self.key, schema, where, self.siblings)
         if self.value == NO_VALUE:
             return Problem(self.key, where, NO_VALUE, self.expected, f"{self.key}=VALUE")
         if self.fix is not None:
-            found = self.found or show(self.value)
+            found = self.found or format_value(self.value)
             return Problem(self.key, where, found, self.expected, self.fix)
 
-        found = show(self.value) if written is None else written
+        found = format_value(self.value) if written is None else written
         return Problem(
             self.key, where, found, f"{self.expected} ({self.reason})", f"correct it; {HELP}"
         )
 
 
-def dotted(path: Sequence[Any]) -> str:
+def join_key(path: Sequence[Any]) -> str:
     """Joins a path of names to one key."""
     return ".".join(map(str, path))
 
 
-def unknown_key(
+def describe_unknown_key(
     name: str, schema: type, where: str = COMMAND_LINE, siblings: Sequence[str] = ()
 ) -> Problem:
     """Returns the problem of an unknown key, with the most similar one, preferably a sibling."""
     expected = f"a key of {schema.__name__}"
     if where == COMMAND_LINE:
         expected += f", or one of the groups {', '.join(group_options())}"
-    if name in key_names(schema):  # in a file, as one name with dots
+    if name in list_key_names(schema):  # in a file, as one name with dots
         fix = f"write it nested, {': {'.join(name.split('.'))}: …{'}' * name.count('.')}"
         return Problem(name, where, "one name with dots", "a section with the key in it", fix)
 
@@ -93,7 +93,7 @@ def unknown_key(
 
 def suggest_key(name: str, schema: type) -> str | None:
     """Returns the key or group most similar to a misspelled one; None if none is similar."""
-    candidates = {key.rpartition(".")[2]: key for key in reversed(key_names(schema))}
+    candidates = {key.rpartition(".")[2]: key for key in reversed(list_key_names(schema))}
     candidates |= {group: group for group in group_options()}
     similar = difflib.get_close_matches(name.rpartition(".")[2], candidates, n=1)
     if not similar or candidates[similar[0]] == name:

@@ -11,14 +11,14 @@ NESTED = ("text_config", "decoder", "generator")
 _POSITIONS = ("max_position_embeddings", "n_positions")
 
 
-def language_part(content: dict[str, Any]) -> dict[str, Any]:
+def find_language_part(content: dict[str, Any]) -> dict[str, Any]:
     """The part of a `config.json` that describes the language model: a nested one, or all of it."""
     nested = (content.get(key) for key in NESTED)
     return next((part for part in nested if isinstance(part, dict)), content)
 
 
-def positions_in(content: dict[str, Any]) -> int | None:
+def read_positions(content: dict[str, Any]) -> int | None:
     """The most tokens that the model has positions for; None: without a limit, or not written."""
-    part = language_part(content)
+    part = find_language_part(content)
     values = (part.get(key) for key in _POSITIONS)
     return next((value for value in values if isinstance(value, int)), None)

@@ -15,11 +15,11 @@ from hydra.errors import HydraException, MissingConfigException
 
 from bsmeta.config.from_file import MISSING, Expansion
 from bsmeta.config.groups import group_options
-from bsmeta.config.hydra_errors import explain
+from bsmeta.config.hydra_errors import explain_error
 from bsmeta.config.hydra_files import ConfigReader
-from bsmeta.config.misfits import COMMAND_LINE, HELP, Names, unknown_key
-from bsmeta.core.errors import Problem, closest, nearest, show
-from bsmeta.core.keys import key_names
+from bsmeta.config.misfits import COMMAND_LINE, HELP, Names, describe_unknown_key
+from bsmeta.core.errors import Problem, find_closest, format_value, suggest_nearest
+from bsmeta.core.keys import list_key_names
 from bsmeta.core.parsing import YAMLLoader, parse_yaml
 
 # Hydra's grammar accepts ~ only at the beginning of an override (where it deletes a key), and in
@@ -45,7 +45,7 @@ def read_overrides(texts: Sequence[str], schema: type, reader: ConfigReader) -> 
     return overrides
 
 
-def key_of(override: str) -> str:
+def extract_key(override: str) -> str:
     """Returns the key or group of an override, `+learning_rate=1` or `~model`."""
     return override.partition("=")[0].lstrip("+~")
 
@@ -111,7 +111,7 @@ class Override:
 
     def __init__(self, text: str, schema: type, reader: ConfigReader) -> None:
         self.text = text
-        self.name = key_of(text)
+        self.name = extract_key(text)
         self.value = text.partition("=")[2]
         group = self.name.partition("@")[0]
         self.deletes = text.startswith("~")
@@ -122,7 +122,7 @@ class Override:
         self._parsed: hydra_types.Override | None = None
         self.problems = [*self._parse()]
 
-    def forced(self, *, quiet: bool = False) -> str:
+    def force(self, *, quiet: bool = False) -> str:
         """Returns the text with `++`, with which Hydra sets any key; `fill` finds unknown ones.
 
         Args:
@@ -134,7 +134,7 @@ class Override:
         needs_no_force = self._is_known_key and not self.value.startswith("{")
         return bare if quiet and needs_no_force else f"++{bare}"
 
-    def alternatives(self) -> list[str]:
+    def list_alternatives(self) -> list[str]:
         """Lists an override for each of several values; none for a pattern of choices."""
         if self._parsed is None or not self._parsed.is_sweep_override():
             return [self.text]
@@ -146,34 +146,36 @@ class Override:
     def sets(self, path: Names) -> bool:
         """Whether it sets a key, a section that contains the key, or something in it."""
         assert self._parsed is not None
-        return self.sets_key and value_at(self.name, self._parsed.value(), path) is not MISSING
+        return self.sets_key and find_value(self.name, self._parsed.value(), path) is not MISSING
 
     def explain_refusal(self, error: Exception) -> Problem:
         """Returns the problem of an override that Hydra cannot compose onto the files."""
         options = self._options
         if self.deletes:
-            if not options and self.name not in key_names(self._schema):
-                return unknown_key(self.name, self._schema)
+            if not options and self.name not in list_key_names(self._schema):
+                return describe_unknown_key(self.name, self._schema)
             expected = "a choice that the configuration has made"
             return Problem(self.text, COMMAND_LINE, "nothing to delete", expected, "drop it")
 
-        message = explain(error)
+        message = explain_error(error)
         is_unlisted = "No match in the defaults list" in message
         if is_unlisted and self.value in options:
             expected = "a + before it: no configuration has it from the outset"
-            return self._problem(show(self.value), expected, f"+{self.name}={self.value}")
+            return self._describe_problem(
+                format_value(self.value), expected, f"+{self.name}={self.value}"
+            )
 
         if isinstance(error, MissingConfigException):
             options = [*(error.options or options)]
         elif not is_unlisted:
             options = []
         if not options:
-            return self._problem(self.value, message, f"correct it; {HELP}")
+            return self._describe_problem(self.value, message, f"correct it; {HELP}")
 
-        expected = f"one of {', '.join(options)}{nearest(self.value, options)}"
+        expected = f"one of {', '.join(options)}{suggest_nearest(self.value, options)}"
         plus = "+" if self.text.startswith("+") or is_unlisted else ""
-        fix = f"{plus}{self.name}={closest(self.value, options)}"
-        return self._problem(show(self.value), expected, fix)
+        fix = f"{plus}{self.name}={find_closest(self.value, options)}"
+        return self._describe_problem(format_value(self.value), expected, fix)
 
     def _parse(self) -> Iterator[Problem]:
         """Parses the value; yields mistakes that Hydra would refuse in any configuration."""
@@ -181,7 +183,7 @@ class Override:
         has_value = "=" in self.text
         if not name or not (has_value or self.deletes):
             fix = f"{name}=VALUE, or --config-name {name}, if that is meant" if name else "drop it"
-            yield self._problem("no key" if has_value else "no value", "key=value", fix)
+            yield self._describe_problem("no key" if has_value else "no value", "key=value", fix)
             return
 
         try:
@@ -190,12 +192,12 @@ class Override:
             reason = str(error).partition("\n")[0]
             expected = f"key=value in Hydra's grammar ({reason})"
             fix = f"put the value within two kinds of quotes: \"{name}='{self.value}'\"; {HELP}"
-            yield self._problem(self.value, expected, fix)
+            yield self._describe_problem(self.value, expected, fix)
             return
 
         if self._parsed.is_sweep_override():
             fix = f"{name}=[{self.value}], or --multirun to run with each of them"
-            yield self._problem(self.value, "one value, or a list in brackets", fix)
+            yield self._describe_problem(self.value, "one value, or a list in brackets", fix)
         elif self._options and not self.deletes and not self._is_known_key:
             yield from self._check_choice(self._parsed.value())
 
@@ -208,18 +210,18 @@ class Override:
         expected = f"one of {', '.join(self._options)}: {self.name} is a group"
         plus = "+" if self.text.startswith("+") else ""
         fix = f"{plus}{self.name}={self._options[0]}"
-        keys = [key for key in key_names(self._schema) if key.endswith(f".{self.name}")]
+        keys = [key for key in list_key_names(self._schema) if key.endswith(f".{self.name}")]
         if keys and isinstance(content, list):
             expected += f", and {keys[0]} a key that takes a list"
             fix = f"{keys[0]}={self.value}"
-        yield self._problem(self.value, expected, fix)
+        yield self._describe_problem(self.value, expected, fix)
 
-    def _problem(self, found: str, expected: str, fix: str) -> Problem:
-        key = self.name or show(self.text)
+    def _describe_problem(self, found: str, expected: str, fix: str) -> Problem:
+        key = self.name or format_value(self.text)
         return Problem(key, COMMAND_LINE, found or "nothing", expected, fix)
 
 
-def value_at(name: str, content: Any, path: Names) -> Any:
+def find_value(name: str, content: Any, path: Names) -> Any:
     """Finds the value at a path in content below a dotted name.
 
     Returns:

@@ -7,7 +7,8 @@ is therefore refused, unless a backslash marks it as text. That is OmegaConf's o
 Hydra, too, reads a saved configuration as the values that were saved.
 
 When OmegaConf converts values to the types of a schema, it resolves everything that looks like an
-interpolation, even in a list or a default. `shielded` values have no interpolation for it to see.
+interpolation, even in a list or a default. `shield_interpolations` values have no interpolation for
+it to see.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from bsmeta.core.errors import ConfigurationError, Problem, refuse, show
+from bsmeta.core.errors import ConfigurationError, Problem, format_value, raise_problems
 from bsmeta.core.parsing import parse_yaml
 
 LARGEST = 4 * 2**20
@@ -31,7 +32,9 @@ LONGEST_NUMBER = 100
 """Characters of a number; converting one takes the square of their count."""
 
 _OPENING = re.compile(r"(?<!\\)(\\*+)\$\{")
-_SHIELD = "\ue000"  # of Unicode's private use; texts that have it keep it, see `shielded`
+_SHIELD = (
+    "\ue000"  # of Unicode's private use; texts that have it keep it, see `shield_interpolations`
+)
 _SHIELDABLE = re.compile(rf"\$(?={_SHIELD}*\{{)")
 _SHIELDED = re.compile(rf"\${_SHIELD}(?={_SHIELD}*\{{)")
 _TYPES = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null")}
@@ -49,9 +52,11 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            raise _error_at(event, "an alias", "the values that it stands for")
+            raise _make_error(event, "an alias", "the values that it stands for")
         if self._depth == DEEPEST:
-            raise _error_at(event, "values that are nested too deeply", f"at most {DEEPEST} levels")
+            raise _make_error(
+                event, "values that are nested too deeply", f"at most {DEEPEST} levels"
+            )
 
         self._depth += 1
         node = super().compose_node(parent, index)
@@ -60,10 +65,10 @@ class _Loader(yaml.SafeLoader):
         if isinstance(node, yaml.MappingNode):
             _check_keys(node)
         elif isinstance(node, yaml.ScalarNode) and node.tag not in _TYPES:
-            raise _error_at(node, f"a value of type {node.tag}", "text (in quotes) or a number")
+            raise _make_error(node, f"a value of type {node.tag}", "text (in quotes) or a number")
         elif node is not None and node.tag in _NUMBERS and len(node.value) > LONGEST_NUMBER:
             expected = f"{LONGEST_NUMBER} characters at most"
-            raise _error_at(node, "a number that is too long", expected)
+            raise _make_error(node, "a number that is too long", expected)
         return node
 
 
@@ -72,13 +77,13 @@ def _check_keys(node: yaml.MappingNode) -> None:
     names = set()
     for name, _ in node.value:
         if not isinstance(name, yaml.ScalarNode):
-            raise _error_at(name, "a key that is a list or a mapping", "a name")
+            raise _make_error(name, "a key that is a list or a mapping", "a name")
         if (name.tag, name.value) in names:
-            raise _error_at(name, f"the key {name.value!r} a second time", "each key once")
+            raise _make_error(name, f"the key {name.value!r} a second time", "each key once")
         names.add((name.tag, name.value))
 
 
-def _error_at(node: Any, given: str, expected: str) -> yaml.MarkedYAMLError:
+def _make_error(node: Any, given: str, expected: str) -> yaml.MarkedYAMLError:
     """An error at a node or an event of the parser."""
     problem = f"found {given}, expected {expected}"
     return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
@@ -119,65 +124,67 @@ def parse_saved(text: str, where: str) -> dict[Any, Any]:
             f"{where}: cannot be read ({reason}); expected the config of a run, as it was saved"
         ) from error
     if not isinstance(values, dict):
-        raise ConfigurationError(f"{where}: found {show(values)}, expected keys and values")
-    values.pop("defaults", None)  # for Hydra, see `bsmeta.config.saved_runs.to_yaml`
-    refuse([_interpolation(key, value, where) for key, value in _interpolations(values)])
-    return dict(changed_texts(values, _unmark))
+        raise ConfigurationError(f"{where}: found {format_value(values)}, expected keys and values")
+    values.pop("defaults", None)  # for Hydra, see `bsmeta.config.saved_runs.write_yaml`
+    raise_problems(
+        [_describe_interpolation(key, value, where) for key, value in _find_interpolations(values)]
+    )
+    return dict(change_texts(values, _unescape_interpolations))
 
 
-def _interpolations(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def _find_interpolations(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Yields the dotted key and the text of each value with a `${` that no backslash marks."""
     if isinstance(value, dict):
         for name, entry in value.items():
-            yield from _interpolations(entry, f"{key}.{name}" if key else str(name))
+            yield from _find_interpolations(entry, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list):
         for number, entry in enumerate(value):
-            yield from _interpolations(entry, f"{key}.{number}")
+            yield from _find_interpolations(entry, f"{key}.{number}")
     elif isinstance(value, str):
         backslashes = [len(opening[1]) for opening in _OPENING.finditer(value)]
         if any(count % 2 == 0 for count in backslashes):
             yield key, value
 
 
-def _interpolation(key: str, text: str, where: str) -> Problem:
+def _describe_interpolation(key: str, text: str, where: str) -> Problem:
     return Problem(
         key,
         where,
-        show(text),
+        format_value(text),
         "a finished value, because a saved configuration is never resolved",
         r"write the value itself; if ${ is part of the text, write \${",
     )
 
 
-def mark(text: str) -> str:
+def escape_interpolations(text: str) -> str:
     r"""Marks each `${` of a text as text: `\${`, as OmegaConf reads it."""
     return _OPENING.sub(lambda opening: rf"{2 * opening[1]}\${{", text)
 
 
-def _unmark(text: str) -> str:
+def _unescape_interpolations(text: str) -> str:
     """A text with half of the backslashes before each `${`, of which there is an odd number."""
     return _OPENING.sub(lambda opening: f"{opening[1][: len(opening[1]) // 2]}${{", text)
 
 
-def shielded(value: Any) -> Any:
-    """A copy of values without any `${`; `unshielded` restores them."""
-    return changed_texts(value, lambda text: _SHIELDABLE.sub(f"${_SHIELD}", text))
+def shield_interpolations(value: Any) -> Any:
+    """A copy of values without any `${`; `unshield_interpolations` restores them."""
+    return change_texts(value, lambda text: _SHIELDABLE.sub(f"${_SHIELD}", text))
 
 
-def unshielded(value: Any) -> Any:
-    """A copy of values with the `${` that `shielded` has changed."""
-    return changed_texts(value, lambda text: _SHIELDED.sub("$", text))
+def unshield_interpolations(value: Any) -> Any:
+    """A copy of values with the `${` that `shield_interpolations` has changed."""
+    return change_texts(value, lambda text: _SHIELDED.sub("$", text))
 
 
-def changed_texts(value: Any, change: Callable[[str], str]) -> Any:
+def change_texts(value: Any, change: Callable[[str], str]) -> Any:
     """A copy of nested dataclasses, dicts and lists with every text changed, but not their keys."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return dataclasses.replace(
-            value, **{name: changed_texts(getattr(value, name), change) for name in names}
+            value, **{name: change_texts(getattr(value, name), change) for name in names}
         )
     if isinstance(value, dict):
-        return {name: changed_texts(entry, change) for name, entry in value.items()}
+        return {name: change_texts(entry, change) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [changed_texts(entry, change) for entry in value]
+        return [change_texts(entry, change) for entry in value]
     return change(value) if isinstance(value, str) else value

@@ -14,30 +14,36 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config.filling import fill
-from bsmeta.config.interpolation import finish
+from bsmeta.config.filling import fill_section
+from bsmeta.config.interpolation import finish_configuration
 from bsmeta.config.misfits import Misfit
-from bsmeta.config.saved import changed_texts, mark, read_saved, shielded, unshielded
+from bsmeta.config.saved import (
+    change_texts,
+    escape_interpolations,
+    read_saved,
+    shield_interpolations,
+    unshield_interpolations,
+)
 from bsmeta.config.schema import DEFAULT_TASK, RunConfig
 from bsmeta.config.schema_types import store_name
 from bsmeta.config.structures import open_structure
 from bsmeta.config.task_entry import TaskEntry
-from bsmeta.core.errors import ConfigurationError, refuse
-from bsmeta.core.keys import bound_problems, refuse_out_of_bounds
+from bsmeta.core.errors import ConfigurationError, raise_problems
+from bsmeta.core.keys import find_bound_problems, refuse_out_of_bounds
 from bsmeta.core.secrets import redact_values
 
 Config = TypeVar("Config")
 Run = TypeVar("Run", bound=RunConfig)
 
 
-def to_yaml(config: Any) -> str:
+def write_yaml(config: Any) -> str:
     """Writes the resolved configuration as YAML that `load_resolved` reads, without secrets.
 
     Its defaults list names the schema, so that Hydra accepts the file as a configuration, too:
     `train.py --config-dir FOLDER --config-name config` starts the same run again.
     """
     values = {"defaults": [store_name(type(config)), "_self_"]}
-    values |= changed_texts(redact_values(dataclasses.asdict(config)), mark)
+    values |= change_texts(redact_values(dataclasses.asdict(config)), escape_interpolations)
     values.pop("trust_checkpoint", None)  # given with each call, never in a file
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
@@ -48,10 +54,10 @@ def load_resolved(path: Path, schema: type[Config]) -> Config:
     Raises:
         ConfigurationError: If it cannot be read, has something to resolve, or does not fit.
     """
-    return to_config(read_saved(path), schema, str(path))
+    return convert_to_config(read_saved(path), schema, str(path))
 
 
-def to_config(values: Mapping[Any, Any], schema: type[Config], file: str) -> Config:
+def convert_to_config(values: Mapping[Any, Any], schema: type[Config], file: str) -> Config:
     """Converts finished values to an instance of a schema.
 
     Args:
@@ -61,30 +67,32 @@ def to_config(values: Mapping[Any, Any], schema: type[Config], file: str) -> Con
         ConfigurationError: Listing the values that do not fit.
     """
     composed = open_structure(schema)
-    misfits: list[Misfit] = unshielded([*fill(composed, shielded(values))])
-    refuse([misfit.problem(file, schema) for misfit in misfits])
+    misfits: list[Misfit] = unshield_interpolations(
+        [*fill_section(composed, shield_interpolations(values))]
+    )
+    raise_problems([misfit.describe_problem(file, schema) for misfit in misfits])
 
-    shielded_config, problems = finish(composed, schema)
-    config: Config = unshielded(shielded_config)
-    problems += bound_problems(config)
-    refuse([dataclasses.replace(problem, file=file) for problem in problems])
+    shielded_config, problems = finish_configuration(composed, schema)
+    config: Config = unshield_interpolations(shielded_config)
+    problems += find_bound_problems(config)
+    raise_problems([dataclasses.replace(problem, file=file) for problem in problems])
     return config
 
 
-def saved_task(path: Path) -> str:
+def read_saved_task(path: Path) -> str:
     """Reads the task of a run from its `config.yaml`; `DEFAULT_TASK` if the file names none.
 
     Raises:
         ConfigurationError: If the file cannot be read.
     """
-    return _task_of(read_saved(path))
+    return _read_task_name(read_saved(path))
 
 
-def _task_of(values: Mapping[Any, Any]) -> str:
+def _read_task_name(values: Mapping[Any, Any]) -> str:
     return str(values.get("task", DEFAULT_TASK))
 
 
-def saved_config(
+def read_saved_config(
     path: Path, tasks: Mapping[str, TaskEntry], overrides: Mapping[str, Any]
 ) -> RunConfig:
     """Reads the configuration of a training run of one of some tasks, and changes some keys.
@@ -93,13 +101,13 @@ def saved_config(
         ConfigurationError: If it cannot be read or does not fit, or is of another task.
     """
     values = read_saved(path)
-    task = _task_of(values)
+    task = _read_task_name(values)
     if task not in tasks:
         raise ConfigurationError(f"{path}: trained with task={task}; expected {' or '.join(tasks)}")
-    return changed(to_config(values, tasks[task].config, str(path)), overrides)
+    return change_keys(convert_to_config(values, tasks[task].config, str(path)), overrides)
 
 
-def changed(config: Run, overrides: Mapping[str, Any]) -> Run:
+def change_keys(config: Run, overrides: Mapping[str, Any]) -> Run:
     """Returns a configuration with some keys changed; both are finished values.
 
     Raises:
@@ -107,9 +115,10 @@ def changed(config: Run, overrides: Mapping[str, Any]) -> Run:
     """
     try:
         merged = OmegaConf.merge(
-            open_structure(shielded(config)), OmegaConf.create(shielded(dict(overrides)))
+            open_structure(shield_interpolations(config)),
+            OmegaConf.create(shield_interpolations(dict(overrides))),
         )
-        changed_config = unshielded(OmegaConf.to_object(merged))
+        changed_config = unshield_interpolations(OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(

@@ -65,7 +65,7 @@ class OptimizerEntry:
         return loaded
 
 
-def _adam(config: RunConfig) -> dict[str, Any]:
+def _describe_adam(config: RunConfig) -> dict[str, Any]:
     return {"betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_epsilon}
 
 
@@ -85,7 +85,7 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
     # times as fast, on a CPU as well.
     ADAMW: OptimizerEntry(
         place="torch.optim:AdamW",
-        options=lambda config: {**_adam(config), "fused": True},
+        options=lambda config: {**_describe_adam(config), "fused": True},
         keys=_ADAM_KEYS,
         state_values=lambda shape, _: _adam_values(shape),
         by_element=True,
@@ -95,7 +95,7 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
     # et al. 2025 (arXiv 2502.16982), so that both use the learning rate of AdamW.
     "muon": OptimizerEntry(
         place="bsmeta.training.optimization:MuonWithAdamW",
-        options=lambda config: {**_adam(config), "momentum": config.momentum},
+        options=lambda config: {**_describe_adam(config), "momentum": config.momentum},
         keys=(*_ADAM_KEYS, "momentum"),
         state_values=lambda shape, in_layers: (
             math.prod(shape) if in_layers else _adam_values(shape)
@@ -129,7 +129,7 @@ UNDER_FSDP2 = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.take
 """The optimizers that work under FSDP2."""
 
 
-def users_of(key: str) -> str:
+def list_optimizers_with_key(key: str) -> str:
     """Lists the optimizers that use a key."""
     return ", ".join(name for name, entry in OPTIMIZERS.items() if key in entry.keys)
 
@@ -191,15 +191,23 @@ class RunConfig:
     )
     """weight decay of matrices (biases and norms have none)"""
     adam_beta1: float = key(
-        0.9, users_of("adam_beta1"), deepspeed="optimizer.params.betas.0", at_least=0, below=1
+        0.9,
+        list_optimizers_with_key("adam_beta1"),
+        deepspeed="optimizer.params.betas.0",
+        at_least=0,
+        below=1,
     )
     adam_beta2: float = key(
-        0.999, users_of("adam_beta2"), deepspeed="optimizer.params.betas.1", at_least=0, below=1
+        0.999,
+        list_optimizers_with_key("adam_beta2"),
+        deepspeed="optimizer.params.betas.1",
+        at_least=0,
+        below=1,
     )
     adam_epsilon: float = key(
-        1e-8, users_of("adam_epsilon"), deepspeed="optimizer.params.eps", above=0
+        1e-8, list_optimizers_with_key("adam_epsilon"), deepspeed="optimizer.params.eps", above=0
     )
-    momentum: float = key(0.95, users_of("momentum"), above=0, below=1)
+    momentum: float = key(0.95, list_optimizers_with_key("momentum"), above=0, below=1)
     gradient_clipping: float = key(
         1.0, deepspeed="gradient_clipping", deepspeed_default="1.0", at_least=0, finite=True
     )

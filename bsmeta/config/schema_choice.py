@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from bsmeta.config.hydra_options import option_parser
+from bsmeta.config.hydra_options import make_option_parser
 from bsmeta.config.schema_types import store_name
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import CONFIG_FOLDER
@@ -37,7 +37,7 @@ def find_schema(
 ) -> type[Config] | str | None:
     """Returns the schema that `choose_schema` chooses; None if the configuration names none."""
     schemas_by_name = {store_name(schema): schema for schema in schemas}
-    for name in _configurations(arguments, config_name):
+    for name in _read_configurations(arguments, config_name):
         if name in schemas_by_name:
             return schemas_by_name[name]
     return None
@@ -60,10 +60,10 @@ def list_offered(
     return [*schemas, *list_more()]
 
 
-def _configurations(arguments: Sequence[str], config_name: str) -> Iterator[str]:
+def _read_configurations(arguments: Sequence[str], config_name: str) -> Iterator[str]:
     """Yields the main configuration, and those that its defaults list names, directly or not."""
     try:
-        options, _ = option_parser().parse_known_intermixed_args(list(arguments))
+        options, _ = make_option_parser().parse_known_intermixed_args(list(arguments))
     except ConfigurationError:
         return
 
@@ -77,7 +77,7 @@ def _configurations(arguments: Sequence[str], config_name: str) -> Iterator[str]
         file = next(filter(Path.is_file, files), None)
         if file is not None and name not in read_names:
             read_names.add(name)
-            pending[:0] = _names_in_defaults(file)
+            pending[:0] = _list_names_in_defaults(file)
 
 
 def is_for_program(
@@ -92,7 +92,7 @@ def is_for_program(
     """
     if file in parents:  # the lists name each other
         return False
-    for name in _names_in_defaults(file):
+    for name in _list_names_in_defaults(file):
         if name in ("_self_", *schemas):
             continue
         files = [folder / f"{name}.yaml" for folder in folders]
@@ -102,7 +102,7 @@ def is_for_program(
     return True
 
 
-def _names_in_defaults(file: Path) -> list[str]:
+def _list_names_in_defaults(file: Path) -> list[str]:
     """Lists the entries of a file's defaults list that are names, and no choices of groups."""
     return [entry for entry in _read_defaults(file) if isinstance(entry, str)]
 

@@ -15,14 +15,14 @@ def store_name(schema: type | str) -> str:
     return re.sub(border, "_", name).lower()
 
 
-def type_name(value_type: Any) -> str:
+def describe_type(value_type: Any) -> str:
     """Returns a type in the notation of messages: `int`, `list[str]`, `str | None`."""
     if isinstance(value_type, type) and not typing.get_args(value_type):
         return value_type.__name__
     return re.sub(r"\b(?:\w+\.)+(?=\w)", "", str(value_type))
 
 
-def entry_schema(value_type: Any) -> Any:
+def find_entry_schema(value_type: Any) -> Any:
     """Returns the dataclass of a list's entries; None if they are no dataclasses."""
     for argument in typing.get_args(value_type):
         if isinstance(argument, type) and dataclasses.is_dataclass(argument):
@@ -30,7 +30,7 @@ def entry_schema(value_type: Any) -> Any:
     return None
 
 
-def without_none(value_type: Any) -> Any:
+def drop_none(value_type: Any) -> Any:
     """Returns a type without `| None`."""
     arguments = typing.get_args(value_type)
     others = [argument for argument in arguments if argument is not type(None)]

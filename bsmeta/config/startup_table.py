@@ -20,7 +20,7 @@ from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
 
 
-def summary(
+def list_table_rows(
     config: RunConfig,
     launch: Launch,
     entry: TaskEntry,
@@ -40,12 +40,12 @@ def summary(
         "resume from": config.resume_from_checkpoint_dir or "– (a fresh start)",
     }
     last = {
-        "launch": _launch(launch, config.mixed_precision),
-        "global batch": _batch(BatchPlan.of(config, launch.num_processes)),
-        "steps": _length(config.max_train_steps, config.num_train_epochs),
-        "learning rate": _schedule(config),
-        "evaluation": evaluations(config),
-        "checkpoints": _checkpoints(config),
+        "launch": _describe_launch(launch, config.mixed_precision),
+        "global batch": _describe_batch(BatchPlan.of(config, launch.num_processes)),
+        "steps": _describe_length(config.max_train_steps, config.num_train_epochs),
+        "learning rate": _describe_schedule(config),
+        "evaluation": describe_evaluations(config),
+        "checkpoints": _describe_checkpoints(config),
     }
     of_task = dict([*entry.summary(config, launch), *sampled])
     added = {name: value for name, value in of_task.items() if name not in last}
@@ -80,7 +80,7 @@ def _print_notes(console: Console, notes: Sequence[str]) -> None:
         console.print(f"note: {redact(note)}", style="yellow", highlight=False, soft_wrap=True)
 
 
-def _batch(plan: BatchPlan) -> str:
+def _describe_batch(plan: BatchPlan) -> str:
     """Describes the global batch as a product."""
     split = f"{plan.accumulation} (accumulation) x {plan.processes} (processes)"
     if plan.key is None:
@@ -88,20 +88,23 @@ def _batch(plan: BatchPlan) -> str:
     return f"{plan.micro_batch} (micro-batch) x {split} = {plan.global_batch:,} rows"
 
 
-def _length(max_steps: int, epochs: float | None) -> str:
+def _describe_length(max_steps: int, epochs: float | None) -> str:
     """Describes the number of steps."""
     if epochs is None:
         return f"{max_steps:,}"
     return "those of 1 epoch" if epochs == 1 else f"those of {epochs:g} epochs"
 
 
-def evaluations(config: RunConfig) -> str:
+def describe_evaluations(config: RunConfig) -> str:
     """Describes the steps at which a run evaluates."""
     extra_steps = config.extra_steps_to_eval_save_at
-    return ", ".join(_occasions(config.eval_steps, config.evals_per_epoch, extra_steps)) or "–"
+    return (
+        ", ".join(_describe_occasions(config.eval_steps, config.evals_per_epoch, extra_steps))
+        or "–"
+    )
 
 
-def _occasions(steps: int, per_epoch: int | None, extra_steps: Sequence[int]) -> list[str]:
+def _describe_occasions(steps: int, per_epoch: int | None, extra_steps: Sequence[int]) -> list[str]:
     """Describes the interval of evaluations or checkpoints, and their extra steps; [] if never."""
     occasions = []
     if per_epoch is not None:
@@ -113,7 +116,7 @@ def _occasions(steps: int, per_epoch: int | None, extra_steps: Sequence[int]) ->
     return occasions
 
 
-def _launch(launch: Launch, mixed_precision: str) -> str:
+def _describe_launch(launch: Launch, mixed_precision: str) -> str:
     """Describes the processes, their engine and their precision."""
     parts = ["1 process" if launch.num_processes == 1 else f"{launch.num_processes} processes"]
     if launch.deepspeed:
@@ -124,7 +127,7 @@ def _launch(launch: Launch, mixed_precision: str) -> str:
     return ", ".join([*parts, f"precision {mixed_precision}"])
 
 
-def _schedule(config: RunConfig) -> str:
+def _describe_schedule(config: RunConfig) -> str:
     """Describes the learning rate over the run."""
     peak = f"{config.learning_rate:g}"
     warm_up = f"{config.num_warmup_steps:,} steps"
@@ -146,10 +149,10 @@ def _schedule(config: RunConfig) -> str:
     return f"{peak} after {warm_up}, then {shape}{end}{branch}"
 
 
-def _checkpoints(config: RunConfig) -> str:
+def _describe_checkpoints(config: RunConfig) -> str:
     """Describes when checkpoints are written, which are kept, and which have `model/`."""
     extra_steps = config.extra_steps_to_eval_save_at
-    occasions = _occasions(config.save_steps, config.saves_per_epoch, extra_steps)
+    occasions = _describe_occasions(config.save_steps, config.saves_per_epoch, extra_steps)
     occasions.append("and at the end" if occasions else "at the end")
 
     count = config.keep_last_checkpoints
@@ -163,7 +166,7 @@ def _checkpoints(config: RunConfig) -> str:
     return f"{', '.join(occasions)}; {kept} kept{exports}"
 
 
-def launch_notes(launch: Launch) -> Iterator[str]:
+def list_launch_notes(launch: Launch) -> Iterator[str]:
     """Yields the options of `accelerate launch` that have no effect."""
     if launch.use_cpu:
         yield (

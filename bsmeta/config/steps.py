@@ -54,7 +54,7 @@ class Schedule:
         """
         max_steps = config.max_train_steps
         if config.num_train_epochs is not None:
-            epoch = _epoch("num_train_epochs", steps_per_epoch)
+            epoch = _count_epoch_steps("num_train_epochs", steps_per_epoch)
             max_steps = max(1, round(config.num_train_epochs * epoch))
         if steps_per_epoch == 0:
             max_steps = 0
@@ -78,7 +78,7 @@ class Schedule:
             times_per_epoch: int | None = getattr(config, key)
             if times_per_epoch is None:
                 return steps
-            return max(1, _epoch(key, steps_per_epoch) // times_per_epoch)
+            return max(1, _count_epoch_steps(key, steps_per_epoch) // times_per_epoch)
 
         return cls(
             max_steps,
@@ -117,7 +117,7 @@ def lacks_model(folder: Path) -> bool:
     return (folder / "manifest.json").is_file() and not (folder / "model").exists()
 
 
-def how_to_export(folder: Path) -> str:
+def explain_export(folder: Path) -> str:
     """Explains how to get `model/` of a checkpoint that lacks it."""
     match = CHECKPOINT_NAME.fullmatch(folder.resolve().name)
     assert match is not None
@@ -147,7 +147,7 @@ def set_branch_length(config: Run) -> Run:
     return replace(config, max_train_steps=step + config.num_decay_steps)
 
 
-def _epoch(key: str, steps_per_epoch: int | None) -> int:
+def _count_epoch_steps(key: str, steps_per_epoch: int | None) -> int:
     """Returns the steps of an epoch, or refuses a key of a task that has none."""
     if steps_per_epoch is None:
         raise ConfigurationError(f"{key}: this task has no epochs; expected null")
@@ -175,11 +175,11 @@ class BatchPlan:
     def of(cls, config: RunConfig, processes: int) -> BatchPlan:
         """Creates the plan of a run with this number of processes."""
         key = config.micro_batch_key
-        rows = 1 if key is None else _value(config, key)
+        rows = 1 if key is None else _read_value(config, key)
         assert isinstance(rows, int)
 
         scope_key = config.batch_scope_key
-        is_total = scope_key is not None and _value(config, scope_key) == "total"
+        is_total = scope_key is not None and _read_value(config, scope_key) == "total"
         accumulation = config.gradient_accumulation_steps
         if is_total:  # the check of the launch refuses a remainder
             rows //= accumulation * processes
@@ -197,6 +197,6 @@ class BatchPlan:
         return None if self.key is None else self.global_batch
 
 
-def _value(config: RunConfig, key: str) -> object:
+def _read_value(config: RunConfig, key: str) -> object:
     """Returns the value of a dotted key."""
     return reduce(getattr, key.split("."), config)

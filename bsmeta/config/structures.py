@@ -12,8 +12,8 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from bsmeta.config.schema_types import entry_schema
-from bsmeta.core.keys import type_hints
+from bsmeta.config.schema_types import find_entry_schema
+from bsmeta.core.keys import read_type_hints
 
 
 def open_structure(schema: Any) -> DictConfig:
@@ -30,8 +30,8 @@ def merge_into_structure(schema: type, values: Mapping[str, Any]) -> DictConfig:
         OmegaConfBaseException: If a key is unknown, or a value does not fit.
     """
     structure = open_structure(schema)
-    for name, value_type in type_hints(schema).items():
-        section = entry_schema(value_type)
+    for name, value_type in read_type_hints(schema).items():
+        section = find_entry_schema(value_type)
         entries = values.get(name)
         # OmegaConf would create the entries itself, read-only, and refuse to merge into them.
         if section and typing.get_origin(value_type) is dict and isinstance(entries, Mapping):

@@ -10,7 +10,14 @@ from typing import Any, Literal
 from bsmeta.config.composition import Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
-from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, closest, nearest, show
+from bsmeta.core.errors import (
+    HYDRA,
+    ConfigurationError,
+    Problem,
+    find_closest,
+    format_value,
+    suggest_nearest,
+)
 
 Row = tuple[str, str]
 ModelUse = Literal["flag_words", "predict_label", "detect_entities", "encode_entities"]
@@ -26,7 +33,7 @@ def imported(name: str) -> Callable[..., Any]:
     return call
 
 
-def _nothing(*_: object) -> tuple[()]:
+def _return_nothing(*_: object) -> tuple[()]:
     return ()
 
 
@@ -64,13 +71,15 @@ class TaskEntry:
 
     schema: str
     make: Callable[[Any], Any]
-    value_problems: Callable[[Any, Composition], Iterable[Problem]] = _nothing
-    start_problems: Callable[[Any, Launch, Mapping[str, Any] | None], Iterable[Problem]] = _nothing
-    summary: Callable[[Any, Launch], Iterable[Row]] = _nothing
-    sample_rows: Callable[[Any], Iterable[Row]] = _nothing
-    notes: Callable[[Any, Composition], Iterable[str]] = _nothing
-    start_notes: Callable[[Any, Launch], Iterable[str]] = _nothing
-    prepare: Callable[[Any], object] = _nothing
+    value_problems: Callable[[Any, Composition], Iterable[Problem]] = _return_nothing
+    start_problems: Callable[[Any, Launch, Mapping[str, Any] | None], Iterable[Problem]] = (
+        _return_nothing
+    )
+    summary: Callable[[Any, Launch], Iterable[Row]] = _return_nothing
+    sample_rows: Callable[[Any], Iterable[Row]] = _return_nothing
+    notes: Callable[[Any, Composition], Iterable[str]] = _return_nothing
+    start_notes: Callable[[Any, Launch], Iterable[str]] = _return_nothing
+    prepare: Callable[[Any], object] = _return_nothing
     evaluate: Callable[[Any, Sequence[Any], Any], None] | None = None
     programs: tuple[str, ...] = ()
     uses: tuple[ModelUse, ...] = ()
@@ -99,7 +108,9 @@ def check_program(program: str, task: str, tasks: Mapping[str, TaskEntry]) -> No
     )
 
 
-def entry_of(config: RunConfig, tasks: Mapping[str, TaskEntry]) -> tuple[TaskEntry, list[Problem]]:
+def find_entry(
+    config: RunConfig, tasks: Mapping[str, TaskEntry]
+) -> tuple[TaskEntry, list[Problem]]:
     """Returns the entry with the schema of a configuration, and the problems with its `task`."""
     schemas = {f"{schema.__module__}:{schema.__qualname__}" for schema in type(config).__mro__}
     if config.task in tasks and tasks[config.task].schema in schemas:
@@ -111,6 +122,6 @@ def entry_of(config: RunConfig, tasks: Mapping[str, TaskEntry]) -> tuple[TaskEnt
         expected = f"{name}, because the configuration begins with the schema of {name}"
         fix = f"--config-name of a configuration for {config.task}, or task={name}"
     else:
-        expected = f"one of {', '.join(tasks)}{nearest(config.task, [*tasks])}"
-        fix = f"task={closest(config.task, [*tasks])}"
-    return entry, [Problem("task", HYDRA, show(config.task), expected, fix)]
+        expected = f"one of {', '.join(tasks)}{suggest_nearest(config.task, [*tasks])}"
+        fix = f"task={find_closest(config.task, [*tasks])}"
+    return entry, [Problem("task", HYDRA, format_value(config.task), expected, fix)]

@@ -9,7 +9,7 @@ from typing import Any
 from bsmeta.core.errors import ConfigurationError
 
 
-def refuse_unused(config: Any, used_keys: Collection[str], purpose: str) -> None:
+def refuse_unused_keys(config: Any, used_keys: Collection[str], purpose: str) -> None:
     """Refuses keys that are set although a purpose does not use them.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from bsmeta.core.keys import about, leaves
+from bsmeta.core.keys import about, iterate_leaves
 
 Section = TypeVar("Section")
 
@@ -17,7 +17,7 @@ def replace_values(section: Section, values: Mapping[str, Any]) -> Section:
 
     Args:
         section: A dataclass, or a list or mapping of dataclasses.
-        values: The values by dotted key, as `leaves` names them.
+        values: The values by dotted key, as `iterate_leaves` names them.
     """
     changes: dict[str, Any] = {}
     changes_in_sections: dict[str, dict[str, Any]] = {}
@@ -54,7 +54,7 @@ def expand_home(section: Section) -> tuple[Section, list[tuple[str, str]]]:
     """
     expanded: dict[str, Any] = {}
     unknown_users: list[tuple[str, str]] = []
-    for name, owner, schema_field in leaves(section):
+    for name, owner, schema_field in iterate_leaves(section):
         value = getattr(owner, schema_field.name)
         if not about(schema_field).is_path or value is None:
             continue

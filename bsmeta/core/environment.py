@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bsmeta.core.files import ROOT
-from bsmeta.core.versions import versions
+from bsmeta.core.versions import read_versions
 
 if TYPE_CHECKING:
     import torch
@@ -48,21 +48,21 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     return {
         "commit": sources.commit,
         "is_clean": sources.is_clean,
-        "versions": versions(),
-        "processor": _processor(),
-        "cores": _usable_cores(),
+        "versions": read_versions(),
+        "processor": _describe_processor(),
+        "cores": _count_usable_cores(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "machine": machine_hash(),
+        "machine": hash_machine_name(),
     }
 
 
-def machine_hash() -> str:
+def hash_machine_name() -> str:
     """Returns a hash of the host's name."""
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]
 
 
-def utc_now() -> str:
+def format_utc_now() -> str:
     """Returns the current time in UTC, in milliseconds; such times sort as text."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
@@ -94,14 +94,14 @@ def _run_git(*arguments: str) -> str | None:
     return process.stdout.strip()
 
 
-def _usable_cores() -> int | None:
+def _count_usable_cores() -> int | None:
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
 
 
 @cache
-def _processor() -> str:
+def _describe_processor() -> str:
     """Returns the model of the processor; on other systems than Linux, its architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():

@@ -56,7 +56,7 @@ class TrainingError(RuntimeError):
     """Training cannot continue (for example: the loss is not finite)."""
 
 
-def missing_extra(error: BaseException) -> ConfigurationError | None:
+def explain_missing_extra(error: BaseException) -> ConfigurationError | None:
     """Returns the error to report for a missing module if an extra of the package installs it.
 
     Returns:
@@ -72,7 +72,7 @@ def missing_extra(error: BaseException) -> ConfigurationError | None:
 
 
 @contextmanager
-def naming_extras() -> Iterator[None]:
+def name_missing_extras() -> Iterator[None]:
     """Replaces the error for a module that an extra installs by one that names the extra.
 
     Raises:
@@ -81,7 +81,7 @@ def naming_extras() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        extra_error = missing_extra(error)
+        extra_error = explain_missing_extra(error)
         if extra_error is None:
             raise
         raise extra_error from error
@@ -95,26 +95,28 @@ class Difference(NamedTuple):
     current: Any
 
 
-def differences(other: Any, current: Any, name: str = "") -> Iterator[Difference]:
+def find_differences(other: Any, current: Any, name: str = "") -> Iterator[Difference]:
     """Yields the leaves in which two nested dicts differ, by dotted name."""
     if isinstance(other, dict) and isinstance(current, dict):
         for part in sorted({*other, *current}):
             part_name = f"{name}.{part}" if name else str(part)
-            yield from differences(
+            yield from find_differences(
                 other.get(part, "absent"), current.get(part, "absent"), part_name
             )
     elif other != current:
         yield Difference(name, other, current)
 
 
-def differing(other: Any, current: Any, origin: str, current_origin: str = "now") -> Iterator[str]:
+def describe_differences(
+    other: Any, current: Any, origin: str, current_origin: str = "now"
+) -> Iterator[str]:
     """Yields a line for each leaf in which two nested dicts differ.
 
     Args:
         origin: The place or time of `other`, as words that follow its value (`in the checkpoint`).
         current_origin: The same for `current`.
     """
-    for leaf in differences(other, current):
+    for leaf in find_differences(other, current):
         yield f"  {leaf.name}: {leaf.other} {origin}, {leaf.current} {current_origin}"
 
 
@@ -135,7 +137,7 @@ class Problem:
         )
 
 
-def refuse(problems: Sequence[Problem | str]) -> None:
+def raise_problems(problems: Sequence[Problem | str]) -> None:
     """Raises one error that lists every problem once, numbered."""
     problems = [*dict.fromkeys(problems)]
     if not problems:
@@ -147,29 +149,29 @@ def refuse(problems: Sequence[Problem | str]) -> None:
     raise ConfigurationError(f"{count} in the configuration\n{numbered}", keys)
 
 
-def nearest(name: object, candidates: Iterable[str]) -> str:
+def suggest_nearest(name: object, candidates: Iterable[str]) -> str:
     """Returns ` (did you mean X?)` for the candidate most similar to a name, or an empty string."""
     close = difflib.get_close_matches(str(name), list(candidates), n=1, cutoff=_LIKENESS)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def much_like(name: object, candidates: Iterable[str]) -> str | None:
+def find_similar(name: object, candidates: Iterable[str]) -> str | None:
     """Returns the candidate that a suggested command may use for a name; None if none is similar.
 
     A suggested command may be run unread, so it requires more similarity than a question
-    (`nearest`).
+    (`suggest_nearest`).
     """
     close = difflib.get_close_matches(str(name), list(candidates), n=1, cutoff=_LIKENESS_OF_FIX)
     return close[0] if close else None
 
 
-def closest(name: object, candidates: Sequence[str]) -> str:
+def find_closest(name: object, candidates: Sequence[str]) -> str:
     """Returns the candidate most similar to a name; the first candidate if none is similar."""
     close = difflib.get_close_matches(str(name), candidates, n=1, cutoff=_LIKENESS)
     return close[0] if close else candidates[0]
 
 
-def show(value: object) -> str:
+def format_value(value: object) -> str:
     """Formats a value as in YAML or JSON; a string that looks like another type is marked."""
     if value is MISSING:
         return "no such key"
@@ -201,15 +203,15 @@ def look_up(document: Any, key: str) -> Any:
     return document
 
 
-def same(actual: Any, value: Any) -> bool:
+def equals_exactly(actual: Any, value: Any) -> bool:
     """Whether value and type agree: `"8"`, `8.0` and `true` are not 8; an int may equal a float."""
     if isinstance(value, list):
         have_same_length = isinstance(actual, list) and len(actual) == len(value)
-        return have_same_length and all(map(same, actual, value))
-    return same_type(actual, value) and bool(actual == value)
+        return have_same_length and all(map(equals_exactly, actual, value))
+    return has_same_type(actual, value) and bool(actual == value)
 
 
-def same_type(actual: Any, value: Any) -> bool:
+def has_same_type(actual: Any, value: Any) -> bool:
     """Whether `actual` has the type of `value`; an int is also accepted for a float."""
     if isinstance(value, float):
         return isinstance(actual, (int, float)) and not isinstance(actual, bool)

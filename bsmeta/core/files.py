@@ -24,7 +24,7 @@ import xxhash
 
 from bsmeta.core.errors import DataError
 from bsmeta.core.parsing import has_surrogates
-from bsmeta.core.progress import exclusively, report_progress
+from bsmeta.core.progress import hold_lock, report_progress
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _INSTALLED = _PACKAGE / "resources"
@@ -73,7 +73,7 @@ class UnsafeNameError(DataError):
         self.reason = reason
 
 
-def path_inside(folder: Path, name: str, source: str, *, follow_links: bool = False) -> Path:
+def join_inside(folder: Path, name: str, source: str, *, follow_links: bool = False) -> Path:
     """Joins a folder and the name of a file that comes from outside.
 
     Every name in a listing, an archive, a manifest or a journal passes through here before it is
@@ -145,7 +145,7 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_atomically(path: Path) -> Iterator[Path]:
     """Yields a temporary path; the file written there replaces `path` when the block ends.
 
     Several processes may replace the same file at the same time. Permissions follow the user's
@@ -160,22 +160,22 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def building(path: Path) -> Iterator[Path]:
+def build_atomically(path: Path) -> Iterator[Path]:
     """Yields a temporary path at which one process at a time builds the file or folder `path`.
 
     The result is renamed to `path` when the block ends. An unfinished result, left by an error or
     by a killed process, is deleted.
     """
     unfinished = path.with_name(f"{path.name}.part")
-    delete(unfinished)
+    delete_path(unfinished)
     try:
         yield unfinished
         os.rename(unfinished, path)
     finally:
-        delete(unfinished)
+        delete_path(unfinished)
 
 
-def delete(path: Path) -> None:
+def delete_path(path: Path) -> None:
     """Deletes a file or a folder, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
@@ -185,7 +185,7 @@ def delete(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a text file atomically."""
-    with replacing(path) as temporary:
+    with replace_atomically(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -194,7 +194,7 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, ensure_ascii=False) + "\n")
 
 
-def sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Flushes a file or a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -203,7 +203,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def file_hash(path: str | Path) -> str:
+def hash_file(path: str | Path) -> str:
     """Returns the xxh3 of a file's content, in hexadecimal."""
     content_hash = xxhash.xxh3_64()
     with open(path, "rb") as file:
@@ -213,7 +213,7 @@ def file_hash(path: str | Path) -> str:
     return content_hash.hexdigest()
 
 
-def free_bytes(path: Path) -> int:
+def measure_free_bytes(path: Path) -> int:
     """Returns the free bytes of a path's disk; the path need not exist yet."""
     ancestors = (path, *path.absolute().parents)
     folder = next(ancestor for ancestor in ancestors if ancestor.is_dir())
@@ -222,7 +222,7 @@ def free_bytes(path: Path) -> int:
 
 def is_full(error: BaseException | None) -> bool:
     """Whether an error, or any error in its cause chain, means that the disk is full."""
-    for cause in causes_of(error):
+    for cause in iterate_causes(error):
         if getattr(cause, "errno", None) in FULL:
             return True
 
@@ -232,7 +232,7 @@ def is_full(error: BaseException | None) -> bool:
     return False
 
 
-def full_disk_error(error: BaseException) -> DataError | None:
+def explain_full_disk(error: BaseException) -> DataError | None:
     """Returns the error to report in place of one that a full disk causes; None for other errors.
 
     Write errors do not name their file, so the message lists the file systems without room.
@@ -249,7 +249,7 @@ def full_disk_error(error: BaseException) -> DataError | None:
     )
 
 
-def long_name_error(error: BaseException) -> DataError | None:
+def explain_long_name(error: BaseException) -> DataError | None:
     """Returns the error to report in place of one for a too long name; None for other errors."""
     if not isinstance(error, OSError) or error.errno != errno.ENAMETOOLONG:
         return None
@@ -272,7 +272,7 @@ def _is_without_room(folder: str) -> bool:
     return is_writable and status.f_blocks > 0 and status.f_bavail * status.f_frsize < FULL_BELOW
 
 
-def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yields an error, its cause, the cause's cause, and so on."""
     seen: set[int] = set()  # a chain of causes may be cyclic
     while error is not None and id(error) not in seen:
@@ -282,11 +282,11 @@ def causes_of(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextmanager
-def writing(path: Path, work: str, lock: Path | None = None) -> Iterator[None]:
+def hold_write_lock(path: Path, work: str, lock: Path | None = None) -> Iterator[None]:
     """Holds the lock of a file or folder that one process at a time writes.
 
     Args:
-        work: The work done under the lock, as a noun phrase; see `exclusively`.
+        work: The work done under the lock, as a noun phrase; see `hold_lock`.
         lock: The lock file, whose folder is created if it is missing; None: beside `path`.
 
     Raises:
@@ -295,10 +295,10 @@ def writing(path: Path, work: str, lock: Path | None = None) -> Iterator[None]:
     lock = lock or path.with_name(f"{path.name}.lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        with exclusively(lock, work):
+        with hold_lock(lock, work):
             yield
     except OSError as error:
-        free = format_bytes(free_bytes(path))
+        free = format_bytes(measure_free_bytes(path))
         raise DataError(
             f"{path} cannot be written: {error} ({free} are free there); free some space, or name "
             "another folder"

@@ -16,9 +16,16 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
-from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, closest, nearest, show
+from bsmeta.core.errors import (
+    HYDRA,
+    ConfigurationError,
+    Problem,
+    find_closest,
+    format_value,
+    suggest_nearest,
+)
 from bsmeta.core.parsing import has_surrogates
-from bsmeta.core.secrets import shown_url
+from bsmeta.core.secrets import format_url
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
@@ -74,7 +81,7 @@ class About:
             bounds.append("finite")
         return ", ".join(bounds)
 
-    def expected(self, value: Any) -> str | None:
+    def describe_bound(self, value: Any) -> str | None:
         """Describes the bound that a number (or NaN) violates; None if it is within bounds."""
         low = self.at_least
         high = self.at_most
@@ -98,7 +105,7 @@ class About:
             return "a finite number"
         return None
 
-    def example_number(self) -> float:
+    def suggest_number(self) -> float:
         """Returns a small number within bounds, to suggest in a message."""
         if self.above is not None:
             high = self.at_most if self.at_most is not None else self.below
@@ -160,23 +167,23 @@ def about(described: Field[Any]) -> About:
 
 
 @cache
-def type_hints(schema: Any) -> dict[str, Any]:
+def read_type_hints(schema: Any) -> dict[str, Any]:
     """Returns the types of a schema's fields, by name."""
     hints = get_type_hints(schema)
     return {schema_field.name: hints[schema_field.name] for schema_field in fields(schema)}
 
 
 @cache
-def meanings(schema: Any) -> dict[str, str]:
+def read_meanings(schema: Any) -> dict[str, str]:
     """Returns the docstring under each field of a schema and its bases, by key."""
     docstrings: dict[str, str] = {}
     for section in schema.__mro__[-2::-1]:  # from the most basic class on, without `object`
-        docstrings |= _docstrings(section.__module__).get(section.__name__, {})
+        docstrings |= _read_docstrings(section.__module__).get(section.__name__, {})
     return docstrings
 
 
 @cache
-def _docstrings(module: str) -> dict[str, dict[str, str]]:
+def _read_docstrings(module: str) -> dict[str, dict[str, str]]:
     """Reads the docstrings under the fields of a module's classes, by class and field."""
     docstrings: dict[str, dict[str, str]] = {}
     for statement in ast.parse(inspect.getsource(sys.modules[module])).body:
@@ -191,7 +198,7 @@ def _docstrings(module: str) -> dict[str, dict[str, str]]:
     return docstrings
 
 
-def leaves(section: Any, prefix: str = "") -> Iterator[Leaf]:
+def iterate_leaves(section: Any, prefix: str = "") -> Iterator[Leaf]:
     """Yields the keys of a section, and of the sections in it, its lists and its mappings.
 
     Args:
@@ -200,15 +207,15 @@ def leaves(section: Any, prefix: str = "") -> Iterator[Leaf]:
     """
     for schema_field in fields(section):
         name = prefix + schema_field.name
-        subsections = _subsections(name, getattr(section, schema_field.name))
+        subsections = _find_subsections(name, getattr(section, schema_field.name))
 
         for subsection_name, subsection in subsections.items():
-            yield from leaves(subsection, f"{subsection_name}.")
+            yield from iterate_leaves(subsection, f"{subsection_name}.")
         if not subsections:
             yield Leaf(name, section, schema_field)
 
 
-def _subsections(name: str, value: Any) -> dict[str, Any]:
+def _find_subsections(name: str, value: Any) -> dict[str, Any]:
     """Returns the sections that a value is or contains, by dotted name."""
     if is_dataclass(value):
         return {name: value}
@@ -222,23 +229,23 @@ def _subsections(name: str, value: Any) -> dict[str, Any]:
     return {f"{name}.{index}": entry for index, entry in entries.items() if is_dataclass(entry)}
 
 
-def key_names(schema: type) -> list[str]:
+def list_key_names(schema: type) -> list[str]:
     """Returns every dotted name of a schema, sections included, sorted."""
     names: set[str] = set()
-    for leaf in leaves(schema()):
+    for leaf in iterate_leaves(schema()):
         parts = leaf.name.split(".")
         names.update(".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
     return sorted(names)
 
 
-def address_problems(section: Any) -> Iterator[Problem]:
+def find_address_problems(section: Any) -> Iterator[Problem]:
     """Yields a problem for each address under a key that takes only paths on this machine."""
-    for name, owner, schema_field in leaves(section):
+    for name, owner, schema_field in iterate_leaves(section):
         declaration = about(schema_field)
         if not declaration.is_path or declaration.takes_addresses:
             continue
 
-        for value, _ in _entries(getattr(owner, schema_field.name)):
+        for value, _ in _iterate_entries(getattr(owner, schema_field.name)):
             scheme = _ADDRESS.match(value) if isinstance(value, str) else None
             if scheme is None:
                 continue
@@ -247,10 +254,10 @@ def address_problems(section: Any) -> Iterator[Problem]:
             if scheme[0].lower() == "file://":
                 fix = f"{name}={value[len(scheme[0]) :]}"
             expected = f"a path on this machine: {name} takes no address"
-            yield Problem(name, HYDRA, show(shown_url(value)), expected, fix)
+            yield Problem(name, HYDRA, format_value(format_url(value)), expected, fix)
 
 
-def bound_problems(section: Any, prefix: str = "") -> list[Problem]:
+def find_bound_problems(section: Any, prefix: str = "") -> list[Problem]:
     """Lists the values of a section, and of all sections in it, that their keys do not allow.
 
     Texts that are not in UTF-8 come first, then invalid choices, then numbers out of bounds, each
@@ -263,26 +270,26 @@ def bound_problems(section: Any, prefix: str = "") -> list[Problem]:
     undecodable_texts: list[Problem] = []
     invalid_choices: list[Problem] = []
     numbers_out_of_bounds: list[Problem] = []
-    for leaf in leaves(section, prefix):
+    for leaf in iterate_leaves(section, prefix):
         declaration = about(leaf.field)
         value = getattr(leaf.owner, leaf.field.name)
 
         if has_surrogates(value):  # from an environment variable, for example
-            undecodable_texts.append(undecodable(leaf.name, value))
+            undecodable_texts.append(describe_undecodable(leaf.name, value))
             continue
 
-        for entry in _entries(value):
+        for entry in _iterate_entries(value):
             if declaration.choices:
                 if entry.value not in declaration.choices:
                     invalid_choices.append(
-                        _not_a_choice(leaf.name, value, entry.value, declaration.choices)
+                        _describe_invalid_choice(leaf.name, value, entry.value, declaration.choices)
                     )
-            elif expected := declaration.expected(entry.value):
-                numbers_out_of_bounds.append(_out_of_bounds(leaf, entry, expected))
+            elif expected := declaration.describe_bound(entry.value):
+                numbers_out_of_bounds.append(_describe_out_of_bounds(leaf, entry, expected))
     return [*undecodable_texts, *invalid_choices, *numbers_out_of_bounds]
 
 
-def undecodable(key: str, value: object, where: str = HYDRA) -> Problem:
+def describe_undecodable(key: str, value: object, where: str = HYDRA) -> Problem:
     """Returns the problem of a text that is not in UTF-8, as names in old file systems may be.
 
     Args:
@@ -294,26 +301,26 @@ def undecodable(key: str, value: object, where: str = HYDRA) -> Problem:
     return Problem(key, where, found, "text in UTF-8", fix)
 
 
-def bound_lines(section: Any, prefix: str = "") -> list[str]:
+def list_bound_lines(section: Any, prefix: str = "") -> list[str]:
     """Returns a line for each key that is out of bounds, for programs that do not train."""
     return [
         f"{problem.key}={problem.found}: expected {problem.expected}"
-        for problem in bound_problems(section, prefix)
+        for problem in find_bound_problems(section, prefix)
     ]
 
 
 def refuse_out_of_bounds(section: Any, prefix: str = "") -> None:
     """Raises an error if a value is out of bounds."""
-    lines = bound_lines(section, prefix)
+    lines = list_bound_lines(section, prefix)
     if lines:
         raise ConfigurationError("\n".join(lines))
 
 
-def _entries(value: Any) -> Iterator[_Entry]:
+def _iterate_entries(value: Any) -> Iterator[_Entry]:
     """Yields the values to check in the value of a key; none if it is null."""
     if isinstance(value, dict):
         for name, nested in value.items():
-            for entry in _entries(nested):
+            for entry in _iterate_entries(nested):
                 yield _Entry(entry.value, f".{name}")
     elif isinstance(value, list):
         for item in value:
@@ -322,29 +329,31 @@ def _entries(value: Any) -> Iterator[_Entry]:
         yield _Entry(value, "")
 
 
-def _out_of_bounds(leaf: Leaf, entry: _Entry, expected: str) -> Problem:
+def _describe_out_of_bounds(leaf: Leaf, entry: _Entry, expected: str) -> Problem:
     """Returns the problem of a number; the fix is the default, or any valid entry of a mapping."""
     if entry.path:
-        suggestion = about(leaf.field).example_number()
+        suggestion = about(leaf.field).suggest_number()
     else:
         suggestion = getattr(type(leaf.owner)(), leaf.field.name)
 
     name = f"{leaf.name}{entry.path}"
-    fix = f"{name}={show(suggestion)}, for example"
-    return Problem(name, HYDRA, show(entry.value), expected, fix)
+    fix = f"{name}={format_value(suggestion)}, for example"
+    return Problem(name, HYDRA, format_value(entry.value), expected, fix)
 
 
-def _not_a_choice(name: str, value: Any, invalid: Any, choices: Sequence[str]) -> Problem:
+def _describe_invalid_choice(
+    name: str, value: Any, invalid: Any, choices: Sequence[str]
+) -> Problem:
     """Returns the problem of an invalid choice, which is the value of a key or an entry of it."""
     if isinstance(value, list):
-        expected = f"some of {', '.join(choices)}{nearest(invalid, choices)}"
-        corrected = [item if item in choices else closest(item, choices) for item in value]
+        expected = f"some of {', '.join(choices)}{suggest_nearest(invalid, choices)}"
+        corrected = [item if item in choices else find_closest(item, choices) for item in value]
         fix = f"{name}=[{', '.join(dict.fromkeys(corrected))}]"
-        return Problem(name, HYDRA, show(invalid), expected, fix)
+        return Problem(name, HYDRA, format_value(invalid), expected, fix)
 
-    expected = f"one of {', '.join(choices)}{nearest(invalid, choices)}"
-    fix = f"{name}={closest(invalid, choices)}"
+    expected = f"one of {', '.join(choices)}{suggest_nearest(invalid, choices)}"
+    fix = f"{name}={find_closest(invalid, choices)}"
     if invalid == "False" and "no" in choices:
         expected += " (YAML reads no without quotes as false)"
         fix = f'{name}: "no" in YAML, or {name}=no on the command line'
-    return Problem(name, HYDRA, show(invalid), expected, fix)
+    return Problem(name, HYDRA, format_value(invalid), expected, fix)

@@ -10,7 +10,7 @@ question itself raises an error: transformers 5.23 does not pass the value on wh
 `tokenizer_class` that is no tokenizer (`AutoModelForCausalLM`).
 
 The files also name other files: the index of a sharded model lists the shards, and an adapter names
-its base model. Such a name must not lead out of the folder (`bsmeta.core.files.path_inside`); the
+its base model. Such a name must not lead out of the folder (`bsmeta.core.files.join_inside`); the
 base may also be a name on the Hub.
 
 The whole package calls `from_pretrained` and `from_config` through this module.
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import UnsafeNameError, path_inside
+from bsmeta.core.files import UnsafeNameError, join_inside
 from bsmeta.core.parsing import ExtremeContentError, parse_json
 
 if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
@@ -81,8 +81,8 @@ def read_shape(source: str | Path, **changes: Any) -> PretrainedConfig:
     """
     from transformers import AutoConfig
 
-    refuse_unsafe(source)
-    with _naming(source):
+    refuse_unsafe_model(source)
+    with _name_damaged_files(source):
         shape: PretrainedConfig = AutoConfig.from_pretrained(
             source, trust_remote_code=False, **changes
         )
@@ -98,7 +98,7 @@ def read_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-    refuse_unsafe(source)
+    refuse_unsafe_model(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, MemoryError):
@@ -107,7 +107,7 @@ def read_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
         # A damaged file may raise any type, also a panic of Rust, which is no `Exception`.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise _damage_error(source, error) from error
+        raise _explain_damage(source, error) from error
 
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise DataError(
@@ -130,8 +130,8 @@ def read_model(model_class: Any, source: str | Path, **options: Any) -> PreTrain
         OSError, ValueError, KeyError, RuntimeError, SafetensorError: If transformers cannot load
             it.
     """
-    refuse_unsafe(source)
-    with _naming(source):
+    refuse_unsafe_model(source)
+    with _name_damaged_files(source):
         model: PreTrainedModel = model_class.from_pretrained(
             source, trust_remote_code=False, **options
         )
@@ -142,15 +142,15 @@ def read_model_and_report(
     model_class: Any, source: str | Path, **options: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Reads a model like `read_model`; also returns the loading report, such as missing weights."""
-    refuse_unsafe(source)
-    with _naming(source):
+    refuse_unsafe_model(source)
+    with _name_damaged_files(source):
         model, report = model_class.from_pretrained(
             source, trust_remote_code=False, output_loading_info=True, **options
         )
     return model, report
 
 
-def new_model(model_class: Any, shape: PretrainedConfig, **options: Any) -> PreTrainedModel:
+def create_model(model_class: Any, shape: PretrainedConfig, **options: Any) -> PreTrainedModel:
     """Creates a model of a shape, with random weights.
 
     Args:
@@ -165,12 +165,12 @@ def new_model(model_class: Any, shape: PretrainedConfig, **options: Any) -> PreT
     _refuse_entries(source, shape.to_dict(), "")
     _disable_trust_question()
 
-    with _naming(source):
+    with _name_damaged_files(source):
         model: PreTrainedModel = model_class.from_config(shape, trust_remote_code=False, **options)
     return model
 
 
-def refuse_unsafe(source: str | Path) -> None:
+def refuse_unsafe_model(source: str | Path) -> None:
     """Refuses a model whose files ask for code, name files elsewhere, or are too large.
 
     Afterwards any library may load the model.
@@ -243,7 +243,7 @@ def _check_shards(index: Path, content: dict[str, Any]) -> None:
 
     shards = {shard for shard in shard_of_weight.values() if isinstance(shard, str)}
     for shard in sorted(shards):
-        path_inside(index.parent, shard, str(index), follow_links=True)
+        join_inside(index.parent, shard, str(index), follow_links=True)
 
 
 def _read_base_model(adapter: Path, content: dict[str, Any]) -> str | None:
@@ -257,7 +257,7 @@ def _read_base_model(adapter: Path, content: dict[str, Any]) -> str | None:
     if not isinstance(base, str):
         return None
     try:
-        path_inside(adapter.parent, base, str(adapter), follow_links=True)
+        join_inside(adapter.parent, base, str(adapter), follow_links=True)
     except UnsafeNameError as error:
         raise ConfigurationError(
             f"{adapter}: base_model_name_or_path={base!r} cannot be used: {error.reason}; expected "
@@ -307,18 +307,20 @@ def _refuse_entries(source: str, content: Any, in_a_copy: str) -> None:
         if name == "auto_map" and value:
             raise ConfigurationError(
                 f"{source}: auto_map asks to run Python code that comes with the model: "
-                f"{_shorten(value)}. bsmeta never runs such code. Expected classes that "
+                f"{_format_shortened(value)}. bsmeta never runs such code. Expected classes that "
                 "transformers itself has: if model_type and tokenizer_class name some, delete "
                 f"auto_map{in_a_copy}; otherwise convert the model, or choose another"
             )
         if name.endswith("attn_implementation") and "/" in str(value):
             raise ConfigurationError(
-                f"{source}: {name} asks for a kernel of the Hub, compiled code: {_shorten(value)}. "
+                f"{source}: {name} asks for a kernel of the Hub, compiled code: "
+                f"{_format_shortened(value)}. "
                 f"bsmeta never loads such code; delete {name}{in_a_copy}"
             )
         if name == "megatron_core" and value not in (None, _MEGATRON):  # of peft's LoraConfig
             raise ConfigurationError(
-                f"{source}: megatron_core asks to import the Python module {_shorten(value)}; "
+                f"{source}: megatron_core asks to import the Python module "
+                f"{_format_shortened(value)}; "
                 f"expected {_MEGATRON}, or nothing: delete megatron_core{in_a_copy}"
             )
 
@@ -335,7 +337,7 @@ def _iterate_entries(content: Any) -> Iterator[tuple[str, Any]]:
             unvisited += value
 
 
-def _shorten(value: Any) -> str:
+def _format_shortened(value: Any) -> str:
     """Formats a value as JSON for a message, cut to `_SHOWN_CHARACTERS`."""
     text = json.dumps(value, default=str)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
@@ -349,15 +351,15 @@ def _disable_trust_question() -> None:
 
 
 @contextmanager
-def _naming(source: str | Path) -> Iterator[None]:
+def _name_damaged_files(source: str | Path) -> Iterator[None]:
     """Replaces the unusual errors of damaged files by a `DataError` that names their source."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, MemoryError):
         raise
     except Exception as error:
-        raise _damage_error(source, error) from error
+        raise _explain_damage(source, error) from error
 
 
-def _damage_error(source: str | Path, error: BaseException) -> DataError:
+def _explain_damage(source: str | Path, error: BaseException) -> DataError:
     return DataError(f"{source}: one of its files is damaged ({type(error).__name__}: {error})")

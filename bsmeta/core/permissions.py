@@ -19,7 +19,7 @@ def follow_umask(folder: Path) -> None:
     Args:
         folder: A folder written by this process; its subfolders have the permissions already.
     """
-    mode = _mode_of_new_files(folder)
+    mode = _read_mode_of_new_files(folder)
     for path in folder.rglob("*"):
         if path.is_symlink() or not path.is_file():
             continue
@@ -29,7 +29,7 @@ def follow_umask(folder: Path) -> None:
                 path.chmod(mode)
 
 
-def _mode_of_new_files(folder: Path) -> int:
+def _read_mode_of_new_files(folder: Path) -> int:
     """Returns the permissions of a new file, by creating one in the folder.
 
     A process can only read its umask by changing it for all threads, and a folder with an access

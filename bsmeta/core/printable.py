@@ -16,7 +16,7 @@ _LINE_ENDS = str.maketrans(
 )
 
 
-def printable(text: str, *, one_line: bool = False) -> str:
+def make_printable(text: str, *, one_line: bool = False) -> str:
     r"""Replaces characters that act on a terminal by their Python escapes, such as `\x1b`.
 
     Args:
@@ -26,9 +26,9 @@ def printable(text: str, *, one_line: bool = False) -> str:
     if text.isprintable():
         return text
 
-    escaped = _ACTING.sub(_escape, text)
+    escaped = _ACTING.sub(_escape_character, text)
     return escaped.translate(_LINE_ENDS) if one_line else escaped
 
 
-def _escape(character: re.Match[str]) -> str:
+def _escape_character(character: re.Match[str]) -> str:
     return character[0].encode("unicode_escape").decode()

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import yaml
 
-from bsmeta.core.errors import CheckpointError, ConfigurationError, UserError, missing_extra
+from bsmeta.core.errors import CheckpointError, ConfigurationError, UserError, explain_missing_extra
 from bsmeta.core.exit_codes import (
     EXIT_FAILURE,
     EXIT_NO_READER,
@@ -29,12 +29,12 @@ from bsmeta.core.exit_codes import (
     EXIT_USER_ERROR,
     note_exit_code,
 )
-from bsmeta.core.files import full_disk_error, long_name_error
-from bsmeta.core.rank import is_reporter, rank
-from bsmeta.core.rendezvous import announce, is_connected
+from bsmeta.core.files import explain_full_disk, explain_long_name
+from bsmeta.core.rank import is_reporter, read_rank
+from bsmeta.core.rendezvous import announce_error, is_connected
 from bsmeta.core.secrets import redact
 from bsmeta.core.signals import restore_signals
-from bsmeta.core.terminal import screened_output
+from bsmeta.core.terminal import screen_output
 
 WAIT_S = 60.0
 """Seconds that the other processes wait for the report of a machine's first process: on a busy
@@ -51,7 +51,7 @@ def wait_for_reporter() -> None:
     time.sleep(WAIT_CONNECTED_S if is_connected() else WAIT_S)
 
 
-@screened_output()
+@screen_output()
 def exit_code(action: Callable[[], int | None]) -> int:
     """Runs `action`, reports its error if it raises one, and returns the exit code.
 
@@ -68,7 +68,7 @@ def exit_code(action: Callable[[], int | None]) -> int:
             # The interpreter flushes the remaining buffer when it ends: let that go nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_NO_READER
-        return report(error)
+        return report_error(error)
 
 
 def _has_no_reader() -> bool:
@@ -78,7 +78,7 @@ def _has_no_reader() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def report(error: BaseException) -> int:
+def report_error(error: BaseException) -> int:
     """Prints an error on standard error, announces it to other machines, and returns the exit code.
 
     Every process of a machine finds the same configuration error, so only one of them prints it.
@@ -91,15 +91,15 @@ def report(error: BaseException) -> int:
         wait_for_reporter()
 
     print(redact(_format_error(error)), file=sys.stderr, flush=True)
-    announce(error)
+    announce_error(error)
     return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
 
 
 def _find_user_error(error: BaseException) -> BaseException:
     """Returns the `UserError` that explains an error, or the error itself if there is none."""
-    error = missing_extra(error) or error
+    error = explain_missing_extra(error) or error
     if not isinstance(error, UserError):
-        error = full_disk_error(error) or long_name_error(error) or error
+        error = explain_full_disk(error) or explain_long_name(error) or error
     if isinstance(error, yaml.YAMLError):  # also raised for tags that construct Python objects
         error = ConfigurationError(f"a YAML file cannot be read: {error}")
     return error
@@ -112,13 +112,13 @@ def _format_error(error: BaseException) -> str:
 
     if isinstance(error, (UserError, CheckpointError)):
         # Such an error may concern one process only, so the message names its rank.
-        rank_label = f"[rank {rank()}] " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+        rank_label = f"[rank {read_rank()}] " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
         return f"{rank_label}error: {error}"
 
     return "".join(traceback.format_exception(error))
 
 
-def stoppable(action: Callable[[], object], continued: str = "") -> int:
+def run_stoppable(action: Callable[[], object], continued: str = "") -> int:
     """Runs work that SIGTERM ends like Ctrl-C; returns the exit code.
 
     Args:
@@ -133,7 +133,7 @@ def stoppable(action: Callable[[], object], continued: str = "") -> int:
     return 0
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """Exits the process; under a launcher, without Python's own shutdown.
 
     Gloo's threads may still be releasing tensors when the interpreter shuts down, and then abort

@@ -2,7 +2,7 @@
 
 Work that may take minutes calls `report_progress` after each part (a batch, a file, a thousand
 rows), in any module. Without a watchdog nothing listens, and the call costs nothing. A process that
-waits for another process's work on the same files waits in `exclusively`.
+waits for another process's work on the same files waits in `hold_lock`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GROUP_TIMEOUT = timedelta(days=1)
 connection at once, the watchdog ends a hung one, and a busy one may take its time."""
 
 SAMPLE_S = 5.0
-"""Seconds between two samples of the processor time in `opaque_work`."""
+"""Seconds between two samples of the processor time in `report_opaque_work`."""
 
 _REFRESH_S = 0.1
 _WAIT_S = 5.0  # a longer wait for a lock is logged
@@ -90,7 +90,7 @@ def watch_progress() -> Callable[[], float]:
     return _PROGRESS.watch()
 
 
-def reporting(items: Iterable[Item]) -> Iterator[Item]:
+def report_each(items: Iterable[Item]) -> Iterator[Item]:
     """Yields the items and reports progress after each."""
     for item in items:
         yield item
@@ -98,7 +98,7 @@ def reporting(items: Iterable[Item]) -> Iterator[Item]:
 
 
 @contextmanager
-def exclusively(lock: Path | str, work: str) -> Iterator[None]:
+def hold_lock(lock: Path | str, work: str) -> Iterator[None]:
     """Holds a lock file, which the system releases when this process ends.
 
     Waiting counts as progress: the lock is held by a live process, which has a watchdog of its own.
@@ -134,7 +134,7 @@ def _wait_for_lock(lock: FileLock, work: str) -> None:
 
 
 @contextmanager
-def opaque_work() -> Iterator[None]:
+def report_opaque_work() -> Iterator[None]:
     """Reports progress while this process, or one that it started, uses the processor.
 
     For library calls that report no progress, such as loading or fitting a model. Not for
@@ -159,10 +159,10 @@ def opaque_work() -> Iterator[None]:
 def _report_processor_use(ended: threading.Event) -> None:
     """Reports progress for each sample interval with enough processor time, until the work ends."""
     last_time = time.monotonic()
-    last_used_s = _processor_seconds()
+    last_used_s = _measure_processor_seconds()
     while not ended.wait(SAMPLE_S):
         current_time = time.monotonic()
-        used_s = _processor_seconds()
+        used_s = _measure_processor_seconds()
         if used_s - last_used_s > _BUSY * (current_time - last_time):
             report_progress()
 
@@ -170,7 +170,7 @@ def _report_processor_use(ended: threading.Event) -> None:
         last_used_s = used_s
 
 
-def _processor_seconds() -> float:
+def _measure_processor_seconds() -> float:
     """Returns the processor time of this process and its descendants that are alive."""
     this_process = psutil.Process()
     seconds = 0.0
@@ -182,7 +182,7 @@ def _processor_seconds() -> float:
 
 
 @contextmanager
-def progress_bar(name: str, total: float, *, shown: bool = True) -> Iterator[Show]:
+def show_progress_bar(name: str, total: float, *, shown: bool = True) -> Iterator[Show]:
     """Shows the share of some work that is done and the remaining time, and reports progress.
 
     Without a terminal, it prints a line every `PLAIN_INTERVAL_S`. It appears with the first call,
@@ -205,9 +205,9 @@ def progress_bar(name: str, total: float, *, shown: bool = True) -> Iterator[Sho
         bar.stop()
 
 
-def file_bar(path: Path, name: str) -> AbstractContextManager[Show]:
-    """Returns a `progress_bar` over the bytes of a file."""
-    return progress_bar(name, path.stat().st_size if path.exists() else 0)
+def show_file_bar(path: Path, name: str) -> AbstractContextManager[Show]:
+    """Returns a `show_progress_bar` over the bytes of a file."""
+    return show_progress_bar(name, path.stat().st_size if path.exists() else 0)
 
 
 class _Bar:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 
-def rank() -> int:
+def read_rank() -> int:
     """Returns the global rank of this process in the launch."""
     text = os.environ.get("RANK", "0")
     return int(text) if text.isdecimal() else 0  # the checks of the launch refuse other text
@@ -21,10 +21,10 @@ def is_reporter() -> bool:
     return not has_launcher or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def checks_for_all() -> bool:
+def runs_shared_checks() -> bool:
     """Whether this process runs the checks whose result is the same in the whole launch.
 
     Under a launcher, which ends the others if one process refuses, it is rank 0. Elsewhere every
     process checks.
     """
-    return rank() == 0 or "TORCHELASTIC_RUN_ID" not in os.environ
+    return read_rank() == 0 or "TORCHELASTIC_RUN_ID" not in os.environ

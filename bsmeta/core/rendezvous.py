@@ -1,7 +1,7 @@
 """Synchronizes all machines before a run begins; a machine that refuses to start ends the others.
 
 It writes its reason to the launcher's store. The other machines, which would otherwise wait for it
-in vain, read the reason there (`meet`).
+in vain, read the reason there (`meet_other_machines`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ _REFUSED = "bsmeta/start/refused"  # the refusal, as JSON
 _READ = "bsmeta/start/read"  # number of machines that have read the refusal
 
 
-def announce(error: BaseException) -> None:
-    """Passes an error that prevents the start on to the other machines, which wait in `meet`."""
+def announce_error(error: BaseException) -> None:
+    """Passes an error that prevents the start on to the other machines, which wait in
+    `meet_other_machines`.
+    """
     if not _has_several_machines() or is_connected() or isinstance(error, RefusedElsewhere):
         return
 
@@ -39,7 +41,7 @@ def announce(error: BaseException) -> None:
         "message": redact(f"{socket.gethostname()}: {error}"),
     }
     try:
-        store = _connect(CONNECT_S)
+        store = _connect_to_store(CONNECT_S)
         store.add(_READ, 1)
         store.set(_REFUSED, json.dumps(refusal))
 
@@ -56,7 +58,7 @@ class RefusedElsewhere(ConfigurationError):
     """Another machine of the launch has refused to start, and has reported why."""
 
 
-def meet(timeout_s: float) -> None:
+def meet_other_machines(timeout_s: float) -> None:
     """Blocks until the processes of all machines have passed their checks; all must call it.
 
     Raises:
@@ -68,7 +70,7 @@ def meet(timeout_s: float) -> None:
 
     deadline = time.monotonic() + timeout_s
     try:
-        store = _connect(timeout_s)
+        store = _connect_to_store(timeout_s)
         store.add(_CHECKED, 1)
         _wait_for_checks(store, deadline, timeout_s)
     except RuntimeError as error:
@@ -81,7 +83,8 @@ def meet(timeout_s: float) -> None:
 
 
 def _wait_for_checks(store: Any, deadline: float, timeout_s: float) -> None:
-    """Waits until all processes have passed their checks; raises the errors of `meet`.
+    """Waits until all processes have passed their checks; raises the errors of
+    `meet_other_machines`.
 
     Args:
         deadline: On the monotonic clock.
@@ -124,7 +127,7 @@ def is_connected() -> bool:
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
-def _connect(timeout_s: float) -> Any:
+def _connect_to_store(timeout_s: float) -> Any:
     """Connects to the store of the launcher on the first machine."""
     from torch.distributed import TCPStore
 

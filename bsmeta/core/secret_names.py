@@ -82,7 +82,7 @@ class Naming(Enum):
 
 
 @lru_cache(maxsize=4096)
-def naming(name: str) -> Naming:
+def classify_name(name: str) -> Naming:
     """Classifies the name of a variable, key or parameter."""
     words = tuple(word.lower() for word in _WORD.findall(name[:200]))
     if not words:
@@ -111,7 +111,7 @@ def naming(name: str) -> Naming:
 
 def is_secret(name: str, value: str) -> bool:
     """Whether the value of a key, a query parameter or an assignment is a secret."""
-    evidence = naming(name)
+    evidence = classify_name(name)
     if evidence is Naming.ORDINARY or not may_be_secret(value) or _is_template(value):
         return False
     if evidence is Naming.VAGUE:
@@ -135,7 +135,7 @@ def is_secret_variable(name: str, value: str) -> bool:
 
     Under a clear name, any value is one: programs receive their secrets this way.
     """
-    evidence = naming(name)
+    evidence = classify_name(name)
     if evidence is Naming.ORDINARY or not may_be_secret(value):
         return False
     return evidence is not Naming.VAGUE or looks_random(value)

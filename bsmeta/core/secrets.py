@@ -5,14 +5,15 @@
 replace by `[redacted]`
 
 - values that this process knows to be secret, also if they are escaped or percent-encoded:
-  environment variables with a telling name, passwords in URLs there, and the arguments of `hide`;
+  environment variables with a telling name, passwords in URLs there, and the arguments of
+  `declare_secrets`;
 - tokens in a form that their provider made recognizable (`token_forms`);
 - the user part of every URL, and the query of every web address, which may grant access;
 - values of assignments under a telling name, as in `password=…` (`secret_names`).
 
-`shown_url` formats a URL for messages that the package writes itself. Addresses that must be opened
-again, as in a manifest, are never rewritten. Nor is the text of documents: shards and predictions
-do not pass through this module.
+`format_url` formats a URL for messages that the package writes itself. Addresses that must be
+opened again, as in a manifest, are never rewritten. Nor is the text of documents: shards and
+predictions do not pass through this module.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote
 
 from bsmeta.core.secret_names import is_secret, is_secret_variable, looks_mixed, may_be_secret
-from bsmeta.core.token_forms import replace_tokens, tokens_in
+from bsmeta.core.token_forms import find_tokens, replace_tokens
 
 HIDDEN = "[redacted]"
 
@@ -55,7 +56,7 @@ _NAMED = re.compile(
     r"""(?P<value>[^\s"'\\,;&<>(){}\[\]?=]{6,}+={0,2})"""
 )
 
-_declared: set[str] = set()  # the secrets that `hide` received
+_declared: set[str] = set()  # the secrets that `declare_secrets` received
 
 
 def redact(text: str) -> str:
@@ -72,9 +73,9 @@ def redact_known(text: str) -> str:
 
     For output that may contain documents: there, text that merely looks like a secret must stay.
     """
-    for secret in _known_secrets():
+    for secret in _list_written_secrets():
         if secret in text:
-            text = _pattern_of(secret).sub(HIDDEN, text)
+            text = _compile_pattern(secret).sub(HIDDEN, text)
     return text
 
 
@@ -94,7 +95,7 @@ def redact_values(value: Any, name: str = "") -> Any:
     return value
 
 
-def shown_url(url: str) -> str:
+def format_url(url: str) -> str:
     """Returns a URL for a message: without user, password, query and fragment.
 
     Only web addresses have a query: in `s3://bucket/part-?.jsonl`, the `?` belongs to a pattern.
@@ -110,7 +111,7 @@ def shown_url(url: str) -> str:
     return redact(f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}")
 
 
-def hide(*values: str | None) -> None:
+def declare_secrets(*values: str | None) -> None:
     """Declares values as secrets of this process, for example a token read from a file."""
     _declared.update(value for value in values if value and may_be_secret(value))
 
@@ -128,11 +129,11 @@ def hide_values(value: Any, name: str = "") -> None:
             hide_values(part, name)
     elif isinstance(value, str):
         if is_secret(name, value):
-            hide(value)
+            declare_secrets(value)
         for match in _NAMED.finditer(value):
             if is_secret(match["name"], match["value"]):
-                hide(match["value"])
-        hide(*tokens_in(value), *_secrets_in_urls(value))
+                declare_secrets(match["value"])
+        declare_secrets(*find_tokens(value), *_find_secrets_in_urls(value))
 
 
 def hide_arguments(arguments: Iterable[str]) -> None:
@@ -142,7 +143,7 @@ def hide_arguments(arguments: Iterable[str]) -> None:
         hide_values(value.strip("\"'"), name.lstrip("+~-"))
 
 
-def _known_secrets() -> tuple[str, ...]:
+def _list_written_secrets() -> tuple[str, ...]:
     """Returns every written form of the secrets that this process knows, longest first."""
     return _collect_known_secrets(tuple(os.environ.items()), frozenset(_declared))
 
@@ -155,16 +156,16 @@ def _collect_known_secrets(
     for name, value in environment:
         if is_secret_variable(name, value):
             secrets.add(value)
-        secrets.update(_secrets_in_urls(value))
+        secrets.update(_find_secrets_in_urls(value))
 
     forms: set[str] = set()
     for secret in secrets:
-        forms |= _written_forms(secret)
+        forms |= _list_written_forms(secret)
     return tuple(sorted(forms, key=len, reverse=True))
 
 
 @lru_cache(maxsize=1024)
-def _pattern_of(secret: str) -> re.Pattern[str]:
+def _compile_pattern(secret: str) -> re.Pattern[str]:
     """Returns the pattern of a secret; a short one matches only as a whole word."""
     pattern = re.escape(secret)
     shortest = _SHORTEST_PART_OF_LETTERS if secret.isalpha() else _SHORTEST_PART
@@ -173,7 +174,7 @@ def _pattern_of(secret: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
-def _written_forms(secret: str) -> set[str]:
+def _list_written_forms(secret: str) -> set[str]:
     """Returns the forms in which a secret may be written: plain, in JSON, Python, HTML and URLs."""
     lines = [line.strip() for line in secret.splitlines()]
     plain_forms = {
@@ -191,7 +192,7 @@ def _written_forms(secret: str) -> set[str]:
     return forms
 
 
-def _secrets_in_urls(text: str) -> set[str]:
+def _find_secrets_in_urls(text: str) -> set[str]:
     """Returns the secrets in the URLs of a text.
 
     They are passwords, secrets in queries, and, in a URL without a password, a user that is a

@@ -46,7 +46,7 @@ def restore_signals() -> None:
 
 
 @contextmanager
-def plain_children() -> Iterator[None]:
+def reset_signals_of_children() -> Iterator[None]:
     """Makes processes forked in the block handle signals by default, and end with this process.
 
     If they inherited the handling of the run, a pool could not end its workers: they would block

@@ -1,11 +1,11 @@
 """The path of all output to the terminal, or to a file that replaces it.
 
 Text of data may contain sequences that a terminal executes: they color, move the cursor, disguise
-links, or write to the clipboard. In every entry point (`screened_output`), `print`, log messages,
+links, or write to the clipboard. In every entry point (`screen_output`), `print`, log messages,
 warnings and tracebacks reach standard output and error through a `ScreenedStream`, which makes them
-`printable`, and a `RedactedStream`, which hides secrets. A `Console` bypasses only the first: it
-makes texts printable before it styles them, so the terminal receives no sequences except those that
-the project itself writes.
+`make_printable`, and a `RedactedStream`, which hides secrets. A `Console` bypasses only the first:
+it makes texts printable before it styles them, so the terminal receives no sequences except those
+that the project itself writes.
 
 Results for other programs are data, not display: `write_data` leaves them unchanged, unless
 standard output is a terminal.
@@ -27,7 +27,7 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from bsmeta.core.printable import printable
+from bsmeta.core.printable import make_printable
 from bsmeta.core.redacted_streams import Write, hide_in, redact_streams
 
 
@@ -76,7 +76,7 @@ class ScreenedStream:
         redraws = self._can_redraw and text.startswith("\r")
         if text:
             self._can_redraw = redraws if "\n" not in text else text.endswith("\n")
-        return f"\r{printable(text[1:])}" if redraws else printable(text)
+        return f"\r{make_printable(text[1:])}" if redraws else make_printable(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Writes each of the lines."""
@@ -129,7 +129,7 @@ class Console(rich.console.Console):
     @property
     def file(self) -> IO[str]:
         """The underlying stream, unscreened."""
-        return _unscreened(super().file)
+        return _unwrap_stream(super().file)
 
     @file.setter
     def file(self, new_file: IO[str]) -> None:
@@ -137,7 +137,7 @@ class Console(rich.console.Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Returns a text for the layout; made printable first, because escapes are wider."""
-        return super().render_str(printable(text), **options)
+        return super().render_str(make_printable(text), **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -147,7 +147,7 @@ class Console(rich.console.Console):
             if segment.control or segment.text.isprintable():
                 yield segment
             else:
-                yield Segment(printable(segment.text), segment.style)
+                yield Segment(make_printable(segment.text), segment.style)
 
 
 class TextColumn(rich.progress.TextColumn):
@@ -158,7 +158,7 @@ class TextColumn(rich.progress.TextColumn):
 
     def render(self, task: rich.progress.Task) -> Text:
         """Returns the text without line ends, which would break the display."""
-        return Text(printable(self.text_format.format(task=task), one_line=True))
+        return Text(make_printable(self.text_format.format(task=task), one_line=True))
 
 
 class ProgressDisplay(rich.progress.Progress):
@@ -184,11 +184,11 @@ class PrintableRecord(logging.LogRecord):
     """A log record whose message is printable for every handler."""
 
     def getMessage(self) -> str:
-        return printable(super().getMessage())
+        return make_printable(super().getMessage())
 
 
 @contextmanager
-def screened_output() -> Iterator[None]:
+def screen_output() -> Iterator[None]:
     """Screens standard output, standard error and all logs; encloses each entry point.
 
     After the block the streams are no longer screened, but they hide secrets until the process
@@ -229,7 +229,7 @@ def write_data(text: str, *, is_styled: bool = False) -> None:
         return
 
     if sys.stdout.isatty():
-        _unscreened(sys.stdout).write(text if is_styled else printable(text))
+        _unwrap_stream(sys.stdout).write(text if is_styled else make_printable(text))
     else:
         sys.stdout.flush()
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
@@ -249,14 +249,14 @@ def _screen_stream(stream: TextIO) -> TextIO:
 
 def _make_lossy(stream: TextIO) -> TextIO:
     """Returns a screened stream that discards output which the original one cannot write."""
-    lossy = cast("TextIO", LossyStream(_unscreened(stream)))
+    lossy = cast("TextIO", LossyStream(_unwrap_stream(stream)))
     return cast("TextIO", ScreenedStream(lossy))
 
 
-def _unscreened(stream: Any) -> Any:
+def _unwrap_stream(stream: Any) -> Any:
     """Returns the innermost stream below screens and rich's proxies."""
     for name in ("unscreened", "rich_proxied_file"):
         inner = getattr(stream, name, None)
         if inner is not None:
-            return _unscreened(inner)
+            return _unwrap_stream(inner)
     return stream

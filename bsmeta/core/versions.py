@@ -20,21 +20,21 @@ LIBRARIES = (
 """The libraries whose versions affect a run most."""
 
 
-def version_lines() -> str:
+def list_version_lines() -> str:
     """Returns the versions of the package, libraries, Python and the system, one on each line."""
-    version_of = versions()
+    version_of = read_versions()
     width = max(map(len, version_of)) + 2
     version_of["python"] = f"{platform.python_version()} ({platform.python_implementation()})"
     version_of["system"] = platform.platform()
     return "\n".join(f"{name:<{width}}{version}" for name, version in version_of.items())
 
 
-def versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     """Returns the versions of the package and of `LIBRARIES`, by name."""
-    return {name: _version(name) for name in ("bsmeta", *LIBRARIES)}
+    return {name: _read_version(name) for name in ("bsmeta", *LIBRARIES)}
 
 
-def _version(name: str) -> str:
+def _read_version(name: str) -> str:
     if name == "bsmeta":  # a clone need not be installed
         return __version__
 

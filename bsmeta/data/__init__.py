@@ -17,17 +17,17 @@ import numpy as np
 import xxhash
 
 
-def derive(*parts: int | str) -> int:
+def derive_seed(*parts: int | str) -> int:
     """Returns a 64-bit seed (xxh3) from facts that identify a choice: (seed, epoch, shard, 7)."""
     return xxhash.xxh3_64_intdigest("\0".join(map(str, parts)).encode())
 
 
-def document_generator(seed: int, epoch: int, shard: str, document: int) -> random.Random:
+def make_document_generator(seed: int, epoch: int, shard: str, document: int) -> random.Random:
     """Returns the generator of all choices about one document in one epoch."""
-    return random.Random(derive(seed, epoch, shard, document))
+    return random.Random(derive_seed(seed, epoch, shard, document))
 
 
-def permutation(length: int, seed: int) -> np.ndarray:
+def permute(length: int, seed: int) -> np.ndarray:
     """Returns a permutation (int64[length]) that depends only on the arguments.
 
     It sorts raw 64-bit words of PCG64. NumPy guarantees this stream to be stable, unlike

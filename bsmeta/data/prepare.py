@@ -10,8 +10,8 @@ the command checks the content. `data_config.num_workers` streams are prepared a
 this process).
 
 A folder contains a manifest and, for each logical stream, an Arrow file that runs map into memory
-(`stream_schema`). The file stores the output of `LogicalStream`: each sequence with the position
-after it. So a run may switch between prepared and live data at any sequence.
+(`make_stream_schema`). The file stores the output of `LogicalStream`: each sequence with the
+position after it. So a run may switch between prepared and live data at any sequence.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.copying import PrepareConfig
-from bsmeta.config.data import DataConfig, check_data, row_length
+from bsmeta.config.data import DataConfig, check_data, compute_row_length
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.learning_rate import RatePlan
-from bsmeta.config.saved_runs import to_yaml
+from bsmeta.config.saved_runs import write_yaml
 from bsmeta.config.steps import BatchPlan
-from bsmeta.core.errors import ConfigurationError, DataError, UserError, differing
-from bsmeta.core.files import file_hash
+from bsmeta.core.errors import ConfigurationError, DataError, UserError, describe_differences
+from bsmeta.core.files import hash_file
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.progress import progress_bar
-from bsmeta.data.io.shards import Shard, shards_fingerprint
+from bsmeta.core.progress import show_progress_bar
+from bsmeta.data.io.shards import Shard, fingerprint_shards
 from bsmeta.data.stream.corpora import open_corpora
 from bsmeta.data.stream.counts import count_names
-from bsmeta.data.stream.fingerprint import fingerprint, saved_fingerprint
+from bsmeta.data.stream.fingerprint import collect_fingerprint, complete_saved_fingerprint
 from bsmeta.data.stream.held_out import NOT_THERE
-from bsmeta.data.stream.live import LiveStreams, phases_of
+from bsmeta.data.stream.live import LiveStreams, find_phases
 from bsmeta.data.stream.lost_text import measure_sample
 from bsmeta.data.stream.plan import Phases, Position
 from bsmeta.data.stream.survey import Survey, survey_data
@@ -112,11 +112,11 @@ class PreparedStreams:
         self._folder = Path(config.prepared or "")
         self._manifest = read_manifest(self._folder)
         self._vocabulary = len(tokenizer)
-        self._schema = stream_schema(config, self._vocabulary)
+        self._schema = make_stream_schema(config, self._vocabulary)
         self._live: LiveStreams | None = None
         self._open_live = partial(LiveStreams, config, tokenizer, seed, phases, survey)
 
-        saved = saved_fingerprint(self._manifest.fingerprint)
+        saved = complete_saved_fingerprint(self._manifest.fingerprint)
         shards = saved.get("shards", {})
         if survey.failure is not None:
             log.info("only the prepared epochs can be trained on: %s", survey.failure)
@@ -124,15 +124,17 @@ class PreparedStreams:
             available: list[Shard] = []
             for corpus in open_corpora(config, survey.shards):
                 available += corpus.shards
-            shards = shards_fingerprint(available)
+            shards = fingerprint_shards(available)
 
-        facts = fingerprint(config, tokenizer, seed, phases, shards, survey.held_out)
-        self.fingerprint = _as_saved(facts)
+        facts = collect_fingerprint(config, tokenizer, seed, phases, shards, survey.held_out)
+        self.fingerprint = _convert_to_saved(facts)
         # The held-out file may be missing now, because the prepared data is already filtered.
         if self.fingerprint["held_out"] == NOT_THERE:
             self.fingerprint["held_out"] = saved.get("held_out")
 
-        differences = "\n".join(differing(saved, self.fingerprint, "when it was prepared"))
+        differences = "\n".join(
+            describe_differences(saved, self.fingerprint, "when it was prepared")
+        )
         if differences:
             raise ConfigurationError(
                 f"data_config.prepared={self._folder} was prepared for other data; prepare it "
@@ -153,17 +155,18 @@ class PreparedStreams:
             self._folder, self._manifest, stream, self._schema, self._vocabulary
         )
         emitted = position.emitted
-        if emitted <= len(prepared) and position != prepared.position_after(emitted - 1):
+        if emitted <= len(prepared) and position != prepared.read_position_after(emitted - 1):
             raise ConfigurationError(
                 f"data_config.prepared={self._folder}: stream {stream} is at {position}, where "
-                f"the prepared one is at {prepared.position_after(emitted - 1)}: the run was on "
+                f"the prepared one is at {prepared.read_position_after(emitted - 1)}: the run was "
+                "on "
                 "other data before; leave data_config.prepared out"
             )
 
         for index in range(emitted, len(prepared)):
-            yield prepared.sequence(index)
+            yield prepared.read_sequence(index)
         if emitted < len(prepared):
-            position = prepared.position_after(len(prepared) - 1)
+            position = prepared.read_position_after(len(prepared) - 1)
 
         log.info("stream %d continues live after its prepared epochs", stream)
         yield from self._live_streams(stream).sequences(stream, position)
@@ -212,22 +215,22 @@ class PreparedStream:
         for chunk in self._rows["shards"].chunks:
             numbers = chunk.flatten().to_numpy()
             if len(numbers) and numbers.max() >= len(self._shards):
-                raise _damage_error(self._path, f"it names shard {numbers.max()}")
+                raise _make_damage_error(self._path, f"it names shard {numbers.max()}")
 
     def __len__(self) -> int:
         """Number of sequences."""
         return int(self._rows.num_rows)
 
-    def position_after(self, index: int) -> Position:
+    def read_position_after(self, index: int) -> Position:
         """Returns the position after a sequence; the beginning of the stream for -1."""
         return Position(*self._rows["position"][index].as_py()) if index >= 0 else Position()
 
-    def sequence(self, index: int) -> PackedSequence:
+    def read_sequence(self, index: int) -> PackedSequence:
         """Returns a sequence, as `LogicalStream` yielded it."""
         columns = zip(self._rows.column_names, self._rows.columns, strict=True)
         row = {name: column[index].values.to_numpy() for name, column in columns}
         if len(row["tokens"]) and row["tokens"].max() >= self._vocabulary:
-            raise _damage_error(self._path, f"it has the token {row['tokens'].max()}")
+            raise _make_damage_error(self._path, f"it has the token {row['tokens'].max()}")
 
         documents = zip(row["shards"].tolist(), row["numbers"].tolist(), strict=True)
         return PackedSequence(
@@ -239,7 +242,7 @@ class PreparedStream:
             documents=tuple(f"{self._shards[shard]}:{number}" for shard, number in documents),
             counts=row["counts"].astype(np.float64),
             stream=self._stream,
-            position_after=self.position_after(index),
+            position_after=self.read_position_after(index),
         )
 
 
@@ -255,18 +258,20 @@ def _map_rows(path: Path, schema: pa.Schema) -> pa.Table:
     try:
         rows = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         if rows.schema != schema:
-            raise _damage_error(path, f"its columns are {rows.schema.names}, or of other types")
+            raise _make_damage_error(
+                path, f"its columns are {rows.schema.names}, or of other types"
+            )
         rows.validate(full=True)
     except (OSError, pa.ArrowException) as error:
-        raise _damage_error(path, str(error)) from error
+        raise _make_damage_error(path, str(error)) from error
     return rows
 
 
-def _damage_error(path: Path, reason: str) -> DataError:
+def _make_damage_error(path: Path, reason: str) -> DataError:
     return DataError(f"data_config.prepared: {path} is damaged ({reason}); prepare it again")
 
 
-def _file_name(stream: int) -> str:
+def _name_stream_file(stream: int) -> str:
     return f"stream-{stream:05}.arrow"
 
 
@@ -276,14 +281,14 @@ def _find_file(folder: Path, manifest: Manifest, stream: int) -> Path:
     Raises:
         DataError: If the file is missing, or has another size than in the manifest.
     """
-    path = folder / _file_name(stream)
+    path = folder / _name_stream_file(stream)
     if stream >= len(manifest.streams):
-        raise _damage_error(folder / MANIFEST, f"it has no stream {stream}")
+        raise _make_damage_error(folder / MANIFEST, f"it has no stream {stream}")
 
     expected = manifest.streams[stream].bytes
     size = path.stat().st_size if path.exists() else None
     if size != expected:
-        raise _damage_error(path, f"it has {size} bytes, expected {expected}")
+        raise _make_damage_error(path, f"it has {size} bytes, expected {expected}")
     return path
 
 
@@ -318,12 +323,12 @@ def read_manifest(folder: Path) -> Manifest:
     )
 
 
-def _as_saved(value: dict[str, Any]) -> dict[str, Any]:
+def _convert_to_saved(value: dict[str, Any]) -> dict[str, Any]:
     """Returns a dict as it reads back after saving: tuples, for example, become lists."""
     return json.loads(json.dumps(value))
 
 
-def stream_schema(config: DataConfig, vocabulary: int) -> pa.Schema:
+def make_stream_schema(config: DataConfig, vocabulary: int) -> pa.Schema:
     """Returns the columns of a stream: lists of integers, with a row for each sequence.
 
     The integers have the smallest types that fit the configuration.
@@ -337,7 +342,7 @@ def stream_schema(config: DataConfig, vocabulary: int) -> pa.Schema:
         {
             "tokens": integers(vocabulary - 1),
             "marks": integers(TARGET),  # the token type, and TARGET
-            "lengths": integers(row_length(config)),  # tokens of each chunk
+            "lengths": integers(compute_row_length(config)),  # tokens of each chunk
             "types": integers((1 << len(metadata.metadata_list)) - 1),  # metadata of each chunk
             "shards": pa.list_(pa.uint32()),  # of each document: the index in the manifest
             "numbers": pa.list_(pa.uint32()),  # of each document: the number in the shard
@@ -375,7 +380,7 @@ class StreamWriter(Dataset):
 
     def _write(self, stream: int) -> StreamEntry:
         """Writes the file of a stream, and returns the stream's entry in the manifest."""
-        path = self._folder / _file_name(stream)
+        path = self._folder / _name_stream_file(stream)
         entry = StreamEntry(sequences=0, tokens=0, documents=0, bytes=0, xxh3="")
         sequences = self._live.sequences(stream, Position(), self._epochs)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self._schema) as writer:
@@ -387,7 +392,7 @@ class StreamWriter(Dataset):
                 entry.documents += int(sum(sequence.counts[0] for sequence in batch))
 
         entry.bytes = path.stat().st_size
-        entry.xxh3 = file_hash(path)
+        entry.xxh3 = hash_file(path)
         return entry
 
     def _to_row(self, sequence: PackedSequence) -> dict[str, np.ndarray]:
@@ -422,11 +427,13 @@ def main(config: PrepareConfig) -> None:
     check_data(config.data_config)
     if config.out is None:
         raise ConfigurationError("out is not set; expected the folder to write")
-    manifest = prepare(config, load_tokenizer(config), Path(config.out))
-    print(summary(config, manifest))
+    manifest = prepare_streams(config, load_tokenizer(config), Path(config.out))
+    print(summarize_folder(config, manifest))
 
 
-def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path) -> Manifest:
+def prepare_streams(
+    config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
+) -> Manifest:
     """Writes the sequences of all streams, or checks an existing folder; returns its manifest.
 
     Raises:
@@ -436,7 +443,7 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     data = config.data_config
     steps = config.max_train_steps
     plan = BatchPlan.of(config, config.world_size)
-    phases = phases_of(data, steps, plan.global_batch, RatePlan.of(config, steps).decay_start)
+    phases = find_phases(data, steps, plan.global_batch, RatePlan.of(config, steps).decay_start)
 
     survey = survey_data(data)
     measure_sample(config, tokenizer, survey.lines)
@@ -444,7 +451,7 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     manifest = Manifest(
         format=FORMAT,
         epochs=config.epochs,
-        fingerprint=_as_saved(live.fingerprint),
+        fingerprint=_convert_to_saved(live.fingerprint),
         shards=[shard.name for shard in live.shards],
         streams=[],
     )
@@ -454,9 +461,9 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     part = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         part.mkdir(parents=True)
-        writer = StreamWriter(live, stream_schema(data, len(tokenizer)), config.epochs, part)
+        writer = StreamWriter(live, make_stream_schema(data, len(tokenizer)), config.epochs, part)
         manifest.streams = _write_streams(writer, data.num_workers)
-        (part / "config.yaml").write_text(to_yaml(config))
+        (part / "config.yaml").write_text(write_yaml(config))
         (part / MANIFEST).write_text(json.dumps(msgspec.to_builtins(manifest), indent=1))
         part.rename(out)
     except OSError as error:
@@ -469,7 +476,7 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
 def _write_streams(writer: StreamWriter, num_workers: int) -> list[StreamEntry]:
     """Writes all streams, several at a time, and shows the progress."""
     streams: list[StreamEntry] = []
-    with progress_bar("streams", len(writer)) as show:
+    with show_progress_bar("streams", len(writer)) as show:
         for entry in DataLoader(writer, batch_size=None, num_workers=num_workers):
             if isinstance(entry, UserError):
                 raise entry
@@ -491,7 +498,7 @@ def _check_folder(out: Path, expected: Manifest) -> Manifest:
     """
     manifest = read_manifest(out)
     saved = {**msgspec.to_builtins(manifest), "streams": []}
-    differences = "\n".join(differing(saved, msgspec.to_builtins(expected), "there"))
+    differences = "\n".join(describe_differences(saved, msgspec.to_builtins(expected), "there"))
     if differences:
         raise ConfigurationError(
             f"out={out} holds other prepared data; name another folder, or delete it:\n"
@@ -500,7 +507,7 @@ def _check_folder(out: Path, expected: Manifest) -> Manifest:
 
     for stream, entry in enumerate(manifest.streams):
         path = _find_file(out, manifest, stream)
-        if file_hash(path) != entry.xxh3:
+        if hash_file(path) != entry.xxh3:
             raise DataError(
                 f"{path} is damaged: its content has another hash than when it was prepared; "
                 "delete the folder and prepare it again"
@@ -509,7 +516,7 @@ def _check_folder(out: Path, expected: Manifest) -> Manifest:
     return manifest
 
 
-def summary(config: PrepareConfig, manifest: Manifest) -> str:
+def summarize_folder(config: PrepareConfig, manifest: Manifest) -> str:
     """Returns a one-line summary of a folder's content."""
     streams = manifest.streams
     sequences = sum(stream.sequences for stream in streams)
@@ -517,7 +524,7 @@ def summary(config: PrepareConfig, manifest: Manifest) -> str:
     documents = sum(stream.documents for stream in streams)
     megabytes = sum(stream.bytes for stream in streams) / 2**20
 
-    capacity = sequences * row_length(config.data_config)  # tokens
+    capacity = sequences * compute_row_length(config.data_config)  # tokens
     fill = tokens / max(capacity, 1)
     return (
         f"{config.out}: {documents:,} documents in {sequences:,} sequences of {len(streams)} "

@@ -30,31 +30,31 @@ import msgspec
 import xxhash
 
 from bsmeta.config.copying import StageConfig
-from bsmeta.config.data import check_data, source_configs
+from bsmeta.config.data import check_data, configure_sources
 from bsmeta.config.entry_point import run_entry_point
-from bsmeta.core.errors import ConfigurationError, DataError, differing
+from bsmeta.core.errors import ConfigurationError, DataError, describe_differences
 from bsmeta.core.files import (
-    file_hash,
     format_bytes,
-    free_bytes,
-    path_inside,
-    replacing,
-    writing,
+    hash_file,
+    hold_write_lock,
+    join_inside,
+    measure_free_bytes,
+    replace_atomically,
 )
 from bsmeta.core.parsing import decode_json
-from bsmeta.core.process import stoppable
-from bsmeta.core.progress import Show, progress_bar
+from bsmeta.core.process import run_stoppable
+from bsmeta.core.progress import Show, show_progress_bar
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_sets import complete_part
-from bsmeta.data.io.files import size_of
+from bsmeta.data.io.files import measure_file
 from bsmeta.data.io.remote import CancelledError
 from bsmeta.data.io.shards import (
     SUFFIXES,
     Shard,
+    add_sample_hashes,
     check_is_listed,
+    find_validation_path,
     list_shards,
-    validation_path,
-    with_samples,
 )
 from bsmeta.data.io.stores import read_range, store_of_file
 
@@ -73,7 +73,7 @@ class Copied(msgspec.Struct, frozen=True):
     Attributes:
         name: Path in the folder.
         bytes: Size of the file.
-        content: Identifies the content of the original; see `content_id`.
+        content: Identifies the content of the original; see `identify_content`.
         xxh3: Hash of the copy, in hexadecimal.
     """
 
@@ -89,10 +89,10 @@ def main(config: StageConfig) -> int:
         raise ConfigurationError("out is not set; expected the folder to write", ["out"])
     check_data(config.data_config)
     folder = Path(config.out).absolute()
-    return stoppable(lambda: print(stage(config, folder)))
+    return run_stoppable(lambda: print(stage_data(config, folder)))
 
 
-def stage(config: StageConfig, out: Path) -> str:
+def stage_data(config: StageConfig, out: Path) -> str:
     """Copies the data of a run to `out`.
 
     Returns:
@@ -105,7 +105,7 @@ def stage(config: StageConfig, out: Path) -> str:
     """
     files = [*list_run_files(config)]
     # The machines that share the folder may all call this at once.
-    with writing(out, f"copying to {out}"):
+    with hold_write_lock(out, f"copying to {out}"):
         if out.exists():
             _check_copies(out, files)
             state = "was complete, and every file has its hash"
@@ -126,16 +126,16 @@ def list_run_files(config: StageConfig) -> Iterator[Shard]:
     The names come from listings: `copy_path` refuses those that lead out of the folder.
     """
     data = config.data_config
-    for number, source in enumerate(source_configs(data).values()):
+    for number, source in enumerate(configure_sources(data).values()):
         folder = f"{TRAIN}/{number}" if data.sources else TRAIN
-        for shard in with_samples(list_shards(source)):
+        for shard in add_sample_hashes(list_shards(source)):
             yield replace(shard, name=f"{folder}/{shard.name}")
 
-    held_out = validation_path(data)
+    held_out = find_validation_path(data)
     if held_out is not None:
         name = f"{HELD_OUT}/{os.path.basename(str(held_out))}"
         try:
-            (file,) = with_samples([Shard(name, held_out, size_of(held_out))])
+            (file,) = add_sample_hashes([Shard(name, held_out, measure_file(held_out))])
         except OSError as error:
             raise DataError(
                 f"data_config.validation_file={held_out} cannot be read: {error.strerror}; correct "
@@ -155,17 +155,17 @@ def run_keys(config: StageConfig, out: Path, files: Sequence[Shard]) -> dict[str
         # As a path, a folder lists only the files directly in it with the suffixes of shards.
         names = [file.name.removeprefix(folder) for file in files if file.name.startswith(folder)]
         is_flat = all("/" not in name and name.endswith(SUFFIXES) for name in names)
-        keys[key] = as_argument(f"{out}/{folder}" if is_flat else f"{out}/{folder}**")
+        keys[key] = quote_argument(f"{out}/{folder}" if is_flat else f"{out}/{folder}**")
 
     for file in files:
         if file.name.startswith(f"{HELD_OUT}/"):
-            keys["data_config.validation_file"] = as_argument(f"{out}/{file.name}")
+            keys["data_config.validation_file"] = quote_argument(f"{out}/{file.name}")
     if config.data_config.dataset_revision is not None:  # it is refused if nothing is on the Hub
         keys["data_config.dataset_revision"] = "null"
     return keys
 
 
-def as_argument(value: str) -> str:
+def quote_argument(value: str) -> str:
     """Quotes a value for Hydra, then for the shell: a name from a listing must not run there."""
     if not _PLAIN_VALUE.fullmatch(value):
         value = json.dumps(value, ensure_ascii=False)
@@ -188,8 +188,8 @@ def _check_copies(out: Path, files: Iterable[Shard]) -> None:
         )
 
     saved = {copy.name: {"bytes": copy.bytes, "content": copy.content} for copy in copies.values()}
-    listing = {file.name: {"bytes": file.size, "content": content_id(file)} for file in files}
-    differences = differing(saved, listing, "there")
+    listing = {file.name: {"bytes": file.size, "content": identify_content(file)} for file in files}
+    differences = describe_differences(saved, listing, "there")
     lines = [*itertools.islice(differences, SHOWN_DIFFERENCES)]
     if lines:
         raise ConfigurationError(
@@ -197,10 +197,10 @@ def _check_copies(out: Path, files: Iterable[Shard]) -> None:
             ["out"],
         )
 
-    with progress_bar("checking", len(copies)) as show:
+    with show_progress_bar("checking", len(copies)) as show:
         for count, copy in enumerate(copies.values(), start=1):
-            path = path_inside(out, copy.name, str(out / MANIFEST))
-            xxh3 = file_hash(path) if path.is_file() else "not there"
+            path = join_inside(out, copy.name, str(out / MANIFEST))
+            xxh3 = hash_file(path) if path.is_file() else "not there"
             if xxh3 != copy.xxh3:
                 raise DataError(
                     f"{path} is damaged: its xxh3 is {xxh3}, not {copy.xxh3}; delete {out}, and "
@@ -224,7 +224,7 @@ def read_manifest(folder: Path) -> dict[str, Copied]:
     return {copy.name: copy for copy in copies}
 
 
-def content_id(file: Shard) -> str:
+def identify_content(file: Shard) -> str:
     """Returns a string that, with the size, identifies the content of a local or remote file."""
     return file.path.content_id if isinstance(file.path, FileRef) else file.samples
 
@@ -240,13 +240,13 @@ def _copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
         )
     for file in files:  # all names are checked before anything is written
         copy_path(file, folder)
-        part_path(file, folder)
+        locate_part(file, folder)
 
     complete = _find_complete(folder, files)
-    with replacing(folder / MANIFEST) as part:
+    with replace_atomically(folder / MANIFEST) as part:
         part.write_bytes(b"".join(map(_encode_line, complete.values())))
     missing = [file for file in files if file.name not in complete]
-    _remove_leftovers(folder, {MANIFEST, *complete, *map(part_name, missing)})
+    _remove_leftovers(folder, {MANIFEST, *complete, *map(name_part, missing)})
 
     total = sum(file.size for file in files)
     complete_bytes = sum(copy.bytes for copy in complete.values())
@@ -254,7 +254,7 @@ def _copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
 
     with (
         open(folder / MANIFEST, "ab", buffering=0) as manifest,
-        progress_bar("copying", total) as show,
+        show_progress_bar("copying", total) as show,
         ThreadPoolExecutor(parallel) as pool,
     ):
         copier = Copier(folder, manifest, show, complete_bytes)
@@ -275,7 +275,7 @@ def _find_complete(folder: Path, files: Sequence[Shard]) -> dict[str, Copied]:
         copy = copies.get(file.name)
         if copy is None or not copy_path(file, folder).is_file():
             continue
-        if copy.bytes == file.size and copy.content == content_id(file):
+        if copy.bytes == file.size and copy.content == identify_content(file):
             complete[file.name] = copy
     return complete
 
@@ -291,11 +291,11 @@ def _check_space(folder: Path, missing: Sequence[Shard]) -> None:
     """Refuses a disk that is too small for the missing bytes."""
     missing_bytes = 0
     for file in missing:
-        part = part_path(file, folder)
+        part = locate_part(file, folder)
         copied_bytes = part.stat().st_size if part.exists() else 0
         missing_bytes += file.size - copied_bytes
 
-    free = free_bytes(folder)
+    free = measure_free_bytes(folder)
     if missing_bytes > free:
         raise DataError(
             f"{folder}: {format_bytes(missing_bytes)} are missing, and the disk has room for "
@@ -309,17 +309,17 @@ def copy_path(file: Shard, folder: Path) -> Path:
     Raises:
         UnsafeNameError: If the name in the listing would lead out of the folder.
     """
-    return path_inside(folder, file.name, str(file.path))
+    return join_inside(folder, file.name, str(file.path))
 
 
-def part_path(file: Shard, folder: Path) -> Path:
+def locate_part(file: Shard, folder: Path) -> Path:
     """Returns the path of an incomplete copy in a folder; raises the error of `copy_path`."""
-    return path_inside(folder, part_name(file), str(file.path))
+    return join_inside(folder, name_part(file), str(file.path))
 
 
-def part_name(file: Shard) -> str:
+def name_part(file: Shard) -> str:
     """Returns the name of an incomplete copy, which depends on the content of the original."""
-    return f"{file.name}.{xxhash.xxh3_64_hexdigest(content_id(file).encode())}.part"
+    return f"{file.name}.{xxhash.xxh3_64_hexdigest(identify_content(file).encode())}.part"
 
 
 def _encode_line(copy: Copied) -> bytes:
@@ -353,7 +353,7 @@ class Copier:
             DataError: If the file cannot be read, or differs from its listing or its hash.
             CancelledError: If copying was cancelled.
         """
-        part = part_path(file, self._folder)
+        part = locate_part(file, self._folder)
         part.parent.mkdir(parents=True, exist_ok=True)
         was_resumed = part.exists()
         xxh3 = self._complete(file, part)
@@ -361,13 +361,14 @@ class Copier:
             xxh3 = self._complete(file, part)
         if xxh3 is None:
             raise DataError(
-                f"{file.path}: what was read is not what was listed ({content_id(file)}); see "
+                f"{file.path}: what was read is not what was listed ({identify_content(file)}); "
+                "see "
                 "whether a proxy changes it, and copy again"
             )
 
         # The line is written first: after a crash, a line without its file only causes the part to
         # be read again.
-        copy = Copied(file.name, file.size, content_id(file), xxh3)
+        copy = Copied(file.name, file.size, identify_content(file), xxh3)
         with self._lock:
             self._manifest.write(_encode_line(copy))
         part.rename(copy_path(file, self._folder))

@@ -11,11 +11,17 @@ import string
 from collections.abc import Iterator, Mapping
 
 from bsmeta.config.data import BY_TEXT, DataConfig
-from bsmeta.config.metadata import MOST_TYPES, MetadataConfig, during
-from bsmeta.core.errors import Problem, nearest, show
-from bsmeta.core.keys import bound_problems
-from bsmeta.metadata.metadata_type import CONFIG_KEY, CONSTANT, RANDOM, config_problem, setting
-from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
+from bsmeta.config.metadata import MOST_TYPES, MetadataConfig, apply_phase
+from bsmeta.core.errors import Problem, format_value, suggest_nearest
+from bsmeta.core.keys import find_bound_problems
+from bsmeta.metadata.metadata_type import (
+    CONFIG_KEY,
+    CONSTANT,
+    RANDOM,
+    describe_problem,
+    write_setting,
+)
+from bsmeta.metadata.processors import PROCESSORS, find_type, map_columns
 
 _LIST = "metadata_list"
 _SPECIAL_TOKENS = (
@@ -31,42 +37,42 @@ _EFFECT_ATTRIBUTES = {
 }
 
 
-def metadata_problems(config: MetadataConfig) -> list[Problem]:
+def find_metadata_problems(config: MetadataConfig) -> list[Problem]:
     """Lists all problems with the configuration; empty if there are none."""
-    problems = [*_list_problems(config), *bound_problems(config, f"{CONFIG_KEY}.")]
-    problems += _prefix_problems(config)
-    problems += _template_problems(config)
-    problems += _bucket_problems(config)
+    problems = [*_list_problems(config), *find_bound_problems(config, f"{CONFIG_KEY}.")]
+    problems += _find_prefix_problems(config)
+    problems += _find_template_problems(config)
+    problems += _find_bucket_problems(config)
     for metadata_type in PROCESSORS.values():
         problems += metadata_type.problems(config)
-    problems += _schedule_problems(config)
-    problems += _undrawn_problems(config)
-    problems += _substitute_problems(config)
+    problems += _find_schedule_problems(config)
+    problems += _find_undrawn_problems(config)
+    problems += _find_substitute_problems(config)
     return problems
 
 
-def _prefix_problems(config: MetadataConfig) -> Iterator[Problem]:
+def _find_prefix_problems(config: MetadataConfig) -> Iterator[Problem]:
     """Yields a limit of the prefix that leaves no room for text."""
     limit = config.prefix_max_tokens
     if limit is not None and 2 <= config.max_seq_len <= limit:
         key = "prefix_max_tokens"
         expected = f"1 to {config.max_seq_len - 1} (max_seq_len - 1), or null"
-        yield config_problem(key, show(limit), expected, setting(key, "null"))
+        yield describe_problem(key, format_value(limit), expected, write_setting(key, "null"))
 
 
-def _undrawn_problems(config: MetadataConfig) -> Iterator[Problem]:
+def _find_undrawn_problems(config: MetadataConfig) -> Iterator[Problem]:
     """Yields configured types that can never be drawn: the run would train on text alone."""
     columns = config.metadata_column_list
-    with_records = [name for name in config.metadata_list if not type_of(name).always_present]
+    with_records = [name for name in config.metadata_list if not find_type(name).always_present]
     if columns == [] and with_records:
         expected = f"columns that hold {', '.join(config.metadata_list)}, or null (all of them)"
-        fix = setting("metadata_column_list", "null (for text alone: metadata_probability=0)")
-        yield config_problem("metadata_column_list", "[]", expected, fix)
+        fix = write_setting("metadata_column_list", "null (for text alone: metadata_probability=0)")
+        yield describe_problem("metadata_column_list", "[]", expected, fix)
 
     if not config.schedule:
         yield from _undrawn_in_phase(config, "")
     for number, phase in enumerate(config.schedule):
-        yield from _undrawn_in_phase(during(phase, config), f"schedule.{number}.")
+        yield from _undrawn_in_phase(apply_phase(phase, config), f"schedule.{number}.")
 
 
 def _undrawn_in_phase(phase: MetadataConfig, key_prefix: str) -> Iterator[Problem]:
@@ -81,62 +87,64 @@ def _undrawn_in_phase(phase: MetadataConfig, key_prefix: str) -> Iterator[Proble
         return
 
     dropped = {name for name, chance in phase.metadata_dropout.items() if chance >= 1}
-    dropped.update(name for name in types if type_of(name).sample_rate(phase) <= 0)
+    dropped.update(name for name in types if find_type(name).sample_rate(phase) <= 0)
     if dropped.issuperset(types):
         content = f"{', '.join(types)} left out of every document"
         expected = "a type that can be drawn"
         fix = "a chance below 1 (for text alone: metadata_probability=0)"
-        yield config_problem(f"{key_prefix}metadata_dropout", content, expected, fix)
+        yield describe_problem(f"{key_prefix}metadata_dropout", content, expected, fix)
     elif phase.random_sample_metadata and not any(
-        type_of(name).weight(name, phase) for name in types
+        find_type(name).weight(name, phase) for name in types
     ):
         key = f"{key_prefix}random_sample_metadata_weights"
         expected = "a type of metadata_list that can be drawn"
         fix = "give one of them a weight (for text alone: metadata_probability=0)"
-        yield config_problem(key, f"0 for {', '.join(types)}", expected, fix)
+        yield describe_problem(key, f"0 for {', '.join(types)}", expected, fix)
 
 
-def _substitute_problems(config: MetadataConfig) -> Iterator[Problem]:
+def _find_substitute_problems(config: MetadataConfig) -> Iterator[Problem]:
     """Yields metadata outside the prefix, which constant and random tokens would not replace."""
     values = config.metadata_values
     if values not in (CONSTANT, RANDOM):
         return
 
-    local = [name for name in config.metadata_list if type_of(name).is_local]
+    local = [name for name in config.metadata_list if find_type(name).is_local]
     if local:
         expected = (
             f"no types about places in the text, because metadata_values={values} replaces "
             "the prefix only"
         )
         fix = f"leave {', '.join(local)} out"
-        yield config_problem(_LIST, ", ".join(local), expected, fix)
+        yield describe_problem(_LIST, ", ".join(local), expected, fix)
 
     if config.metadata_position != "prepend":
         expected = f"prepend, because metadata_values={values} replaces the prefix only"
-        fix = setting("metadata_position", "prepend")
-        yield config_problem("metadata_position", config.metadata_position, expected, fix)
+        fix = write_setting("metadata_position", "prepend")
+        yield describe_problem("metadata_position", config.metadata_position, expected, fix)
 
 
 def _list_problems(config: MetadataConfig) -> Iterator[Problem]:
     """Yields problems with `metadata_list`, and with settings of types that it does not have."""
     types = config.metadata_list
-    keys = column_keys()
+    keys = map_columns()
     if len(types) > MOST_TYPES:
         expected = f"at most {MOST_TYPES}, because each type needs a bit of a 32-bit integer"
-        yield config_problem(_LIST, f"{len(types)} types", expected, "drop some")
+        yield describe_problem(_LIST, f"{len(types)} types", expected, "drop some")
     for name in sorted({name for name in types if types.count(name) > 1}):
-        yield config_problem(_LIST, f"{name} more than once", "each type once", f"drop one {name}")
+        yield describe_problem(
+            _LIST, f"{name} more than once", "each type once", f"drop one {name}"
+        )
     for name in types:
         if name in keys:
             expected = f"the key of its records, {keys[name]}"
             fix = f"{keys[name]} there; a column belongs into metadata_column_list"
-            yield config_problem(_LIST, f"the column {name}", expected, fix)
+            yield describe_problem(_LIST, f"the column {name}", expected, fix)
 
     if config.loss_on_metadata_types is not None and not config.loss_on_metadata:
         name = "loss_on_metadata_types"
         expected = "null, because loss_on_metadata is false"
-        fix = setting(name.removesuffix("_types"), "true")
-        yield config_problem(name, show(config.loss_on_metadata_types), expected, fix)
+        fix = write_setting(name.removesuffix("_types"), "true")
+        yield describe_problem(name, format_value(config.loss_on_metadata_types), expected, fix)
 
     settings_by_type: dict[str, Mapping[str, object]] = {
         "metadata_dropout": config.metadata_dropout,
@@ -147,75 +155,83 @@ def _list_problems(config: MetadataConfig) -> Iterator[Problem]:
     }
     for name, values in settings_by_type.items():
         for unknown in [key for key in values if key not in types]:
-            expected = f"types of metadata_list{nearest(unknown, types)}"
+            expected = f"types of metadata_list{suggest_nearest(unknown, types)}"
             fix = f"add {unknown} to metadata_list, or drop it here"
-            yield config_problem(name, f"the type {unknown}", expected, fix)
+            yield describe_problem(name, f"the type {unknown}", expected, fix)
 
 
-def _template_problems(config: MetadataConfig) -> Iterator[Problem]:
+def _find_template_problems(config: MetadataConfig) -> Iterator[Problem]:
     """Yields templates that cannot be filled in, or that do not use the value."""
     for name, template in config.metadata_templates.items():
-        if not type_of(name).takes_template:
-            continue  # without effect: see `metadata_notes`
+        if not find_type(name).takes_template:
+            continue  # without effect: see `list_metadata_notes`
 
         key = f"metadata_templates.{name}"
-        fields = type_of(name).template_fields
+        fields = find_type(name).template_fields
         names = ", ".join(f"{{{field}}}" for field in sorted(fields))
         expected = f"a text with some of {names} in it"
         try:
             parts = list(string.Formatter().parse(template))
         except ValueError as error:
             fix = "double a brace to show it"
-            yield config_problem(key, show(template), f"{expected} ({error})", fix)
+            yield describe_problem(key, format_value(template), f"{expected} ({error})", fix)
             continue
 
         used_fields = {field for _, field, _, _ in parts} - {None}
         if any(form or conversion for _, _, form, conversion in parts):
-            yield config_problem(
-                key, show(template), f"{expected}, and no format after a name", "drop it"
+            yield describe_problem(
+                key, format_value(template), f"{expected}, and no format after a name", "drop it"
             )
         if not used_fields <= fields or used_fields <= {"key"}:
-            yield config_problem(
-                key, show(template), expected, setting(key, "'{key}: {value}', for example")
+            yield describe_problem(
+                key,
+                format_value(template),
+                expected,
+                write_setting(key, "'{key}: {value}', for example"),
             )
 
 
-def _bucket_problems(config: MetadataConfig) -> Iterator[Problem]:
+def _find_bucket_problems(config: MetadataConfig) -> Iterator[Problem]:
     """Yields bounds of buckets that do not rise, or that compete with a scale."""
     for name, bounds in config.value_bucket_bounds.items():
         key = f"value_bucket_bounds.{name}"
         are_numbers = all(type(bound) in (int, float) for bound in bounds)
         if not bounds or not are_numbers or any(map(operator.ge, bounds, bounds[1:])):
-            yield config_problem(
-                key, show(bounds), "rising numbers", setting(key, "[10,100], for example")
+            yield describe_problem(
+                key,
+                format_value(bounds),
+                "rising numbers",
+                write_setting(key, "[10,100], for example"),
             )
 
         if name in config.value_bucket_scale:
             expected = f"no bounds, because value_bucket_scale names {name}, too"
-            yield config_problem(key, show(bounds), expected, f"drop {name} from one of the two")
+            yield describe_problem(
+                key, format_value(bounds), expected, f"drop {name} from one of the two"
+            )
 
 
-def _schedule_problems(config: MetadataConfig) -> Iterator[Problem]:
+def _find_schedule_problems(config: MetadataConfig) -> Iterator[Problem]:
     """Yields problems with the order, the shares and the types of the phases."""
     for number, phase in enumerate(config.schedule):
         if phase.at_decay and (number == 0 or number + 1 < len(config.schedule)):
             expected = "false: only the last of several phases may begin with the decay"
             fix = "drop at_decay there, or put the phase last"
-            yield config_problem(f"schedule.{number}.at_decay", "true", expected, fix)
+            yield describe_problem(f"schedule.{number}.at_decay", "true", expected, fix)
 
     shares = [phase.share for phase in config.schedule if not phase.at_decay]
     if shares and not math.isclose(sum(shares), 1, abs_tol=1e-6):
         expected = f"shares that make 1 (they make {sum(shares):g})"
-        yield config_problem("schedule", f"the shares {shares}", expected, "change the shares")
+        yield describe_problem("schedule", f"the shares {shares}", expected, "change the shares")
 
     for number, phase in enumerate(config.schedule):
         for unknown in [name for name in phase.types or () if name not in config.metadata_list]:
-            expected = f"types of metadata_list{nearest(unknown, config.metadata_list)}"
+            expected = f"types of metadata_list{suggest_nearest(unknown, config.metadata_list)}"
             fix = f"add {unknown} to metadata_list, or drop it here"
-            yield config_problem(f"schedule.{number}.types", f"the type {unknown}", expected, fix)
+            yield describe_problem(f"schedule.{number}.types", f"the type {unknown}", expected, fix)
 
 
-def row_budget_problems(config: DataConfig) -> list[Problem]:
+def find_row_budget_problems(config: DataConfig) -> list[Problem]:
     """Lists settings under which rows of the same text would differ in their text or its loss."""
     if config.row_budget != BY_TEXT:
         return []
@@ -226,7 +242,7 @@ def row_budget_problems(config: DataConfig) -> list[Problem]:
         "without_metadata_same_context": "the text is the same in any case (metadata_list=[])",
         "special_tokens_in_text": "runs with other special tokens would have other text tokens",
     }
-    local = [name for name in metadata.metadata_list if type_of(name).is_local]
+    local = [name for name in metadata.metadata_list if find_type(name).is_local]
     if local:
         reason = f"the loss is over text only, and {', '.join(local)} would be in the text"
         reasons["treat_local_metadata_as_regular_text"] = reason
@@ -235,11 +251,11 @@ def row_budget_problems(config: DataConfig) -> list[Problem]:
     for name, reason in reasons.items():
         if getattr(metadata, name):
             expected = f"false under data_config.row_budget={BY_TEXT}: {reason}"
-            problems.append(config_problem(name, "true", expected, setting(name, "false")))
+            problems.append(describe_problem(name, "true", expected, write_setting(name, "false")))
     return problems
 
 
-def metadata_notes(config: MetadataConfig) -> list[str]:
+def list_metadata_notes(config: MetadataConfig) -> list[str]:
     """Lists settings without effect: of types not in `metadata_list`, or of types that ignore them.
 
     They are not problems, so that models that were trained with them can be used. Weights are by
@@ -249,7 +265,7 @@ def metadata_notes(config: MetadataConfig) -> list[str]:
     if not config.metadata_list or not config.metadata_probability > 0:
         return []
 
-    keys = column_keys()
+    keys = map_columns()
     known_types = {*PROCESSORS, *config.metadata_list}
     absent: dict[str, list[str]] = {}
     absent["random_sample_metadata_weights"] = [
@@ -269,7 +285,7 @@ def metadata_notes(config: MetadataConfig) -> list[str]:
         ignoring = [
             key
             for key in getattr(config, name)
-            if key in known_types and not getattr(type_of(key), attribute)
+            if key in known_types and not getattr(find_type(key), attribute)
         ]
         if ignoring:
             notes.append(f"{CONFIG_KEY}.{name} has no effect on {', '.join(ignoring)}")

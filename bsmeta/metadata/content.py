@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bsmeta.config.data import EXTRACTORS
 from bsmeta.core.parsing import JSONDecoder
-from bsmeta.metadata.processors import type_of
+from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Line, PartialLine, Record
 from bsmeta.metadata.spans import Int64, record_relatives, record_spans
 
@@ -34,7 +34,7 @@ class _Line(msgspec.Struct, gc=False):
 _LINES = JSONDecoder(_Line)
 
 
-def content_spans(line: Line, content: str) -> Spans:
+def read_content_spans(line: Line, content: str) -> Spans:
     """Reads the spans of a line's text that are trained on; none if the extractor failed.
 
     Raises:
@@ -60,10 +60,10 @@ def content_spans(line: Line, content: str) -> Spans:
     extracted = [column[name] or [] for name in names]
     if len(extracted) == 1:
         return extracted[0]
-    return _combine(extracted, min_lists=1 if content == "union" else len(extracted))
+    return _combine_spans(extracted, min_lists=1 if content == "union" else len(extracted))
 
 
-def _combine(lists: Sequence[Spans], min_lists: int) -> Spans:
+def _combine_spans(lists: Sequence[Spans], min_lists: int) -> Spans:
     """Returns the spans that at least `min_lists` of several lists of disjoint spans cover."""
     edges: list[tuple[int, int]] = []  # positions, with 1 for a start and -1 for an end
     for spans in lists:
@@ -108,7 +108,7 @@ class KeptText:
                 continue
 
             if rows:
-                separator = _separator(text[previous_end:start])
+                separator = _choose_separator(text[previous_end:start])
                 parts.append(separator)
                 length += len(separator)
             parts.append(text[start:end])
@@ -132,7 +132,7 @@ class KeptText:
         clipped = [record for record in records if not record.is_local()]
         clipped += self._clip_local(key, local) if local else []
 
-        if type_of(key).measures_text:
+        if find_type(key).measures_text:
             for record in clipped:
                 start = record.char_start_idx
                 end = record.char_end_idx
@@ -150,7 +150,7 @@ class KeptText:
 
         relative = record_relatives(key, local)
         if relative is not None:
-            relative = _renumber(spans[is_kept], relative[is_kept], new_spans[is_kept])
+            relative = _renumber_positions(spans[is_kept], relative[is_kept], new_spans[is_kept])
             for record, (start, end) in zip(records, relative.tolist(), strict=True):
                 record.relative_start_pos = start
                 record.relative_end_pos = end
@@ -185,14 +185,14 @@ class KeptText:
         return new_spans, is_kept
 
 
-def _separator(between: str) -> str:
+def _choose_separator(between: str) -> str:
     """Returns the white space that replaces the text between two kept spans."""
     if "\n" in between:
         return "\n"
     return " " if any(map(str.isspace, between)) else ""
 
 
-def _renumber(old_spans: Int64, relative: Int64, new_spans: Int64) -> Int64:
+def _renumber_positions(old_spans: Int64, relative: Int64, new_spans: Int64) -> Int64:
     """Renumbers the relative positions at each new position, in order; equal ones stay equal."""
     new_positions = new_spans.reshape(-1)
     old_positions = old_spans.reshape(-1)

@@ -30,10 +30,17 @@ import msgspec
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.parsing import JSONDecoder
-from bsmeta.metadata.content import ALL, COLUMN, KeptText, content_spans
-from bsmeta.metadata.document import NO_COLUMN, Document, Undecoded, group, is_empty
-from bsmeta.metadata.processors import ADDRESS_KEY, LONGEST_COLUMN, column_keys, type_of
-from bsmeta.metadata.records import UNREADABLE, BadDocument, Line, PartialLine, Record, bad_document
+from bsmeta.metadata.content import ALL, COLUMN, KeptText, read_content_spans
+from bsmeta.metadata.document import NO_COLUMN, Document, Undecoded, group_records, is_empty
+from bsmeta.metadata.processors import ADDRESS_KEY, LONGEST_COLUMN, find_type, map_columns
+from bsmeta.metadata.records import (
+    UNREADABLE,
+    BadDocument,
+    Line,
+    PartialLine,
+    Record,
+    classify_bad_document,
+)
 
 MARK = b"-1"
 """Placeholder for a column that was cut out; not a list of records."""
@@ -49,7 +56,7 @@ _OTHER_COLUMNS = b'"metadata'
 _AFTER_COLUMN = re.compile(rb'\s*(?:,\s*"|\}\s*\Z)')  # the next key, or the end of the line
 
 ADDRESS_FIELD = "address_column"
-"""The address column if it is not among the requested columns; see `Document.addresses`."""
+"""The address column if it is not among the requested columns; see `Document.collect_addresses`."""
 
 _MARKED = msgspec.Raw(MARK)
 _LONGEST_KEY = f'"metadata_{LONGEST_COLUMN}"'.encode()
@@ -109,7 +116,7 @@ class Decoder(ABC):
         """
         document = self._decode_line(line)
         if self._content != ALL:
-            document.keep(KeptText(document.text, content_spans(line, self._content)))
+            document.keep(KeptText(document.text, read_content_spans(line, self._content)))
         if self._source is not None and not document.has(SOURCE_KEY):
             document.add(SOURCE_KEY, self._source)
         return document
@@ -118,7 +125,7 @@ class Decoder(ABC):
     def _decode_line(self, line: Line) -> Document:
         """Decodes a line into a document with its whole text."""
 
-    def _late_columns(self, line: Line) -> dict[str, Undecoded]:
+    def _map_late_columns(self, line: Line) -> dict[str, Undecoded]:
         """Returns the columns that a partial line produces on demand, by their types' keys."""
         late = line.late if isinstance(line, PartialLine) else {}
         return {key: late[name] for name, key in self._late_keys.items() if name in late}
@@ -159,7 +166,7 @@ def cut_column(line: bytes, key: bytes) -> tuple[bytes, memoryview] | None:
 
     begin = colon.end()
     stop = len(line)
-    while (end := _last_list_end(line, begin, stop)) is not None:
+    while (end := _find_last_list_end(line, begin, stop)) is not None:
         # If another column begins in the range, the list that ended belongs to it.
         stop = line.rfind(_OTHER_COLUMNS, begin, end)
         if stop < 0:
@@ -167,7 +174,7 @@ def cut_column(line: bytes, key: bytes) -> tuple[bytes, memoryview] | None:
     return None
 
 
-def _last_list_end(line: bytes, begin: int, stop: int) -> int | None:
+def _find_last_list_end(line: bytes, begin: int, stop: int) -> int | None:
     """Finds the end of the last list of records in a range that ends its column.
 
     A key or the end of the line follows such a list. The key may begin at `stop`.
@@ -191,22 +198,22 @@ class DocumentDecoder(Decoder):
     def __init__(self, config: MetadataConfig, source: str = "", content: str = ALL) -> None:
         super().__init__(config, source, content)
         columns = _list_columns(config)
-        keys = column_keys()
-        eager = [name for name in columns if not type_of(name).is_lazy]
-        self._eager = [(_field(name), keys.get(name, name)) for name in eager]
-        self._lazy = [(_field(name), name) for name in columns if type_of(name).is_lazy]
+        keys = map_columns()
+        eager = [name for name in columns if not find_type(name).is_lazy]
+        self._eager = [(_name_field(name), keys.get(name, name)) for name in eager]
+        self._lazy = [(_name_field(name), name) for name in columns if find_type(name).is_lazy]
 
-        line = _line_type(columns)
+        line = _build_line_type(columns)
         self._decoder = JSONDecoder(line)
         names = {field.encode_name for field in msgspec.structs.fields(line)}
         self._set_columns(names, {f"metadata_{name}": name for _, name in self._lazy})
-        self._long_field = _field(LONGEST_COLUMN) if LONGEST_COLUMN in columns else None
+        self._long_field = _name_field(LONGEST_COLUMN) if LONGEST_COLUMN in columns else None
 
     def _decode_line(self, line: Line) -> Document:
         try:
             row = self._decode_row(line)
         except UNREADABLE as error:
-            raise bad_document(error) from error
+            raise classify_bad_document(error) from error
         if isinstance(row.text, msgspec.UnsetType):
             raise BadDocument("missing_text", "the object has no `text`")
 
@@ -215,17 +222,17 @@ class DocumentDecoder(Decoder):
         if row.metadata is not None:
             if not all(record.key for record in row.metadata):
                 raise BadDocument("wrong_type", "a record of the list `metadata` has no `key`")
-            group(records, "", row.metadata)
+            group_records(records, "", row.metadata)
             return Document(row.text, row.url, records, address_column=address_column)
 
         for field, key in self._eager:
-            group(records, key, getattr(row, field))
+            group_records(records, key, getattr(row, field))
         undecoded: dict[str, Undecoded] = {}
         for field, key in self._lazy:
             raw = getattr(row, field)
             if not is_empty(raw):
                 undecoded[key] = raw
-        undecoded |= self._late_columns(line)
+        undecoded |= self._map_late_columns(line)
         return Document(row.text, row.url, records, undecoded, address_column)
 
     def _decode_row(self, line: Line) -> _Line:
@@ -258,37 +265,39 @@ def _list_columns(config: MetadataConfig) -> list[str]:
     """Lists the columns to decode (without `metadata_`), in the order of `metadata_list`."""
     columns: list[str] = []
     for key in config.metadata_list:
-        columns += [*type_of(key).columns, key]
+        columns += [*find_type(key).columns, key]
     selected = config.metadata_column_list
     if selected is not None:
         columns = [name for name in columns if name in selected] + selected
     return list(dict.fromkeys(columns))
 
 
-def _field(name: str) -> str:
+def _name_field(name: str) -> str:
     """Returns a valid field name for any name of a column or in a path (any string)."""
     return "field_" + name.encode().hex()
 
 
 class _Line(msgspec.Struct, gc=False):
-    """The fields of every line; `_line_type` adds the requested columns, all others are skipped."""
+    """The fields of every line; `_build_line_type` adds the requested columns, all others are
+    skipped.
+    """
 
     text: str | msgspec.UnsetType = msgspec.UNSET
     url: str | None = None
     metadata: list[Record] | None = None
 
 
-def _line_type(columns: list[str]) -> type[_Line]:
+def _build_line_type(columns: list[str]) -> type[_Line]:
     """Builds the struct type of a line with these columns."""
     fields: list[tuple[str, Any, Any]] = []
     for name in columns:
-        if type_of(name).is_lazy:
-            fields.append((_field(name), msgspec.Raw, NO_COLUMN))
+        if find_type(name).is_lazy:
+            fields.append((_name_field(name), msgspec.Raw, NO_COLUMN))
         else:
-            fields.append((_field(name), list[Record] | None, None))
+            fields.append((_name_field(name), list[Record] | None, None))
     if ADDRESS_KEY not in columns:
         fields.append((ADDRESS_FIELD, msgspec.Raw, NO_COLUMN))
-    names = {_field(name): f"metadata_{name}" for name in columns}
+    names = {_name_field(name): f"metadata_{name}" for name in columns}
     names[ADDRESS_FIELD] = f"metadata_{ADDRESS_KEY}"
     line = msgspec.defstruct("Line", fields, bases=(_Line,), rename=names, gc=False)
     return cast("type[_Line]", line)
@@ -312,7 +321,7 @@ class MappingDecoder(Decoder):
         super().__init__(config, source, content)
         self._text_path = columns.get(TEXT, TEXT)
         paths = {key: columns[key] for key in columns if key in config.metadata_list}
-        lazy = {key: path for key, path in paths.items() if type_of(key).is_lazy}
+        lazy = {key: path for key, path in paths.items() if find_type(key).is_lazy}
         for key, path in lazy.items():
             shared = [other for other in columns if columns[other] == path and other != key]
             if shared:
@@ -330,16 +339,16 @@ class MappingDecoder(Decoder):
         self._address: Callable[[Any], Any] = lambda _: None
         if ADDRESS_KEY not in paths:  # compared with the held-out ones, but not trained on
             _add_leaf(tree, address_path, msgspec.Raw)
-            self._address = _getter(address_path)
+            self._address = _make_getter(address_path)
 
         # Only whole columns come late, not the fields of a struct.
         late_keys = {path: key for key, path in lazy.items() if path in tree}
         self._set_columns({self._text_path, address_path, *paths.values()}, late_keys)
 
         self._decoder = JSONDecoder(_build_struct(tree))
-        self._text = _getter(self._text_path)
-        self._lazy = [(key, _getter(path)) for key, path in lazy.items()]
-        self._values = [(key, _getter(path)) for key, path in paths.items() if key not in lazy]
+        self._text = _make_getter(self._text_path)
+        self._lazy = [(key, _make_getter(path)) for key, path in lazy.items()]
+        self._values = [(key, _make_getter(path)) for key, path in paths.items() if key not in lazy]
 
     def _decode_line(self, line: Line) -> Document:
         row = self._decode_row(line)
@@ -353,17 +362,19 @@ class MappingDecoder(Decoder):
             if value is None or value == "":
                 continue
             if type(value) is list:
-                items = [_as_record(item, key) for item in value if item is not None and item != ""]
-                group(records, key, items)
+                items = [
+                    _make_record(item, key) for item in value if item is not None and item != ""
+                ]
+                group_records(records, key, items)
             else:
-                records[key] = [_as_record(value, key)]
+                records[key] = [_make_record(value, key)]
 
         undecoded: dict[str, Undecoded] = {}
         for key, raw_of in self._lazy:
             raw = raw_of(row)
             if raw is not None and not is_empty(raw):
                 undecoded[key] = raw
-        undecoded |= self._late_columns(line)
+        undecoded |= self._map_late_columns(line)
 
         address = self._address(row)
         if type(address) is str:
@@ -380,13 +391,13 @@ class MappingDecoder(Decoder):
         try:
             return self._decoder.decode(line.text if isinstance(line, PartialLine) else line)
         except UNREADABLE as error:
-            bad = bad_document(error)
+            bad = classify_bad_document(error)
             if bad.reason == "wrong_type" and bad.detail.endswith(f"`$.{self._text_path}`"):
                 bad = BadDocument("text_not_string", bad.detail)
             raise bad from error
 
 
-def _as_record(value: Record | str | int | float, key: str) -> Record:
+def _make_record(value: Record | str | int | float, key: str) -> Record:
     """Returns a record itself, or a plain value as a global record."""
     if type(value) is Record:
         return value
@@ -395,9 +406,9 @@ def _as_record(value: Record | str | int | float, key: str) -> Record:
     return Record(value, key, "global")  # type: ignore[arg-type]
 
 
-def _getter(path: str) -> Callable[[Any], Any]:
+def _make_getter(path: str) -> Callable[[Any], Any]:
     """Returns a function that reads the value at a path of a decoded row; None if it is missing."""
-    fields = [_field(name) for name in path.split(".")]
+    fields = [_name_field(name) for name in path.split(".")]
     if len(fields) == 1:
         return attrgetter(fields[0])
 
@@ -424,12 +435,12 @@ def _build_struct(tree: _Tree) -> type[msgspec.Struct]:
     fields: list[tuple[str, Any, Any]] = []
     for name, node in tree.items():
         if isinstance(node, dict):
-            fields.append((_field(name), _build_struct(node) | _OTHER, None))
+            fields.append((_name_field(name), _build_struct(node) | _OTHER, None))
         elif node is msgspec.Raw:
-            fields.append((_field(name), msgspec.Raw, NO_COLUMN))
+            fields.append((_name_field(name), msgspec.Raw, NO_COLUMN))
         else:
             default = msgspec.UNSET if node is _TEXT_TYPE else None
-            fields.append((_field(name), node, default))
+            fields.append((_name_field(name), node, default))
 
-    names = {_field(name): name for name in tree}
+    names = {_name_field(name): name for name in tree}
     return msgspec.defstruct("Mapped", fields, rename=names, gc=False)

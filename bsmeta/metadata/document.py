@@ -13,7 +13,7 @@ import msgspec
 
 from bsmeta.core.parsing import JSONDecoder
 from bsmeta.metadata.content import KeptText
-from bsmeta.metadata.records import UNREADABLE, Record, bad_document
+from bsmeta.metadata.records import UNREADABLE, Record, classify_bad_document
 
 NO_COLUMN = msgspec.Raw()
 
@@ -84,7 +84,7 @@ class Document:
             records = _decode_column(key, column() if callable(column) else column) or []
             if self._kept is not None:
                 records = self._kept.clip(key, records)
-            group(self._records, key, records)
+            group_records(self._records, key, records)
             del self._undecoded[key]
         return self._records.get(key, ())
 
@@ -103,7 +103,7 @@ class Document:
         """Adds a record under a key."""
         self._records.setdefault(key, []).append(record)
 
-    def addresses(self, key: str) -> set[str]:
+    def collect_addresses(self, key: str) -> set[str]:
         """Returns the addresses in the `url` column and in the records of the address key.
 
         The records are read whether or not `metadata_list` has that key; if the column was not
@@ -130,10 +130,10 @@ def _decode_column(column: str, raw: msgspec.Raw | bytes) -> list[Record] | None
             alone = bytes(_KEYS.decode(b'{"":' + memoryview(raw) + b"}")[""])
             if alone != bytes(raw):
                 return _decode_column(column, alone)
-        raise bad_document(error, f"metadata_{column}: ") from error
+        raise classify_bad_document(error, f"metadata_{column}: ") from error
 
 
-def group(
+def group_records(
     groups: dict[str, list[Record]], column_key: str, records: Sequence[Record] | None
 ) -> None:
     """Adds records to the groups by their key; without a key, by the key of their column."""

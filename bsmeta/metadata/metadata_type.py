@@ -55,7 +55,7 @@ EXAMPLE_TEXT = "Ada Lovelace wrote a program."
 
 
 @cache
-def _extract() -> Callable[[str], ExtractResult]:
+def _load_extractor() -> Callable[[str], ExtractResult]:
     """Returns the function that splits a host into subdomain, domain and public suffix."""
     from tldextract import TLDExtract  # slow to load, and most configurations do not need it
 
@@ -63,7 +63,7 @@ def _extract() -> Callable[[str], ExtractResult]:
 
 
 @lru_cache(maxsize=4096)
-def year_and_month(value: str) -> tuple[int, str | None]:
+def format_year_and_month(value: str) -> tuple[int, str | None]:
     """Returns the year of a point in time, and the name of its month if it has one.
 
     Args:
@@ -100,7 +100,7 @@ def _parse_date(value: str) -> tuple[int, str | None]:
     return moment.year, MONTHS[moment.month - 1] if moment.month == other.month else None
 
 
-def readable_url(url: str, granularity: str) -> str | None:
+def make_url_readable(url: str, granularity: str) -> str | None:
     """Returns the part of an address that is rendered, without %-escapes.
 
     Args:
@@ -130,13 +130,13 @@ def readable_url(url: str, granularity: str) -> str | None:
         return xxhash.xxh3_64_hexdigest(host.encode())
     if granularity == "host":
         return host
-    domain, suffix = _domain_and_suffix(host)
+    domain, suffix = _split_domain(host)
     return (suffix if granularity == "suffix" else domain) or None
 
 
 @lru_cache(maxsize=4096)
-def _domain_and_suffix(host: str) -> tuple[str, str]:
-    parts = _extract()(host)
+def _split_domain(host: str) -> tuple[str, str]:
+    parts = _load_extractor()(host)
     return parts.top_domain_under_public_suffix or host, parts.suffix
 
 
@@ -346,11 +346,11 @@ class MetadataType:
         )
 
 
-def config_problem(name: str, value: str, expected: str, fix: str) -> Problem:
+def describe_problem(name: str, value: str, expected: str, fix: str) -> Problem:
     """Returns a problem with a key of the metadata configuration."""
     return Problem(f"{CONFIG_KEY}.{name}", HYDRA, value, expected, fix)
 
 
-def setting(name: str, value: str) -> str:
+def write_setting(name: str, value: str) -> str:
     """Returns a command-line override of a key of the metadata configuration."""
     return f"{CONFIG_KEY}.{name}={value}"

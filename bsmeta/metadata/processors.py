@@ -20,11 +20,11 @@ from bsmeta.core.parsing import JSONDecoder
 from bsmeta.metadata.metadata_type import (
     EXAMPLE_TEXT,
     MetadataType,
-    config_problem,
-    readable_url,
-    year_and_month,
+    describe_problem,
+    format_year_and_month,
+    make_url_readable,
 )
-from bsmeta.metadata.records import UNREADABLE, BadDocument, Record, bad_document
+from bsmeta.metadata.records import UNREADABLE, BadDocument, Record, classify_bad_document
 
 _CACHED_TAGS = 1 << 14
 """Largest number of cached html tags: a few MB; four out of five tags recur on the same page."""
@@ -44,7 +44,7 @@ class Timestamp(MetadataType):
         self._record_separator = config.metadata_sep
 
     def global_text(self, record: Record) -> str | None:
-        year, month = year_and_month(str(record.value))
+        year, month = format_year_and_month(str(record.value))
         if self._template is not None:
             fields = {"key": self.key, "value": record.value, "year": year, "month": month or ""}
             return self._template.format_map(fields)
@@ -57,7 +57,7 @@ class Timestamp(MetadataType):
     @classmethod
     def group(cls, value: str, config: MetadataConfig) -> str | None:
         """Returns the year."""
-        return str(year_and_month(value)[0])
+        return str(format_year_and_month(value)[0])
 
 
 class Url(MetadataType):
@@ -74,7 +74,7 @@ class Url(MetadataType):
         self._granularity = config.url_granularity
 
     def _value(self, record: Record) -> str | None:
-        return readable_url(str(record.value), self._granularity)
+        return make_url_readable(str(record.value), self._granularity)
 
     @classmethod
     def prompt_value(cls, value: str) -> str:
@@ -86,7 +86,7 @@ class Url(MetadataType):
         part = config.url_granularity
         if part not in ("registered_domain", "suffix", "path"):
             part = "host"
-        return readable_url(value, part)
+        return make_url_readable(value, part)
 
     @classmethod
     def value_of_group(cls, group: str, config: MetadataConfig) -> str:
@@ -276,7 +276,7 @@ class Html(MetadataType):
         try:
             decoded = _ATTRIBUTES.decode(attributes)
         except UNREADABLE as error:
-            raise bad_document(error, f"html_attrs of <{tag}>: ") from error
+            raise classify_bad_document(error, f"html_attrs of <{tag}>: ") from error
         if decoded is None:
             return f"<{tag}>", f"</{tag}>"
         if len(decoded.attrs) != len(decoded.values):
@@ -302,11 +302,13 @@ class Html(MetadataType):
             if len(lengths) != len(names):
                 expected = f"a length for each of the {len(names)} names of {name_list}"
                 fix = "give one length for each name"
-                yield config_problem(f"{section}.{field}", f"{len(lengths)} lengths", expected, fix)
+                yield describe_problem(
+                    f"{section}.{field}", f"{len(lengths)} lengths", expected, fix
+                )
 
         for name in sorted({name for name in names if names.count(name) > 1}):
             fix = f"drop one {name}, and its lengths"
-            yield config_problem(
+            yield describe_problem(
                 f"{section}.{name_list}", f"{name} more than once", "each once", fix
             )
 
@@ -370,12 +372,12 @@ LONGEST_COLUMN = next(key for key, cls in PROCESSORS.items() if cls.is_longest)
 """The type whose column is cut out of a line before the rest is parsed."""
 
 
-def type_of(key: str) -> type[MetadataType]:
+def find_type(key: str) -> type[MetadataType]:
     """Returns the class of a metadata key."""
     return PROCESSORS.get(key, MetadataType)
 
 
-def column_keys() -> dict[str, str]:
+def map_columns() -> dict[str, str]:
     """Maps each column (without `metadata_`) not named after its key to the key of its records."""
     keys: dict[str, str] = {}
     for key, cls in PROCESSORS.items():
@@ -385,4 +387,4 @@ def column_keys() -> dict[str, str]:
 
 def make_types(config: MetadataConfig) -> dict[str, MetadataType]:
     """Creates the types of `metadata_list`, in its order."""
-    return {key: type_of(key)(key, config) for key in config.metadata_list}
+    return {key: find_type(key)(key, config) for key in config.metadata_list}

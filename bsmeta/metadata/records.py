@@ -78,7 +78,7 @@ class Record(msgspec.Struct, gc=False):
         return self.type == "local"
 
 
-def local_records(records: Sequence[Record]) -> list[Record]:
+def select_local_records(records: Sequence[Record]) -> list[Record]:
     """Selects local records: `Record.is_local`, without a call for each of hundreds."""
     return [
         record
@@ -87,7 +87,7 @@ def local_records(records: Sequence[Record]) -> list[Record]:
     ]
 
 
-def bad_document(error: Exception, location: str = "") -> BadDocument:
+def classify_bad_document(error: Exception, location: str = "") -> BadDocument:
     """Classifies a decoder's error, and includes the part of the line that it refers to.
 
     Args:

@@ -27,16 +27,16 @@ import xxhash
 from numpy.typing import NDArray
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.core.errors import refuse
-from bsmeta.metadata.checks import metadata_problems
+from bsmeta.core.errors import raise_problems
+from bsmeta.metadata.checks import find_metadata_problems
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import MATCHED, OWN, SHUFFLED
-from bsmeta.metadata.processors import make_types, type_of
-from bsmeta.metadata.records import Record, local_records
+from bsmeta.metadata.processors import find_type, make_types
+from bsmeta.metadata.records import Record, select_local_records
 from bsmeta.metadata.spans import (
     LocalTags,
-    arrange,
-    insert,
+    arrange_insertions,
+    insert_strings,
     record_relatives,
     record_spans,
     wrap_runs,
@@ -71,8 +71,8 @@ class TypeSampler:
         self._probability = config.metadata_probability
         self._draws_some = config.random_sample_metadata
         self._chances = [  # computed once: sampling runs for every document
-            TypeChance(key, type_of(key).always_present, chance["left_out"], chance["weight"])
-            for key, chance in chances(config).items()
+            TypeChance(key, find_type(key).always_present, chance["left_out"], chance["weight"])
+            for key, chance in compute_chances(config).items()
         ]
 
     def draw(self, document: Document, rng: random.Random) -> tuple[str, ...]:
@@ -112,12 +112,12 @@ class TypeSampler:
         return tuple(key for key, _ in candidates if key in earliest)
 
 
-def chances(config: MetadataConfig) -> dict[str, dict[str, float]]:
+def compute_chances(config: MetadataConfig) -> dict[str, dict[str, float]]:
     """Returns the sampling weight of each type and its probability of being left out."""
     return {
         key: {
-            "weight": type_of(key).weight(key, config),
-            "left_out": type_of(key).dropout(key, config),
+            "weight": find_type(key).weight(key, config),
+            "left_out": find_type(key).dropout(key, config),
         }
         for key in config.metadata_list
     }
@@ -205,11 +205,11 @@ def _hash_values(records: Sequence[Record]) -> int:
 def _replace_values(records: Sequence[Record], donated: Sequence[Record]) -> list[Record]:
     """Returns the donor's global records, and its local values, in turn, at a document's spans."""
     replaced = [record for record in donated if not record.is_local()]
-    donated_local = local_records(donated)
+    donated_local = select_local_records(donated)
     if not donated_local:
         return replaced
 
-    for number, record in enumerate(local_records(records)):
+    for number, record in enumerate(select_local_records(records)):
         source = donated_local[number % len(donated_local)]
         replaced.append(
             msgspec.structs.replace(record, value=source.value, html_attrs=source.html_attrs)
@@ -310,7 +310,7 @@ class Renderer:
     """
 
     def __init__(self, config: MetadataConfig) -> None:
-        refuse(metadata_problems(config))
+        raise_problems(find_metadata_problems(config))
         self._config = config
         self._types = make_types(config)
         self._token_types = {
@@ -320,10 +320,10 @@ class Renderer:
         self._prepends = config.metadata_position != "append"
         self._appends = config.metadata_position != "prepend"
         self._announcements = config.local_metadata_special_tokens or {}
-        self._wrappers_before = self._by_token_type(config.local_metadata_special_token_start)
-        self._wrappers_after = self._by_token_type(config.local_metadata_special_token_end)
+        self._wrappers_before = self._map_strings_by_type(config.local_metadata_special_token_start)
+        self._wrappers_after = self._map_strings_by_type(config.local_metadata_special_token_end)
 
-    def _by_token_type(self, strings: Mapping[str, str] | None) -> dict[int, str]:
+    def _map_strings_by_type(self, strings: Mapping[str, str] | None) -> dict[int, str]:
         """Maps the token types of listed metadata types to their strings, except empty ones."""
         return {
             self._token_types[key]: string
@@ -350,9 +350,9 @@ class Renderer:
 
             metadata_type = self._types[key]
             records = document.records(key)
-            local = local_records(records)
+            local = select_local_records(records)
             global_records = records if len(local) < len(records) else ()
-            for text in self._global_texts(key, global_records):
+            for text in self._render_global_texts(key, global_records):
                 record_text = RecordText(token_type, text, *metadata_type.own_ends(text))
                 if self._prepends or metadata_type.prefix_only:
                     before.append(record_text)
@@ -360,7 +360,7 @@ class Renderer:
                     after.append(record_text)
 
             if local:
-                tags.append(self._local_tags(key, local, document.text))
+                tags.append(self._render_local_tags(key, local, document.text))
                 announcement = self._announcements.get(key, key)
                 if announcement and self._config.add_local_metadata_special_tokens_in_prefix:
                     before.append(RecordText(token_type, announcement, len(announcement), 0))
@@ -385,7 +385,7 @@ class Renderer:
             tokens += metadata_type.special_tokens
         return [token for token in dict.fromkeys(tokens) if token]
 
-    def _global_texts(self, key: str, records: Sequence[Record]) -> list[str]:
+    def _render_global_texts(self, key: str, records: Sequence[Record]) -> list[str]:
         """Renders the global ones of a type's records."""
         metadata_type = self._types[key]
         if metadata_type.always_present:
@@ -393,7 +393,7 @@ class Renderer:
         texts = [metadata_type.global_text(record) for record in records if not record.is_local()]
         return [text for text in texts if text]
 
-    def _local_tags(self, key: str, records: Sequence[Record], text: str) -> LocalTags:
+    def _render_local_tags(self, key: str, records: Sequence[Record], text: str) -> LocalTags:
         """Renders the insertions of a type's local records, except records that the type drops."""
         spans = record_spans(key, records, len(text))
         relative = record_relatives(key, records)
@@ -420,7 +420,7 @@ class Renderer:
         config = self._config
         rendered = Rendered(text, body=text)
         if before:
-            prefix = _join(
+            prefix = _join_records(
                 [config.metadata_prefix_start_seq] + [""] * (len(before) - 1),
                 before,
                 [config.metadata_sep] * (len(before) - 1) + [config.metadata_prefix_sep],
@@ -432,7 +432,7 @@ class Renderer:
             rendered.lead = config.metadata_text_sep if prefix.text else ""
 
         if after:
-            suffix = _join(
+            suffix = _join_records(
                 [config.metadata_suffix_start_seq] + [config.metadata_sep] * (len(after) - 1),
                 after,
                 [""] * len(after),
@@ -443,8 +443,10 @@ class Renderer:
             rendered.suffix_own = suffix.configured
 
         if tags:
-            insertions = wrap_runs(arrange(tags), self._wrappers_before, self._wrappers_after)
-            rendered.body, rendered.spans = insert(text, insertions)
+            insertions = wrap_runs(
+                arrange_insertions(tags), self._wrappers_before, self._wrappers_after
+            )
+            rendered.body, rendered.spans = insert_strings(text, insertions)
             rendered.span_token_types = insertions.token_types
             if insertions.is_wrapper is not None:
                 rendered.own = rendered.spans[insertions.is_wrapper]
@@ -457,7 +459,7 @@ class Renderer:
         return rendered
 
 
-def _join(before: list[str], records: list[RecordText], after: list[str]) -> JoinedTexts:
+def _join_records(before: list[str], records: list[RecordText], after: list[str]) -> JoinedTexts:
     """Joins records into one string, each with its `before` and `after` strings."""
     strings: list[str] = []
     spans: list[int] = []

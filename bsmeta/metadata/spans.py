@@ -83,13 +83,13 @@ def record_spans(key: str, records: Sequence[Record], text_length: int) -> Int64
         starts = np.array([record.char_start_idx for record in records], np.int64)
         ends = np.array([record.char_end_idx for record in records], np.int64)
     except (TypeError, OverflowError):  # None, or too large for an array
-        raise _bad_span(key, records, text_length) from None
+        raise _describe_bad_span(key, records, text_length) from None
     if starts.min() < 0 or ends.max() > text_length or (ends < starts).any():
-        raise _bad_span(key, records, text_length)
-    return _side_by_side(starts, ends)
+        raise _describe_bad_span(key, records, text_length)
+    return _stack_columns(starts, ends)
 
 
-def _side_by_side(starts: Int64, ends: Int64) -> Int64:
+def _stack_columns(starts: Int64, ends: Int64) -> Int64:
     """Stacks two int64 [n] as int64 [n, 2]; for few records np.stack would dominate the runtime."""
     spans = np.empty((len(starts), 2), np.int64)
     spans[:, 0] = starts
@@ -97,7 +97,7 @@ def _side_by_side(starts: Int64, ends: Int64) -> Int64:
     return spans
 
 
-def _bad_span(key: str, records: Sequence[Record], text_length: int) -> BadDocument:
+def _describe_bad_span(key: str, records: Sequence[Record], text_length: int) -> BadDocument:
     """Describes the first record whose span is not valid for the text."""
     for row, record in enumerate(records):
         start = record.char_start_idx
@@ -134,7 +134,7 @@ def record_relatives(key: str, records: Sequence[Record]) -> Int64 | None:
         raise BadDocument("relative_position_too_large", f"{key}: {error}") from error
 
 
-def arrange(tags: Sequence[LocalTags]) -> Insertions:
+def arrange_insertions(tags: Sequence[LocalTags]) -> Insertions:
     """Sorts the strings of all types into the order in which they appear in the text."""
     all_strings: list[str] = []
     for tag in tags:
@@ -241,7 +241,7 @@ def wrap_runs(
     return Insertions(positions.repeat(copies), token_types.repeat(copies), strings, is_wrapper)
 
 
-def insert(text: str, insertions: Insertions) -> tuple[str, NDArray[np.int32]]:
+def insert_strings(text: str, insertions: Insertions) -> tuple[str, NDArray[np.int32]]:
     """Inserts strings into a text.
 
     Returns:
@@ -263,4 +263,4 @@ def insert(text: str, insertions: Insertions) -> tuple[str, NDArray[np.int32]]:
         parts[row] = text[begin:end] + strings[row]
         begin = end
     parts.append(text[begin:])
-    return "".join(parts), _side_by_side(ends - lengths, ends).astype(np.int32)
+    return "".join(parts), _stack_columns(ends - lengths, ends).astype(np.int32)

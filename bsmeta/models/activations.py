@@ -33,12 +33,12 @@ def fuse_activations(model: nn.Module) -> None:
     """
     for parent in model.modules():
         for name, child in list(parent.named_children()):
-            fused = _fused_form(child)
+            fused = _find_fused_form(child)
             if fused is not None:
                 setattr(parent, name, fused)
 
 
-def _fused_form(module: nn.Module) -> nn.Module | None:
+def _find_fused_form(module: nn.Module) -> nn.Module | None:
     """Returns torch's equivalent module with one kernel; None if there is none."""
     module_class = type(module)
     name = f"{module_class.__module__}.{module_class.__qualname__}"

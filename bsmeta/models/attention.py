@@ -32,7 +32,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.models.shapes import head_groups, text_shape
+from bsmeta.models.shapes import count_head_groups, find_text_shape
 
 EAGER = "eager"
 SDPA = "sdpa"
@@ -147,7 +147,7 @@ def _choose_fastest(
         return Choice(None, "there is no GPU")
 
     if half and can_use_package:
-        if is_flash_attn_3_available() and not attention_dropout(shape) and _is_hopper():
+        if is_flash_attn_3_available() and not read_attention_dropout(shape) and _is_hopper():
             return Choice(FLASH_3, "flash-attn-3 is installed")
         if is_flash_attn_2_available():
             return Choice(FLASH, "flash-attn is installed")
@@ -178,7 +178,7 @@ def find_obstacle_to_custom_attention(model_class: Any, shape: Any) -> str | Non
         model_class: The transformers class of the model.
         shape: Its config.
     """
-    text = text_shape(shape)
+    text = find_text_shape(shape)
     if not (
         getattr(model_class, "_supports_flash_attn", False)
         and getattr(model_class, "_supports_attention_backend", False)
@@ -188,23 +188,23 @@ def find_obstacle_to_custom_attention(model_class: Any, shape: Any) -> str | Non
         return f"{shape.model_type} needs kernels with attention sinks or blocks"
     if getattr(text, "attn_logit_softcapping", None) is not None:
         return f"{shape.model_type} caps the logits of its attention"
-    if attention_dropout(shape):
+    if read_attention_dropout(shape):
         return "the model has dropout in its attention"
 
-    heads, _ = head_groups(shape)
+    heads, _ = count_head_groups(shape)
     head_size = getattr(text, "head_dim", None) or int(text.hidden_size) // (heads or 1)
     if head_size > _MAX_HEAD_SIZE or head_size % 8 or hasattr(text, "v_head_dim"):
         return f"torch's flash attention has no kernel for the heads of {shape.model_type}"
     return None
 
 
-def attention_dropout(shape: Any) -> float:
+def read_attention_dropout(shape: Any) -> float:
     """Returns the dropout probability of attention weights."""
-    text = text_shape(shape)
+    text = find_text_shape(shape)
     return max(float(getattr(text, name, None) or 0.0) for name in _DROPOUTS)
 
 
-def borders_of(position_ids: torch.Tensor) -> torch.Tensor:
+def compute_borders(position_ids: torch.Tensor) -> torch.Tensor:
     """Computes the start of each document of a batch, followed by the end of the last one.
 
     Args:
@@ -234,15 +234,15 @@ def pad_borders(borders: torch.Tensor, tokens: int) -> torch.Tensor:
     return torch.cat([borders, borders[-1:].expand(count - len(borders))])
 
 
-def attention_arguments(
+def build_attention_arguments(
     implementation: str, position_ids: torch.Tensor, document_borders: torch.Tensor | None
 ) -> dict[str, Any]:
     """Builds the arguments of the model besides ids and positions, without waiting for the device.
 
     Args:
         position_ids: int [b, L], on the device.
-        document_borders: `borders_of(position_ids)`, on the device, for `WITH_BORDERS`; None if
-            rows are whole.
+        document_borders: `compute_borders(position_ids)`, on the device, for `WITH_BORDERS`; None
+            if rows are whole.
     """
     if implementation == CAUSAL or (implementation == VARLEN and document_borders is None):
         return {}
@@ -270,12 +270,12 @@ def attention_arguments(
 
     if implementation == SDPA and position_ids.device.type == "cuda":
         # Otherwise transformers would wait for the device to learn whether documents are packed.
-        return {"attention_mask": packed_mask(documents)}
+        return {"attention_mask": build_packed_mask(documents)}
 
     return {}
 
 
-def packed_mask(documents: torch.Tensor, window: int | None = None) -> torch.Tensor:
+def build_packed_mask(documents: torch.Tensor, window: int | None = None) -> torch.Tensor:
     """Builds the mask, bool [b, 1, L, L]: causal attention within each token's own document.
 
     Args:
@@ -359,7 +359,7 @@ TORCH_KERNEL = VarlenKernel(varlen_attn)
 """The kernel of the installed torch."""
 
 
-def causal_attention(
+def attend_causally(
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -414,9 +414,9 @@ def causal_attention(
                 return output.unflatten(0, (rows, length)), None
 
             documents = number_documents(cu_seq_lens_q, rows, length)
-            attention_mask = packed_mask(documents, window)
+            attention_mask = build_packed_mask(documents, window)
         elif window is not None:
-            attention_mask = packed_mask(query.new_zeros(1, length), window)
+            attention_mask = build_packed_mask(query.new_zeros(1, length), window)
 
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
@@ -446,5 +446,5 @@ def _lower_precision(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
 
 
-AttentionInterface.register(VARLEN, causal_attention)
-AttentionInterface.register(CAUSAL, causal_attention)
+AttentionInterface.register(VARLEN, attend_causally)
+AttentionInterface.register(CAUSAL, attend_causally)

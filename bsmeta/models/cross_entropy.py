@@ -30,7 +30,7 @@ ROW_STEP = 128
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """See `chunked_cross_entropy`."""
+    """See `compute_chunked_cross_entropy`."""
 
     @staticmethod
     def forward(
@@ -159,7 +159,7 @@ class _Gradients:
         return total[: self._classes].mul_(factor).to(self._dtype)
 
 
-def chunked_cross_entropy(
+def compute_chunked_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -269,7 +269,7 @@ class ChunkedLoss:
         bias = self._head.bias
         if self._targets is None:
             return functional.linear(hidden, weight, bias)
-        losses = chunked_cross_entropy(
+        losses = compute_chunked_cross_entropy(
             hidden.flatten(0, -2), weight, bias, self._targets.flatten(), self._rows
         )
         if not self._checked:

@@ -15,17 +15,17 @@ import torch
 
 
 @contextmanager
-def without_planned_attention() -> Iterator[None]:
+def disable_planned_attention() -> Iterator[None]:
     """Disables cuDNN for sdpa in a context."""
     was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    leave_out_planned_attention()
+    disable_planned_attention_for_good()
     try:
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(was_enabled)
 
 
-def leave_out_planned_attention() -> None:
+def disable_planned_attention_for_good() -> None:
     """Disables cuDNN for sdpa for the rest of the process.
 
     Training needs this, because its backward pass may recompute layers outside of any context.

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.progress import opaque_work
+from bsmeta.core.progress import report_opaque_work
 from bsmeta.models.attention import EAGER, SDPA
 from bsmeta.models.shapes import count_layers
 
@@ -129,18 +129,18 @@ def check_causality(losses: Losses, like: torch.Tensor, vocabulary: int) -> None
         )
 
 
-def layers_of(model: nn.Module) -> list[nn.Module]:
+def list_layers(model: nn.Module) -> list[nn.Module]:
     """Returns the repeated layers of a transformers model, in order."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def encoder_layers(encoder: PreTrainedModel) -> list[nn.Module]:
+def list_encoder_layers(encoder: PreTrainedModel) -> list[nn.Module]:
     """Returns the layers of an encoder, in order; none if they share weights, as in ALBERT."""
-    layers = layers_of(encoder)
+    layers = list_layers(encoder)
     if layers:
         return layers
 
-    # MPNet and others of the library have layers of another class than `layers_of` looks for.
+    # MPNet and others of the library have layers of another class than `list_layers` looks for.
     count = count_layers(encoder.config)
     for module in encoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -148,14 +148,14 @@ def encoder_layers(encoder: PreTrainedModel) -> list[nn.Module]:
     return []
 
 
-def recompute(model: nn.Module, every: int) -> None:
+def recompute_activations(model: nn.Module, every: int) -> None:
     """Keeps no activations inside every n-th layer; the backward pass recomputes them.
 
     Raises:
         ConfigurationError: If the model can only recompute all layers or none.
     """
     model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-    layers = layers_of(model)
+    layers = list_layers(model)
     if every > 1 and not layers:
         raise ConfigurationError(
             f"gradient_checkpointing_every={every}: {type(model).__name__} recomputes all of its "
@@ -175,7 +175,7 @@ def compile_layers(model: nn.Module) -> None:
     Raises:
         ConfigurationError: If the model's layers cannot be found.
     """
-    layers = layers_of(model)
+    layers = list_layers(model)
     if not layers:
         raise ConfigurationError(
             f"torch_compile: the layers of {type(model).__name__} are not known; expected false"
@@ -191,7 +191,7 @@ def _report_compilation() -> None:
     from torch._dynamo.callback import callback_handler
 
     running = ExitStack()  # torch calls both callbacks in pairs
-    callback_handler.register_start_callback(lambda _: running.enter_context(opaque_work()))
+    callback_handler.register_start_callback(lambda _: running.enter_context(report_opaque_work()))
     callback_handler.register_end_callback(lambda _: running.close())
 
 

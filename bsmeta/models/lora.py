@@ -63,7 +63,7 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
     except ValueError as error:
         raise _describe_refusal(keys, str(error), linear_names) from error
 
-    for name, layer in _uncallable_layers(model):
+    for name, layer in _find_uncallable_layers(model):
         reason = f"peft cannot adapt '{name}', a {type(layer).__name__} with a result of its own"
         raise _describe_refusal(keys, reason, linear_names)
 
@@ -120,26 +120,26 @@ def _describe_weights(model: nn.Module, *, merge: bool = False) -> dict[str, tor
         merge: Whether to merge the adapters into the weights.
     """
     weights = {
-        name: torch.empty(_full_shape(weight), dtype=weight.dtype, device="meta")
+        name: torch.empty(_read_full_shape(weight), dtype=weight.dtype, device="meta")
         for name, weight in model.state_dict(keep_vars=True).items()
     }
     if merge:
-        weights = merged(model, weights)
+        weights = merge_adapters(model, weights)
     return {name: weight.shape for name, weight in weights.items()}
 
 
-def _full_shape(weight: torch.Tensor) -> torch.Size:
+def _read_full_shape(weight: torch.Tensor) -> torch.Size:
     """Returns the shape of a weight, even if ZeRO-3 has partitioned it already."""
     shape: torch.Size = getattr(weight, "ds_shape", weight.shape)
     return shape
 
 
-def _uncallable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _find_uncallable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yields the names and base layers of adapted layers that only work without their adapters.
 
     The router of Phi-3.5-MoE is a linear layer that returns a tuple.
     """
-    for adapted in _adapted_weights(model):
+    for adapted in _list_adapted_weights(model):
         base = adapted.layer.get_base_layer()
         if type(base) in LINEAR or not isinstance(base, LINEAR) or hasattr(base.weight, "ds_shape"):
             continue
@@ -160,11 +160,11 @@ def _can_call(layer: nn.Module, inputs: torch.Tensor) -> bool:
 
 def _log_unadapted_stacks(model: nn.Module) -> None:
     """Logs stacks of matrices, such as experts, that have no adapters, and their share."""
-    adapted_names = {adapted.weight_name for adapted in _adapted_weights(model)}
+    adapted_names = {adapted.weight_name for adapted in _list_adapted_weights(model)}
     sizes: dict[str, int] = {}
     unadapted: list[str] = []
     for name, weight in model.named_parameters():
-        shape = _full_shape(weight)
+        shape = _read_full_shape(weight)
         sizes[name] = shape.numel()
         if _is_stack(shape) and name not in adapted_names and "conv" not in name:
             unadapted.append(name)
@@ -199,7 +199,7 @@ class _AdaptedWeight(NamedTuple):
     layer: Any
 
 
-def _adapted_weights(model: nn.Module) -> Iterator[_AdaptedWeight]:
+def _list_adapted_weights(model: nn.Module) -> Iterator[_AdaptedWeight]:
     for layer_name, layer in model.named_modules():
         scales = getattr(layer, "scaling", None)
         if not isinstance(scales, Mapping) or ADAPTER not in scales:
@@ -219,7 +219,9 @@ def strip_adapter_parts(name: str) -> str:
     return _WRAPPED.sub("", name)
 
 
-def merged(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def merge_adapters(
+    model: nn.Module, weights: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """Merges the adapters of a model into its weights.
 
     Args:
@@ -230,7 +232,7 @@ def merged(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, t
         The state dict of an equivalent model without adapters.
     """
     result = dict(weights)
-    for weight_name, layer_name, layer in _adapted_weights(model):
+    for weight_name, layer_name, layer in _list_adapted_weights(model):
         a = result.pop(f"{layer_name}.lora_A.{ADAPTER}.weight").float()
         b = result.pop(f"{layer_name}.lora_B.{ADAPTER}.weight").float()
         weight = result[weight_name]

@@ -14,7 +14,7 @@ import msgspec
 import xxhash
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.core.files import UnsafeNameError, path_inside
+from bsmeta.core.files import UnsafeNameError, join_inside
 from bsmeta.core.parsing import decode_json
 from bsmeta.core.progress import report_progress
 
@@ -90,7 +90,7 @@ def read_manifest(folder: Path) -> Manifest:
         ) from error
     for file in manifest.files:
         try:
-            path_inside(folder, file, str(path), follow_links=True)
+            join_inside(folder, file, str(path), follow_links=True)
         except UnsafeNameError as error:
             raise CheckpointError(str(error)) from error
     return manifest

@@ -27,7 +27,7 @@ from bsmeta.core.model_files import read_model_and_report, read_shape
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_progress
 from bsmeta.models.manifest import MANIFEST, UNCHECKED, find_fault, read_manifest
-from bsmeta.models.shapes import positions_of
+from bsmeta.models.shapes import count_positions
 
 if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
     import torch
@@ -57,13 +57,13 @@ def record_tokenizer(folder: Path) -> None:
 
     content = parse_json(config.read_text(encoding="utf-8"))
     content.pop(TOKENS_HASH, None)
-    digest = _tokens_hash(folder)
+    digest = _hash_tokens(folder)
     if digest is not None:
         content[TOKENS_HASH] = digest
     config.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _tokens_hash(folder: Path) -> str | None:
+def _hash_tokens(folder: Path) -> str | None:
     """Hashes the tokens and ids in `tokenizer.json`, regardless of its formatting.
 
     Returns None if there is no such file.
@@ -98,9 +98,9 @@ def check_files(source: str, setting: str) -> None:
     if not folder.is_dir():
         return
 
-    problems = model_damage(folder)
+    problems = list_model_damage(folder)
     if problems is None:
-        problems = [*_weight_faults(folder), *_tokenizer_faults(folder)]
+        problems = [*_list_weight_faults(folder), *_list_tokenizer_faults(folder)]
     if problems:
         raise DataError(
             f"{setting}: {source} is damaged; copy it again, or name another checkpoint:\n  "
@@ -108,7 +108,7 @@ def check_files(source: str, setting: str) -> None:
         )
 
 
-def model_damage(model: Path) -> list[str] | None:
+def list_model_damage(model: Path) -> list[str] | None:
     """Lists the faults of the files of a model folder, one line each; empty if there are none.
 
     The manifest may be in the folder or in the checkpoint that contains it. Returns None if there
@@ -138,11 +138,11 @@ def model_damage(model: Path) -> list[str] | None:
     return faults
 
 
-def _tokenizer_faults(folder: Path) -> list[str]:
+def _list_tokenizer_faults(folder: Path) -> list[str]:
     """Describes a tokenizer in a model folder that differs from the record in `config.json`."""
     try:
         recorded = parse_json((folder / "config.json").read_text(encoding="utf-8"))[TOKENS_HASH]
-        actual = _tokens_hash(folder)
+        actual = _hash_tokens(folder)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return []  # not recorded, or unreadable: then loading it reports the error
     if actual in (None, recorded):
@@ -154,7 +154,7 @@ def _tokenizer_faults(folder: Path) -> list[str]:
     ]
 
 
-def _weight_faults(folder: Path) -> list[str]:
+def _list_weight_faults(folder: Path) -> list[str]:
     """Lists weights in the safetensors files of a model that cannot be the result of training.
 
     Single matrices of zeros occur in sound models (RoBERTa's token types, new blocks that begin as
@@ -199,14 +199,14 @@ def _list_some(names: Iterable[str]) -> str:
     return ", ".join(sorted_names[:NAMES_SHOWN]) + others
 
 
-def default_device() -> torch.device:
+def choose_device() -> torch.device:
     """Returns the device for a model that one process uses: a GPU if there is one, else the CPU."""
     import torch
 
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def vocabulary_of(model: PreTrainedModel) -> int:
+def count_vocabulary(model: PreTrainedModel) -> int:
     """Returns the rows of the token embeddings, even if ZeRO-3 has partitioned them already."""
     weight = model.get_input_embeddings().weight
     return int(getattr(weight, "ds_shape", weight.shape)[0])
@@ -269,7 +269,7 @@ def refuse_other_vocabulary(source: str, setting: str) -> None:
     Raises:
         DataError: With a line for each weight.
     """
-    folder = _folder_of(source)
+    folder = _find_folder(source)
     try:
         rows = parse_json((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -288,7 +288,7 @@ def refuse_other_vocabulary(source: str, setting: str) -> None:
         )
 
 
-def _folder_of(source: str) -> Path:
+def _find_folder(source: str) -> Path:
     """Returns the folder of a model; for a name on the Hub, its folder in the cache."""
     if Path(source).is_dir():
         return Path(source)
@@ -334,7 +334,7 @@ def load_exported(
 
     check_files(str(folder), f"{folder}")
     try:
-        with whole_weights():
+        with load_whole_weights():
             model, info = read_model_and_report(kind, folder, dtype=torch.float32)
     except _UNLOADABLE as error:
         raise DataError(f"{folder}: the {name} cannot be loaded: {error}") from error
@@ -349,14 +349,14 @@ def load_exported(
     return exported
 
 
-def model_source(config: PretrainedConfig) -> tuple[str, str]:
+def find_model_source(config: PretrainedConfig) -> tuple[str, str]:
     """Returns the key that names the model of a run, and its value."""
     if config.model_config_file is not None:
         return "model_config_file", config.model_config_file
     return "model_name", config.model_name
 
 
-def model_shape(config: PretrainedConfig, kind: Any) -> Any:
+def read_model_shape(config: PretrainedConfig, kind: Any) -> Any:
     """Reads the transformers config of the model of a run.
 
     Args:
@@ -365,13 +365,13 @@ def model_shape(config: PretrainedConfig, kind: Any) -> Any:
     Raises:
         ConfigurationError: If it cannot be loaded.
     """
-    key, source = model_source(config)
-    with explained(key, source, kind):
+    key, source = find_model_source(config)
+    with explain_load_errors(key, source, kind):
         return read_shape(source)
 
 
 @contextmanager
-def explained(key: str, source: str, kind: Any) -> Iterator[None]:
+def explain_load_errors(key: str, source: str, kind: Any) -> Iterator[None]:
     """Names the key in errors about a model that the class `kind` will load."""
     try:
         yield
@@ -382,14 +382,14 @@ def explained(key: str, source: str, kind: Any) -> Iterator[None]:
         ) from error
 
 
-def token_limit(shape: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
+def find_token_limit(shape: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Returns the maximum tokens of a text that model and tokenizer accept; None: no limit.
 
     Args:
         shape: The transformers config of the model.
     """
     limit = int(tokenizer.model_max_length)  # 10^30 if it has none
-    positions = positions_of(shape)
+    positions = count_positions(shape)
     if positions is not None:
         if shape.model_type in ("roberta", "xlm-roberta", "camembert"):
             positions -= shape.pad_token_id + 1  # positions begin after the padding's
@@ -398,7 +398,7 @@ def token_limit(shape: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 @contextmanager
-def whole_weights() -> Iterator[None]:
+def load_whole_weights() -> Iterator[None]:
     """Loads models with all of their weights on every rank, even in a run under ZeRO-3.
 
     Under ZeRO-3 transformers partitions every model that it builds, and only an engine can run a

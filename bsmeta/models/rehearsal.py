@@ -26,11 +26,11 @@ from torch.func import functional_call
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bsmeta.core.errors import ConfigurationError, UserError
-from bsmeta.core.model_files import new_model
+from bsmeta.core.model_files import create_model
 from bsmeta.models.cross_entropy import IGNORED
 from bsmeta.models.lora import ADAPTER
 from bsmeta.models.manifest import write_model_manifest
-from bsmeta.models.pretrained import load_weights, whole_weights
+from bsmeta.models.pretrained import load_weights, load_whole_weights
 
 TOKENS = 16
 """Length of the sequence on which a model is tried."""
@@ -56,7 +56,7 @@ def _add_no_adapters(model: PreTrainedModel) -> None:
     """Leaves a model unchanged."""
 
 
-def unreached_weights(model: PreTrainedModel, adapt: Adapt = _add_no_adapters) -> list[str]:
+def find_unreached_weights(model: PreTrainedModel, adapt: Adapt = _add_no_adapters) -> list[str]:
     """Lists the trainable weights that no gradient reaches if the inputs are text alone.
 
     They follow from the graph of a forward pass on torch's fake tensors, which computes nothing and
@@ -87,8 +87,8 @@ def _lacks_weights(model: nn.Module) -> bool:
 
 def _trace_copy(model: PreTrainedModel, adapt: Adapt) -> set[str]:
     """Returns the names of weights that a gradient reaches, in a copy on fake tensors."""
-    with torch.device("meta"), whole_weights():
-        copy = new_model(
+    with torch.device("meta"), load_whole_weights():
+        copy = create_model(
             AutoModelForCausalLM,
             deepcopy(model.config),
             dtype=torch.float32,
@@ -152,7 +152,7 @@ def freeze_weights(model: PreTrainedModel, unreached: Collection[str], setting: 
         return
 
     parts = ", ".join(summarize_weights(model, unreached))
-    sizes = {name: _size(weight) for name, weight in model.named_parameters()}
+    sizes = {name: _measure_weight(weight) for name, weight in model.named_parameters()}
     for name in unreached:
         model.get_parameter(name).requires_grad_(False)
 
@@ -172,7 +172,7 @@ def freeze_weights(model: PreTrainedModel, unreached: Collection[str], setting: 
     )
 
 
-def _size(weight: torch.Tensor) -> int:
+def _measure_weight(weight: torch.Tensor) -> int:
     return int(getattr(weight, "ds_numel", weight.numel()))
 
 
@@ -204,7 +204,7 @@ def is_tried(model: nn.Module) -> bool:
     It is not tried for a model with more than `EXPORTED` parameters, because writing it would take
     minutes, nor if some weights are on other ranks only.
     """
-    return sum(map(_size, model.parameters())) <= EXPORTED and not _lacks_weights(model)
+    return sum(map(_measure_weight, model.parameters())) <= EXPORTED and not _lacks_weights(model)
 
 
 def check_export(model: PreTrainedModel, export: Export, setting: str) -> None:

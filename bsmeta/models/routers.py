@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from bsmeta.models.shapes import text_shape
+from bsmeta.models.shapes import find_text_shape
 
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
@@ -27,7 +27,7 @@ class RouterLoss:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        text = text_shape(model.config)
+        text = find_text_shape(model.config)
         self._coefficient = _find_coefficient(model, text)
         self._experts_per_token = int(getattr(text, "num_experts_per_tok", 1))
         self._auxiliary: torch.Tensor | None = None
@@ -37,7 +37,7 @@ class RouterLoss:
     @staticmethod
     def is_added(shape: PretrainedConfig) -> bool:
         """Whether the config enables the loss in the model's class."""
-        shapes = (shape, text_shape(shape))
+        shapes = (shape, find_text_shape(shape))
         return any(getattr(each, "output_router_logits", False) for each in shapes)
 
     def _record_outputs(self, _: nn.Module, __: Any, outputs: Any) -> None:

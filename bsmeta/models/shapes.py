@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-def text_shape(shape: PretrainedConfig) -> Any:
+def find_text_shape(shape: PretrainedConfig) -> Any:
     """Returns the config of the language model: a nested one, or the config itself."""
     try:
         return shape.get_text_config()
@@ -21,24 +21,24 @@ def text_shape(shape: PretrainedConfig) -> Any:
         return shape.get_text_config(decoder=True)
 
 
-def positions_of(shape: PretrainedConfig) -> int | None:
+def count_positions(shape: PretrainedConfig) -> int | None:
     """Returns the number of positions of the model; None: no limit."""
-    return getattr(text_shape(shape), "max_position_embeddings", None)
+    return getattr(find_text_shape(shape), "max_position_embeddings", None)
 
 
-def hidden_size_of(shape: PretrainedConfig) -> int:
+def read_hidden_size(shape: PretrainedConfig) -> int:
     """Returns the width of the hidden states."""
-    return int(text_shape(shape).hidden_size)
+    return int(find_text_shape(shape).hidden_size)
 
 
 def count_layers(shape: PretrainedConfig) -> int | None:
     """Returns the number of layers; None if the config lacks it."""
-    return getattr(text_shape(shape), "num_hidden_layers", None)
+    return getattr(find_text_shape(shape), "num_hidden_layers", None)
 
 
-def head_groups(shape: PretrainedConfig) -> tuple[int | None, int | None]:
+def count_head_groups(shape: PretrainedConfig) -> tuple[int | None, int | None]:
     """Returns the number of attention heads, and of groups that share keys and values."""
-    text = text_shape(shape)
+    text = find_text_shape(shape)
     heads = getattr(text, "num_attention_heads", None)
     groups = getattr(text, "num_key_value_heads", None)
     return heads, groups

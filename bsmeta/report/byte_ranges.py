@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 
-def byte_ranges(edges: Sequence[int]) -> list[str]:
+def name_byte_ranges(edges: Sequence[int]) -> list[str]:
     """Names each part by its first and last byte; the last part has no end.
 
     Args:

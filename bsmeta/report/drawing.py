@@ -55,15 +55,15 @@ def draw_figures(plots: Plots, folder: Path, endings: Sequence[str] = ()) -> Dra
     svg: dict[str, str] = {}
     problems: dict[str, str] = {}
     files: list[str] = []
-    with _glyph_warnings_in_one():
+    with _join_glyph_warnings():
         for name, draw in plots.items():
             file_names = [f"{name}.{ending}" for ending in endings]
 
             try:
                 figure = draw()
-                drawing = figures.svg(figure, name)
+                drawing = figures.render_svg(figure, name)
                 for file_name in file_names:
-                    figures.save(figure, folder / file_name)
+                    figures.save_figure(figure, folder / file_name)
             except Exception as error:  # libraries raise anything for an unusual name or value
                 problems[name] = "".join(traceback.format_exception_only(error)).strip()
                 logger.warning("the figure %s could not be drawn: %s", name, problems[name])
@@ -77,7 +77,7 @@ def draw_figures(plots: Plots, folder: Path, endings: Sequence[str] = ()) -> Dra
 
 
 @contextmanager
-def _glyph_warnings_in_one() -> Iterator[None]:
+def _join_glyph_warnings() -> Iterator[None]:
     """Replaces matplotlib's warnings, one for each character without a font, by one log line."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -20,8 +20,8 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from bsmeta.core.enclosed import remove_enclosed
-from bsmeta.core.printable import printable
-from bsmeta.report.inference import Bounded, value_of
+from bsmeta.core.printable import make_printable
+from bsmeta.report.inference import Bounded, read_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,7 +131,7 @@ class Look:
     line: Any = "-"
 
 
-def look(number: int) -> Look:
+def look_of_series(number: int) -> Look:
     """Returns the look of the n-th series; the first hundred series all look different."""
     shifted = number + number // len(SERIES)
     return Look(
@@ -141,7 +141,7 @@ def look(number: int) -> Look:
     )
 
 
-def styled(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
+def style_figure(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
     """Decorates a function that draws a figure with the common settings of figures."""
 
     @functools.wraps(draw)
@@ -154,7 +154,7 @@ def styled(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
     return drawn
 
 
-def canvas(
+def create_figure(
     height: float,
     *,
     panels: int = 1,
@@ -193,15 +193,15 @@ def canvas(
     return figure, list(grid[:panels])
 
 
-def short_name(text: str, longest: int = LONGEST_NAME) -> str:
+def shorten_name(text: str, longest: int = LONGEST_NAME) -> str:
     """Makes a name from the data fit for a figure: printable, in one line, and not too long."""
-    name = printable(text[: longest + 1], one_line=True)
+    name = make_printable(text[: longest + 1], one_line=True)
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
 def name_lines(text: str) -> str:
-    """Applies `short_name` to each line of a name, and drops lines after `MOST_LINES`."""
-    return "\n".join(map(short_name, text.split("\n")[:MOST_LINES]))
+    """Applies `shorten_name` to each line of a name, and drops lines after `MOST_LINES`."""
+    return "\n".join(map(shorten_name, text.split("\n")[:MOST_LINES]))
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
@@ -239,7 +239,7 @@ def draw_interval(
     for interval, width in ((outer, 1.0), (estimate, size / 2.2)):
         if isinstance(interval, Bounded) and math.isfinite(interval.high - interval.low):
             axes.plot([interval.low, interval.high], [row, row], color=style.color, linewidth=width)
-    axes.plot([value_of(estimate)], [row], style.marker, color=style.color, markersize=size)
+    axes.plot([read_value(estimate)], [row], style.marker, color=style.color, markersize=size)
 
 
 def draw_zero(axes: Axes) -> None:
@@ -263,7 +263,7 @@ def draw_band(
     """
     axes.plot(
         positions,
-        [value_of(point) for point in points],
+        [read_value(point) for point in points],
         linestyle=style.line,
         marker=style.marker,
         color=style.color,
@@ -296,7 +296,7 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> No
     height = 72 * _SHARE_OF_AXES * figure.get_size_inches()[1] / grid.nrows  # points
     line_height = 1.3 * SMALL * (high - low) / height  # units of the y-axis
     ordered = sorted(ends, key=lambda end: end[1])
-    label_heights = spread(
+    label_heights = spread_values(
         [min(max(y, low), high) for _, y, _, _ in ordered], line_height, low, high
     )
 
@@ -314,7 +314,7 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> No
         axes.text(
             _END_NAME_X,
             label_y,
-            short_name(name, _LONGEST_END),
+            shorten_name(name, _LONGEST_END),
             va="center",
             fontsize=SMALL,
             transform=axes.get_yaxis_transform(),
@@ -342,7 +342,7 @@ def _draw_connection(
     )
 
 
-def spread(values: Sequence[float], step: float, low: float, high: float) -> list[float]:
+def spread_values(values: Sequence[float], step: float, low: float, high: float) -> list[float]:
     """Moves rising values apart as little as possible, so that they are at least `step` apart.
 
     They stay between both limits if there is room for all of them.
@@ -354,7 +354,7 @@ def spread(values: Sequence[float], step: float, low: float, high: float) -> lis
     return list(positions.clip(low, highest) + offsets)
 
 
-def legend_below(figure: Figure, entries: Iterable[tuple[str, Look]], columns: int = 4) -> None:
+def add_legend_below(figure: Figure, entries: Iterable[tuple[str, Look]], columns: int = 4) -> None:
     """Adds a legend below the axes."""
     from matplotlib.lines import Line2D
 
@@ -380,7 +380,7 @@ def legend_below(figure: Figure, entries: Iterable[tuple[str, Look]], columns: i
     )
 
 
-def short_number(value: float) -> str:
+def shorten_number(value: float) -> str:
     """Formats a number for an axis: 12,500 as 12.5k, 3.2e15 unchanged."""
     value = float(f"{value:.3g}")
     if value >= 1e12:
@@ -392,7 +392,7 @@ def short_number(value: float) -> str:
     return f"{value:g}"
 
 
-def save(figure: Figure, file: Path) -> None:
+def save_figure(figure: Figure, file: Path) -> None:
     """Writes a figure in the format of the file name's suffix."""
     import matplotlib as mpl
 
@@ -400,7 +400,7 @@ def save(figure: Figure, file: Path) -> None:
         figure.savefig(file, dpi=_PIXELS_PER_INCH)
 
 
-def svg(figure: Figure, name: str) -> str:
+def render_svg(figure: Figure, name: str) -> str:
     """Returns a figure as an SVG element for a page.
 
     Args:

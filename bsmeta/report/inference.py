@@ -84,7 +84,7 @@ class Bounded(Protocol):
     def high(self) -> float: ...
 
 
-def value_of(cell: Any) -> float:
+def read_value(cell: Any) -> float:
     """Returns the number of a cell without its interval; NaN for text and for None."""
     number = getattr(cell, "value", cell)
     return float(number) if isinstance(number, int | float) else math.nan
@@ -97,15 +97,15 @@ class Source:
     Attributes:
         variance: Its contribution to the variance of the estimate.
         degrees: Degrees of freedom of that variance: the number of units it was estimated from,
-            minus one (`cluster_degrees` for units of unequal size). With 0 degrees, the variance is
-            unknown.
+            minus one (`compute_cluster_degrees` for units of unequal size). With 0 degrees, the
+            variance is unknown.
     """
 
     variance: float
     degrees: float
 
 
-def half_width(sources: Sequence[Source], alpha: float = ALPHA) -> float:
+def compute_half_width(sources: Sequence[Source], alpha: float = ALPHA) -> float:
     """Returns the half-width of the interval at the confidence level 1 - alpha.
 
     Returns:
@@ -118,7 +118,7 @@ def half_width(sources: Sequence[Source], alpha: float = ALPHA) -> float:
     return math.sqrt(sum(squares))
 
 
-def p_value(difference: float, sources: Sequence[Source]) -> float:
+def compute_p_value(difference: float, sources: Sequence[Source]) -> float:
     """Returns the two-sided p-value of the hypothesis that the true difference is 0."""
     if difference == 0 or any(source.degrees < 1 for source in sources):
         return 1.0
@@ -144,7 +144,7 @@ def p_value(difference: float, sources: Sequence[Source]) -> float:
     return math.exp(brentq(excess_width, _SMALLEST_LOG_P, _LARGEST_LOG_P))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def correct_p_values(p_values: Sequence[float]) -> list[float]:
     """Corrects p-values by Holm's step-down procedure; returns them in the same order."""
     order = np.argsort(p_values, kind="stable")
     factors = len(p_values) - np.arange(len(p_values))
@@ -176,7 +176,7 @@ def leave_one_out(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.where(has_change, ratios - total_value / (total_weight or 1.0), 0.0)
 
 
-def jackknife_variance(changes: np.ndarray, units: int) -> float:
+def compute_jackknife_variance(changes: np.ndarray, units: int) -> float:
     """Returns the jackknife variance of an estimate (Efron and Tibshirani 1993, chapter 11).
 
     Similar units, such as the documents of a host, are not independent. In that case, the units
@@ -189,7 +189,7 @@ def jackknife_variance(changes: np.ndarray, units: int) -> float:
     return (units - 1) / max(units, 1) * float(np.square(changes).sum())
 
 
-def cluster_degrees(weights: np.ndarray) -> float:
+def compute_cluster_degrees(weights: np.ndarray) -> float:
     """Returns the degrees of freedom of a variance over clusters of unequal size.
 
     They are Kish's (1965) effective number of clusters minus one, which equals the number of
@@ -225,7 +225,7 @@ def sum_by_cluster(values: np.ndarray, clusters: np.ndarray) -> np.ndarray:
     return sums
 
 
-def clusters_of_hosts(hosts: Sequence[str]) -> np.ndarray:
+def assign_host_clusters(hosts: Sequence[str]) -> np.ndarray:
     """Assigns each document to the cluster of its host.
 
     The documents of a host share their layout, their subject and the information of their prefix,
@@ -243,7 +243,7 @@ def clusters_of_hosts(hosts: Sequence[str]) -> np.ndarray:
     return np.asarray(clusters, np.int64)
 
 
-def few_clusters(count: int, units: str) -> list[str]:
+def warn_of_few_clusters(count: int, units: str) -> list[str]:
     """Returns a warning for a report whose intervals are over few clusters; [] for enough.
 
     Args:
@@ -258,7 +258,7 @@ def few_clusters(count: int, units: str) -> list[str]:
     ]
 
 
-def simultaneous_half_widths(
+def compute_simultaneous_half_widths(
     members: Sequence[Sequence[Source]], count: int | None = None
 ) -> list[float]:
     """Returns the half-widths of intervals that hold for a whole family at once (Bonferroni).
@@ -269,21 +269,23 @@ def simultaneous_half_widths(
     """
     family_size = len(members) if count is None else count
     alpha = ALPHA / max(family_size, 1)
-    return [half_width(sources, alpha) for sources in members]
+    return [compute_half_width(sources, alpha) for sources in members]
 
 
-def bootstrap(
+def compute_bootstrap_intervals(
     values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: int
 ) -> list[Interval]:
     """Returns the 95% bootstrap interval of sum(values) / sum(weights) for each comparison.
 
     It takes the arguments of `resampled`; an interval is zero if no document takes part.
     """
-    ratios = resampled(values, weights, resamples=resamples, seed=seed)
-    return [central(column) for column in ratios.T]
+    ratios = resample_ratios(values, weights, resamples=resamples, seed=seed)
+    return [compute_central_interval(column) for column in ratios.T]
 
 
-def resampled(values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: int) -> np.ndarray:
+def resample_ratios(
+    values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: int
+) -> np.ndarray:
     """Returns sum(values) / sum(weights) of each resample of the documents.
 
     Args:
@@ -295,7 +297,7 @@ def resampled(values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: 
         float64 [resamples, comparisons]; NaN if no document of a comparison was drawn.
     """
     ratios = []
-    for counts in draws(values.shape[1], resamples=resamples, seed=seed):
+    for counts in draw_resamples(values.shape[1], resamples=resamples, seed=seed):
         value_sums = counts @ values.T
         weight_sums = counts @ weights.T
         undefined = np.full_like(value_sums, np.nan)
@@ -303,7 +305,7 @@ def resampled(values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: 
     return np.concatenate(ratios)
 
 
-def draws(count: int, *, resamples: int, seed: int) -> Iterator[np.ndarray]:
+def draw_resamples(count: int, *, resamples: int, seed: int) -> Iterator[np.ndarray]:
     """Draws resamples of `count` units, in blocks of `DRAWS_AT_ONCE` draws.
 
     Yields:
@@ -320,7 +322,7 @@ def draws(count: int, *, resamples: int, seed: int) -> Iterator[np.ndarray]:
         yield np.bincount(units.ravel(), minlength=rows * count).reshape(rows, count)
 
 
-def central(values: np.ndarray) -> Interval:
+def compute_central_interval(values: np.ndarray) -> Interval:
     """Returns the central 95% interval of the values that are not NaN; zeros if there are none."""
     values = values[~np.isnan(values)]
     if len(values) == 0:
@@ -330,7 +332,7 @@ def central(values: np.ndarray) -> Interval:
     return Interval(float(low), float(high))
 
 
-def rough_intervals(count: int, units: str) -> list[str]:
+def warn_of_rough_intervals(count: int, units: str) -> list[str]:
     """Returns a warning for a report whose intervals are over few resampled units; [] for enough.
 
     Args:

@@ -1,8 +1,8 @@
 r"""Builds GitHub's Markdown from texts; data stays text, whatever it contains.
 
-Every writer of Markdown uses these functions. `inline` escapes all characters that could begin an
-element (HTML, links, images, emphasis, formulas, autolinks, cells). It uses backslashes, but
-entities for `<`, `>` and `&`, because some renderers pass HTML after a backslash. Sentences of
+Every writer of Markdown uses these functions. `escape_inline` escapes all characters that could
+begin an element (HTML, links, images, emphasis, formulas, autolinks, cells). It uses backslashes,
+but entities for `<`, `>` and `&`, because some renderers pass HTML after a backslash. Sentences of
 reports have two kinds of markup, `**strong**` and backticks (`parts`), which every form of a report
 shows.
 
@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
-from bsmeta.core.printable import printable
+from bsmeta.core.printable import make_printable
 
 LINE_END = "↵"
 """Replaces a line end, which would begin a new line of the document."""
@@ -43,7 +43,7 @@ class Part(Enum):
     CODE = "code"
 
 
-def parts(sentence: str) -> Iterator[tuple[Part, str]]:
+def split_sentence(sentence: str) -> Iterator[tuple[Part, str]]:
     """Splits a sentence into the parts between `**` or backticks and the text around them."""
     end = 0
     for match in _MARKUP.finditer(sentence):
@@ -56,58 +56,62 @@ def parts(sentence: str) -> Iterator[tuple[Part, str]]:
         yield Part.TEXT, sentence[end:]
 
 
-def in_one_line(text: str) -> str:
+def join_lines(text: str) -> str:
     """Makes a text printable and replaces its line ends; white space around it is removed."""
-    return printable(_LINE_ENDS.sub(LINE_END, text).replace("\t", " ")).strip()
+    return make_printable(_LINE_ENDS.sub(LINE_END, text).replace("\t", " ")).strip()
 
 
-def inline(text: str) -> str:
+def escape_inline(text: str) -> str:
     """Escapes a text for the inside of a line; nothing in it is markup."""
-    return _ACTIVE.sub(_escape, in_one_line(text))
+    return _ACTIVE.sub(_escape_markup, join_lines(text))
 
 
-def paragraph(text: str) -> str:
+def escape_paragraph(text: str) -> str:
     """Escapes a text for the beginning of a line; it begins no block except a paragraph."""
-    return _begin_paragraph(inline(text))
+    return _begin_paragraph(escape_inline(text))
 
 
-def sentence(text: str) -> str:
+def escape_sentence(text: str) -> str:
     """Escapes a sentence for the beginning of a line; `**strong**` and backticks stay markup."""
     escaped = []
-    for part, part_text in parts(in_one_line(text)):
+    for part, part_text in split_sentence(join_lines(text)):
         if part is Part.CODE:
-            escaped.append(code(part_text))
+            escaped.append(format_code(part_text))
         elif part is Part.STRONG:
-            escaped.append(f"**{inline(part_text)}**")
+            escaped.append(f"**{escape_inline(part_text)}**")
         else:
-            escaped.append(_ACTIVE.sub(_escape, part_text))  # `inline` would strip white space
+            escaped.append(
+                _ACTIVE.sub(_escape_markup, part_text)
+            )  # `escape_inline` would strip white space
     return _begin_paragraph("".join(escaped))
 
 
-def code(text: str) -> str:
+def format_code(text: str) -> str:
     """Formats a text as a code span; an empty text stays empty."""
-    text = in_one_line(text)
+    text = join_lines(text)
     if not text:
         return ""
 
-    fence = "`" * (_longest_run(text) + 1)
+    fence = "`" * (_measure_longest_run(text) + 1)
     space = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{space}{text}{space}{fence}"
 
 
-def fenced(text: str, language: str = "") -> str:
+def format_code_block(text: str, language: str = "") -> str:
     """Formats lines of text as a code block, whose fence is longer than any in the text."""
-    fence = "`" * max(_longest_run(text) + 1, 3)
-    lines = printable(text).replace("\r\n", "\n").rstrip("\n")
+    fence = "`" * max(_measure_longest_run(text) + 1, 3)
+    lines = make_printable(text).replace("\r\n", "\n").rstrip("\n")
     return f"{fence}{language}\n{lines}\n{fence}"
 
 
-def heading(text: str, level: int) -> str:
+def format_heading(text: str, level: int) -> str:
     """Formats a heading."""
-    return f"{'#' * level} {inline(text)}"
+    return f"{'#' * level} {escape_inline(text)}"
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> str:
+def format_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]
+) -> str:
     """Formats a table of cells that are already Markdown.
 
     Args:
@@ -120,17 +124,17 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence
     return "\n".join([head_line, f"|{'|'.join(alignments)}|", *row_lines])
 
 
-def code_cell(text: str) -> str:
+def format_code_cell(text: str) -> str:
     """Formats a text as a code span in a table, where an unescaped bar would end the cell."""
-    return code(text).replace("|", "\\|")
+    return format_code(text).replace("|", "\\|")
 
 
-def undrawn(name: str, problem: str) -> str:
+def explain_undrawn(name: str, problem: str) -> str:
     """Returns the sentence that replaces a figure that could not be drawn."""
-    return f"The figure {code(name)} could not be drawn: {inline(problem)}"
+    return f"The figure {format_code(name)} could not be drawn: {escape_inline(problem)}"
 
 
-def _escape(character: re.Match[str]) -> str:
+def _escape_markup(character: re.Match[str]) -> str:
     return _ENTITIES.get(character[0], f"\\{character[0]}")
 
 
@@ -141,6 +145,6 @@ def _begin_paragraph(escaped: str) -> str:
     return _BLOCK_START.sub(r"\2\\", escaped, count=1)
 
 
-def _longest_run(text: str) -> int:
+def _measure_longest_run(text: str) -> int:
     """Returns the length of the longest run of backticks."""
     return max(map(len, re.findall("`+", text)), default=0)

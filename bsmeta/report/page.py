@@ -24,14 +24,14 @@ from rich import box
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from bsmeta.config.command_line import pasteable
+from bsmeta.config.command_line import write_pasteable_command
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
 from bsmeta.core.version import __version__
 from bsmeta.report import figures, markdown
 from bsmeta.report.drawing import Drawings, Plots, draw_figures
-from bsmeta.report.inference import Bounded, value_of
-from bsmeta.report.markdown import Part, parts
+from bsmeta.report.inference import Bounded, read_value
+from bsmeta.report.markdown import Part, split_sentence
 
 HTML = "report.html"
 """The file name of the HTML page."""
@@ -100,7 +100,7 @@ class Table:
     def heads(self) -> list[str]:
         return [column.head for column in self.columns]
 
-    def texts(self) -> list[list[str]]:
+    def format_cells(self) -> list[list[str]]:
         """Returns the formatted cells of each row."""
         formatted_rows = []
         for row in self.rows:
@@ -113,12 +113,12 @@ class Table:
         column_index = self.heads.index(head)
 
         def sort_key(row: list[Cell]) -> float:
-            number = value_of(row[column_index])
+            number = read_value(row[column_index])
             return -math.inf if math.isnan(number) else number
 
         return replace(self, rows=sorted(self.rows, key=sort_key))
 
-    def without(self, *heads: str) -> Table:
+    def drop_columns(self, *heads: str) -> Table:
         """Returns the table without the columns of these heads."""
         is_shown = [head not in heads for head in self.heads]
         columns = [*compress(self.columns, is_shown)]
@@ -127,19 +127,24 @@ class Table:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the table for JSON, with its cells as text."""
-        return {"title": self.title, "note": self.note, "heads": self.heads, "rows": self.texts()}
+        return {
+            "title": self.title,
+            "note": self.note,
+            "heads": self.heads,
+            "rows": self.format_cells(),
+        }
 
     def markdown(self, level: int = 2) -> Iterator[str]:
         """Yields the table's blocks in GitHub's Markdown, under a heading of this level."""
-        yield markdown.heading(self.title, level)
+        yield markdown.format_heading(self.title, level)
 
-        heads = [markdown.inline(head) for head in self.heads]
-        rows = [[*map(markdown.inline, row)] for row in self.texts()]
+        heads = [markdown.escape_inline(head) for head in self.heads]
+        rows = [[*map(markdown.escape_inline, row)] for row in self.format_cells()]
         are_numbers = [column.format is not None for column in self.columns]
-        yield markdown.table(heads, rows, are_numbers)
+        yield markdown.format_table(heads, rows, are_numbers)
 
         if self.note:
-            yield markdown.sentence(self.note)
+            yield markdown.escape_sentence(self.note)
 
 
 @dataclass(frozen=True)
@@ -187,13 +192,13 @@ class Page:
         return plots
 
 
-def own_command() -> list[str]:
+def describe_command() -> list[str]:
     """Returns the command line of this process for a shell; [] if it runs no program of bsmeta."""
     program = Path(sys.argv[0]).stem.removeprefix("bsmeta ")
     if program not in _PROGRAMS:
         return []
 
-    return [redact(pasteable(["bsmeta", program, *sys.argv[1:]]))]
+    return [redact(write_pasteable_command(["bsmeta", program, *sys.argv[1:]]))]
 
 
 def write_report(
@@ -223,13 +228,13 @@ def write_report(
 
     # JSON has no NaN and no infinity: such numbers become null.
     finite_content = json.loads(json.dumps(content), parse_constant=lambda _: None)
-    _write(folder / json_name, json.dumps(finite_content, indent=1, ensure_ascii=False) + "\n")
+    _write_text(folder / json_name, json.dumps(finite_content, indent=1, ensure_ascii=False) + "\n")
 
     # All numbers must be on disk before anything is drawn.
-    _write(folder / markdown_name, _render_markdown(page, {}))
+    _write_text(folder / markdown_name, _render_markdown(page, {}))
     drawings = draw_figures(page.plots, folder, plot_endings)
     if drawings.problems:
-        _write(folder / markdown_name, _render_markdown(page, drawings.problems))
+        _write_text(folder / markdown_name, _render_markdown(page, drawings.problems))
 
     names = [json_name, markdown_name, HTML, *further, *drawings.files]
     write_html(page, drawings, names, folder / HTML)
@@ -247,31 +252,35 @@ def _render_markdown(page: Page, problems: Mapping[str, str]) -> str:
 
 
 def _iterate_markdown_blocks(page: Page, problems: Mapping[str, str]) -> Iterator[str]:
-    yield markdown.heading(page.title, 1)
-    yield from map(markdown.sentence, page.answers)
+    yield markdown.format_heading(page.title, 1)
+    yield from map(markdown.escape_sentence, page.answers)
     yield "\n".join(
-        f"- {markdown.paragraph(name)}: {markdown.inline(fact)}"
+        f"- {markdown.escape_paragraph(name)}: {markdown.escape_inline(fact)}"
         for name, fact in page.facts.items()
     )
 
     for section in page.sections:
         if section.title:
-            yield markdown.heading(section.title, 2)
+            yield markdown.format_heading(section.title, 2)
         if section.lines:
-            yield "\n".join(f"- {markdown.sentence(line)}" for line in section.lines)
+            yield "\n".join(f"- {markdown.escape_sentence(line)}" for line in section.lines)
         for name in section.plots:
             is_drawn = name not in problems
-            yield f"![{name}]({name}.png)" if is_drawn else markdown.undrawn(name, problems[name])
+            yield (
+                f"![{name}]({name}.png)"
+                if is_drawn
+                else markdown.explain_undrawn(name, problems[name])
+            )
         for table in section.tables:
             if table.rows:
                 yield from table.markdown(level=3 if section.title else 2)
 
     if page.commands:
-        yield markdown.heading("Commands", 2)
-        yield markdown.fenced("\n".join(page.commands), "bash")
+        yield markdown.format_heading("Commands", 2)
+        yield markdown.format_code_block("\n".join(page.commands), "bash")
 
 
-def json_line(value: Any) -> bytes:
+def encode_json_line(value: Any) -> bytes:
     """Encodes a value as a line of JSON; lone surrogates, invalid in UTF-8, become escapes."""
     try:
         return msgspec.json.encode(value) + b"\n"
@@ -279,7 +288,7 @@ def json_line(value: Any) -> bytes:
         return json.dumps(msgspec.to_builtins(value)).encode() + b"\n"
 
 
-def _write(file: Path, text: str) -> None:
+def _write_text(file: Path, text: str) -> None:
     """Writes a text; a lone surrogate, which no file can contain, becomes an escape."""
     file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
@@ -312,7 +321,7 @@ def write_html(
         dark=figures.DARK,
         **template_values,
     )
-    _write(file, text)
+    _write_text(file, text)
 
 
 def load_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
@@ -329,19 +338,21 @@ def load_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"marked": marked, **filters}
+    environment.filters |= {"marked": render_sentence, **filters}
     environment.tests["bounded"] = lambda cell: isinstance(cell, Bounded)
     return environment.get_template(name)
 
 
-def marked(text: str) -> Markup:
+def render_sentence(text: str) -> Markup:
     """Renders a sentence as HTML, with its `**strong**` and backticks as elements."""
     templates = {
         Part.TEXT: Markup("{}"),
         Part.STRONG: Markup("<strong>{}</strong>"),
         Part.CODE: Markup("<code>{}</code>"),
     }
-    return Markup("").join(templates[part].format(part_text) for part, part_text in parts(text))
+    return Markup("").join(
+        templates[part].format(part_text) for part, part_text in split_sentence(text)
+    )
 
 
 def print_report(tables: Sequence[Table], sentences: Sequence[str], files: Sequence[Path]) -> None:
@@ -377,7 +388,7 @@ def print_table(console: Console, table: Table) -> None:
         padding=(0, 1, 0, 0),
     )
 
-    rows = table.texts()
+    rows = table.format_cells()
     for index, column in enumerate(table.columns):
         widest = max((len(row[index]) for row in rows), default=0)
         is_text = column.format is None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bsmeta.report.inference import few_clusters
+from bsmeta.report.inference import warn_of_few_clusters
 from bsmeta.studies.claims import Claim
 from bsmeta.studies.config import HOST
 from bsmeta.studies.statistics import Measured
 
 
-def host_notes(measured: Measured, claims: Sequence[Claim], by_host: Sequence[Claim]) -> list[str]:
+def list_host_notes(
+    measured: Measured, claims: Sequence[Claim], by_host: Sequence[Claim]
+) -> list[str]:
     """Writes sentences about hosts as the units of the error over documents.
 
     Args:
@@ -18,13 +20,13 @@ def host_notes(measured: Measured, claims: Sequence[Claim], by_host: Sequence[Cl
     """
     hosts = measured.hosts
     if measured.cluster == HOST:
-        notes = few_clusters(hosts, "hosts") if hosts else []
+        notes = warn_of_few_clusters(hosts, "hosts") if hosts else []
         if hosts and measured.documents_without_host:
             notes.append(
                 f"{measured.documents_without_host:,} of {len(measured.digests):,} documents have "
                 "no host that is known: each of them counts as a host by itself."
             )
-        return [*notes, *_question_notes(claims)]
+        return [*notes, *_list_question_notes(claims)]
 
     changed = [
         f"{claim.config.label} ({claim.verdict}; {other.verdict} over hosts)"
@@ -37,11 +39,11 @@ def host_notes(measured: Measured, claims: Sequence[Claim], by_host: Sequence[Cl
         "The declared verdicts are about other documents of the same hosts. For other hosts "
         f"(cluster: host), {'this one would' if len(changed) == 1 else 'these would'} differ: "
         f"{'; '.join(changed)}.",
-        *few_clusters(hosts, "hosts"),
+        *warn_of_few_clusters(hosts, "hosts"),
     ]
 
 
-def task_notes(claims: Sequence[Claim]) -> list[str]:
+def list_task_notes(claims: Sequence[Claim]) -> list[str]:
     """Writes a sentence for each task of a claim some of whose questions are left out."""
     left_out = {
         claim.config.task: claim.task
@@ -55,7 +57,7 @@ def task_notes(claims: Sequence[Claim]) -> list[str]:
     ]
 
 
-def _question_notes(claims: Sequence[Claim]) -> list[str]:
+def _list_question_notes(claims: Sequence[Claim]) -> list[str]:
     """Writes sentences about the hosts of the questions of each task, with `cluster: host`."""
     tasks = {
         claim.config.task: claim.task
@@ -71,7 +73,7 @@ def _question_notes(claims: Sequence[Claim]) -> list[str]:
                 "over questions, each by itself, in place of hosts."
             )
             continue
-        notes += [f"{name}: {note}" for note in few_clusters(task.hosts, "hosts")]
+        notes += [f"{name}: {note}" for note in warn_of_few_clusters(task.hosts, "hosts")]
         if task.without_host:
             notes.append(
                 f"{name}: {task.without_host:,} questions have no host that is known: each of them "

@@ -7,10 +7,15 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from bsmeta.report.page import Cell, Column, Table
-from bsmeta.studies.claims import Claim, error_ratio, is_over_hosts, shown_at_once
+from bsmeta.studies.claims import (
+    Claim,
+    compute_error_ratio,
+    compute_simultaneous_interval,
+    is_over_hosts,
+)
 from bsmeta.studies.config import DOCUMENT, WITH, WITHOUT, ClaimConfig, StudyConfig
-from bsmeta.studies.power import POWER, predicted_power, seeds_needed
-from bsmeta.studies.units import unit_of
+from bsmeta.studies.power import POWER, count_needed_seeds, predict_power
+from bsmeta.studies.units import find_unit
 
 if TYPE_CHECKING:
     from bsmeta.studies.results import Results
@@ -20,17 +25,17 @@ SIGNED = "{:+.4f}".format
 NOTHING_DECLARED = "No claim was declared: nothing is tested, and everything below is exploratory."
 
 
-def claim_tables(results: Results) -> list[Table]:
+def make_claim_tables(results: Results) -> list[Table]:
     """Makes all tables, in order; none if there are no claims."""
     if not results.claims:
         return []
-    tables = [claim_table(results)]
+    tables = [make_claim_table(results)]
     if results.by_host:
-        tables.append(host_table(results))
-    return [*tables, declared_table(results.study), precision_table(results)]
+        tables.append(make_host_table(results))
+    return [*tables, make_declared_table(results.study), make_precision_table(results)]
 
 
-def declared_table(study: StudyConfig) -> Table:
+def make_declared_table(study: StudyConfig) -> Table:
     """Makes the table of the declared claims and their power, before anything is measured."""
     seeds = len(study.seeds)
     count = len(study.claims)
@@ -41,7 +46,7 @@ def declared_table(study: StudyConfig) -> Table:
     )
     columns = [
         Column("claim"),
-        *_unit_columns(study),
+        *_make_unit_columns(study),
         Column("smallest difference", BITS),
         Column("pilot", str),
         Column("power", "{:.0%}".format),
@@ -54,12 +59,14 @@ def declared_table(study: StudyConfig) -> Table:
         pilot = None
         if claim.pilot_deviation is not None:
             pilot = f"{claim.pilot_deviation:.4f}, {claim.pilot_document_error:.4f}"
-        power = predicted_power(claim, seeds, count)
-        sides = _task_sides(study, claim) if claim.task else _text_sides(study, claim)
+        power = predict_power(claim, seeds, count)
+        sides = (
+            _describe_task_sides(study, claim) if claim.task else _describe_text_sides(study, claim)
+        )
         table.rows.append(
             [
                 claim.label,
-                *_unit_cells(study, claim),
+                *_make_unit_cells(study, claim),
                 claim.smallest_difference,
                 pilot,
                 power,
@@ -79,13 +86,13 @@ def _measure_name(study: StudyConfig) -> str:
     return "scores" if _has_tasks(study) else "bits per byte"
 
 
-def _unit_columns(study: StudyConfig) -> list[Column]:
+def _make_unit_columns(study: StudyConfig) -> list[Column]:
     """Returns a column for the units, where they differ."""
     return [Column("unit")] if _has_tasks(study) else []
 
 
-def _unit_cells(study: StudyConfig, claim: ClaimConfig) -> list[Cell]:
-    return [unit_of(claim).name] if _has_tasks(study) else []
+def _make_unit_cells(study: StudyConfig, claim: ClaimConfig) -> list[Cell]:
+    return [find_unit(claim).name] if _has_tasks(study) else []
 
 
 def _describe_difference(study: StudyConfig) -> str:
@@ -98,28 +105,28 @@ def _describe_difference(study: StudyConfig) -> str:
     )
 
 
-def _units_of_error(study: StudyConfig) -> str:
+def _name_units_of_error(study: StudyConfig) -> str:
     """Names the units of the error that is not over seeds."""
     return f"{study.cluster}s" + (" (of a task: questions)" if _has_tasks(study) else "")
 
 
-def claim_table(results: Results) -> Table:
+def make_claim_table(results: Results) -> Table:
     """Makes the table of the claims and their verdicts."""
     study = results.study
     note = (
         f"Difference: {_describe_difference(study)}; error over seeds and "
-        f"{_units_of_error(study)}. The first "
+        f"{_name_units_of_error(study)}. The first "
         "interval is for the claim alone; the second (Bonferroni) and the p-value (Holm) are "
         f"corrected for all {len(results.claims)} declared claims. Supported, refuted: p ≤ 0.05; "
         "undecided: p > 0.05; open: the claim cannot be decided."
     )
     columns = [
         Column("claim"),
-        *_unit_columns(study),
+        *_make_unit_columns(study),
         Column("difference", SIGNED),
         Column("95% interval", SIGNED),
         Column("all at once", SIGNED),
-        Column("p", p_words),
+        Column("p", describe_p_value),
         Column("verdict"),
     ]
 
@@ -127,16 +134,16 @@ def claim_table(results: Results) -> Table:
     for claim in results.claims:
         cells: list[Cell] = [None, None, None, None]
         if claim.effect is not None:
-            difference = claim.unit.shown(claim.effect)
+            difference = claim.unit.convert_to_unit(claim.effect)
             cells[:2] = [difference.value, difference.interval]
             if not claim.reason:
-                cells[2:] = [shown_at_once(claim), claim.corrected]
-        units = _unit_cells(study, claim.config)
+                cells[2:] = [compute_simultaneous_interval(claim), claim.corrected]
+        units = _make_unit_cells(study, claim.config)
         table.rows.append([claim.config.label, *units, *cells, claim.verdict])
     return table
 
 
-def host_table(results: Results) -> Table:
+def make_host_table(results: Results) -> Table:
     """Makes the table of the claims with hosts as the units, beside the declared verdicts."""
     study = results.study
     note = (
@@ -152,11 +159,11 @@ def host_table(results: Results) -> Table:
         )
     columns = [
         Column("claim"),
-        *_unit_columns(study),
+        *_make_unit_columns(study),
         Column("over documents", SIGNED),
         Column("over hosts", SIGNED),
         Column("ratio", "{:.1f}".format),
-        Column("p over hosts", p_words),
+        Column("p over hosts", describe_p_value),
         Column("as declared"),
         Column("with cluster: host"),
     ]
@@ -166,29 +173,29 @@ def host_table(results: Results) -> Table:
         cells: list[Cell] = [None, None, None, None]
         if claim.effect is not None and by_host.effect is not None and is_over_hosts(by_host):
             cells = [
-                claim.unit.shown(claim.effect).interval,
-                claim.unit.shown(by_host.effect).interval,
-                error_ratio(claim.effect, by_host.effect),
+                claim.unit.convert_to_unit(claim.effect).interval,
+                claim.unit.convert_to_unit(by_host.effect).interval,
+                compute_error_ratio(claim.effect, by_host.effect),
                 None if by_host.reason else by_host.corrected,
             ]
-        units = _unit_cells(study, claim.config)
+        units = _make_unit_cells(study, claim.config)
         verdicts = [claim.verdict, by_host.verdict]
         table.rows.append([claim.config.label, *units, *cells, *verdicts])
     return table
 
 
-def precision_table(results: Results) -> Table:
+def make_precision_table(results: Results) -> Table:
     """Makes the table of the precision of each claim, and the seeds that a larger study needs."""
     study = results.study
     note = (
         "Standard deviation of the difference over seeds and its standard error over "
-        f"{_units_of_error(study)}, as found here: for the power of a further study. "
+        f"{_name_units_of_error(study)}, as found here: for the power of a further study. "
         f"Seeds: for a power of {POWER:.0%} with the same number of claims, if the difference is "
         "the smallest of interest."
     )
     columns = [
         Column("claim"),
-        *_unit_columns(study),
+        *_make_unit_columns(study),
         Column("deviation over seeds", BITS),
         Column(f"error over {study.cluster}s", BITS),
         Column("seeds needed", str),
@@ -201,14 +208,16 @@ def precision_table(results: Results) -> Table:
         if effect is not None and math.isfinite(effect.deviation):
             interest = claim.config.smallest_difference
             assert interest is not None
-            seeds = seeds_needed(interest, effect.deviation, effect.document_error, claim.count)
+            seeds = count_needed_seeds(
+                interest, effect.deviation, effect.document_error, claim.count
+            )
             seeds_cell = "above 1,000" if seeds is None else f"{seeds}"
             cells = [effect.deviation, effect.document_error, seeds_cell]
-        table.rows.append([claim.config.label, *_unit_cells(study, claim.config), *cells])
+        table.rows.append([claim.config.label, *_make_unit_cells(study, claim.config), *cells])
     return table
 
 
-def answer(results: Results) -> str:
+def answer_claims(results: Results) -> str:
     """Counts the claims with each verdict, in one sentence."""
     count = len(results.claims)
     if not count:
@@ -218,24 +227,26 @@ def answer(results: Results) -> str:
     return f"{count} {'claim is' if count == 1 else 'claims are'} declared: {counts}."
 
 
-def _text_sides(study: StudyConfig, claim: ClaimConfig) -> list[str]:
+def _describe_text_sides(study: StudyConfig, claim: ClaimConfig) -> list[str]:
     """Describes both readings that a claim compares."""
     against = claim.against or study.baseline
     share = min(claim.at / (1 - claim.saves), 1.0)
-    side = _text_side(study, claim.arm, claim.metadata, claim.at, claim.equal)
-    other_side = _text_side(study, against, claim.against_metadata, share, claim.equal)
+    side = _describe_text_side(study, claim.arm, claim.metadata, claim.at, claim.equal)
+    other_side = _describe_text_side(study, against, claim.against_metadata, share, claim.equal)
 
     if claim.bytes or claim.minus_bytes:
-        side += f", {_bytes_words(claim.bytes)}"
+        side += f", {_describe_bytes(claim.bytes)}"
     if claim.minus_bytes:
-        side += f" minus {_bytes_words(claim.minus_bytes)}"
+        side += f" minus {_describe_bytes(claim.minus_bytes)}"
     if claim.minus_arm:
         labels = [study.arms[arm].label or arm for arm in (claim.minus_arm, claim.minus_against)]
         other_side += f"; and the same difference of {labels[0]} minus {labels[1]}"
     return [side, other_side]
 
 
-def _text_side(study: StudyConfig, arm: str, metadata: str, share: float, axis: str) -> str:
+def _describe_text_side(
+    study: StudyConfig, arm: str, metadata: str, share: float, axis: str
+) -> str:
     words = [study.arms[arm].label or arm]
     if metadata != WITHOUT:
         words.append("with metadata" if metadata == WITH else f"with {metadata}")
@@ -246,7 +257,7 @@ def _text_side(study: StudyConfig, arm: str, metadata: str, share: float, axis: 
     return ", ".join(words)
 
 
-def _task_sides(study: StudyConfig, claim: ClaimConfig) -> list[str]:
+def _describe_task_sides(study: StudyConfig, claim: ClaimConfig) -> list[str]:
     """Describes both arms that a claim about a task compares."""
     sides = ((claim.arm, claim.prompt), (claim.against or study.baseline, claim.against_prompt))
     return [
@@ -256,20 +267,20 @@ def _task_sides(study: StudyConfig, claim: ClaimConfig) -> list[str]:
     ]
 
 
-def _bytes_words(byte_range: list[int]) -> str:
+def _describe_bytes(byte_range: list[int]) -> str:
     if not byte_range:
         return "all bytes"
     first, *end = byte_range
     return f"bytes {first:,} to {end[0] - 1:,}" if end else f"bytes from {first:,} on"
 
 
-def sentences(results: Results) -> list[str]:
+def write_sentences(results: Results) -> list[str]:
     """Writes one sentence for each claim."""
     setting = results.study.setting
-    return [_sentence(claim, setting) for claim in results.claims] or [NOTHING_DECLARED]
+    return [_write_sentence(claim, setting) for claim in results.claims] or [NOTHING_DECLARED]
 
 
-def _sentence(claim: Claim, setting: str) -> str:
+def _write_sentence(claim: Claim, setting: str) -> str:
     words = f"**{claim.verdict.capitalize()}**"
     if setting:
         words += f" ({setting})"
@@ -277,7 +288,7 @@ def _sentence(claim: Claim, setting: str) -> str:
     if claim.effect is None:
         return f"{words}: {claim.reason}."
 
-    shown = claim.unit.shown(claim.effect)
+    shown = claim.unit.convert_to_unit(claim.effect)
     interval = f"95% interval {shown.low:+.4f} to {shown.high:+.4f}"
     difference = f"{shown.value:+.4f} {claim.unit.name}, {interval}"
     if claim.unit.is_higher_better:
@@ -285,13 +296,13 @@ def _sentence(claim: Claim, setting: str) -> str:
     if claim.reason:
         return f"{words}: {claim.reason}; so far {difference}."
 
-    p_value = f"{p_words(claim.corrected)} after correction for {claim.count} claims"
+    p_value = f"{describe_p_value(claim.corrected)} after correction for {claim.count} claims"
     words = f"{words}: {difference}; {p_value}"
     if claim.excludes_interest:
         words += f"; a gain of {claim.config.smallest_difference} or more is excluded"
     return f"{words}."
 
 
-def p_words(p_value: float) -> str:
+def describe_p_value(p_value: float) -> str:
     """Formats a p-value."""
     return "p < 0.0001" if p_value < 0.0001 else f"p = {p_value:.2g}"

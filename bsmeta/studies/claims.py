@@ -18,12 +18,17 @@ from types import MappingProxyType
 
 import numpy as np
 
-from bsmeta.report.inference import ALPHA, Interval, holm, simultaneous_half_widths
+from bsmeta.report.inference import (
+    ALPHA,
+    Interval,
+    compute_simultaneous_half_widths,
+    correct_p_values,
+)
 from bsmeta.studies.config import HOST, WITH, WITHOUT, ClaimConfig, StudyConfig
-from bsmeta.studies.power import predicted_power
+from bsmeta.studies.power import predict_power
 from bsmeta.studies.statistics import NEAR, Estimate, Measured
-from bsmeta.studies.task_scores import ScoredRuns, TaskEffect, task_effect
-from bsmeta.studies.units import Unit, unit_of
+from bsmeta.studies.task_scores import ScoredRuns, TaskEffect, compute_task_effect
+from bsmeta.studies.units import Unit, find_unit
 
 SUPPORTED = "supported"
 REFUTED = "refuted"
@@ -65,7 +70,7 @@ class Claim:
     @property
     def unit(self) -> Unit:
         """The unit of the difference."""
-        return unit_of(self.config)
+        return find_unit(self.config)
 
     @property
     def verdict(self) -> str:
@@ -87,7 +92,7 @@ class Claim:
         return is_small and self.verdict in (SUPPORTED, UNDECIDED)
 
 
-def decide(
+def decide_claims(
     study: StudyConfig, measured: Measured, scored: ScoredRuns = MappingProxyType({})
 ) -> list[Claim]:
     """Decides every declared claim.
@@ -110,9 +115,9 @@ def decide(
     # Claims that cannot be decided count in the corrections, too.
     count = len(study.claims)
     sources = [effect.sources for effect in effects.values()]
-    half_widths = dict(zip(effects, simultaneous_half_widths(sources, count), strict=True))
+    half_widths = dict(zip(effects, compute_simultaneous_half_widths(sources, count), strict=True))
     p_values = [effects[name].p_value if name in effects else 1.0 for name in readings]
-    corrected_p_values = holm(p_values)
+    corrected_p_values = correct_p_values(p_values)
 
     claims = []
     for number, (name, reading) in enumerate(readings.items()):
@@ -124,7 +129,7 @@ def decide(
                 name=name,
                 config=config,
                 count=count,
-                power=predicted_power(config, len(study.seeds), count),
+                power=predict_power(config, len(study.seeds), count),
                 effect=reading.effect,
                 reason=reading.reason,
                 p_value=p_values[number],
@@ -153,23 +158,23 @@ def _read_claim(
 ) -> _Reading:
     """Reads the difference of a claim from the measurements or the scores."""
     if claim.task:
-        task = task_effect(study, claim, scored, measured.cluster)
+        task = compute_task_effect(study, claim, scored, measured.cluster)
         return _Reading(task.effect, task.reason, task.seeds, task)
-    effect, reason = _effect_of_claim(study, claim, measured)
+    effect, reason = _compute_effect_of_claim(study, claim, measured)
     return _Reading(effect, reason, measured.seeds)
 
 
-def _effect_of_claim(
+def _compute_effect_of_claim(
     study: StudyConfig, claim: ClaimConfig, measured: Measured
 ) -> tuple[Estimate | None, str]:
     """Returns the difference of a claim about text, and the reason why it cannot be decided."""
     compared = replace(claim, against=claim.against or study.baseline)
-    effect, reason = _effect_of_pair(compared, measured)
+    effect, reason = _compute_effect_of_pair(compared, measured)
     if effect is None:
         return None, reason
     if claim.minus_arm:
         others = replace(compared, arm=claim.minus_arm, against=claim.minus_against)
-        subtracted, reason = _effect_of_pair(others, measured)
+        subtracted, reason = _compute_effect_of_pair(others, measured)
         if subtracted is None:
             return None, reason
         effect = effect - subtracted
@@ -185,7 +190,7 @@ def _effect_of_claim(
     return effect, ""
 
 
-def _effect_of_pair(claim: ClaimConfig, measured: Measured) -> tuple[Estimate | None, str]:
+def _compute_effect_of_pair(claim: ClaimConfig, measured: Measured) -> tuple[Estimate | None, str]:
     """Returns the difference between the claim's arm and the arm that it is compared with.
 
     Returns:
@@ -196,28 +201,30 @@ def _effect_of_pair(claim: ClaimConfig, measured: Measured) -> tuple[Estimate | 
     if missing:
         return None, f"{missing[0]} has not been measured"
 
-    documents = measured.having(claim.arm, claim.metadata)
-    documents = documents & measured.having(against, claim.against_metadata)
+    documents = measured.select_documents(claim.arm, claim.metadata)
+    documents = documents & measured.select_documents(against, claim.against_metadata)
     if not documents.any():
         return None, "no held-out document has these types"
 
-    point = measured.point(claim.arm, claim.at)
+    point = measured.find_checkpoint(claim.arm, claim.at)
     amount = float(measured.amounts(claim.arm)[claim.equal][point])
     other_amount = amount / (1 - claim.saves)
-    effect = _difference(claim, measured, other_amount, claim.bytes, documents)
+    effect = _compute_difference(claim, measured, other_amount, claim.bytes, documents)
     if effect is None:
         trained_on = measured.amounts(against)[claim.equal][-1]
         return None, (
             f"{against} was trained on {trained_on:,.0f} {claim.equal}, not on {other_amount:,.0f}"
         )
     if claim.minus_bytes:
-        subtracted = _difference(claim, measured, other_amount, claim.minus_bytes, documents)
+        subtracted = _compute_difference(
+            claim, measured, other_amount, claim.minus_bytes, documents
+        )
         assert subtracted is not None
         effect = effect - subtracted
     return effect, ""
 
 
-def _difference(
+def _compute_difference(
     claim: ClaimConfig,
     measured: Measured,
     other_amount: float,
@@ -234,8 +241,8 @@ def _difference(
     Returns:
         None where the curve of the other arm does not reach the amount.
     """
-    bins = measured.part(byte_range)
-    point = measured.point(claim.arm, claim.at)
+    bins = measured.select_bins(byte_range)
+    point = measured.find_checkpoint(claim.arm, claim.at)
     estimate = measured.estimate(claim.arm, claim.metadata, point, bins=bins, documents=documents)
 
     against = claim.against
@@ -243,7 +250,7 @@ def _difference(
     other: Estimate | None = None
     if metadata in (WITHOUT, WITH):
         curves = measured.curves(against, metadata, bins=bins, documents=documents)
-        other = curves[claim.equal].at(other_amount)
+        other = curves[claim.equal].interpolate_at(other_amount)
     else:  # types are measured at the end of the run only
         last_amount = float(measured.amounts(against)[claim.equal][-1])
         if math.isclose(last_amount, other_amount, rel_tol=NEAR):
@@ -251,9 +258,9 @@ def _difference(
     return None if other is None else estimate - other
 
 
-def shown_at_once(claim: Claim) -> Interval:
+def compute_simultaneous_interval(claim: Claim) -> Interval:
     """Returns the interval that holds for all claims at once, with the difference's own sign."""
-    return claim.unit.shown(Interval(claim.low, claim.high)).interval
+    return claim.unit.convert_to_unit(Interval(claim.low, claim.high)).interval
 
 
 def is_over_hosts(claim: Claim) -> bool:
@@ -264,7 +271,7 @@ def is_over_hosts(claim: Claim) -> bool:
     return claim.task is None or claim.task.unit == HOST
 
 
-def error_ratio(effect: Estimate, by_host: Estimate) -> float | None:
+def compute_error_ratio(effect: Estimate, by_host: Estimate) -> float | None:
     """Returns the squared ratio of the standard errors over hosts and over documents.
 
     None without an error over documents.

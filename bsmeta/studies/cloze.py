@@ -37,9 +37,9 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import write_json, write_text
-from bsmeta.data import derive
+from bsmeta.data import derive_seed
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.evaluation.slices import document_facts
+from bsmeta.tasks.causal_lm.evaluation.slices import list_document_facts
 
 CLOZE = "bsmeta_cloze"
 WORD = "bsmeta_word"
@@ -110,10 +110,10 @@ def write_tasks(config: DataConfig, folder: Path, names: Sequence[str], shots: i
         lines = (json.dumps(question, ensure_ascii=False) + "\n" for question in questions)
         file = folder / f"{name}.jsonl"
         write_text(file, "".join(lines))
-        write_json(folder / f"{name}.yaml", _harness_settings(name, file))  # JSON is YAML
+        write_json(folder / f"{name}.yaml", _make_harness_settings(name, file))  # JSON is YAML
 
 
-def _harness_settings(name: str, questions: Path) -> dict[str, Any]:
+def _make_harness_settings(name: str, questions: Path) -> dict[str, Any]:
     """Returns the file of a task, in the form of lm-evaluation-harness."""
     return {
         "task": name,
@@ -139,7 +139,7 @@ def read_pages(config: DataConfig) -> tuple[list[Page], str]:
     documents = HeldOutDocuments(
         replace(config, metadata_config=metadata), max_documents=None, deduplicate=True
     )
-    hosts = document_facts(documents, metadata)["site"]
+    hosts = list_document_facts(documents, metadata)["site"]
     pages = []
     for index, host in enumerate(hosts):
         document = documents[index]
@@ -150,7 +150,7 @@ def read_pages(config: DataConfig) -> tuple[list[Page], str]:
     return pages, str(documents.path)
 
 
-def continuation_questions(pages: Sequence[Page]) -> Iterator[Question]:
+def ask_continuations(pages: Sequence[Page]) -> Iterator[Question]:
     """Asks which text follows the beginning of a page."""
     halves: list[tuple[Page, str, str]] = []
     for page in pages:
@@ -162,7 +162,7 @@ def continuation_questions(pages: Sequence[Page]) -> Iterator[Question]:
         return
 
     for page, beginning, following in halves:
-        draw = random.Random(derive("cloze", page.url, beginning))
+        draw = random.Random(derive_seed("cloze", page.url, beginning))
         others = [text for text in all_following if text != following]
         yield _make_question(page, beginning, following, draw.sample(others, CHOICES - 1), draw)
 
@@ -179,7 +179,7 @@ def _split_text(text: str) -> tuple[str, str]:
     return text[:first], text[first:second]
 
 
-def word_questions(pages: Sequence[Page]) -> Iterator[Question]:
+def ask_words(pages: Sequence[Page]) -> Iterator[Question]:
     """Asks which content word comes next: that word, or three like it that the page does not have.
 
     Words are alike if their lengths, and the numbers of pages that have them, are almost the same
@@ -192,18 +192,18 @@ def word_questions(pages: Sequence[Page]) -> Iterator[Question]:
     alike: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
     for word in sorted(page_counts):
         if page_counts[word] <= max(_LARGEST_SHARE * len(pages), 1):
-            alike[_class_of_word(word, page_counts[word])].append(word)
+            alike[_classify_word(word, page_counts[word])].append(word)
 
     for page in pages:
-        draw = random.Random(derive("word", page.url, page.line))
+        draw = random.Random(derive_seed("word", page.url, page.line))
         positions: dict[str, int] = {}
         for match in _CANDIDATE.finditer(page.line):
             if match.start() > SHOWN_BEFORE_WORD:
                 positions.setdefault(match[0], match.start())
 
         for word in draw.sample(sorted(positions), len(positions)):
-            shown = _text_before(page.line, positions[word])
-            others = alike[_class_of_word(word, page_counts[word])]
+            shown = _cut_text_before(page.line, positions[word])
+            others = alike[_classify_word(word, page_counts[word])]
             if word in shown or word not in others:
                 continue  # it could be copied, or is no content word
             others = [other for other in others if other not in page.line]
@@ -221,21 +221,21 @@ def _draw_weighted(
     return sorted(words, key=lambda word: keys[word])[-(CHOICES - 1) :]
 
 
-def _class_of_word(word: str, pages: int) -> tuple[int, int]:
+def _classify_word(word: str, pages: int) -> tuple[int, int]:
     return (len(word) + 1) // 2, pages.bit_length()
 
 
-def _text_before(line: str, end: int) -> str:
+def _cut_text_before(line: str, end: int) -> str:
     """Returns whole words of the text before a word, without the blank at the end."""
     return line[line.find(" ", end - 1 - SHOWN_BEFORE_WORD) + 1 : end - 1]
 
 
-def title_questions(pages: Sequence[Page]) -> Iterator[Question]:
+def ask_titles(pages: Sequence[Page]) -> Iterator[Question]:
     """Asks which title belongs to a page, among the titles of its host if there are enough.
 
     Among titles of several hosts, the name of the site would be the answer.
     """
-    titles = {page: _cut(page.title, LONGEST_TITLE) for page in pages if page.title}
+    titles = {page: _cut_at_blank(page.title, LONGEST_TITLE) for page in pages if page.title}
     titles_by_host: defaultdict[str, set[str]] = defaultdict(set)
     for page, title in titles.items():
         titles_by_host[page.host].add(title)
@@ -247,7 +247,7 @@ def title_questions(pages: Sequence[Page]) -> Iterator[Question]:
         if len(others) < CHOICES - 1:
             others = all_titles - {title}
         if shown and len(others) >= CHOICES - 1:
-            draw = random.Random(derive("title", page.url, page.line))
+            draw = random.Random(derive_seed("title", page.url, page.line))
             wrong = [f" {other}" for other in draw.sample(sorted(others), CHOICES - 1)]
             yield _make_question(page, f"{shown}\nTitle:", f" {title}", wrong, draw)
 
@@ -255,7 +255,7 @@ def title_questions(pages: Sequence[Page]) -> Iterator[Question]:
 def _find_beginning(line: str, left_out: str) -> str:
     """Returns the first text of a page without these words, which could be copied; "" if none."""
     start = 0
-    while len(shown := _cut(line[start:], SHOWN_BEGINNING)) >= LEAST_SHOWN:
+    while len(shown := _cut_at_blank(line[start:], SHOWN_BEGINNING)) >= LEAST_SHOWN:
         position = shown.lower().find(left_out.lower())
         if position < 0:
             return shown
@@ -263,7 +263,7 @@ def _find_beginning(line: str, left_out: str) -> str:
     return ""
 
 
-def site_questions(pages: Sequence[Page]) -> Iterator[Question]:
+def ask_sites(pages: Sequence[Page]) -> Iterator[Question]:
     """Asks which host a page is from."""
     hosts = sorted({page.host for page in pages if page.host})
     if len(hosts) < CHOICES:
@@ -271,13 +271,13 @@ def site_questions(pages: Sequence[Page]) -> Iterator[Question]:
     for page in pages:
         shown = _find_beginning(page.line, page.host) if page.host else ""
         if shown:
-            draw = random.Random(derive("site", page.url, page.line))
+            draw = random.Random(derive_seed("site", page.url, page.line))
             others = [host for host in hosts if host != page.host]
             wrong = [f" {other}" for other in draw.sample(others, CHOICES - 1)]
             yield _make_question(page, f"{shown}\nSite:", f" {page.host}", wrong, draw)
 
 
-def _cut(text: str, limit: int) -> str:
+def _cut_at_blank(text: str, limit: int) -> str:
     """Cuts a text to a number of characters, at a blank if there is one."""
     if len(text) <= limit:
         return text
@@ -312,10 +312,10 @@ def _drop_repeats(questions: Iterator[Question]) -> Iterator[Question]:
 
 
 QUESTIONS: dict[str, Callable[[Sequence[Page]], Iterator[Question]]] = {
-    CLOZE: continuation_questions,
-    WORD: word_questions,
-    TITLE: title_questions,
-    SITE: site_questions,
+    CLOZE: ask_continuations,
+    WORD: ask_words,
+    TITLE: ask_titles,
+    SITE: ask_sites,
 }
 _NEEDS = {
     CLOZE: f"pages of at least {SHOWN + FOLLOWING} characters",

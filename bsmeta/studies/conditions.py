@@ -50,7 +50,9 @@ class Association:
     p_value: float | None
 
 
-def associations(measured: Measured, differences: Mapping[str, np.ndarray]) -> list[Association]:
+def test_associations(
+    measured: Measured, differences: Mapping[str, np.ndarray]
+) -> list[Association]:
     """Tests each difference against machine, processor and order of the seeds.
 
     Args:
@@ -59,7 +61,7 @@ def associations(measured: Measured, differences: Mapping[str, np.ndarray]) -> l
     Returns:
         One per difference and factor that divides the seeds; none if nothing was recorded.
     """
-    factors = list(_factors(measured))
+    factors = list(_list_factors(measured))
     tests = []
     for name, values in differences.items():
         for factor, groups in factors:
@@ -67,7 +69,7 @@ def associations(measured: Measured, differences: Mapping[str, np.ndarray]) -> l
     return tests
 
 
-def differences_of_arms(measured: Measured, baseline: str) -> dict[str, np.ndarray]:
+def compute_arm_differences(measured: Measured, baseline: str) -> dict[str, np.ndarray]:
     """Returns each arm's difference to the baseline: last bits per byte, without metadata.
 
     Returns:
@@ -81,7 +83,7 @@ def differences_of_arms(measured: Measured, baseline: str) -> dict[str, np.ndarr
     }
 
 
-def permutation_p_value(groups: Sequence[np.ndarray]) -> float | None:
+def compute_permutation_p_value(groups: Sequence[np.ndarray]) -> float | None:
     """Returns the p-value of the hypothesis that groups of values are draws of one population.
 
     The statistic is the sum of squares between groups; all divisions of the values into such groups
@@ -112,7 +114,7 @@ def permutation_p_value(groups: Sequence[np.ndarray]) -> float | None:
     return float(test.pvalue)
 
 
-def condition_table(tests: Sequence[Association]) -> Table:
+def make_condition_table(tests: Sequence[Association]) -> Table:
     """Makes a table with one row per difference and factor."""
     note = (
         "Mean difference, in bits per byte where no other unit is named, over the seeds of each "
@@ -137,7 +139,7 @@ def condition_table(tests: Sequence[Association]) -> Table:
     return table
 
 
-def condition_notes(measured: Measured, tests: Sequence[Association]) -> list[str]:
+def list_condition_notes(measured: Measured, tests: Sequence[Association]) -> list[str]:
     """Notes differences that depend on machine or order, and seeds of several machines."""
     notes = [
         f"{test.name}: the difference depends on the {test.factor} of the seeds "
@@ -149,7 +151,7 @@ def condition_notes(measured: Measured, tests: Sequence[Association]) -> list[st
 
     divided_seeds = []
     for seed in measured.seeds:
-        machines = {_machines_of_run(measured, arm, seed) for arm in measured.arms}
+        machines = {_name_machines_of_run(measured, arm, seed) for arm in measured.arms}
         if len(machines - {None}) > 1:
             divided_seeds.append(str(seed))
     if divided_seeds:
@@ -158,12 +160,12 @@ def condition_notes(measured: Measured, tests: Sequence[Association]) -> list[st
             f"The arms of seed{plural} {', '.join(divided_seeds)} were trained on different "
             "machines: a difference between them may be one of machines."
         )
-    return [*notes, *_source_notes(measured)]
+    return [*notes, *_list_source_notes(measured)]
 
 
-def missing_records(measured: Measured) -> list[str]:
+def describe_missing_records(measured: Measured) -> list[str]:
     """Returns a sentence about runs whose machine and times are not recorded, if there are any."""
-    starts = _starts_of_runs(measured)
+    starts = _list_starts_of_runs(measured)
     count = sum(not starts_of_run for starts_of_run in starts.values())
     if not count:
         return []
@@ -173,9 +175,9 @@ def missing_records(measured: Measured) -> list[str]:
     ]
 
 
-def _factors(measured: Measured) -> Iterator[tuple[str, list[str]]]:
+def _list_factors(measured: Measured) -> Iterator[tuple[str, list[str]]]:
     """Yields each factor that divides the seeds, with the group of each seed."""
-    if missing_records(measured):
+    if describe_missing_records(measured):
         return
 
     for factor in (MACHINE, PROCESSOR):
@@ -186,7 +188,7 @@ def _factors(measured: Measured) -> Iterator[tuple[str, list[str]]]:
     if len(measured.seeds) > 1:
         first_starts: dict[int, str] = {}
         for seed in measured.seeds:
-            starts = [_starts(measured, arm, seed)[0]["started"] for arm in measured.arms]
+            starts = [_list_starts(measured, arm, seed)[0]["started"] for arm in measured.arms]
             first_starts[seed] = min(starts)
         ordered = sorted(measured.seeds, key=lambda seed: first_starts[seed])
         first_half = set(ordered[: (len(ordered) + 1) // 2])
@@ -203,13 +205,13 @@ def _test_factor(name: str, factor: str, groups: Sequence[str], values: np.ndarr
         factor,
         {group: float(sample.mean()) for group, sample in samples.items()},
         {group: len(sample) for group, sample in samples.items()},
-        permutation_p_value(list(samples.values())),
+        compute_permutation_p_value(list(samples.values())),
     )
 
 
-def _starts(measured: Measured, arm: str, seed: int) -> list[dict[str, Any]]:
+def _list_starts(measured: Measured, arm: str, seed: int) -> list[dict[str, Any]]:
     """Returns the record of each start of a run; none in older measurements."""
-    starts = measured.run(arm, seed).facts.get("trained") or []
+    starts = measured.find_run(arm, seed).facts.get("trained") or []
     return [start for start in starts if _is_recorded(start)]
 
 
@@ -217,18 +219,18 @@ def _is_recorded(start: Mapping[str, Any]) -> bool:
     return all(start.get(name) for name in (MACHINE, PROCESSOR, "started"))
 
 
-def _starts_of_runs(measured: Measured) -> dict[str, list[dict[str, Any]]]:
+def _list_starts_of_runs(measured: Measured) -> dict[str, list[dict[str, Any]]]:
     """Returns the starts of all runs, by the name of the run."""
     starts = {}
     for arm in measured.arms:
         for seed in measured.seeds:
-            starts[f"{arm} seed {seed}"] = _starts(measured, arm, seed)
+            starts[f"{arm} seed {seed}"] = _list_starts(measured, arm, seed)
     return starts
 
 
-def _machines_of_run(measured: Measured, arm: str, seed: int) -> str | None:
+def _name_machines_of_run(measured: Measured, arm: str, seed: int) -> str | None:
     """Returns the machines that a run was trained on, joined; None if unknown."""
-    machines = {start["machine"] for start in _starts(measured, arm, seed)}
+    machines = {start["machine"] for start in _list_starts(measured, arm, seed)}
     return "+".join(sorted(machines)) or None
 
 
@@ -236,15 +238,15 @@ def _group_of_seed(measured: Measured, seed: int, factor: str) -> str:
     """Returns the machines or processors of all arms of a seed, joined."""
     names: set[str] = set()
     for arm in measured.arms:
-        names.update(start[factor] for start in _starts(measured, arm, seed))
+        names.update(start[factor] for start in _list_starts(measured, arm, seed))
     return "+".join(sorted(names))
 
 
-def _source_notes(measured: Measured) -> Iterator[str]:
+def _list_source_notes(measured: Measured) -> Iterator[str]:
     """Yields notes on runs of different or unknown commits of the code."""
     commits: set[str] = set()
     changed_runs = 0
-    for starts in _starts_of_runs(measured).values():
+    for starts in _list_starts_of_runs(measured).values():
         commits.update(start["commit"] for start in starts if start.get("commit"))
         changed_runs += any(start.get("is_clean") is False for start in starts)
 

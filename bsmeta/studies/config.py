@@ -16,7 +16,7 @@ from bsmeta.config.evaluating import WINDOWS
 from bsmeta.config.schema import LARGEST_SEED
 from bsmeta.config.structures import merge_into_structure
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.keys import address_problems, bound_lines, key
+from bsmeta.core.keys import find_address_problems, key, list_bound_lines
 from bsmeta.core.parsing import parse_yaml
 
 SCRIPTS = ("train.sh", "several_machines.sh")
@@ -272,7 +272,7 @@ def load_study(path: Path) -> StudyConfig:
         raise ConfigurationError(f"{path}: {reason}; expected the keys {names}") from error
 
     assert isinstance(study, StudyConfig)
-    problems = list(_shape_problems(study)) or list(_problems(study))
+    problems = list(_find_shape_problems(study)) or list(_find_problems(study))
     if problems:
         raise ConfigurationError("\n".join(f"{path}: {problem}" for problem in problems))
     return study if study.title else replace(study, title=path.stem)
@@ -291,7 +291,7 @@ def _escape_overrides(values: Any) -> Any:
     return escaped
 
 
-def _shape_problems(section: Any, prefix: str = "") -> Iterator[str]:
+def _find_shape_problems(section: Any, prefix: str = "") -> Iterator[str]:
     """Yields values of another shape than their key: OmegaConf does not check interpolated ones."""
     types = get_type_hints(type(section))
     for field_ in fields(section):
@@ -300,10 +300,10 @@ def _shape_problems(section: Any, prefix: str = "") -> Iterator[str]:
         field_type = types[field_.name]
         shape = get_origin(field_type)
         if is_dataclass(value):
-            yield from _shape_problems(value, f"{name}.")
+            yield from _find_shape_problems(value, f"{name}.")
         elif shape is dict and isinstance(value, dict):
             _, entry_type = get_args(field_type)
-            yield from _shape_problems_of_entries(value, entry_type, name)
+            yield from _find_shape_problems_of_entries(value, entry_type, name)
         elif shape is list and isinstance(value, list):
             if not all(isinstance(entry, int | float | str) for entry in value):
                 yield f"{name}={value}: expected a list of numbers or texts"
@@ -312,7 +312,7 @@ def _shape_problems(section: Any, prefix: str = "") -> Iterator[str]:
             yield f"{name}={value}: expected {expected}"
 
 
-def _shape_problems_of_entries(
+def _find_shape_problems_of_entries(
     entries: dict[str, Any], entry_type: type, name: str
 ) -> Iterator[str]:
     for entry_name, entry in entries.items():
@@ -320,12 +320,12 @@ def _shape_problems_of_entries(
             expected = "its keys" if is_dataclass(entry_type) else "a text"
             yield f"{name}.{entry_name}={entry}: expected {expected}"
         elif is_dataclass(entry):
-            yield from _shape_problems(entry, f"{name}.{entry_name}.")
+            yield from _find_shape_problems(entry, f"{name}.{entry_name}.")
 
 
-def _problems(study: StudyConfig) -> Iterator[str]:
-    yield from bound_lines(study)
-    for problem in address_problems(study):
+def _find_problems(study: StudyConfig) -> Iterator[str]:
+    yield from list_bound_lines(study)
+    for problem in find_address_problems(study):
         yield f"{problem.key}={problem.found}: expected {problem.expected}; {problem.fix}"
     for name in ("out_dir", "config", "baseline", "arms", "seeds", "curve"):
         if not getattr(study, name):
@@ -346,15 +346,15 @@ def _problems(study: StudyConfig) -> Iterator[str]:
     unknown = sorted(set(study.downstream.prompts) - set(tasks))
     if unknown:
         yield f"downstream.prompts: {', '.join(unknown)}; expected some of tasks {tasks}"
-    yield from _problems_of_arms(study)
-    yield from _problems_of_scored_arms(study)
+    yield from _find_problems_of_arms(study)
+    yield from _find_problems_of_scored_arms(study)
     for name, claim in study.claims.items():
-        problems = _problems_of_task_claim if claim.task else _problems_of_claim
-        for line in (*_problems_of_any_claim(study, claim), *problems(study, claim)):
+        problems = _find_problems_of_task_claim if claim.task else _find_problems_of_claim
+        for line in (*_find_problems_of_any_claim(study, claim), *problems(study, claim)):
             yield f"claims.{name}.{line}"
 
 
-def _problems_of_arms(study: StudyConfig) -> Iterator[str]:
+def _find_problems_of_arms(study: StudyConfig) -> Iterator[str]:
     arms = study.arms
     if study.baseline and study.baseline not in arms:
         yield f"baseline={study.baseline}: expected one of the arms {', '.join(arms)}"
@@ -372,14 +372,14 @@ def _problems_of_arms(study: StudyConfig) -> Iterator[str]:
             name == study.baseline or arms.get(arm.text_tokens_of, arm).text_tokens_of is not None
         ):
             yield f"arms.{name}.text_tokens_of: expected an arm that is trained before it"
-        yield from _problems_of_branch(study, name)
+        yield from _find_problems_of_branch(study, name)
 
     for override in overrides:
         if override.lstrip("+").partition("=")[0] in OWN_KEYS:
             yield f"{override}: the study sets it itself; leave it out"
 
 
-def _problems_of_branch(study: StudyConfig, name: str) -> Iterator[str]:
+def _find_problems_of_branch(study: StudyConfig, name: str) -> Iterator[str]:
     """Yields the reasons why an arm cannot branch from another."""
     arm = study.arms[name]
     if arm.branch_of is None:
@@ -399,7 +399,7 @@ def _problems_of_branch(study: StudyConfig, name: str) -> Iterator[str]:
         yield f"arms.{name}.text_tokens_of: expected none, because decay_steps sets the length"
 
 
-def _problems_of_scored_arms(study: StudyConfig) -> Iterator[str]:
+def _find_problems_of_scored_arms(study: StudyConfig) -> Iterator[str]:
     scored = study.downstream.arms
     for name in scored:
         if name not in study.arms:
@@ -408,7 +408,7 @@ def _problems_of_scored_arms(study: StudyConfig) -> Iterator[str]:
         yield f"downstream.arms={scored}: expected the baseline {study.baseline} among them"
 
 
-def _problems_of_any_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
+def _find_problems_of_any_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
     for name in ("label", "smallest_difference"):
         if not getattr(claim, name):
             yield f"{name} is missing"
@@ -418,8 +418,8 @@ def _problems_of_any_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[s
         yield f"against={claim.against}: expected one of the arms {', '.join(study.arms)}"
 
 
-def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
-    for name in _changed_keys(claim, TASK_KEYS):
+def _find_problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
+    for name in _list_changed_keys(claim, TASK_KEYS):
         value = getattr(claim, name)
         yield f"{name}={value}: expected a claim with task; add it, or leave it out"
 
@@ -450,12 +450,12 @@ def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
             yield f"{name}={part}: expected one or two rising numbers of {list(edges)}"
 
 
-def _problems_of_task_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
+def _find_problems_of_task_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
     task = claim.task
     text_keys = [
         field_.name for field_ in fields(claim) if field_.name not in (*TASK_KEYS, *_SHARED_KEYS)
     ]
-    for name in _changed_keys(claim, text_keys):
+    for name in _list_changed_keys(claim, text_keys):
         yield (
             f"{name}={getattr(claim, name)}: makes no sense with task={task}, whose questions are "
             "answered by finished models; leave it out"
@@ -488,7 +488,7 @@ def _problems_of_task_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[
         )
 
 
-def _changed_keys(claim: ClaimConfig, names: Sequence[str]) -> list[str]:
+def _list_changed_keys(claim: ClaimConfig, names: Sequence[str]) -> list[str]:
     """Returns the keys of a claim, among these, that differ from their defaults."""
     default = ClaimConfig()
     return [name for name in names if getattr(claim, name) != getattr(default, name)]

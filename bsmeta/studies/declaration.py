@@ -25,8 +25,8 @@ from bsmeta.studies.config import (
     DownstreamConfig,
     StudyConfig,
 )
-from bsmeta.studies.runs import NOT_STARTED, measure_settings, progress_of, runs_of
-from bsmeta.studies.task_scores import task_settings
+from bsmeta.studies.runs import NOT_STARTED, list_runs, measure_settings, read_progress
+from bsmeta.studies.task_scores import select_task_settings
 
 DECLARATION = "study.json"
 
@@ -37,12 +37,12 @@ _BEFORE = {"cluster": DOCUMENT, "random_order": False, "downstream": None}
 """Values of the keys that an older declaration does not have: the behavior before they existed."""
 
 
-def declaration_file(study: StudyConfig) -> Path:
+def locate_declaration(study: StudyConfig) -> Path:
     """Returns the path of the declaration, which lies beside the measurements."""
     return Path(study.results_dir or study.out_dir) / DECLARATION
 
 
-def declare(study: StudyConfig) -> None:
+def declare_study(study: StudyConfig) -> None:
     """Writes the declaration, or compares the study with it if a run has been started.
 
     Raises:
@@ -50,7 +50,7 @@ def declare(study: StudyConfig) -> None:
             claims have changed since the first run was started.
         DataError: If the file of the declaration is damaged.
     """
-    file = declaration_file(study)
+    file = locate_declaration(study)
     earlier = _read_declaration(study)
     declaration = _make_declaration(study)
     if earlier is not None:
@@ -67,7 +67,7 @@ def declare(study: StudyConfig) -> None:
         write_text(file, json.dumps(declaration, indent=1) + "\n")
 
 
-def in_declared_order(study: StudyConfig) -> StudyConfig:
+def restore_declared_order(study: StudyConfig) -> StudyConfig:
     """Returns the study with the declared order of runs.
 
     If it was started without a declared order, it keeps the order of its file.
@@ -78,12 +78,12 @@ def in_declared_order(study: StudyConfig) -> StudyConfig:
     declared = _read_declaration(study)
     if declared is not None:
         return replace(study, random_order=declared["random_order"])
-    if any(progress_of(study, run).state != NOT_STARTED for run in runs_of(study)):
+    if any(read_progress(study, run).state != NOT_STARTED for run in list_runs(study)):
         return replace(study, random_order=False)
     return study
 
 
-def as_declared(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
+def restore_declared(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
     """Returns the study as it was declared, and notes of the differences of its file.
 
     Seeds and arms of the file that were added after the first run stay in it; claims do not.
@@ -132,8 +132,8 @@ def _make_declaration(study: StudyConfig) -> dict[str, Any]:
     return {
         **declaration,
         "seeds": study.seeds,
-        "claims": _tests_of_claims(study),
-        "downstream": _declared_tasks(study),
+        "claims": _describe_tests_of_claims(study),
+        "downstream": _list_declared_tasks(study),
         "cluster": study.cluster,
         "random_order": study.random_order,
     }
@@ -141,7 +141,7 @@ def _make_declaration(study: StudyConfig) -> dict[str, Any]:
 
 def _read_declaration(study: StudyConfig) -> dict[str, Any] | None:
     """Reads the declaration; keys that are newer than it have their defaults. None without one."""
-    file = declaration_file(study)
+    file = locate_declaration(study)
     if not file.exists():
         return None
     try:
@@ -163,7 +163,7 @@ def _is_started(study: StudyConfig, declared: Mapping[str, Any]) -> bool:
     declared_arms = {name: ArmConfig(**arm) for name, arm in declared["arms"].items()}
     seeds = list(dict.fromkeys([*study.seeds, *declared["seeds"]]))
     joined = replace(study, arms={**declared_arms, **study.arms}, seeds=seeds)
-    return any(progress_of(joined, run).state != NOT_STARTED for run in runs_of(joined))
+    return any(read_progress(joined, run).state != NOT_STARTED for run in list_runs(joined))
 
 
 def _refuse_other_settings(
@@ -195,7 +195,7 @@ def _refuse_other_claims(
     current: Mapping[str, Mapping[str, Any]],
     file: Path,
 ) -> None:
-    changed = _changed_names(declared, current)
+    changed = _list_changed_names(declared, current)
     if changed:
         raise ConfigurationError(
             f"claims: {', '.join(changed)} added, removed or changed since the first run of the "
@@ -205,7 +205,7 @@ def _refuse_other_claims(
         )
 
 
-def _changed_names(
+def _list_changed_names(
     declared: Mapping[str, Mapping[str, Any]], current: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
     names = sorted(declared.keys() | current.keys())
@@ -221,13 +221,13 @@ def _refuse_other_cluster(declared: str, current: str, file: Path) -> None:
         )
 
 
-def _declared_tasks(study: StudyConfig) -> dict[str, Any] | None:
+def _list_declared_tasks(study: StudyConfig) -> dict[str, Any] | None:
     """Returns the settings of downstream tasks, which belong to the claims about them.
 
     None if no claim is about a task.
     """
     is_needed = any(claim.task for claim in study.claims.values())
-    return task_settings(study) if is_needed else None
+    return select_task_settings(study) if is_needed else None
 
 
 def _refuse_other_tasks(
@@ -253,7 +253,7 @@ def _test_of_claim(claim: ClaimConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(claim).items() if name not in _WORDS}
 
 
-def _tests_of_claims(study: StudyConfig) -> dict[str, dict[str, Any]]:
+def _describe_tests_of_claims(study: StudyConfig) -> dict[str, dict[str, Any]]:
     return {name: _test_of_claim(claim) for name, claim in study.claims.items()}
 
 
@@ -270,7 +270,7 @@ def _note_removed(noun: str, declared: Iterable[Any], current: Iterable[Any]) ->
 
 
 def _note_changed_claims(declared: Mapping[str, Any], study: StudyConfig) -> list[str]:
-    changed = _changed_names(declared, _tests_of_claims(study))
+    changed = _list_changed_names(declared, _describe_tests_of_claims(study))
     if not changed:
         return []
     return [
@@ -289,7 +289,7 @@ def _note_changed_cluster(declared: str, current: str) -> list[str]:
 
 
 def _note_changed_tasks(declared: Mapping[str, Any] | None, study: StudyConfig) -> list[str]:
-    if declared is None or declared == task_settings(study):
+    if declared is None or declared == select_task_settings(study):
         return []
     return [
         "The tasks (downstream) of the study's file are not those that were declared with its "

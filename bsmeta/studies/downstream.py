@@ -2,7 +2,7 @@
 
 A conditional prompt is metadata as the model read it in training, put before the whole context
 (MeCo: Gao et al. 2025, section 5). The harness runs in this process. It is an extra; where it is
-missing, `missing_harness` returns the reason why nothing is run. The tasks of
+missing, `explain_missing_harness` returns the reason why nothing is run. The tasks of
 `bsmeta.studies.cloze` are made of held-out pages for each call.
 """
 
@@ -28,32 +28,32 @@ import torch
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.core.environment import describe_environment, utc_now
+from bsmeta.core.environment import describe_environment, format_utc_now
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.model_files import refuse_unsafe
+from bsmeta.core.model_files import refuse_unsafe_model
 from bsmeta.core.progress import report_progress
-from bsmeta.data.text.lost_text import lossy_texts
+from bsmeta.data.text.lost_text import find_lossy_texts
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
 from bsmeta.studies.cloze import QUESTIONS, write_tasks
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
-from bsmeta.studies.runs import DONE, Run, digest_of, progress_of
-from bsmeta.studies.statistics import Estimate, ratio
+from bsmeta.studies.runs import DONE, Run, hash_values, read_progress
+from bsmeta.studies.statistics import Estimate, estimate_ratio
 from bsmeta.studies.task_scores import (
     Score,
     TaskScores,
     find_all_scores,
     find_scores,
+    hash_score_settings,
+    locate_scores,
     save_scores,
-    scores_path,
-    scores_settings,
 )
 from bsmeta.tasks.causal_lm.checkpoints import resolve_config
-from bsmeta.tasks.checkpoints import locate
+from bsmeta.tasks.checkpoints import locate_model
 
 METRIC = "acc"
 
 
-def missing_harness() -> str | None:
+def explain_missing_harness() -> str | None:
     """Returns why no task can be run; None if the harness is installed."""
     if importlib.util.find_spec("lm_eval") is None:
         return "lm_eval is not installed: pip install -e .[downstream]"
@@ -89,7 +89,7 @@ def score_model(
             f"(lm_eval ls tasks), of include_path, or of {', '.join(QUESTIONS)}"
         )
 
-    language_model = conditioned_model(model, device)
+    language_model = make_conditioned_model(model, device)
     scores = []
     for task, shots in itertools.product(settings.tasks, settings.shots):
         prompts = [""]
@@ -107,11 +107,11 @@ def score_model(
                 log_samples=True,
             )
             samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
-            scores.append(score_of(samples, task, shots, prompt, language_model.tokenizer))
+            scores.append(make_score(samples, task, shots, prompt, language_model.tokenizer))
     return scores
 
 
-def score_of(
+def make_score(
     samples: Sequence[Mapping[str, Any]],
     task: str,
     shots: int,
@@ -133,7 +133,7 @@ def score_of(
     sizes: list[int] = []
     if all(isinstance(sample["target"], int) for sample in samples):
         answers = [sample["arguments"][sample["target"]][1] for sample in samples]
-        is_lossy = lossy_texts(tokenizer, answers)
+        is_lossy = find_lossy_texts(tokenizer, answers)
         for sample, answer, loses_text in zip(samples, answers, is_lossy, strict=True):
             log_likelihood, _ = sample["filtered_resps"][sample["target"]]
             bits.append(0.0 if loses_text else float(-log_likelihood / math.log(2)))
@@ -148,11 +148,11 @@ def score_of(
         bits=bits,
         sizes=sizes,
         hosts=hosts if any(hosts) else [],
-        asked=digest_of([list(map(list, sample["arguments"])) for sample in samples]),
+        asked=hash_values([list(map(list, sample["arguments"])) for sample in samples]),
     )
 
 
-def conditioned_model(model: Path, device: str) -> Any:
+def make_conditioned_model(model: Path, device: str) -> Any:
     """Returns the harness's model, with an attribute `prompt` that goes before every context.
 
     A context is read once for all of its choices, which the harness does only for choices of one
@@ -172,7 +172,7 @@ def conditioned_model(model: Path, device: str) -> Any:
                 return request
             context, *rest = request.args
             prompted = copy.copy(request)
-            prompted.arguments = (filled(self.prompt, request.doc) + context, *rest)
+            prompted.arguments = (fill_prompt(self.prompt, request.doc) + context, *rest)
             return prompted
 
         def _loglikelihood_tokens(
@@ -192,7 +192,7 @@ def conditioned_model(model: Path, device: str) -> Any:
                 report_progress()
             return answers
 
-    refuse_unsafe(model)
+    refuse_unsafe_model(model)
     return Conditioned(pretrained=str(model), device=device, batch_size=8, trust_remote_code=False)
 
 
@@ -238,7 +238,7 @@ def score_choices(
     return answers
 
 
-def filled(prompt: str, question: Mapping[str, Any]) -> str:
+def fill_prompt(prompt: str, question: Mapping[str, Any]) -> str:
     """Fills the fields of a question into a prompt: `url: {url} ||| `.
 
     Raises:
@@ -267,33 +267,33 @@ def score_study(study: StudyConfig, runs: Sequence[Run], device: str) -> Iterato
         for run in runs
         if (not settings.arms or run.arm in settings.arms)
         and find_scores(study, run.arm, run.seed) is None
-        and progress_of(study, run).state == DONE
+        and read_progress(study, run).state == DONE
         and (run.folder / "model").exists()
     ]
-    reason = missing_harness()
+    reason = explain_missing_harness()
     if reason is not None and unscored:
         yield f"downstream tasks are left out: {reason}"
         return
 
     for run in unscored:
-        started = utc_now()
+        started = format_utc_now()
         clock = time.monotonic()
-        with made_tasks(settings, run.folder, study.measure.validation_file) as made:
+        with make_tasks(settings, run.folder, study.measure.validation_file) as made:
             scores = score_model(run.folder / "model", settings, device, made)
         facts = {
             **describe_environment(torch.device(device)),
             "lm_eval": importlib.metadata.version("lm_eval"),
             "started": started,
-            "ended": utc_now(),
+            "ended": format_utc_now(),
         }
-        hashed_settings = scores_settings(study, run.arm, run.seed)
+        hashed_settings = hash_score_settings(study, run.arm, run.seed)
         task_scores = TaskScores(hashed_settings, {"scored": facts}, scores)
-        save_scores(task_scores, scores_path(study, run.arm, run.seed))
+        save_scores(task_scores, locate_scores(study, run.arm, run.seed))
         yield f"downstream tasks of {run.name}: done ({time.monotonic() - clock:,.0f} s)"
 
 
 @contextmanager
-def made_tasks(
+def make_tasks(
     settings: DownstreamConfig, checkpoint: Path, validation_file: str | None = None
 ) -> Iterator[Path | None]:
     """Writes the configured tasks of held-out pages to a temporary folder; None without any.
@@ -307,13 +307,15 @@ def made_tasks(
         yield None
         return
     evaluation = EvaluateConfig(checkpoint=str(checkpoint), validation_file=validation_file)
-    config = resolve_config(evaluation, locate(str(checkpoint)))
+    config = resolve_config(evaluation, locate_model(str(checkpoint)))
     with tempfile.TemporaryDirectory(prefix="bsmeta-tasks-") as folder:
         write_tasks(config.data_config, Path(folder), names, max(settings.shots, default=0))
         yield Path(folder)
 
 
-def downstream_tables(study: StudyConfig, arms: Sequence[str], seeds: Sequence[int]) -> list[Table]:
+def make_downstream_tables(
+    study: StudyConfig, arms: Sequence[str], seeds: Sequence[int]
+) -> list[Table]:
     """Makes the table of the downstream tasks; none unless all models of these runs have scores."""
     settings = study.downstream
     arms = [arm for arm in arms if not settings.arms or arm in settings.arms]
@@ -326,10 +328,10 @@ def downstream_tables(study: StudyConfig, arms: Sequence[str], seeds: Sequence[i
     for arm in arms:
         scores[arm] = [all_scores[arm, seed].scores for seed in seeds]
     labels = {arm: study.arms[arm].label or arm for arm in arms}
-    return [study_table(scores, labels, study.baseline)]
+    return [make_study_table(scores, labels, study.baseline)]
 
 
-def model_table(name: str, scores: Sequence[Score]) -> Table:
+def make_model_table(name: str, scores: Sequence[Score]) -> Table:
     """Makes the table of the accuracies of one model, and of the effect of conditional prompts."""
     note = (
         "Value ± standard error over questions: the accuracy, and the bits per byte of all right "
@@ -359,14 +361,17 @@ def model_table(name: str, scores: Sequence[Score]) -> Table:
         if score.prompt:
             continue
         prompted = prompted_scores.get((score.task, score.shots))
-        prompted_measures = {} if prompted is None else _measures(prompted)
-        for measure, weighted in _measures(score).items():
-            without = ratio(np.array([weighted.values]), weighted.weights)
-            cells = [_with_error(without), NONE, NONE]
+        prompted_measures = {} if prompted is None else _list_measures(prompted)
+        for measure, weighted in _list_measures(score).items():
+            without = estimate_ratio(np.array([weighted.values]), weighted.weights)
+            cells = [_format_with_error(without), NONE, NONE]
             if prompted is not None:
                 values = np.array([prompted_measures[measure].values])
-                with_prompt = ratio(values, weighted.weights)
-                cells[1:] = [_with_error(with_prompt), _with_error(with_prompt - without, "+")]
+                with_prompt = estimate_ratio(values, weighted.weights)
+                cells[1:] = [
+                    _format_with_error(with_prompt),
+                    _format_with_error(with_prompt - without, "+"),
+                ]
             table.rows.append([score.task, score.shots, len(score.correct), measure, *cells])
     return table
 
@@ -378,7 +383,7 @@ class _Weighted(NamedTuple):
     weights: np.ndarray
 
 
-def _measures(score: Score) -> dict[str, _Weighted]:
+def _list_measures(score: Score) -> dict[str, _Weighted]:
     """Returns the measures of a score by their names in tables."""
     measures = {"accuracy": _Weighted(score.correct, np.ones(len(score.correct)))}
     if any(score.sizes):
@@ -386,11 +391,11 @@ def _measures(score: Score) -> dict[str, _Weighted]:
     return measures
 
 
-def _with_error(estimate: Estimate, sign: str = "") -> str:
+def _format_with_error(estimate: Estimate, sign: str = "") -> str:
     return f"{estimate.value:{sign}.3f} ± {estimate.document_error:.3f}"
 
 
-def study_table(
+def make_study_table(
     arms: Mapping[str, Sequence[Sequence[Score]]], labels: Mapping[str, str], baseline: str
 ) -> Table:
     """Makes the table of the accuracies of the arms, paired by seed and by question.
@@ -417,7 +422,7 @@ def study_table(
 
     table = Table("Downstream tasks", note, columns)
     for task, shots in dict.fromkeys((score.task, score.shots) for score in arms[baseline][0]):
-        accuracies = _accuracies_of_arms(arms, task, shots)
+        accuracies = _estimate_arm_accuracies(arms, task, shots)
         base = accuracies[baseline, ""]
         for (arm, prompt), accuracy in accuracies.items():
             cells: list[Cell] = [
@@ -430,7 +435,7 @@ def study_table(
     return table
 
 
-def _accuracies_of_arms(
+def _estimate_arm_accuracies(
     arms: Mapping[str, Sequence[Sequence[Score]]], task: str, shots: int
 ) -> dict[tuple[str, str], Estimate]:
     """Estimates the accuracy of each arm with each of its prompts, by arm and prompt."""
@@ -439,5 +444,5 @@ def _accuracies_of_arms(
         for index, score in enumerate(scores_by_seed[0]):
             if (score.task, score.shots) == (task, shots):
                 correct = np.array([scores[index].correct for scores in scores_by_seed])
-                accuracies[arm, score.prompt] = ratio(correct, np.ones(correct.shape[1]))
+                accuracies[arm, score.prompt] = estimate_ratio(correct, np.ones(correct.shape[1]))
     return accuracies

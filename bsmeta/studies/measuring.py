@@ -21,9 +21,9 @@ import transformers
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.model_file import language_part
+from bsmeta.config.model_file import find_language_part
 from bsmeta.config.steps import set_branch_length
-from bsmeta.core.environment import describe_environment, utc_now
+from bsmeta.core.environment import describe_environment, format_utc_now
 from bsmeta.core.errors import DataError
 from bsmeta.core.model_files import read_tokenizer
 from bsmeta.core.parsing import parse_json
@@ -34,27 +34,27 @@ from bsmeta.studies.runs import (
     DONE,
     Measurement,
     Run,
-    curve_steps,
-    digest_of,
     find_measurement,
-    measurement_path,
-    progress_of,
-    runs_of,
-    settings_of,
-    stable_run,
+    find_stable_run,
+    hash_settings,
+    hash_values,
+    list_curve_steps,
+    list_runs,
+    locate_measurement,
+    read_progress,
 )
 from bsmeta.tasks.causal_lm.checkpoints import load_model, resolve_config
-from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, configured_comparisons
+from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, list_comparisons
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
-from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums, refuse_nothing_scored
-from bsmeta.tasks.causal_lm.evaluation.slices import document_facts
+from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums, refuse_empty_scores
+from bsmeta.tasks.causal_lm.evaluation.slices import list_document_facts
 from bsmeta.tasks.causal_lm.evaluation.training_overlap import check_not_trained_on
-from bsmeta.tasks.checkpoints import Location, locate
+from bsmeta.tasks.checkpoints import Location, locate_model
 from bsmeta.training.checkpoint import list_checkpoints
 from bsmeta.training.run_folder import read_environments
-from bsmeta.training.task import flops_per_token
+from bsmeta.training.task import compute_flops_per_token
 
 ALL = "all"
 EACH = "each"
@@ -93,44 +93,44 @@ def measure_all(study: StudyConfig, runs: Sequence[Run], device: torch.device) -
     transformers.utils.logging.disable_progress_bar()
     for run in runs:
         if find_measurement(study, run.arm, run.seed) is None:
-            if progress_of(study, run).state != DONE:
+            if read_progress(study, run).state != DONE:
                 continue
             started = time.monotonic()
-            measure(study, run, device).save(measurement_path(study, run.arm, run.seed))
+            measure_run(study, run, device).save(locate_measurement(study, run.arm, run.seed))
             print(f"measured {run.name} ({time.monotonic() - started:,.0f} s)", flush=True)
 
 
-def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
+def measure_run(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
     """Measures the checkpoints of a finished run."""
-    started = utc_now()
+    started = format_utc_now()
     evaluation = EvaluateConfig(
         checkpoint=str(run.folder), validation_file=study.measure.validation_file
     )
-    config = set_branch_length(resolve_config(evaluation, locate(str(run.folder))))
-    steps = curve_steps(study, run.arm, config.max_train_steps)
-    locations = [locate(str(run.folder / f"checkpoint-{step}step")) for step in steps]
+    config = set_branch_length(resolve_config(evaluation, locate_model(str(run.folder))))
+    steps = list_curve_steps(study, run.arm, config.max_train_steps)
+    locations = [locate_model(str(run.folder / f"checkpoint-{step}step")) for step in steps]
     check_not_trained_on(config.data_config, locations[-1], config)
 
     documents = Beginnings(config.data_config, study.measure)
     scores = _score_checkpoints(study.measure, config, documents, locations, device)
-    facts = document_facts(documents, config.data_config.metadata_config)
+    facts = list_document_facts(documents, config.data_config.metadata_config)
 
     tokens = _read_counts(locations, "tokens")
-    segments = _segments_of_run(study, run)
-    logged_steps = _logged_steps(segments)
+    segments = _list_segments(study, run)
+    logged_steps = _read_logged_steps(segments)
     return Measurement(
-        settings=settings_of(study, run.arm, run.seed),
+        settings=hash_settings(study, run.arm, run.seed),
         facts={
             **_describe_run(config, Path(locations[-1].name)),
             "loss": logged_steps[-1]["loss"],
             "losses": [round(event["loss"], 6) for event in logged_steps],
             "lost_bytes": scores.lost_bytes,
-            "order": [other.name for other in runs_of(study)].index(run.name),
+            "order": [other.name for other in list_runs(study)].index(run.name),
             "trained": read_environments(run.folder),
             "measured": {
                 **describe_environment(device),
                 "started": started,
-                "ended": utc_now(),
+                "ended": format_utc_now(),
             },
         },
         steps=_read_counts(locations, "step"),
@@ -145,7 +145,7 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
         shown=scores.shown,
         types=scores.types,
         averaged=_score_average(study.measure, config, documents, run.folder, device),
-        step_documents=_step_documents(segments),
+        step_documents=_hash_step_documents(segments),
         logged_targets=np.array([event["targets"] for event in logged_steps], np.int64),
     )
 
@@ -189,7 +189,7 @@ def _score_checkpoints(
             config.data_config,
             tokenizer,
             documents,
-            configured_comparisons(compared, types),
+            list_comparisons(compared, types),
             windows=settings.windows,
             position_edges=settings.position_edges,
             seed=settings.seed,
@@ -202,11 +202,11 @@ def _score_checkpoints(
     for location in locations:
         model, _ = load_model(location, config, "auto", device)
         sums = curve.run(model, device, blocks=blocks)
-        refuse_nothing_scored(sums, f"checkpoint={location.name}")
+        refuse_empty_scores(sums, f"checkpoint={location.name}")
         text = sums[TEXT].values[:, DOCUMENT]
         without.append(text[:, :, NATS_WITHOUT])
         if types:
-            with_metadata.append(without[-1] + _gain(sums[ALL]))
+            with_metadata.append(without[-1] + _compute_gain(sums[ALL]))
 
     gains = {}
     if types and settings.each_type:  # of the last checkpoint
@@ -215,13 +215,13 @@ def _score_checkpoints(
             for combination in settings.combinations
             if {*combination.split("+")} <= {*types}
         ]
-        gains = _gains_of_types(compare([EACH], combinations).run(model, device))
+        gains = _compute_gains_of_types(compare([EACH], combinations).run(model, device))
     return _CheckpointScores(
         sizes=text[:, :, BYTES],
         without=np.stack(without),
         shown=np.array(with_metadata).reshape(-1, *text.shape[:2]),
         types={name: without[-1] + gain for name, gain in gains.items()},
-        flops_per_token=flops_per_token(model),
+        flops_per_token=compute_flops_per_token(model),
         lost_bytes=int(sums[TEXT].lost_bytes.sum()),
     )
 
@@ -252,7 +252,7 @@ def _score_average(
         )
 
     # Summed in double precision, into the weights of the last checkpoint.
-    locations = [locate(str(checkpoint.folder)) for checkpoint in checkpoints]
+    locations = [locate_model(str(checkpoint.folder)) for checkpoint in checkpoints]
     model, tokenizer = load_model(locations[-1], config, "auto", device)
     sums_of_weights = {name: weight.double() for name, weight in model.state_dict().items()}
     for location in locations[:-1]:
@@ -265,7 +265,7 @@ def _score_average(
         config.data_config,
         tokenizer,
         documents,
-        configured_comparisons(EvaluateConfig(comparisons=[], controls=[], prompt=False), []),
+        list_comparisons(EvaluateConfig(comparisons=[], controls=[], prompt=False), []),
         windows=settings.windows,
         position_edges=settings.position_edges,
         seed=settings.seed,
@@ -284,15 +284,15 @@ def _read_counts(locations: Sequence[Location], name: str) -> np.ndarray:
 def _describe_run(config: CausalLMConfig, checkpoint: Path) -> dict[str, Any]:
     """Reads the facts about a run from its configuration and last checkpoint."""
     shape = parse_json((checkpoint / "model" / "config.json").read_text(encoding="utf-8"))
-    vocabulary = language_part(shape).pop("vocab_size")
+    vocabulary = find_language_part(shape).pop("vocab_size")
     shape = {name: value for name, value in shape.items() if name not in _IRRELEVANT_KEYS}
     data = parse_json((checkpoint / "data_state.json").read_text(encoding="utf-8"))
     return {
         "schedule": config.lr_scheduler_type,
         "loss_on_metadata": bool(config.data_config.metadata_config.loss_on_metadata),
-        "model": [config.model_name, digest_of(shape)],
+        "model": [config.model_name, hash_values(shape)],
         "vocabulary": vocabulary,
-        "shards": digest_of(data["fingerprint"]["shards"]),
+        "shards": hash_values(data["fingerprint"]["shards"]),
     }
 
 
@@ -304,16 +304,16 @@ class _Segment:
     last_step: float
 
 
-def _segments_of_run(study: StudyConfig, run: Run) -> list[_Segment]:
+def _list_segments(study: StudyConfig, run: Run) -> list[_Segment]:
     """Returns the segments of a run: a branch begins in the folder of its stable run."""
     branch_at = study.arms[run.arm].branch_at
     segment = _Segment(run.folder, math.inf)
     if branch_at is None:
         return [segment]
-    return [_Segment(stable_run(study, run).folder, branch_at), segment]
+    return [_Segment(find_stable_run(study, run).folder, branch_at), segment]
 
 
-def _logged_steps(segments: Sequence[_Segment]) -> list[dict[str, Any]]:
+def _read_logged_steps(segments: Sequence[_Segment]) -> list[dict[str, Any]]:
     """Returns the logged steps of a run; if a resume has repeated a step, the last record of it."""
     events = {}
     for segment in segments:
@@ -323,7 +323,7 @@ def _logged_steps(segments: Sequence[_Segment]) -> list[dict[str, Any]]:
     return [events[step] for step in sorted(events)]
 
 
-def _step_documents(segments: Sequence[_Segment]) -> np.ndarray:
+def _hash_step_documents(segments: Sequence[_Segment]) -> np.ndarray:
     """Hashes the documents of each step, of all ranks: uint16 [steps]."""
     documents_by_step: dict[int, dict[str, list[str]]] = {}
     for segment in segments:
@@ -336,7 +336,7 @@ def _step_documents(segments: Sequence[_Segment]) -> np.ndarray:
     hashes = []
     for step in sorted(documents_by_step):
         documents = sorted(chain.from_iterable(documents_by_step[step].values()))
-        hashes.append(int(digest_of(documents)[:4], 16))
+        hashes.append(int(hash_values(documents)[:4], 16))
     return np.array(hashes, np.uint16)
 
 
@@ -348,7 +348,7 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield parse_json(line)
 
 
-def _gains_of_types(sums: dict[str, ComparisonSums]) -> dict[str, np.ndarray]:
+def _compute_gains_of_types(sums: dict[str, ComparisonSums]) -> dict[str, np.ndarray]:
     """Returns, by type or combination, the change in nats: float64 [documents, bins].
 
     NaN for documents that lack one of the types.
@@ -359,11 +359,11 @@ def _gains_of_types(sums: dict[str, ComparisonSums]) -> dict[str, np.ndarray]:
         if group in (EACH, CHOSEN):
             takes_part = [sums[f"{EACH}/{type_}"].takes_part for type_ in types.split("+")]
             has_types = np.all(takes_part, axis=0)
-            gains[types] = np.where(has_types[:, None], _gain(comparison), np.nan)
+            gains[types] = np.where(has_types[:, None], _compute_gain(comparison), np.nan)
     return gains
 
 
-def _gain(sums: ComparisonSums) -> np.ndarray:
+def _compute_gain(sums: ComparisonSums) -> np.ndarray:
     """Returns nats with metadata minus nats without: float64 [documents, bins].
 
     Where local metadata hides some bytes from one side, only the other bytes count.

@@ -19,7 +19,7 @@ _NODES = 1000  # quantiles of the variance over seeds in the numerical integrati
 _MOST_SEEDS = 1000
 
 
-def predicted_power(claim: ClaimConfig, seeds: int, count: int) -> float | None:
+def predict_power(claim: ClaimConfig, seeds: int, count: int) -> float | None:
     """Returns the probability to support a claim if its difference is the smallest of interest.
 
     It holds for the first step of Holm's procedure: where other claims hold as well, the power is
@@ -27,13 +27,13 @@ def predicted_power(claim: ClaimConfig, seeds: int, count: int) -> float | None:
     """
     if claim.pilot_deviation is None or claim.smallest_difference is None:
         return None
-    return power(
+    return compute_power(
         claim.smallest_difference, claim.pilot_deviation, claim.pilot_document_error, seeds, count
     )
 
 
 @lru_cache(maxsize=1024)
-def power(
+def compute_power(
     difference: float, deviation: float, document_error: float, seeds: int, count: int
 ) -> float:
     """Returns the probability that a difference is detected, as one of `count` claims.
@@ -62,13 +62,13 @@ def power(
     return float(ndtr((difference - half_widths) / error).mean())
 
 
-def seeds_needed(
+def count_needed_seeds(
     difference: float, deviation: float, document_error: float, count: int
 ) -> int | None:
     """Returns the seeds that detect a difference with a power of 80%; None if 1,000 are too few."""
 
     def is_enough(seeds: int) -> bool:
-        return power(difference, deviation, document_error, seeds, count) >= POWER
+        return compute_power(difference, deviation, document_error, seeds, count) >= POWER
 
     numbers = range(2, _MOST_SEEDS + 1)
     index = bisect_left(numbers, True, key=is_enough)

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bsmeta.config.command_line import pasteable
+from bsmeta.config.command_line import write_pasteable_command
 from bsmeta.report import figures, page
-from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look, short_name
+from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look, shorten_name
 from bsmeta.report.inference import Interval
 from bsmeta.report.page import COUNT, Column, Page, Section, Table
-from bsmeta.studies.claim_report import answer, claim_tables, sentences
-from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED, Claim, shown_at_once
-from bsmeta.studies.conditions import condition_table
+from bsmeta.studies.claim_report import answer_claims, make_claim_tables, write_sentences
+from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED, Claim, compute_simultaneous_interval
+from bsmeta.studies.conditions import make_condition_table
 from bsmeta.studies.config import AXES, FLOPS, HOST, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
-from bsmeta.studies.results import ArmResult, Results, as_dict
+from bsmeta.studies.results import ArmResult, Results, results_as_dict
 from bsmeta.studies.statistics import Curve
 from bsmeta.studies.units import Unit
 
@@ -48,7 +48,7 @@ _LOOK_WITHOUT = Look(MUTED, "o")
 _LOOK_WITH = Look(GOOD, "s")
 
 
-def about_intervals(study: StudyConfig) -> str:
+def describe_intervals(study: StudyConfig) -> str:
     """Describes the intervals in brackets."""
     return (
         f"In brackets: 95% intervals over seeds (Student's t) and {study.cluster}s (jackknife), "
@@ -56,17 +56,17 @@ def about_intervals(study: StudyConfig) -> str:
     )
 
 
-def exploratory_tables(results: Results) -> list[Table]:
+def make_exploratory_tables(results: Results) -> list[Table]:
     """Makes the tables of all arms, beside the baseline and their controls."""
-    return [arm_table(results), effect_table(results), control_table(results)]
+    return [make_arm_table(results), make_effect_table(results), make_control_table(results)]
 
 
-def arm_table(results: Results) -> Table:
+def make_arm_table(results: Results) -> Table:
     """Makes the table of the tokens and FLOPs that each arm used, and of its bits per byte."""
     note = (
         f"Bits per byte of the same {results.bytes:,} bytes of {results.documents:,} held-out "
         f"documents after training, without and with metadata at inference, as mean of "
-        f"{len(results.seeds)} seeds. {about_intervals(results.study)}"
+        f"{len(results.seeds)} seeds. {describe_intervals(results.study)}"
     )
     columns = [
         Column("arm"),
@@ -87,14 +87,14 @@ def arm_table(results: Results) -> Table:
     return table
 
 
-def effect_table(results: Results) -> Table:
+def make_effect_table(results: Results) -> Table:
     """Makes the table of the differences of arms and modes to the baseline, and their savings."""
     base = results.arms[results.study.baseline]
     note = (
         f"Differences in bits per byte to {base.label}, read from its curve (below 0: fewer bits). "
         "Text saved, tokens saved: 1 - what the arm has used / what the baseline needs for the "
         "same bits per byte (below 0: the arm needs more); a bound (above, below) where the "
-        f"baseline's curve does not reach them. {about_intervals(results.study)}"
+        f"baseline's curve does not reach them. {describe_intervals(results.study)}"
     )
     columns = [
         Column("arm"),
@@ -113,9 +113,11 @@ def effect_table(results: Results) -> Table:
     return table.sorted_by(AT[TEXT])
 
 
-def control_table(results: Results) -> Table:
+def make_control_table(results: Results) -> Table:
     """Makes the table of each arm minus its controls, by mode, at the end of both runs."""
-    note = f"Bits per byte of the arm minus those of its control. {about_intervals(results.study)}"
+    note = (
+        f"Bits per byte of the arm minus those of its control. {describe_intervals(results.study)}"
+    )
     columns = (Column("arm"), Column("metadata"), Column("control"), Column("difference", SIGNED))
     table = Table("Against controls", note, columns)
     for arm in results.arms.values():
@@ -124,22 +126,22 @@ def control_table(results: Results) -> Table:
     return table.sorted_by("difference")
 
 
-def gain_tables(results: Results) -> list[Table]:
+def make_gain_tables(results: Results) -> list[Table]:
     """Makes, for each arm, the tables of its gains by length, site and position; and by type."""
     tables = []
     for arm in results.arms.values():
-        for table in (_part_table(results, arm), _type_table(results, arm)):
+        for table in (_make_part_table(results, arm), _make_type_table(results, arm)):
             if table.rows:
                 tables.append(table)
     return tables
 
 
-def _part_table(results: Results, arm: ArmResult) -> Table:
+def _make_part_table(results: Results, arm: ArmResult) -> Table:
     base = results.arms[results.study.baseline].label
     note = (
         f"Differences in bits per byte between the last checkpoint and that of {base}. "
         "Position: bytes of a document from this one up to the next. "
-        f"{about_intervals(results.study)}"
+        f"{describe_intervals(results.study)}"
     )
     if results.study.cluster == HOST:
         note += " Those of a site are over its documents."
@@ -158,10 +160,10 @@ def _part_table(results: Results, arm: ArmResult) -> Table:
     return table
 
 
-def _type_table(results: Results, arm: ArmResult) -> Table:
+def _make_type_table(results: Results, arm: ArmResult) -> Table:
     note = (
         "Bits per byte of the last checkpoint with this type alone, minus those without "
-        f"metadata, over the documents that have it. {about_intervals(results.study)}"
+        f"metadata, over the documents that have it. {describe_intervals(results.study)}"
     )
     columns = [Column("type"), Column("documents", COUNT), Column("with - without", SIGNED)]
     table = Table(f"{arm.label}: each type at inference", note, columns)
@@ -181,15 +183,15 @@ def write_report(
         commands: The command of each run, as a line for a shell.
         further: Tables of downstream tasks to add.
     """
-    command = pasteable(["python", "experiments/study.py", str(file), "--report"])
+    command = write_pasteable_command(["python", "experiments/study.py", str(file), "--report"])
     run_commands = [f"{line}  # {name}" for name, line in commands.items()]
-    content = as_dict(results) | {
+    content = results_as_dict(results) | {
         "further": [table.as_dict() for table in further],
         "command": command,
         "runs": run_commands,
     }
     return page.write_report(
-        page_of(results, further, [command, *run_commands]),
+        make_page(results, further, [command, *run_commands]),
         content,
         Path(results.study.out_dir),
         json_name="results.json",
@@ -198,12 +200,12 @@ def write_report(
     )
 
 
-def page_of(results: Results, further: Sequence[Table], commands: Sequence[str]) -> Page:
+def make_page(results: Results, further: Sequence[Table], commands: Sequence[str]) -> Page:
     """Makes the page of the report."""
     study = results.study
     return Page(
         title=study.title,
-        answers=[answer(results), *results.notes],
+        answers=[answer_claims(results), *results.notes],
         facts={
             "arms": f"{len(results.arms)}, compared with {results.arms[study.baseline].label}",
             "seeds": f"{len(results.seeds)}: {', '.join(map(str, results.seeds))}",
@@ -212,30 +214,30 @@ def page_of(results: Results, further: Sequence[Table], commands: Sequence[str])
             "checkpoints": f"after {', '.join(f'{part:.0%}' for part in study.curve)} of each run",
             "configuration": study.config,
         },
-        sections=_sections(results, further),
+        sections=_make_sections(results, further),
         commands=commands,
     )
 
 
-def _sections(results: Results, further: Sequence[Table]) -> list[Section]:
+def _make_sections(results: Results, further: Sequence[Table]) -> list[Section]:
     """Makes the sections: claims, shared conditions, exploratory tables, and gains if any."""
-    claim_sentences = sentences(results) if results.claims else []
+    claim_sentences = write_sentences(results) if results.claims else []
     has_effects = any(claim.effect is not None for claim in results.claims)
-    claim_plots = {"claims": partial(claim_plot, results)} if has_effects else {}
-    shared_tables = [condition_table(results.conditions)] if results.conditions else []
+    claim_plots = {"claims": partial(draw_claim_plot, results)} if has_effects else {}
+    shared_tables = [make_condition_table(results.conditions)] if results.conditions else []
     curve_plots = {
-        f"curves-{axis.lower().replace(' ', '-')}": partial(curve_plot, results, axis)
+        f"curves-{axis.lower().replace(' ', '-')}": partial(draw_curve_plot, results, axis)
         for axis in AXES
     }
     sections = [
-        Section(CLAIMS, claim_sentences, claim_tables(results), claim_plots),
+        Section(CLAIMS, claim_sentences, make_claim_tables(results), claim_plots),
         Section(SHARED, results.shared, shared_tables),
-        Section(EXPLORATORY, [], [*exploratory_tables(results), *further], curve_plots),
+        Section(EXPLORATORY, [], [*make_exploratory_tables(results), *further], curve_plots),
     ]
 
     has_gains = any(arm.gains for arm in results.arms.values())
-    gain_plots = {"gains": partial(gain_plot, results)} if has_gains else {}
-    gains = Section(GAINS, [], gain_tables(results), gain_plots)
+    gain_plots = {"gains": partial(draw_gain_plot, results)} if has_gains else {}
+    gains = Section(GAINS, [], make_gain_tables(results), gain_plots)
     if gains.tables:
         sections.append(gains)
     return sections
@@ -246,8 +248,8 @@ def _describe_text(results: Results) -> str:
     return f"{results.documents:,} documents{hosts}, {results.bytes:,} bytes"
 
 
-@figures.styled
-def curve_plot(results: Results, axis: str) -> Figure:
+@figures.style_figure
+def draw_curve_plot(results: Results, axis: str) -> Figure:
     """Draws bits per byte over the amount used, and below them the difference to the baseline.
 
     A panel has the arms without metadata at inference, the other one with it; the baseline is in
@@ -256,7 +258,7 @@ def curve_plot(results: Results, axis: str) -> Figure:
     arms = list(results.arms.values())
     has_metadata = any(WITH in arm.curves for arm in arms)
     modes = [WITHOUT, WITH] if has_metadata else [WITHOUT]
-    figure, panels = figures.canvas(
+    figure, panels = figures.create_figure(
         2 * max(2.9, 0.19 * len(arms) + 1),
         panels=2 * len(modes),
         columns=len(modes),
@@ -267,9 +269,9 @@ def curve_plot(results: Results, axis: str) -> Figure:
 
     for axes, mode in zip(panels, modes, strict=False):
         for number, arm in enumerate(arms):
-            curve = _curve_in_panel(results, arm, mode, axis)
+            curve = _find_curve_in_panel(results, arm, mode, axis)
             if curve is not None:
-                _draw_curve(axes, curve, figures.look(number), has_band=has_bands)
+                _draw_curve(axes, curve, figures.look_of_series(number), has_band=has_bands)
         _scale_axes(axes, results, axis)
         axes.set_title(f"used {mode} metadata", loc="left")
 
@@ -278,7 +280,7 @@ def curve_plot(results: Results, axis: str) -> Figure:
 
     base = results.arms[results.study.baseline]
     panels[0].set_ylabel("bits per byte")
-    panels[len(modes)].set_ylabel(f"minus {short_name(base.label)}")
+    panels[len(modes)].set_ylabel(f"minus {shorten_name(base.label)}")
     unit = "compute" if axis == FLOPS else "data"
     seeds = f"{len(results.seeds)} seeds" if len(results.seeds) > 1 else "1 seed"
     intervals = "95% bands" if has_bands else "95% intervals of the last points"
@@ -297,11 +299,11 @@ def _draw_differences(axes: Axes, results: Results, axis: str, mode: str, *, is_
     base = results.arms[results.study.baseline]
     ends = []
     for number, arm in enumerate(arms):
-        curve = _curve_in_panel(results, arm, mode, axis)
+        curve = _find_curve_in_panel(results, arm, mode, axis)
         difference = None if curve is None else _subtract_curve(curve, base.curves[WITHOUT][axis])
         if difference is None:
             continue
-        style = figures.look(number)
+        style = figures.look_of_series(number)
         _draw_curve(axes, difference, style, has_band=len(arms) < _MANY)
         if is_last or (WITH not in arm.curves and arm is not base):
             end = difference.points[-1].value
@@ -311,7 +313,7 @@ def _draw_differences(axes: Axes, results: Results, axis: str, mode: str, *, is_
     figures.label_ends(axes, ends)
 
 
-def _curve_in_panel(results: Results, arm: ArmResult, mode: str, axis: str) -> Curve | None:
+def _find_curve_in_panel(results: Results, arm: ArmResult, mode: str, axis: str) -> Curve | None:
     """Returns an arm's curve in the panel of a mode; None if it has none there."""
     if arm.name == results.study.baseline:
         mode = WITHOUT
@@ -323,7 +325,7 @@ def _subtract_curve(curve: Curve, base: Curve) -> Curve | None:
     amounts = []
     differences = []
     for amount, point in zip(curve.amounts, curve.points, strict=True):
-        base_point = base.at(float(amount))
+        base_point = base.interpolate_at(float(amount))
         if base_point is not None:
             amounts.append(amount)
             differences.append(point - base_point)
@@ -370,12 +372,12 @@ def _scale_amounts(axes: Axes, results: Results, axis: str) -> None:
             ticks.append(float(amount))
     axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(ticks, [figures.short_number(tick) for tick in ticks])
+    axes.set_xticks(ticks, [figures.shorten_number(tick) for tick in ticks])
     axes.grid()
 
 
-@figures.styled
-def claim_plot(results: Results) -> Figure:
+@figures.style_figure
+def draw_claim_plot(results: Results) -> Figure:
     """Draws the effect of each claim with its own interval, and the one for all claims at once.
 
     Claims whose differences have another unit are in a panel of their own.
@@ -392,7 +394,7 @@ def claim_plot(results: Results) -> Figure:
         labels = [_claim_label(claim) for claim in claims]
         panel_labels.append(labels)
         panel_lines.append(sum(max(label.count("\n") + 1, 2) for label in labels))
-    figure, panels = figures.canvas(
+    figure, panels = figures.create_figure(
         0.5 + sum(0.8 + 0.21 * lines for lines in panel_lines),
         panels=len(panel_lines),
         columns=1,
@@ -415,7 +417,7 @@ def claim_plot(results: Results) -> Figure:
 
 
 def _claim_label(claim: Claim) -> str:
-    name = short_name(claim.config.label, _LONGEST_LABEL)
+    name = shorten_name(claim.config.label, _LONGEST_LABEL)
     return textwrap.fill(f"{name} ({claim.verdict})", _LONGEST_LINE)
 
 
@@ -423,13 +425,13 @@ def _draw_claim(axes: Axes, row: int, claim: Claim) -> None:
     """Draws the difference of a claim in its own unit, and the smallest of interest."""
     colors = {SUPPORTED: GOOD, REFUTED: BAD}
     style = Look(colors.get(claim.verdict, MUTED))
-    outer = None if claim.verdict == OPEN else shown_at_once(claim)
+    outer = None if claim.verdict == OPEN else compute_simultaneous_interval(claim)
     assert claim.effect is not None
-    figures.draw_interval(axes, row, claim.unit.shown(claim.effect), style, outer=outer)
+    figures.draw_interval(axes, row, claim.unit.convert_to_unit(claim.effect), style, outer=outer)
 
     interest = claim.config.smallest_difference
     assert interest is not None
-    interest_end = claim.unit.shown(Interval(-interest, -interest)).low
+    interest_end = claim.unit.convert_to_unit(Interval(-interest, -interest)).low
     axes.plot([interest_end], [row], "|", color=INK, markersize=12)
 
 
@@ -440,8 +442,8 @@ def _describe_unit(unit: Unit) -> str:
     return f"difference in {unit.name} (left of 0: fewer bits, as claimed)"
 
 
-@figures.styled
-def gain_plot(results: Results) -> Figure:
+@figures.style_figure
+def draw_gain_plot(results: Results) -> Figure:
     """Draws the gain of each arm by length, site and position of the text: a panel for each arm."""
     from matplotlib.ticker import MaxNLocator
 
@@ -449,7 +451,7 @@ def gain_plot(results: Results) -> Figure:
     parts = [(gain.by, gain.name) for gain in arms[0].gains if gain.without is not None]
     columns = min(3, len(arms))
     rows = math.ceil(len(arms) / columns)
-    figure, panels = figures.canvas(
+    figure, panels = figures.create_figure(
         0.9 + rows * (0.8 + 0.3 * len(parts)),
         panels=len(arms),
         columns=columns,
@@ -464,14 +466,14 @@ def gain_plot(results: Results) -> Figure:
         figures.name_rows(axes, [f"{by}: {name}" for by, name in parts])
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.tick_params(labelbottom=True)
-        label = short_name(arm.label, _LONGEST_LABEL)
+        label = shorten_name(arm.label, _LONGEST_LABEL)
         axes.set_title(textwrap.fill(label, 24 if columns > 1 else 60), loc="left")
 
     margin = 0.05 * (max(limits) - min(limits))
     panels[0].set_xlim(min(limits) - margin, max(limits) + margin)
-    base = short_name(results.arms[results.study.baseline].label)
+    base = shorten_name(results.arms[results.study.baseline].label)
     figure.suptitle(f"Bits per byte minus those of {base}, with 95% intervals", x=0.01, ha="left")
-    figures.legend_below(
+    figures.add_legend_below(
         figure, {"used without metadata": _LOOK_WITHOUT, "used with metadata": _LOOK_WITH}.items()
     )
     return figure

@@ -18,22 +18,28 @@ import numpy as np
 
 from bsmeta.config.evaluating import SliceConfig
 from bsmeta.core.errors import DataError
-from bsmeta.report.byte_ranges import byte_ranges
-from bsmeta.studies.claim_notes import host_notes, task_notes
-from bsmeta.studies.claims import Claim, decide, error_ratio, is_over_hosts, shown_at_once
+from bsmeta.report.byte_ranges import name_byte_ranges
+from bsmeta.studies.claim_notes import list_host_notes, list_task_notes
+from bsmeta.studies.claims import (
+    Claim,
+    compute_error_ratio,
+    compute_simultaneous_interval,
+    decide_claims,
+    is_over_hosts,
+)
 from bsmeta.studies.conditions import (
     Association,
-    associations,
-    condition_notes,
-    differences_of_arms,
-    missing_records,
+    compute_arm_differences,
+    describe_missing_records,
+    list_condition_notes,
+    test_associations,
 )
 from bsmeta.studies.config import AXES, DOCUMENT, HOST, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
-from bsmeta.studies.declaration import as_declared
-from bsmeta.studies.runs import Measurement, find_measurement, results_folder, runs_of
-from bsmeta.studies.statistics import Curve, Estimate, Measured, Saving, saving
+from bsmeta.studies.declaration import restore_declared
+from bsmeta.studies.runs import Measurement, find_measurement, list_runs, locate_results
+from bsmeta.studies.statistics import Curve, Estimate, Measured, Saving, estimate_saving
 from bsmeta.studies.task_scores import find_all_scores
-from bsmeta.tasks.causal_lm.evaluation.slices import slices_of
+from bsmeta.tasks.causal_lm.evaluation.slices import list_slices
 
 
 @dataclass(frozen=True)
@@ -119,31 +125,31 @@ class Results:
     by_host: list[Claim] = field(default_factory=list)
 
 
-def results_of(study: StudyConfig) -> Results:
+def compute_results(study: StudyConfig) -> Results:
     """Computes everything that the report shows.
 
     Raises:
         DataError: If there is nothing to compare.
     """
-    study, declaration_notes = as_declared(study)
-    measured, missing_notes = load(study)
+    study, declaration_notes = restore_declared(study)
+    measured, missing_notes = load_measurements(study)
     notes = [*missing_notes, *declaration_notes]
     if len(measured.seeds) == 1:
         notes.append("One seed: the intervals say nothing about other seeds; nothing is decided.")
 
     scores = find_all_scores(study)
-    claims = decide(study, measured, scores)
+    claims = decide_claims(study, measured, scores)
     shows_hosts = study.cluster == DOCUMENT and measured.hosts > 1
-    by_host = decide(study, measured.clustered_by(HOST), scores) if shows_hosts else []
-    conditions = associations(measured, _differences_to_test(study, measured, claims))
+    by_host = decide_claims(study, measured.cluster_by(HOST), scores) if shows_hosts else []
+    conditions = test_associations(measured, _collect_differences(study, measured, claims))
     notes += [
-        *_setting_notes(measured),
-        *task_notes(claims),
-        *condition_notes(measured, conditions),
-        *host_notes(measured, claims, by_host),
+        *_list_setting_notes(measured),
+        *list_task_notes(claims),
+        *list_condition_notes(measured, conditions),
+        *list_host_notes(measured, claims, by_host),
     ]
 
-    arms = {arm: _result_of_arm(study, measured, arm) for arm in measured.arms}
+    arms = {arm: _compute_arm_result(study, measured, arm) for arm in measured.arms}
     return Results(
         study=study,
         seeds=measured.seeds,
@@ -154,23 +160,23 @@ def results_of(study: StudyConfig) -> Results:
         arms={arm: _compare_arm(study, measured, arms, arm) for arm in measured.arms},
         claims=claims,
         notes=notes,
-        shared=[*_shared_with_baseline(study, measured), *missing_records(measured)],
+        shared=[*_compare_with_baseline(study, measured), *describe_missing_records(measured)],
         conditions=conditions,
         by_host=by_host,
     )
 
 
-def _result_of_arm(study: StudyConfig, measured: Measured, arm: str) -> ArmResult:
+def _compute_arm_result(study: StudyConfig, measured: Measured, arm: str) -> ArmResult:
     """Returns the results of an arm by itself."""
     return ArmResult(
         name=arm,
         label=study.arms[arm].label or arm,
-        curves={mode: measured.curves(arm, mode) for mode in measured.modes(arm)},
+        curves={mode: measured.curves(arm, mode) for mode in measured.list_modes(arm)},
         amounts={axis: float(values[-1]) for axis, values in measured.amounts(arm).items()},
     )
 
 
-def _differences_to_test(
+def _collect_differences(
     study: StudyConfig, measured: Measured, claims: Sequence[Claim]
 ) -> dict[str, np.ndarray]:
     """Collects the differences of the claims, and of the arms that no claim is about.
@@ -178,14 +184,14 @@ def _differences_to_test(
     Returns:
         By name: float64 [seeds].
     """
-    differences = dict(_differences_of_claims(claims, measured.seeds))
-    for arm, values in differences_of_arms(measured, study.baseline).items():
+    differences = dict(_compute_claim_differences(claims, measured.seeds))
+    for arm, values in compute_arm_differences(measured, study.baseline).items():
         if not any(np.allclose(values, claimed) for claimed in differences.values()):
             differences[f"{study.arms[arm].label or arm}, without metadata"] = values
     return differences
 
 
-def _differences_of_claims(
+def _compute_claim_differences(
     claims: Sequence[Claim], seeds: Sequence[int]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yields name and values of the claims that have exactly these seeds.
@@ -201,9 +207,9 @@ def _differences_of_claims(
             yield name, sign * claim.effect.seeds
 
 
-def _setting_notes(measured: Measured) -> list[str]:
+def _list_setting_notes(measured: Measured) -> list[str]:
     """Notes consequences of the runs' settings for the comparison."""
-    runs = {arm: measured.first(arm) for arm in measured.arms}
+    runs = {arm: measured.find_first_run(arm) for arm in measured.arms}
     notes = []
     falling = [arm for arm, run in runs.items() if run.facts["schedule"] != "constant"]
     if falling and max(len(run.steps) for run in runs.values()) > 1:
@@ -226,13 +232,14 @@ def _setting_notes(measured: Measured) -> list[str]:
     return notes
 
 
-def _shared_with_baseline(study: StudyConfig, measured: Measured) -> Iterator[str]:
+def _compare_with_baseline(study: StudyConfig, measured: Measured) -> Iterator[str]:
     """Yields a comparison of each arm with the baseline: weights, documents, tokens, steps."""
     for arm in measured.arms:
         if arm == study.baseline:
             continue
         pairs = [
-            (measured.run(study.baseline, seed), measured.run(arm, seed)) for seed in measured.seeds
+            (measured.find_run(study.baseline, seed), measured.find_run(arm, seed))
+            for seed in measured.seeds
         ]
 
         equal_steps = 0
@@ -242,15 +249,16 @@ def _shared_with_baseline(study: StudyConfig, measured: Measured) -> Iterator[st
             equal_steps += int((base.step_documents[:count] == run.step_documents[:count]).sum())
             all_steps += max(len(base.step_documents), len(run.step_documents))
 
-        text_tokens = f"{_ratio(pairs, 'targets')} the text tokens"
+        text_tokens = f"{_compute_ratio(pairs, 'targets')} the text tokens"
         if all(np.array_equal(base.logged_targets, run.logged_targets) for base, run in pairs):
             text_tokens = "the same text tokens after every logged step"
 
         yield (
             f"{study.arms[arm].label or arm}: {_compare_weights(*pairs[0])}; the same documents in "
             f"{equal_steps / max(all_steps, 1):.0%} of the steps; {text_tokens}; "
-            f"{_ratio(pairs, 'tokens')} the total tokens, {_ratio(pairs, 'flops')} the FLOPs, "
-            f"{_ratio(pairs, 'steps')} the steps."
+            f"{_compute_ratio(pairs, 'tokens')} the total tokens, {_compute_ratio(pairs, 'flops')} "
+            "the FLOPs, "
+            f"{_compute_ratio(pairs, 'steps')} the steps."
         )
 
 
@@ -266,7 +274,7 @@ def _compare_weights(base: Measurement, run: Measurement) -> str:
     return "the same initial weights"
 
 
-def _ratio(pairs: Sequence[tuple[Measurement, Measurement]], name: str) -> str:
+def _compute_ratio(pairs: Sequence[tuple[Measurement, Measurement]], name: str) -> str:
     ratios = [getattr(run, name)[-1] / getattr(base, name)[-1] for base, run in pairs]
     return f"{np.mean(ratios):.2f} times"
 
@@ -283,12 +291,16 @@ def _compare_arm(
         return arm
 
     base = arms[study.baseline].curves[WITHOUT]
-    base_at_amounts = {axis: base[axis].at(arm.amounts[axis]) for axis in (TEXT, TOKENS)}
+    base_at_amounts = {
+        axis: base[axis].interpolate_at(arm.amounts[axis]) for axis in (TEXT, TOKENS)
+    }
     savings: dict[str, dict[str, Saving]] = {}
     effects: dict[str, dict[str, Estimate | None]] = {}
     for mode in arm.curves:
         last = arm.last(mode)
-        savings[mode] = {axis: saving(base[axis], arm.amounts[axis], last) for axis in AXES}
+        savings[mode] = {
+            axis: estimate_saving(base[axis], arm.amounts[axis], last) for axis in AXES
+        }
         effects[mode] = {
             axis: None if text is None else last - text for axis, text in base_at_amounts.items()
         }
@@ -305,25 +317,25 @@ def _compare_arm(
         effects=effects,
         controls=controls,
         inference=arm.last(WITH) - arm.last(WITHOUT) if WITH in arm.curves else None,
-        gains=list(_gains(study, measured, name)),
+        gains=list(_compute_gains(study, measured, name)),
     )
 
 
-def _gains(study: StudyConfig, measured: Measured, arm: str) -> Iterator[Gain]:
+def _compute_gains(study: StudyConfig, measured: Measured, arm: str) -> Iterator[Gain]:
     """Yields the gains of an arm over parts of the documents, at the last checkpoints."""
-    for part in _parts(study, measured):
+    for part in _list_parts(study, measured):
         documents = measured.count(part.bins, part.documents)
         if not documents:
             continue
         # The gain on one host has no variation over hosts.
-        source = measured.clustered_by(DOCUMENT) if part.by == "site" else measured
+        source = measured.cluster_by(DOCUMENT) if part.by == "site" else measured
         estimate = partial(source.estimate, bins=part.bins, documents=part.documents)
         text = estimate(study.baseline, WITHOUT)
-        gains = [estimate(arm, mode) - text for mode in source.modes(arm)]
+        gains = [estimate(arm, mode) - text for mode in source.list_modes(arm)]
         yield Gain(part.by, part.name, documents, gains[0], gains[1] if len(gains) > 1 else None)
 
-    for name in measured.first(arm).types:
-        has_type = measured.having(arm, name)
+    for name in measured.find_first_run(arm).types:
+        has_type = measured.select_documents(arm, name)
         if has_type.any():
             without = measured.estimate(arm, WITHOUT, documents=has_type)
             shown = measured.estimate(arm, name, documents=has_type)
@@ -339,7 +351,7 @@ class _Part(NamedTuple):
     bins: slice
 
 
-def _parts(study: StudyConfig, measured: Measured) -> Iterator[_Part]:
+def _list_parts(study: StudyConfig, measured: Measured) -> Iterator[_Part]:
     """Yields the documents of each length and of the most frequent hosts, and the positions."""
     slices = []
     if study.measure.length_edges:
@@ -347,15 +359,15 @@ def _parts(study: StudyConfig, measured: Measured) -> Iterator[_Part]:
     if study.measure.sites:
         slices.append(SliceConfig(by="site", top=study.measure.sites))
     facts = {"length": measured.lengths.tolist(), "site": [site or None for site in measured.sites]}
-    for part in slices_of(slices, facts):
+    for part in list_slices(slices, facts):
         yield _Part(part.by, part.name, part.members, slice(None))
 
     all_documents = np.ones(len(measured.digests), bool)
-    for number, byte_range in enumerate(byte_ranges(study.measure.position_edges)):
+    for number, byte_range in enumerate(name_byte_ranges(study.measure.position_edges)):
         yield _Part("position", f"bytes {byte_range}", all_documents, slice(number, number + 1))
 
 
-def as_dict(results: Results) -> dict[str, Any]:
+def results_as_dict(results: Results) -> dict[str, Any]:
     """Returns the results as JSON, except that NaN and infinite numbers stay in it."""
     by_host = {claim.name: claim for claim in results.by_host}
     return {
@@ -374,7 +386,7 @@ def as_dict(results: Results) -> dict[str, Any]:
 
 
 def _claim_as_dict(claim: Claim, by_host: Claim | None) -> dict[str, Any]:
-    at_once = shown_at_once(claim)
+    at_once = compute_simultaneous_interval(claim)
     return {
         "name": claim.name,
         **asdict(claim.config),
@@ -389,7 +401,7 @@ def _claim_as_dict(claim: Claim, by_host: Claim | None) -> dict[str, Any]:
         "power": claim.power,
         "verdict": claim.verdict,
         "reason": claim.reason,
-        "over_hosts": _over_hosts(claim, by_host),
+        "over_hosts": _describe_over_hosts(claim, by_host),
     }
 
 
@@ -397,11 +409,11 @@ def _difference_as_dict(claim: Claim) -> dict[str, float] | None:
     """Returns a claim's difference in its own unit and sign."""
     if claim.effect is None:
         return None
-    difference = claim.unit.shown(claim.effect)
+    difference = claim.unit.convert_to_unit(claim.effect)
     return {"value": difference.value, "low": difference.low, "high": difference.high}
 
 
-def _over_hosts(claim: Claim, by_host: Claim | None) -> dict[str, Any] | None:
+def _describe_over_hosts(claim: Claim, by_host: Claim | None) -> dict[str, Any] | None:
     """Returns a claim with hosts as the units of the error over documents; None without hosts."""
     if by_host is None or by_host.effect is None or claim.effect is None:
         return None
@@ -411,7 +423,7 @@ def _over_hosts(claim: Claim, by_host: Claim | None) -> dict[str, Any] | None:
         "difference": _difference_as_dict(by_host),
         "hosts": by_host.effect.units,
         "host_error": by_host.effect.document_error,
-        "error_ratio": error_ratio(claim.effect, by_host.effect),
+        "error_ratio": compute_error_ratio(claim.effect, by_host.effect),
         "p_corrected": by_host.corrected,
         "verdict": by_host.verdict,
     }
@@ -419,7 +431,7 @@ def _over_hosts(claim: Claim, by_host: Claim | None) -> dict[str, Any] | None:
 
 def _arm_as_dict(arm: ArmResult) -> dict[str, Any]:
     controls = [
-        {"control": control, "mode": mode, "difference": _as_json(effect)}
+        {"control": control, "mode": mode, "difference": _convert_to_json(effect)}
         for (control, mode), effect in arm.controls.items()
     ]
     gains = [
@@ -427,8 +439,8 @@ def _arm_as_dict(arm: ArmResult) -> dict[str, Any]:
             "by": gain.by,
             "part": gain.name,
             "documents": gain.documents,
-            "without": _as_json(gain.without),
-            "with": _as_json(gain.shown),
+            "without": _convert_to_json(gain.without),
+            "with": _convert_to_json(gain.shown),
         }
         for gain in arm.gains
     ]
@@ -436,46 +448,46 @@ def _arm_as_dict(arm: ArmResult) -> dict[str, Any]:
     return {
         "label": arm.label,
         "used": arm.amounts,
-        "curves": _as_json(arm.curves),
-        "savings": _as_json(arm.savings),
-        "effects": _as_json(arm.effects),
-        "with_minus_without": _as_json(arm.inference),
+        "curves": _convert_to_json(arm.curves),
+        "savings": _convert_to_json(arm.savings),
+        "effects": _convert_to_json(arm.effects),
+        "with_minus_without": _convert_to_json(arm.inference),
         "controls": controls,
         "gains": gains,
     }
 
 
-def _as_json(value: Any) -> Any:
+def _convert_to_json(value: Any) -> Any:
     """Converts an estimate, a curve or a saving, or a mapping of them."""
     if isinstance(value, Mapping):
-        return {key: _as_json(entry) for key, entry in value.items()}
+        return {key: _convert_to_json(entry) for key, entry in value.items()}
     if isinstance(value, Estimate):
         return {"value": value.value, "low": value.low, "high": value.high}
     if isinstance(value, Curve):
         pairs = zip(value.amounts, value.points, strict=True)
-        return [{"at": float(amount), **_as_json(point)} for amount, point in pairs]
+        return [{"at": float(amount), **_convert_to_json(point)} for amount, point in pairs]
     return asdict(value) if isinstance(value, Saving) else value
 
 
-def load(study: StudyConfig) -> tuple[Measured, list[str]]:
+def load_measurements(study: StudyConfig) -> tuple[Measured, list[str]]:
     """Loads the measurements that can be compared; also returns a note on missing ones.
 
     Raises:
         DataError: If the baseline, or everything else, has no seed that has been measured, or if
             runs were trained on different data.
     """
-    runs = runs_of(study)
+    runs = list_runs(study)
     measurements: dict[tuple[str, int], Measurement] = {}
     for run in runs:
         measurement = find_measurement(study, run.arm, run.seed)
         if measurement is not None:
             measurements[run.arm, run.seed] = measurement
 
-    arms, seeds = largest_block(study, list(measurements))
+    arms, seeds = find_largest_block(study, list(measurements))
     if not arms:
         names = ", ".join(f"{arm} seed {seed}" for arm, seed in measurements) or "none"
         raise DataError(
-            f"{results_folder(study)}: measured so far: {names}; expected a seed that the "
+            f"{locate_results(study)}: measured so far: {names}; expected a seed that the "
             f"baseline ({study.baseline}) and another arm have been trained and measured with"
         )
     compared = {(arm, seed): measurements[arm, seed] for arm, seed in product(arms, seeds)}
@@ -503,13 +515,13 @@ def _refuse_other_shards(
     ]
     if others:
         raise DataError(
-            f"{results_folder(study)}: {', '.join(others)} were trained on other shards than "
+            f"{locate_results(study)}: {', '.join(others)} were trained on other shards than "
             f"{first_arm} seed {first_seed}; expected the same data in all runs: delete the "
             "measurements that were made with the wrong files"
         )
 
 
-def largest_block(
+def find_largest_block(
     study: StudyConfig, measured_runs: Sequence[tuple[str, int]]
 ) -> tuple[list[str], list[int]]:
     """Returns the arms and seeds with most runs such that each arm has been run with each seed.

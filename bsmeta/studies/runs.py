@@ -33,24 +33,24 @@ from rich import box
 from rich.table import Table
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import value_problems
-from bsmeta.config.command_line import pasteable
-from bsmeta.config.compose import compose
+from bsmeta.config.checks import find_value_problems
+from bsmeta.config.command_line import write_pasteable_command
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.schema import WSD
-from bsmeta.core.environment import machine_hash
-from bsmeta.core.errors import ConfigurationError, DataError, refuse
+from bsmeta.core.environment import hash_machine_name
+from bsmeta.core.errors import ConfigurationError, DataError, raise_problems
 from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED
-from bsmeta.core.files import ROOT, replacing
+from bsmeta.core.files import ROOT, replace_atomically
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
-from bsmeta.metadata.checks import metadata_problems, row_budget_problems
+from bsmeta.metadata.checks import find_metadata_problems, find_row_budget_problems
 from bsmeta.studies.config import WITH, WITHOUT, StudyConfig
 from bsmeta.training.run_folder import (
     METRICS,
     STATUS,
-    last_events,
     read_environments,
+    read_last_events,
     read_status,
 )
 
@@ -136,7 +136,7 @@ class Measurement:
 
         header = json.dumps({"settings": self.settings, "facts": self.facts}, sort_keys=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
+        with replace_atomically(path) as part:
             np.savez_compressed(part, header=np.array(header), **values)
 
     def of_documents(self, indices: np.ndarray) -> Measurement:
@@ -181,12 +181,12 @@ class Measurement:
         return cls(**header, **arrays, types=types)
 
 
-def settings_of(study: StudyConfig, arm: str, seed: int) -> str:
+def hash_settings(study: StudyConfig, arm: str, seed: int) -> str:
     """Hashes the settings of a run and of its measurement, the same on every machine."""
     settings = study.arms[arm]
     values: dict[str, Any] = {
         "config": study.config,
-        "overrides": _overrides_of_arm(study, arm),
+        "overrides": _list_arm_overrides(study, arm),
         "text_tokens_of": settings.text_tokens_of,
         "seed": seed,
         "curve": study.curve,
@@ -194,7 +194,7 @@ def settings_of(study: StudyConfig, arm: str, seed: int) -> str:
     }
     if settings.branch_of is not None:
         values["branch"] = [settings.branch_of, settings.branch_at, settings.decay_steps]
-    return digest_of(values)
+    return hash_values(values)
 
 
 def measure_settings(study: StudyConfig) -> dict[str, Any]:
@@ -205,24 +205,24 @@ def measure_settings(study: StudyConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(study.measure).items() if name not in left_out}
 
 
-def digest_of(values: Any) -> str:
+def hash_values(values: Any) -> str:
     """Returns a short hash of JSON-serializable values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def results_folder(study: StudyConfig) -> Path:
+def locate_results(study: StudyConfig) -> Path:
     """Returns the folder of the measurements.
 
     It is `results_dir`, or else a folder in `out_dir` that is named by the hash of the settings.
     """
     if study.results_dir is not None:
         return Path(study.results_dir)
-    return Path(study.out_dir) / f"measured-{digest_of(measure_settings(study))[:8]}"
+    return Path(study.out_dir) / f"measured-{hash_values(measure_settings(study))[:8]}"
 
 
-def measurement_path(study: StudyConfig, arm: str, seed: int) -> Path:
+def locate_measurement(study: StudyConfig, arm: str, seed: int) -> Path:
     """Returns the path of a run's measurement."""
-    return results_folder(study) / f"{arm}-seed{seed}.npz"
+    return locate_results(study) / f"{arm}-seed{seed}.npz"
 
 
 def find_measurement(study: StudyConfig, arm: str, seed: int) -> Measurement | None:
@@ -231,12 +231,12 @@ def find_measurement(study: StudyConfig, arm: str, seed: int) -> Measurement | N
     Raises:
         DataError: If the file is damaged, or was made with other settings.
     """
-    path = measurement_path(study, arm, seed)
+    path = locate_measurement(study, arm, seed)
     if not path.exists():
         return None
     measurement = Measurement.load(path)
     parts = "config, overrides, curve or measure"
-    refuse_other_settings(path, measurement.settings, settings_of(study, arm, seed), parts)
+    refuse_other_settings(path, measurement.settings, hash_settings(study, arm, seed), parts)
     return measurement
 
 
@@ -290,7 +290,7 @@ class Progress:
     loss: float | None = None
 
 
-def runs_of(study: StudyConfig) -> list[Run]:
+def list_runs(study: StudyConfig) -> list[Run]:
     """Lists all runs in the order in which they are made; arms come after the arms they need.
 
     With `random_order`, the order of the seeds follows from a hash, so it is the same on every
@@ -299,7 +299,7 @@ def runs_of(study: StudyConfig) -> list[Run]:
     folder = Path(study.out_dir)
     seeds = list(study.seeds)
     if study.random_order:
-        seeds.sort(key=lambda seed: digest_of([study.title, study.config, seed]))
+        seeds.sort(key=lambda seed: hash_values([study.title, study.config, seed]))
 
     runs = []
     for seed in seeds:
@@ -321,14 +321,14 @@ def _sort_arms(study: StudyConfig) -> list[str]:
     return list(sorted_arms)
 
 
-def progress_of(study: StudyConfig, run: Run) -> Progress:
+def read_progress(study: StudyConfig, run: Run) -> Progress:
     """Reads the progress of a run from its folder, or else from its measurement.
 
     The folder may be incomplete.
     """
     if (run.folder / STATUS).exists():
         state = read_status(run.folder)["state"]
-        last_step = last_events(run.folder / METRICS).get("step", {})
+        last_step = read_last_events(run.folder / METRICS).get("step", {})
         return Progress(
             state,
             step=last_step.get("step", 0),
@@ -349,34 +349,34 @@ def progress_of(study: StudyConfig, run: Run) -> Progress:
     )
 
 
-def overrides_of(study: StudyConfig, run: Run) -> list[str] | None:
+def list_overrides(study: StudyConfig, run: Run) -> list[str] | None:
     """Returns the overrides of a run; None if it must wait for the runs that it follows from."""
     arm = study.arms[run.arm]
-    overrides = [*_overrides_of_arm(study, run.arm), f"seed={run.seed}"]
+    overrides = [*_list_arm_overrides(study, run.arm), f"seed={run.seed}"]
     if arm.text_tokens_of is not None:
-        matching_steps = _matching_steps(study, run, arm.text_tokens_of)
+        matching_steps = _compute_matching_steps(study, run, arm.text_tokens_of)
         if matching_steps is None:
             return None
         overrides.append(f"max_train_steps={matching_steps}")
     if arm.branch_of is not None:
-        stable = stable_run(study, run)
-        if progress_of(study, stable).state != DONE:
+        stable = find_stable_run(study, run)
+        if read_progress(study, stable).state != DONE:
             return None
         checkpoint = stable.folder.resolve() / f"checkpoint-{arm.branch_at}step"
         overrides.append(f"decay_from='{checkpoint}'")
 
     steps = _compose_run(study, overrides).max_train_steps
-    saved_steps = sorted({*curve_steps(study, run.arm, steps), *_branch_steps(study, run.arm)})
+    saved_steps = sorted({*list_curve_steps(study, run.arm, steps), *_branch_steps(study, run.arm)})
     overrides += [
         f"extra_steps_to_eval_save_at=[{','.join(map(str, saved_steps))}]",
         "keep_last_checkpoints=0",
         "export_steps=null",
         "log_documents=true",
     ]
-    return last_of_each_key(overrides)
+    return drop_replaced_overrides(overrides)
 
 
-def _overrides_of_arm(study: StudyConfig, name: str) -> list[str]:
+def _list_arm_overrides(study: StudyConfig, name: str) -> list[str]:
     """Returns the overrides of an arm's runs; a branch has its stable arm's, too."""
     arm = study.arms[name]
     if arm.branch_of is None:
@@ -393,11 +393,11 @@ def _overrides_of_arm(study: StudyConfig, name: str) -> list[str]:
     ]
 
 
-def stable_run(study: StudyConfig, run: Run) -> Run:
+def find_stable_run(study: StudyConfig, run: Run) -> Run:
     """Returns the run that the run of a branch starts from."""
     (stable,) = (
         other
-        for other in runs_of(study)
+        for other in list_runs(study)
         if other.seed == run.seed and other.arm == study.arms[run.arm].branch_of
     )
     return stable
@@ -412,7 +412,7 @@ def _branch_steps(study: StudyConfig, stable: str) -> set[int]:
     }
 
 
-def last_of_each_key(overrides: Sequence[str]) -> list[str]:
+def drop_replaced_overrides(overrides: Sequence[str]) -> list[str]:
     """Drops the overrides that a later override of the same key replaces.
 
     An override of a mapping adds to the one before, so both are kept.
@@ -429,7 +429,7 @@ def last_of_each_key(overrides: Sequence[str]) -> list[str]:
     ]
 
 
-def curve_steps(study: StudyConfig, arm: str, steps: int) -> list[int]:
+def list_curve_steps(study: StudyConfig, arm: str, steps: int) -> list[int]:
     """Returns the steps of a run after which its model is measured.
 
     The last step is always one of them; a branch has only steps after it began.
@@ -438,14 +438,14 @@ def curve_steps(study: StudyConfig, arm: str, steps: int) -> list[int]:
     return sorted(step for step in curve if step > (study.arms[arm].branch_at or 0))
 
 
-def _matching_steps(study: StudyConfig, run: Run, other: str) -> int | None:
+def _compute_matching_steps(study: StudyConfig, run: Run, other: str) -> int | None:
     """Returns the steps in which a run without metadata sees the text tokens of another arm's run.
 
     None if that run, or the baseline's, is not done.
     """
     by_arm = {
-        sibling.arm: progress_of(study, sibling)
-        for sibling in runs_of(study)
+        sibling.arm: read_progress(study, sibling)
+        for sibling in list_runs(study)
         if sibling.seed == run.seed
     }
     target = by_arm[other]
@@ -455,7 +455,7 @@ def _matching_steps(study: StudyConfig, run: Run, other: str) -> int | None:
     return max(round(target.targets / (baseline.targets / baseline.step)), 1)
 
 
-def check(study: StudyConfig) -> None:
+def check_study(study: StudyConfig) -> None:
     """Finds a misspelled key or value of an arm, or type of a claim, before the first run starts.
 
     Raises:
@@ -465,10 +465,10 @@ def check(study: StudyConfig) -> None:
     steps: dict[str, int] = {}
     for name in study.arms:
         try:
-            config = _compose_run(study, _overrides_of_arm(study, name))
+            config = _compose_run(study, _list_arm_overrides(study, name))
             data = config.data_config
-            problems = [*value_problems(config), *metadata_problems(data.metadata_config)]
-            refuse([*problems, *row_budget_problems(data)])
+            problems = [*find_value_problems(config), *find_metadata_problems(data.metadata_config)]
+            raise_problems([*problems, *find_row_budget_problems(data)])
         except ConfigurationError as error:
             raise ConfigurationError(f"arm {name}: {error}", error.keys) from error
         types[name] = config.data_config.metadata_config.metadata_list
@@ -509,13 +509,13 @@ def _check_types_of_claim(study: StudyConfig, name: str, types: dict[str, list[s
 def _compose_run(study: StudyConfig, overrides: list[str]) -> CausalLMConfig:
     path = Path(study.config)
     if path.suffix != ".yaml" and len(path.parts) == 1:  # as choose_run of experiments/common.sh
-        return compose(CausalLMConfig, study.config, overrides)
+        return compose_command_line(CausalLMConfig, study.config, overrides)
     if not path.is_file():
         raise ConfigurationError(
             f"config={path}: there is no such file (from {Path.cwd()}); expected a name in "
             "hydra_configs/ or the path of a YAML file"
         )
-    return compose(CausalLMConfig, path.stem, overrides, path.parent.resolve())
+    return compose_command_line(CausalLMConfig, path.stem, overrides, path.parent.resolve())
 
 
 class Launcher:
@@ -531,25 +531,29 @@ class Launcher:
     def catch_signals(self) -> None:
         """Makes signals stop the run in progress, which saves, and then the study."""
         for number in SIGNALS:
-            signal.signal(number, self._stop)
+            signal.signal(number, self._stop_study)
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:
+    def _stop_study(self, number: int, frame: FrameType | None) -> None:
         self._is_stopped = True
         if self._running is not None:
             self._running.send_signal(signal.SIGTERM)
 
-    def command(self, run: Run) -> list[str] | None:
+    def build_command(self, run: Run) -> list[str] | None:
         """Returns the command that starts or resumes a run; None if it waits for others."""
-        overrides = overrides_of(self._study, run)
+        overrides = list_overrides(self._study, run)
         if overrides is None:
             return None
         folder = f"out_dir='{run.folder.resolve()}'"
         return [str(self._script), *overrides, folder, "resume_from_checkpoint_dir=latest"]
 
-    def line(self, run: Run) -> str | None:
+    def format_command(self, run: Run) -> str | None:
         """Returns the command and its environment as a line for a shell; None if it waits."""
-        command = self.command(run)
-        return None if command is None else redact(pasteable(command, **self._environment))
+        command = self.build_command(run)
+        return (
+            None
+            if command is None
+            else redact(write_pasteable_command(command, **self._environment))
+        )
 
     def make_all(self, runs: Sequence[Run], measure: Sequence[str] = ()) -> int:
         """Makes the runs that are not done yet; returns the exit code of the study.
@@ -563,12 +567,12 @@ class Launcher:
         for number, run in enumerate(runs, start=1):
             prefix = f"[{number}/{len(runs)}] {run.name}:"
             self._wait_for_another(run, prefix)
-            if progress_of(self._study, run).state == DONE:
+            if read_progress(self._study, run).state == DONE:
                 print(prefix, "done before", flush=True)
-                has_failed |= not self._measure(run, measure)
+                has_failed |= not self._measure_run(run, measure)
                 continue
 
-            command = self.command(run)
+            command = self.build_command(run)
             if command is None:
                 reason = "needs runs that are not done"
             else:
@@ -578,15 +582,15 @@ class Launcher:
                 has_failed = True
                 continue
 
-            code = self._train(run, command, prefix)
+            code = self._train_run(run, command, prefix)
             if self._is_stopped or code == EXIT_PREEMPTED:
                 return EXIT_PREEMPTED
-            has_failed |= code != 0 or not self._measure(run, measure)
+            has_failed |= code != 0 or not self._measure_run(run, measure)
             if self._is_stopped:
                 return EXIT_PREEMPTED
         return EXIT_FAILURE if has_failed else 0
 
-    def _train(self, run: Run, command: Sequence[str], prefix: str) -> int:
+    def _train_run(self, run: Run, command: Sequence[str], prefix: str) -> int:
         """Executes the command of a run, and reports on it; returns its exit code."""
         for warning in self._warn_of_other_machines(run):
             print(prefix, warning, flush=True)
@@ -596,9 +600,9 @@ class Launcher:
         code = self.execute(command, run)
         if code and is_in_use(run.folder):  # by the run of an earlier call, which just started
             self._wait_for_another(run, prefix)
-            code = 0 if progress_of(self._study, run).state == DONE else code
+            code = 0 if read_progress(self._study, run).state == DONE else code
 
-        progress = progress_of(self._study, run)
+        progress = read_progress(self._study, run)
         details = f"step {progress.step}, {time.monotonic() - started:,.0f} s, exit code {code}"
         print(prefix, f"{progress.state} ({details})", flush=True)
         return code
@@ -608,25 +612,25 @@ class Launcher:
         branch_at = self._study.arms[run.arm].branch_at
         if branch_at is None:
             return ""
-        stable = stable_run(self._study, run)
+        stable = find_stable_run(self._study, run)
         checkpoint = stable.folder / f"checkpoint-{branch_at}step"
         if checkpoint.is_dir():
             return ""
         return (
             f"needs {checkpoint}: {stable.name} was trained on another machine, or before this arm "
             "was added, or its checkpoints have been removed; train all arms of a seed on one "
-            f"machine (--seed), or delete {measurement_path(self._study, stable.arm, run.seed)} "
+            f"machine (--seed), or delete {locate_measurement(self._study, stable.arm, run.seed)} "
             "and the folder of that run, which repeats it"
         )
 
     def _warn_of_other_machines(self, run: Run) -> list[str]:
         """Returns a warning if other arms of the seed were trained on another machine."""
         machines = set()
-        for other in runs_of(self._study):
+        for other in list_runs(self._study):
             if other.seed == run.seed and other.arm != run.arm:
-                for environment in environments_of(self._study, other):
+                for environment in list_environments(self._study, other):
                     machines.add(environment.get("machine"))
-        if machines <= {machine_hash()}:
+        if machines <= {hash_machine_name()}:
             return []
         return [
             f"other arms of seed {run.seed} were trained on another machine; a difference between "
@@ -634,7 +638,7 @@ class Launcher:
             "seed on one machine: --seed)"
         ]
 
-    def _measure(self, run: Run, command: Sequence[str]) -> bool:
+    def _measure_run(self, run: Run, command: Sequence[str]) -> bool:
         """Measures a finished run that has not been measured; returns False if that fails.
 
         An empty command measures nothing.
@@ -665,7 +669,7 @@ class Launcher:
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-def environments_of(study: StudyConfig, run: Run) -> list[dict[str, Any]]:
+def list_environments(study: StudyConfig, run: Run) -> list[dict[str, Any]]:
     """Reads where and when a run was trained, from its folder or else from its measurement."""
     if run.folder.exists():
         return read_environments(run.folder)
@@ -691,8 +695,8 @@ def show_progress(study: StudyConfig, runs: Sequence[Run]) -> None:
         table.add_column(name, justify="left" if name in ("arm", "state") else "right")
 
     for run in runs:
-        progress = progress_of(study, run)
-        waits = progress.state != DONE and overrides_of(study, run) is None
+        progress = read_progress(study, run)
+        waits = progress.state != DONE and list_overrides(study, run) is None
         state = WAITS if waits else progress.state
         counts = [f"{count:,}" for count in (progress.step, progress.targets, progress.tokens)]
         loss = "–" if progress.loss is None else f"{progress.loss:.4f}"

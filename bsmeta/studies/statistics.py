@@ -23,12 +23,12 @@ from scipy.interpolate import PchipInterpolator
 from bsmeta.report.inference import (
     ALPHA,
     Source,
-    cluster_degrees,
-    clusters_of_hosts,
-    half_width,
-    jackknife_variance,
+    assign_host_clusters,
+    compute_cluster_degrees,
+    compute_half_width,
+    compute_jackknife_variance,
+    compute_p_value,
     leave_one_out,
-    p_value,
     sum_by_cluster,
 )
 from bsmeta.studies.config import DOCUMENT, FLOPS, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
@@ -80,7 +80,7 @@ class Estimate:
     @property
     def document_error(self) -> float:
         """Standard error over documents, or hosts (jackknife)."""
-        return math.sqrt(jackknife_variance(self.changes, self.units))
+        return math.sqrt(compute_jackknife_variance(self.changes, self.units))
 
     @property
     def sources(self) -> list[Source]:
@@ -94,30 +94,30 @@ class Estimate:
     @property
     def low(self) -> float:
         """Lower end of the 95% interval."""
-        return self.value - half_width(self.sources)
+        return self.value - compute_half_width(self.sources)
 
     @property
     def high(self) -> float:
         """Upper end of the 95% interval."""
-        return self.value + half_width(self.sources)
+        return self.value + compute_half_width(self.sources)
 
     @property
     def p_value(self) -> float:
         """Two-sided p-value of the hypothesis that the true value is 0; 1 for a single seed."""
-        return 1.0 if len(self.seeds) == 1 else p_value(self.value, self.sources)
+        return 1.0 if len(self.seeds) == 1 else compute_p_value(self.value, self.sources)
 
 
-def bits_per_byte(nats: Floats, sizes: Floats) -> Estimate:
+def estimate_bits_per_byte(nats: Floats, sizes: Floats) -> Estimate:
     """Returns the mean over seeds of the bits per byte over documents, or hosts.
 
     Args:
         nats: float64 [seeds, documents].
         sizes: float64 [documents], bytes; 0 for a document that does not take part.
     """
-    return ratio(nats / math.log(2), sizes)
+    return estimate_ratio(nats / math.log(2), sizes)
 
 
-def ratio(values: Floats, weights: Floats) -> Estimate:
+def estimate_ratio(values: Floats, weights: Floats) -> Estimate:
     """Returns the mean over seeds of sum(values) / sum(weights), over documents (or questions).
 
     Args:
@@ -138,7 +138,7 @@ def ratio(values: Floats, weights: Floats) -> Estimate:
     return Estimate(values.sum(axis=1) / total_weight, changes, units, units - 1)
 
 
-def ratio_over_clusters(values: Floats, weights: Floats, clusters: np.ndarray) -> Estimate:
+def estimate_ratio_over_clusters(values: Floats, weights: Floats, clusters: np.ndarray) -> Estimate:
     """Returns the same as `ratio`, with clusters of documents (or questions) as the units.
 
     Args:
@@ -146,8 +146,8 @@ def ratio_over_clusters(values: Floats, weights: Floats, clusters: np.ndarray) -
     """
     cluster_weights = sum_by_cluster(weights, clusters)
     cluster_values = sum_by_cluster(np.where(weights > 0, values, 0.0), clusters)
-    estimate = ratio(cluster_values, cluster_weights)
-    return replace(estimate, degrees=cluster_degrees(cluster_weights))
+    estimate = estimate_ratio(cluster_values, cluster_weights)
+    return replace(estimate, degrees=compute_cluster_degrees(cluster_weights))
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Curve:
     amounts: Floats
     points: Sequence[Estimate]
 
-    def at(self, amount: float) -> Estimate | None:
+    def interpolate_at(self, amount: float) -> Estimate | None:
         """Returns the bits per byte at an amount, interpolated on its logarithm.
 
         None outside the curve.
@@ -190,7 +190,7 @@ class Curve:
             for values, change in zip(seeds, changes, strict=True)
         ]
 
-    def falling(self) -> Curve:
+    def make_falling(self) -> Curve:
         """Returns the curve that stays at its lowest point where it rises."""
         lowest = self.points[0]
         points = []
@@ -200,7 +200,7 @@ class Curve:
             points.append(lowest)
         return Curve(self.amounts, points)
 
-    def fine(self) -> tuple[Floats, list[Estimate]]:
+    def interpolate_finely(self) -> tuple[Floats, list[Estimate]]:
         """Returns amounts on a fine grid, and the interpolated estimate at each."""
         if len(self.amounts) == 1:
             return self.amounts, list(self.points)
@@ -241,7 +241,7 @@ class Saving:
         return f"{self.share} ({self.low} to {self.high})"
 
 
-def saving(baseline: Curve, amount: float, arm: Estimate) -> Saving:
+def estimate_saving(baseline: Curve, amount: float, arm: Estimate) -> Saving:
     """Estimates how much less an arm needs than the baseline for the same bits per byte.
 
     The interval is the amounts at which the baseline does not differ from the arm at the level of
@@ -251,10 +251,10 @@ def saving(baseline: Curve, amount: float, arm: Estimate) -> Saving:
         amount: The amount that the arm has used.
         arm: Its bits per byte after this amount.
     """
-    amounts, points = baseline.falling().fine()
+    amounts, points = baseline.make_falling().interpolate_finely()
     effects = [arm - point for point in points]
     values = np.array([effect.value for effect in effects])
-    half_widths = np.array([half_width(effect.sources, ALPHA) for effect in effects])
+    half_widths = np.array([compute_half_width(effect.sources, ALPHA) for effect in effects])
     first = float(amounts[0])
     last = float(amounts[-1])
 
@@ -295,7 +295,7 @@ def _find_crossing(amounts: Floats, rising: Floats) -> float:
     return float(np.exp(np.log(amounts[before]) + fraction * step))
 
 
-def common(digests: Sequence[np.ndarray]) -> list[NDArray[np.int64]]:
+def find_common_documents(digests: Sequence[np.ndarray]) -> list[NDArray[np.int64]]:
     """Returns the indices of the documents that all measurements have, in one order.
 
     Args:
@@ -339,18 +339,18 @@ class Measured:
         self.cluster = study.cluster
         self._edges = np.array(study.measure.position_edges)
 
-        indices = common([run.digests for run in measurements.values()])
+        indices = find_common_documents([run.digests for run in measurements.values()])
         aligned = map(Measurement.of_documents, measurements.values(), indices)
         self._measurements = dict(zip(measurements, aligned, strict=True))
 
-        first = self.first(self.arms[0])
+        first = self.find_first_run(self.arms[0])
         self.digests = first.digests
         self.lengths = first.lengths
         self.sites = first.sites
         self.bytes = int(first.sizes.sum())
-        self._clusters = clusters_of_hosts(self.sites.tolist())
+        self._clusters = assign_host_clusters(self.sites.tolist())
 
-    def clustered_by(self, cluster: str) -> Measured:
+    def cluster_by(self, cluster: str) -> Measured:
         """Returns the same measurements with other units of the error over documents."""
         other = copy(self)
         other.cluster = cluster
@@ -368,41 +368,41 @@ class Measured:
 
     def count(self, bins: np.ndarray | slice, documents: np.ndarray) -> int:
         """Counts the documents, among these, that have bytes in these bins."""
-        sizes = self.first(self.arms[0]).sizes[documents][:, bins].sum(axis=1)
+        sizes = self.find_first_run(self.arms[0]).sizes[documents][:, bins].sum(axis=1)
         return int((sizes > 0).sum())
 
-    def run(self, arm: str, seed: int) -> Measurement:
+    def find_run(self, arm: str, seed: int) -> Measurement:
         """Returns the measurement of a run."""
         return self._measurements[arm, seed]
 
-    def first(self, arm: str) -> Measurement:
+    def find_first_run(self, arm: str) -> Measurement:
         """Returns the measurement of the arm's run with the first seed."""
         return self._measurements[arm, self.seeds[0]]
 
-    def modes(self, arm: str) -> tuple[str, ...]:
+    def list_modes(self, arm: str) -> tuple[str, ...]:
         """Returns the ways to use an arm: without metadata, and with it if it has any."""
-        return (WITHOUT, WITH) if len(self.first(arm).shown) else (WITHOUT,)
+        return (WITHOUT, WITH) if len(self.find_first_run(arm).shown) else (WITHOUT,)
 
-    def having(self, arm: str, metadata: str) -> np.ndarray:
+    def select_documents(self, arm: str, metadata: str) -> np.ndarray:
         """Returns which documents have these types: bool [documents].
 
         All have them if `metadata` is `without` or `with`.
         """
         if metadata in (WITHOUT, WITH):
             return np.ones(len(self.digests), bool)
-        has_types: np.ndarray = ~np.isnan(self.first(arm).types[metadata]).any(axis=1)
+        has_types: np.ndarray = ~np.isnan(self.find_first_run(arm).types[metadata]).any(axis=1)
         return has_types
 
-    def part(self, part: Sequence[int]) -> np.ndarray:
+    def select_bins(self, part: Sequence[int]) -> np.ndarray:
         """Returns the bins of bytes from the first number up to the second: bool [bins]."""
         low = part[0] if part else 0
         high = part[1] if len(part) > 1 else math.inf
         is_inside: np.ndarray = (self._edges >= low) & (self._edges < high)
         return is_inside
 
-    def point(self, arm: str, share: float) -> int:
+    def find_checkpoint(self, arm: str, share: float) -> int:
         """Returns the index of the checkpoint after a share of the arm's run."""
-        steps = self.first(arm).steps
+        steps = self.find_first_run(arm).steps
         return int(np.abs(steps - max(round(share * int(steps[-1])), 1)).argmin())
 
     def estimate(
@@ -447,13 +447,13 @@ class Measured:
         documents: np.ndarray | slice,
     ) -> Estimate:
         """Estimates bits per byte from the nats of each seed: float64 [documents, bins]."""
-        scored = self.first(arm).sizes
+        scored = self.find_first_run(arm).sizes
         sizes = np.zeros(len(self.digests))
         sizes[documents] = scored[documents][:, bins].sum(axis=1)
         document_nats = np.stack([seed_nats[:, bins].sum(axis=1) for seed_nats in nats])
         if self.cluster == DOCUMENT:
-            return bits_per_byte(document_nats, sizes)
-        return ratio_over_clusters(document_nats / math.log(2), sizes, self._clusters)
+            return estimate_bits_per_byte(document_nats, sizes)
+        return estimate_ratio_over_clusters(document_nats / math.log(2), sizes, self._clusters)
 
     def curves(
         self,
@@ -466,7 +466,7 @@ class Measured:
         """Returns, by axis, the bits per byte over the amount that the arm had been trained on."""
         points = [
             self.estimate(arm, metadata, point, bins=bins, documents=documents)
-            for point in range(len(self.first(arm).steps))
+            for point in range(len(self.find_first_run(arm).steps))
         ]
         return {axis: Curve(amounts, points) for axis, amounts in self.amounts(arm).items()}
 

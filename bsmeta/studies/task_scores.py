@@ -19,16 +19,16 @@ import numpy as np
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import write_text
 from bsmeta.core.parsing import decode_json
-from bsmeta.report.inference import clusters_of_hosts
+from bsmeta.report.inference import assign_host_clusters
 from bsmeta.studies.config import ACCURACY, HOST, ClaimConfig, StudyConfig
 from bsmeta.studies.runs import (
-    digest_of,
+    hash_settings,
+    hash_values,
+    list_runs,
+    locate_results,
     refuse_other_settings,
-    results_folder,
-    runs_of,
-    settings_of,
 )
-from bsmeta.studies.statistics import Estimate, ratio, ratio_over_clusters
+from bsmeta.studies.statistics import Estimate, estimate_ratio, estimate_ratio_over_clusters
 
 QUESTION = "question"
 _DIGITS = 4
@@ -91,24 +91,27 @@ ScoredRuns = Mapping[tuple[str, int], TaskScores]
 """The scores of each run (arm, seed) that has been scored."""
 
 
-def task_settings(study: StudyConfig) -> dict[str, Any]:
+def select_task_settings(study: StudyConfig) -> dict[str, Any]:
     """Returns the settings of `downstream` that affect the scores of a model."""
     return {name: value for name, value in asdict(study.downstream).items() if name != "arms"}
 
 
-def scores_settings(study: StudyConfig, arm: str, seed: int) -> str:
+def hash_score_settings(study: StudyConfig, arm: str, seed: int) -> str:
     """Hashes the settings of a run and of its scores."""
-    return digest_of({"run": settings_of(study, arm, seed), "downstream": task_settings(study)})
+    return hash_values(
+        {"run": hash_settings(study, arm, seed), "downstream": select_task_settings(study)}
+    )
 
 
-def scores_path(study: StudyConfig, arm: str, seed: int) -> Path:
+def locate_scores(study: StudyConfig, arm: str, seed: int) -> Path:
     """Returns the path of a run's scores.
 
     It is in `results_dir`, or in a folder that is named by the hash of the settings.
     """
-    folder = results_folder(study)
+    folder = locate_results(study)
     if study.results_dir is None:
-        folder = Path(study.out_dir) / f"downstream-{digest_of(task_settings(study))[:8]}"
+        settings = hash_values(select_task_settings(study))
+        folder = Path(study.out_dir) / f"downstream-{settings[:8]}"
     return folder / f"{arm}-seed{seed}.tasks.json"
 
 
@@ -158,12 +161,12 @@ def find_scores(study: StudyConfig, arm: str, seed: int) -> TaskScores | None:
     Raises:
         DataError: If the file is damaged, or was made with other settings.
     """
-    path = scores_path(study, arm, seed)
+    path = locate_scores(study, arm, seed)
     if not path.exists():
         return None
     scores = load_scores(path)
     parts = "config, overrides, curve, measure or downstream"
-    refuse_other_settings(path, scores.settings, scores_settings(study, arm, seed), parts)
+    refuse_other_settings(path, scores.settings, hash_score_settings(study, arm, seed), parts)
     return scores
 
 
@@ -172,7 +175,7 @@ def find_all_scores(study: StudyConfig) -> dict[tuple[str, int], TaskScores]:
     all_scores: dict[tuple[str, int], TaskScores] = {}
     if not study.downstream.tasks:
         return all_scores
-    for run in runs_of(study):
+    for run in list_runs(study):
         scores = find_scores(study, run.arm, run.seed)
         if scores is not None:
             all_scores[run.arm, run.seed] = scores
@@ -206,7 +209,7 @@ class TaskEffect:
     left_out: int = 0
 
 
-def task_effect(
+def compute_task_effect(
     study: StudyConfig, claim: ClaimConfig, scored: ScoredRuns, cluster: str
 ) -> TaskEffect:
     """Computes the difference of a claim about a task.
@@ -218,8 +221,8 @@ def task_effect(
         DataError: If two runs answered different questions.
     """
     against = claim.against or study.baseline
-    scores_by_seed = _scores_of_arm(study, claim, claim.arm, claim.prompt, scored)
-    other_scores_by_seed = _scores_of_arm(study, claim, against, claim.against_prompt, scored)
+    scores_by_seed = _read_arm_scores(study, claim, claim.arm, claim.prompt, scored)
+    other_scores_by_seed = _read_arm_scores(study, claim, against, claim.against_prompt, scored)
     for arm, scores_of_arm in ((claim.arm, scores_by_seed), (against, other_scores_by_seed)):
         if not scores_of_arm:
             return TaskEffect(None, f"{arm} has no scores of {claim.task}")
@@ -230,7 +233,7 @@ def task_effect(
     scores = [scores_by_seed[seed] for seed in seeds]
     other_scores = [other_scores_by_seed[seed] for seed in seeds]
     _refuse_other_questions(claim, [*scores, *other_scores])
-    weights = _weights(claim, [*scores, *other_scores])
+    weights = _compute_weights(claim, [*scores, *other_scores])
     if not weights.any():
         return TaskEffect(
             None, f"{claim.task} has no bits of right answers that the tokenizers keep", seeds
@@ -239,9 +242,9 @@ def task_effect(
     hosts = scores[0].hosts
     known_hosts = set(hosts) - {""}
     is_by_host = cluster == HOST and bool(known_hosts)
-    clusters = clusters_of_hosts(hosts) if is_by_host else None
-    estimate = _estimate(claim, scores, weights, clusters)
-    other_estimate = _estimate(claim, other_scores, weights, clusters)
+    clusters = assign_host_clusters(hosts) if is_by_host else None
+    estimate = _estimate_effect(claim, scores, weights, clusters)
+    other_estimate = _estimate_effect(claim, other_scores, weights, clusters)
     is_accuracy = claim.score == ACCURACY
     effect = other_estimate - estimate if is_accuracy else estimate - other_estimate
     unit = HOST if is_by_host else QUESTION
@@ -257,7 +260,7 @@ def task_effect(
     )
 
 
-def _scores_of_arm(
+def _read_arm_scores(
     study: StudyConfig, claim: ClaimConfig, arm: str, has_prompt: bool, scored: ScoredRuns
 ) -> dict[int, Score]:
     """Returns the scores of one side of a claim by seed.
@@ -290,7 +293,7 @@ def _refuse_other_questions(claim: ClaimConfig, scores: Sequence[Score]) -> None
         )
 
 
-def _weights(claim: ClaimConfig, scores: Sequence[Score]) -> np.ndarray:
+def _compute_weights(claim: ClaimConfig, scores: Sequence[Score]) -> np.ndarray:
     """Returns the weight of each question in all scores, float64 [questions].
 
     It is 1 for accuracy, the bytes of the right answer for bits, and 0 for a question that the
@@ -303,13 +306,13 @@ def _weights(claim: ClaimConfig, scores: Sequence[Score]) -> np.ndarray:
     return np.min([score.sizes for score in scores], axis=0).astype(np.float64)
 
 
-def _estimate(
+def _estimate_effect(
     claim: ClaimConfig, scores: Sequence[Score], weights: np.ndarray, clusters: np.ndarray | None
 ) -> Estimate:
     values = [score.correct if claim.score == ACCURACY else score.bits for score in scores]
     if clusters is None:
-        return ratio(np.array(values), weights)
-    return ratio_over_clusters(np.array(values), weights, clusters)
+        return estimate_ratio(np.array(values), weights)
+    return estimate_ratio_over_clusters(np.array(values), weights, clusters)
 
 
 def _describe_reason(

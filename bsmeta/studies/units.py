@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bsmeta.report.inference import Bounded, Estimate, Interval, value_of
+from bsmeta.report.inference import Bounded, Estimate, Interval, read_value
 from bsmeta.studies.config import ACCURACY, ClaimConfig
 
 
@@ -29,9 +29,9 @@ class Unit:
         """The side of 0 on which a difference is as claimed."""
         return "above 0" if self.is_higher_better else "below 0"
 
-    def shown(self, tested: Bounded) -> Estimate:
+    def convert_to_unit(self, tested: Bounded) -> Estimate:
         """Returns a difference, tested as below 0 if as claimed, with its own sign."""
-        value = value_of(tested)
+        value = read_value(tested)
         if self.is_higher_better:
             return Estimate(-value, Interval(-tested.high, -tested.low))
         return Estimate(value, Interval(tested.low, tested.high))
@@ -42,7 +42,7 @@ ANSWER_BITS = Unit("bits per byte of the right answers")
 ACCURACIES = Unit("accuracy", is_higher_better=True)
 
 
-def unit_of(claim: ClaimConfig) -> Unit:
+def find_unit(claim: ClaimConfig) -> Unit:
     """Returns the unit of a claim's difference."""
     if not claim.task:
         return TEXT_BITS

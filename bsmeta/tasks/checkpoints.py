@@ -19,12 +19,12 @@ from huggingface_hub import hf_hub_download
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.saved import read_saved
-from bsmeta.config.saved_runs import saved_config, saved_task
+from bsmeta.config.saved_runs import read_saved_config, read_saved_task
 from bsmeta.config.schema import DEFAULT_TASK, RunConfig
-from bsmeta.config.steps import CHECKPOINT_NAME, how_to_export, lacks_model
+from bsmeta.config.steps import CHECKPOINT_NAME, explain_export, lacks_model
 from bsmeta.config.task_entry import ModelUse
-from bsmeta.config.unused_keys import refuse_unused
-from bsmeta.core.errors import ConfigurationError, DataError, show
+from bsmeta.config.unused_keys import refuse_unused_keys
+from bsmeta.core.errors import ConfigurationError, DataError, format_value
 from bsmeta.core.log_once import log_once
 from bsmeta.core.secrets import redact
 from bsmeta.tasks import TASKS
@@ -82,7 +82,7 @@ class Location:
         return self.config is not None and self.config.name != RECIPE
 
 
-def locate(checkpoint: str) -> Location:
+def locate_model(checkpoint: str) -> Location:
     """Locates the model in a run folder, a checkpoint folder, a model folder, or on the Hub.
 
     Raises:
@@ -90,11 +90,11 @@ def locate(checkpoint: str) -> Location:
     """
     if checkpoint.startswith(HUB):
         name = checkpoint.removeprefix(HUB)
-        return Location(checkpoint, name, _recipe_on_hub(name), None)
+        return Location(checkpoint, name, _find_recipe_on_hub(name), None)
 
     folder = Path(checkpoint)
     if folder.name == "model" and lacks_model(folder.parent):
-        raise DataError(f"checkpoint={checkpoint}: {how_to_export(folder.parent)}")
+        raise DataError(f"checkpoint={checkpoint}: {explain_export(folder.parent)}")
     if not folder.is_dir():
         raise DataError(
             f"checkpoint={checkpoint}: there is no such folder (from {Path.cwd()}). Expected a run "
@@ -122,7 +122,7 @@ def _find_model(folder: Path, checkpoint: str) -> Path:
 
     not_exported = [path for path in (folder, *saved) if lacks_model(path)]
     if not_exported:
-        raise DataError(f"checkpoint={checkpoint}: {how_to_export(not_exported[-1])}")
+        raise DataError(f"checkpoint={checkpoint}: {explain_export(not_exported[-1])}")
     raise DataError(
         f"checkpoint={checkpoint}: no model in it. Expected config.json, model/config.json or "
         "a checkpoint-{step}step folder (a run has its first at save_steps)"
@@ -146,7 +146,7 @@ def locate_initial_model(location: Location) -> Location:
     return replace(location, name=f"untrained ({location.name})", untrained=True)
 
 
-def _recipe_on_hub(name: str) -> Path | None:
+def _find_recipe_on_hub(name: str) -> Path | None:
     """Returns the `metadata.yaml` of a repository; None if it has none or cannot be accessed.
 
     Problems with the repository itself are reported when its model is loaded.
@@ -174,12 +174,12 @@ def read_recipe(file: Path) -> dict[str, Any]:
         logger.warning(
             "%s: %s ignored, because a model says only how its metadata is rendered",
             file,
-            show(", ".join(ignored)),
+            format_value(", ".join(ignored)),
         )
     return {"data_config": {name: data[name] for name in RECIPE_KEYS if name in data}}
 
 
-def task_of(location: Location, training_config: str | None = None) -> str:
+def read_task(location: Location, training_config: str | None = None) -> str:
     """Returns the task that a checkpoint was trained on.
 
     It is causal_lm if no run's configuration is beside it: any model of the Hub may be evaluated.
@@ -188,10 +188,10 @@ def task_of(location: Location, training_config: str | None = None) -> str:
         training_config: The `config.yaml` of its run; None: the one beside it, if there is one.
     """
     if training_config is not None:
-        return saved_task(Path(training_config))
+        return read_saved_task(Path(training_config))
     if location.config is None or not location.has_run_config:
         return DEFAULT_TASK
-    return saved_task(location.config)
+    return read_saved_task(location.config)
 
 
 def list_tasks(use: ModelUse) -> list[str]:
@@ -210,18 +210,18 @@ def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path
         DataError: If there is no model.
         ConfigurationError: If there is no configuration, or it does not fit.
     """
-    location = locate(checkpoint)
+    location = locate_model(checkpoint)
     if location.config is None or not location.has_run_config:
         raise ConfigurationError(
             f"checkpoint={checkpoint}: there is no config.yaml beside the model, which says what "
             "it was trained for; expected a run folder, or a checkpoint folder in one"
         )
-    config = _without_permissions(saved_config(location.config, TASKS, overrides), overrides)
+    config = _drop_permissions(read_saved_config(location.config, TASKS, overrides), overrides)
     config = begin_with(config, location)
     return TASKS[config.task].make(config), Path(location.model)
 
 
-def _without_permissions(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
+def _drop_permissions(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
     """Returns a run's configuration without its permissions to write on this machine.
 
     The configuration may be someone else's. Data that is encoded with other settings is not
@@ -289,10 +289,12 @@ def check_keys(config: EvaluateConfig, task: str, own_key: str) -> None:
         "bootstrap_resamples",
         "seed",
     )
-    refuse_unused(config, used_keys, f"a checkpoint of {task}")
+    refuse_unused_keys(config, used_keys, f"a checkpoint of {task}")
 
 
-def training_run(config: EvaluateConfig, location: Location, *schemas: type[Config]) -> Config:
+def read_training_config(
+    config: EvaluateConfig, location: Location, *schemas: type[Config]
+) -> Config:
     """Returns a checkpoint's training configuration, with the resampling of the evaluation.
 
     Raises:
@@ -305,7 +307,7 @@ def training_run(config: EvaluateConfig, location: Location, *schemas: type[Conf
         task = schema().task
         entries[task] = TASKS[task]
 
-    train = _without_permissions(saved_config(file, entries, config.overrides), config.overrides)
+    train = _drop_permissions(read_saved_config(file, entries, config.overrides), config.overrides)
     assert isinstance(train, schemas)
     changes: dict[str, Any] = {
         "bootstrap_resamples": config.bootstrap_resamples,

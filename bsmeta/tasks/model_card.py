@@ -19,10 +19,10 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from bsmeta.config.metric_table import list_card_metrics
 from bsmeta.config.schema import PretrainedConfig, RunConfig
-from bsmeta.core.secrets import redact, shown_url
+from bsmeta.core.secrets import format_url, redact
 from bsmeta.report import markdown
 from bsmeta.report.page import load_template
-from bsmeta.training.run_folder import METRICS, last_events
+from bsmeta.training.run_folder import METRICS, read_last_events
 
 README = "README.md"
 TEMPLATE = "tasks/model_card.md.j2"
@@ -57,10 +57,10 @@ def make_front_matter(
         license=card.license or None,  # type: ignore[arg-type]  # the Hub accepts a list
         library_name=library,
         pipeline_tag=pipeline_tag,
-        base_model=_base_model(config),
+        base_model=_name_base_model(config),
         datasets=names or None,
         tags=["bsmeta", *tags],
-        model_name=model_name(config),
+        model_name=name_model(config),
         eval_results=_make_results(pipeline_tag, results or {}, held_out),
     )
     return data.to_yaml() + "\n"
@@ -72,7 +72,7 @@ def describes_training_data(config: RunConfig) -> bool:
     return described is None or described == attrgetter(config.training_data_key)(config)
 
 
-def model_name(config: RunConfig) -> str:
+def name_model(config: RunConfig) -> str:
     """Returns the name of the model's repository, or of its run without a repository."""
     return config.push_to_hub or Path(config.out_dir).name
 
@@ -88,24 +88,26 @@ def write_task_card(
         about: A sentence about the model.
         prediction: The arguments of `bsmeta predict`, other than the checkpoint.
     """
-    event = last_events(Path(config.out_dir) / METRICS).get("eval", {})
+    event = read_last_events(Path(config.out_dir) / METRICS).get("eval", {})
     results = {
         name: float(event[name])
         for name in list_card_metrics(config)
         if isinstance(event.get(name), (int, float)) and math.isfinite(event[name])
     }
 
-    template = load_template(TEMPLATE, inline=inline, fenced=fenced, cells=table)
+    template = load_template(
+        TEMPLATE, inline=escape_inline, fenced=format_code_block, cells=format_table
+    )
     card = template.render(
         front_matter=make_front_matter(config, pipeline_tag, results=results),
-        name=model_name(config),
+        name=name_model(config),
         repository=config.push_to_hub,
         about=about,
         prediction=f"bsmeta predict checkpoint=model {prediction}",
         step=event.get("step"),
-        metrics={inline(name): f"{value:.4f}" for name, value in results.items()},
-        facts={name: inline(value) for name, value in _list_facts(config).items()},
-        command=training_command(sys.argv),
+        metrics={escape_inline(name): f"{value:.4f}" for name, value in results.items()},
+        facts={name: escape_inline(value) for name, value in _list_facts(config).items()},
+        command=describe_training_command(sys.argv),
     )
     text = redact(card.rstrip("\n")) + "\n"
     (folder / README).write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -119,7 +121,8 @@ def _list_facts(config: RunConfig) -> dict[str, str]:
     if config.num_train_epochs is not None:
         length = f"{config.num_train_epochs:g} epochs"
     return {
-        "training data": ", ".join(public_name(str(file)) for file in files if file) or "none",
+        "training data": ", ".join(shorten_to_public_name(str(file)) for file in files if file)
+        or "none",
         "length": length,
         "peak learning rate": f"{config.learning_rate:g}, {config.lr_scheduler_type}",
         "precision": config.mixed_precision,
@@ -127,7 +130,7 @@ def _list_facts(config: RunConfig) -> dict[str, str]:
     }
 
 
-def training_command(command: Sequence[str]) -> str | None:
+def describe_training_command(command: Sequence[str]) -> str | None:
     """Returns the command that trains the model, if this process was started by one."""
     if not command or Path(command[0]).stem.removeprefix("bsmeta ") != "train":
         return None
@@ -137,28 +140,28 @@ def training_command(command: Sequence[str]) -> str | None:
     return shlex.join(["accelerate", "launch", "bsmeta/train.py", *arguments])
 
 
-def public_name(path: str) -> str:
+def shorten_to_public_name(path: str) -> str:
     """Returns the last part of a path on this machine; names on the Hub stay as they are."""
-    return Path(path).name if Path(path).is_absolute() else shown_url(path)
+    return Path(path).name if Path(path).is_absolute() else format_url(path)
 
 
 # Secrets are redacted before they are escaped, because an escaped secret would not be recognized.
-def inline(text: str) -> str:
+def escape_inline(text: str) -> str:
     """Escapes text for a line of Markdown, without secrets."""
-    return markdown.inline(redact(text))
+    return markdown.escape_inline(redact(text))
 
 
-def fenced(text: str, language: str) -> str:
+def format_code_block(text: str, language: str) -> str:
     """Returns text as a block of code, without secrets."""
-    return markdown.fenced(redact(text), language)
+    return markdown.format_code_block(redact(text), language)
 
 
-def table(heads: Sequence[str], rows: Iterable[tuple[str, str]]) -> str:
+def format_table(heads: Sequence[str], rows: Iterable[tuple[str, str]]) -> str:
     """Returns a table in Markdown; its cells are Markdown, too."""
-    return markdown.table(heads, [[*row] for row in rows], [False] * len(heads))
+    return markdown.format_table(heads, [[*row] for row in rows], [False] * len(heads))
 
 
-def _base_model(config: RunConfig) -> str | None:
+def _name_base_model(config: RunConfig) -> str | None:
     """Returns the name of the initial model on the Hub, if the run began with one."""
     if not isinstance(config, PretrainedConfig) or config.model_config_file is not None:
         return None

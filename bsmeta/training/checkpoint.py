@@ -12,7 +12,7 @@
 A checkpoint is valid only if its manifest matches its files and `state/` and `rng/` hold no other
 files. A bit flip in a weights file would otherwise load without an error. A manifest says nothing
 about who wrote the checkpoint: any other error in the content of a file is reported with the name
-of the file (`naming_file`), and no file is read in a way that could run code.
+of the file (`name_damaged_file`), and no file is read in a way that could run code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import msgspec
 
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, ConfigurationError, TrainingError, UserError
-from bsmeta.core.files import sync
+from bsmeta.core.files import sync_to_disk
 from bsmeta.core.parsing import parse_json
 from bsmeta.models.manifest import (
     MANIFEST,
@@ -77,7 +77,9 @@ class TrainerState(GuardsState, total=False):
 
 
 @contextmanager
-def naming_file(file: Path, *, other_errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def name_damaged_file(
+    file: Path, *, other_errors: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
     """Raises a `CheckpointError` that names the file for any error about its content.
 
     Exhausted GPU memory and the loss of a rank are not errors of the file.
@@ -110,7 +112,7 @@ class Checkpoint:
             CheckpointError: If the file cannot be read, or a value has another type.
         """
         content = self._read(STATE)
-        with naming_file(self.folder / STATE):
+        with name_damaged_file(self.folder / STATE):
             msgspec.convert(content, TrainerState)
         return content
 
@@ -124,21 +126,21 @@ class Checkpoint:
 
     def _read(self, name: str) -> dict[str, Any]:
         file = self.folder / name
-        with naming_file(file):
+        with name_damaged_file(file):
             content = parse_json(file.read_bytes())
             if not isinstance(content, dict):
                 raise ValueError(f"found {type(content).__name__}, expected an object")
         return content
 
 
-def folder_name(step: int) -> str:
+def name_folder(step: int) -> str:
     """Returns the folder name of a checkpoint (without `=`, which would break a Hydra override)."""
     return f"checkpoint-{step}step"
 
 
-def temporary_folder(out_dir: Path, step: int) -> Path:
+def locate_temporary_folder(out_dir: Path, step: int) -> Path:
     """Returns the folder to which the checkpoint of a step is written until it is committed."""
-    return out_dir / f"tmp-{folder_name(step)}"
+    return out_dir / f"tmp-{name_folder(step)}"
 
 
 def list_checkpoints(out_dir: Path) -> list[Checkpoint]:
@@ -157,8 +159,8 @@ class Writer:
     def __init__(self, out_dir: Path, step: int, processes: Processes) -> None:
         self.step = step
         self._processes = processes
-        self._final = out_dir / folder_name(step)
-        self.folder = temporary_folder(out_dir, step)
+        self._final = out_dir / name_folder(step)
+        self.folder = locate_temporary_folder(out_dir, step)
         processes.on_main(self._begin)
 
     def _begin(self) -> None:
@@ -183,12 +185,12 @@ class Writer:
         files = sorted(
             str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()
         )
-        entries = _share(files, self._processes, self._describe)
+        entries = _share_files(files, self._processes, self._describe)
         self._processes.on_main(lambda: self._seal(entries))
         return Checkpoint(self._final, self.step)
 
     def _describe(self, file: str) -> FileEntry:
-        sync(self.folder / file)
+        sync_to_disk(self.folder / file)
         return describe_file(self.folder / file)
 
     def _seal(self, entries: dict[str, FileEntry]) -> None:
@@ -201,18 +203,18 @@ class Writer:
             )
 
         write_manifest(self.folder, Manifest(FORMAT, entries, self.step))
-        sync(self.folder / MANIFEST)
+        sync_to_disk(self.folder / MANIFEST)
         subfolders = (path for path in self.folder.rglob("*") if path.is_dir())
         for folder in [self.folder, *subfolders]:
-            sync(folder)
+            sync_to_disk(folder)
 
         if self._final.exists():  # a damaged checkpoint of this step that a rollback skipped
             shutil.rmtree(self._final)
         os.rename(self.folder, self._final)
-        sync(self._final.parent)
+        sync_to_disk(self._final.parent)
 
 
-def manifest_of(checkpoint: Checkpoint) -> Manifest:
+def read_checked_manifest(checkpoint: Checkpoint) -> Manifest:
     """Reads and checks a checkpoint's manifest, without reading the files that it lists.
 
     Raises:
@@ -231,7 +233,7 @@ def manifest_of(checkpoint: Checkpoint) -> Manifest:
 
     file = checkpoint.folder / MANIFEST
     if manifest.step != checkpoint.step:
-        name = folder_name(checkpoint.step)
+        name = name_folder(checkpoint.step)
         raise CheckpointError(f"{file}: is of step {manifest.step}, but its folder is named {name}")
     for path in (STATE, DATA, CONFIG):
         if path not in manifest.files:
@@ -242,20 +244,20 @@ def manifest_of(checkpoint: Checkpoint) -> Manifest:
 def list_faults(checkpoint: Checkpoint, processes: Processes) -> list[str]:
     """Lists a checkpoint's faults, one line per file; empty if intact. Every rank calls it."""
     folder = checkpoint.folder
-    expected, faults = processes.on_main(lambda: _inspect(checkpoint))
+    expected, faults = processes.on_main(lambda: _inspect_checkpoint(checkpoint))
     if faults:
         return list(faults)
 
-    fault_by_file = _share(
+    fault_by_file = _share_files(
         sorted(expected), processes, lambda file: find_fault(folder / file, expected[file])
     )
     return [fault for fault in fault_by_file.values() if fault is not None]
 
 
-def _inspect(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], list[str]]:
+def _inspect_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], list[str]]:
     """Returns the manifest's entries, and the faults that show without reading the files."""
     try:
-        expected = manifest_of(checkpoint).files
+        expected = read_checked_manifest(checkpoint).files
     except CheckpointError as error:
         return {}, [str(error)]
 
@@ -378,7 +380,7 @@ def set_aside_newer(out_dir: Path, step: int) -> None:
         )
 
 
-def _share(
+def _share_files(
     files: list[str], processes: Processes, action: Callable[[str], Result]
 ) -> dict[str, Result]:
     """Calls `action` on each of rank 0's files, split among the ranks; all get the results.
@@ -386,7 +388,7 @@ def _share(
     An error of one rank is raised on every rank, so the others do not wait for it.
     """
     files_of_rank = processes.broadcast(files)[processes.rank :: processes.size]
-    results_by_rank = processes.all_or_none(lambda: {file: action(file) for file in files_of_rank})
+    results_by_rank = processes.run_on_all(lambda: {file: action(file) for file in files_of_rank})
 
     merged: dict[str, Result] = {}
     for results in results_by_rank:

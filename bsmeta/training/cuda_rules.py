@@ -46,39 +46,39 @@ def follow_cuda_rules() -> Iterator[None]:
     library = Library("aten", "IMPL")
     try:
         for name in FLOAT32:
-            library.impl(name, _in_float32(_operation(name)), "AutocastCPU")
+            library.impl(name, _wrap_in_float32(_find_operation(name)), "AutocastCPU")
         for name in FLOAT32_RESULT:
-            library.impl(name, _to_float32(_operation(name)), "AutocastCPU")
+            library.impl(name, _wrap_to_float32(_find_operation(name)), "AutocastCPU")
         library.impl("dropout", _drop_out, "AutogradCPU")
-        library.impl("scaled_dot_product_attention", _attend, "AutogradCPU")
+        library.impl("scaled_dot_product_attention", _attend_fused, "AutogradCPU")
         yield
     finally:
         library._destroy()
 
 
-def _operation(name: str) -> Any:
+def _find_operation(name: str) -> Any:
     """Returns an operation of ATen, such as `softmax.int`."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _in_float32(operation: Any) -> Callable[..., Any]:
+def _wrap_in_float32(operation: Any) -> Callable[..., Any]:
     """Wraps an operation to compute on float32 copies of its half-precision arguments."""
 
     def compute(*arguments: Any, **named: Any) -> Any:
         with torch.autocast("cpu", enabled=False):
-            widened = {name: _widen(value) for name, value in named.items()}
-            return operation(*map(_widen, arguments), **widened)
+            widened = {name: _widen_argument(value) for name, value in named.items()}
+            return operation(*map(_widen_argument, arguments), **widened)
 
     return compute
 
 
-def _widen(value: Any) -> Any:
+def _widen_argument(value: Any) -> Any:
     is_narrow = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if is_narrow else value
 
 
-def _to_float32(operation: Any) -> Callable[..., Any]:
+def _wrap_to_float32(operation: Any) -> Callable[..., Any]:
     """Wraps an operation to return float32, unless its caller passes another type."""
     names = [argument.name for argument in operation._schema.arguments]
 
@@ -98,7 +98,7 @@ def _drop_out(values: torch.Tensor, share: float, train: bool) -> torch.Tensor:
     return torch.native_dropout(values, share, train)[0]
 
 
-def _attend(
+def _attend_fused(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

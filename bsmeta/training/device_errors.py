@@ -30,13 +30,13 @@ def explain_device_errors(config: RunConfig) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        explained = _explain(error, config)
+        explained = _explain_error(error, config)
         if explained is None:
             raise
         raise explained from error
 
 
-def _explain(error: Exception, config: RunConfig) -> Exception | None:
+def _explain_error(error: Exception, config: RunConfig) -> Exception | None:
     """Returns the error to raise instead; None if the user cannot fix it."""
     if config.deterministic and lacks_deterministic_kernel(error):
         operation = str(error).split(maxsplit=1)[0]
@@ -47,10 +47,11 @@ def _explain(error: Exception, config: RunConfig) -> Exception | None:
 
     if _is_out_of_memory(error):
         lines = str(error).splitlines()
-        reason = next((line for line in lines if _names_memory(line)), lines[0])
+        reason = next((line for line in lines if _is_about_memory(line)), lines[0])
         return DeviceError(
             f"the GPU is out of memory ({reason.strip()}). Expected a step that fits: "
-            f"{'; '.join(_smaller_steps(config))}. estimate=true shows what takes the memory"
+            f"{'; '.join(_suggest_smaller_steps(config))}. estimate=true shows what takes the "
+            "memory"
         )
 
     return find_nccl_fault(error)
@@ -59,14 +60,14 @@ def _explain(error: Exception, config: RunConfig) -> Exception | None:
 def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and _names_memory(str(error))
+    return isinstance(error, RuntimeError) and _is_about_memory(str(error))
 
 
-def _names_memory(text: str) -> bool:
+def _is_about_memory(text: str) -> bool:
     return any(words in text for words in _OUT_OF_MEMORY)
 
 
-def _smaller_steps(config: RunConfig) -> Iterator[str]:
+def _suggest_smaller_steps(config: RunConfig) -> Iterator[str]:
     """Yields changes that lower the memory of a step, the cheapest first."""
     # The rows of a micro-batch do not depend on the number of processes, unless a key sets the rows
     # of a whole step (`is_total`).

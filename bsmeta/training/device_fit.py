@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bsmeta.config.cards import CARDS, GIB, card_of
-from bsmeta.training.metrics import peak_flops
+from bsmeta.config.cards import CARDS, GIB, find_card
+from bsmeta.training.metrics import find_peak_flops
 
 RESERVED = 2.0 * GIB
 """Bytes that a run cannot use for tensors: the CUDA context, the workspaces of cuBLAS and NCCL, and
@@ -44,9 +44,9 @@ def find_device(card: str | None) -> Device | None:
         # Processes choose their devices later, when the engine starts.
         gpu = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         name = torch.cuda.get_device_name(gpu)
-        if card is None or card == card_of(name):
+        if card is None or card == find_card(name):
             memory = float(torch.cuda.get_device_properties(gpu).total_memory)
-            return Device(name, memory, peak_flops(gpu), is_here=True)
+            return Device(name, memory, find_peak_flops(gpu), is_here=True)
 
     if card is None:
         return None
@@ -99,21 +99,27 @@ def describe_fit(
     if recomputing is not None:
         rows = f"{rows}; with gradient_checkpointing=true {_describe_rows(recomputing, device)}"
 
-    fitting = [f"{name} ({_gib(size)})" for name, size in engines.items() if size <= device.usable]
+    fitting = [
+        f"{name} ({_format_gib(size)})" for name, size in engines.items() if size <= device.usable
+    ]
     lines = [
-        f"{device.name}: {_gib(device.memory)}, of which {_gib(RESERVED)} are left to CUDA and to "
-        f"fragmentation (assumed); this launch takes {_gib(need.size)} with {need.rows} rows: it "
+        f"{device.name}: {_format_gib(device.memory)}, of which {_format_gib(RESERVED)} are left "
+        "to CUDA and to "
+        f"fragmentation (assumed); this launch takes {_format_gib(need.size)} with {need.rows} "
+        "rows: it "
         f"{'fits' if fits else 'DOES NOT FIT'}",
         rows,
         f"other engines that fit with {need.rows} rows, on the same number of devices: "
         f"{', '.join(fitting) or 'none'}",
     ]
     if not fits:
-        lines.append(f"from cheap to expensive: {', '.join(_remedies(recomputing is not None))}")
+        lines.append(
+            f"from cheap to expensive: {', '.join(_list_remedies(recomputing is not None))}"
+        )
     return lines
 
 
-def _remedies(can_recompute: bool) -> list[str]:
+def _list_remedies(can_recompute: bool) -> list[str]:
     """Lists changes that lower the memory of a launch, from cheap to expensive."""
     recomputing = (
         "gradient_checkpointing=true (a third more computation; gradient_checkpointing_every=2: "
@@ -134,5 +140,5 @@ def _describe_rows(need: Need, device: Device) -> str:
     return f"up to {rows:,}" if rows else "none"
 
 
-def _gib(size: float) -> str:
+def _format_gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"

@@ -54,7 +54,7 @@ class MemoryNeed(Protocol):
     def needed(self) -> float | None: ...
 
 
-def memory_rows(need: MemoryNeed, memory: DeviceMemory) -> list[Row]:
+def list_memory_rows(need: MemoryNeed, memory: DeviceMemory) -> list[Row]:
     """Returns the row of the start-up table, if the need can be counted."""
     if need.needed is None:
         return []
@@ -66,7 +66,7 @@ def memory_rows(need: MemoryNeed, memory: DeviceMemory) -> list[Row]:
     return [("memory", value)]
 
 
-def memory_notes(need: MemoryNeed, memory: DeviceMemory, config: RunConfig) -> Iterator[str]:
+def list_memory_notes(need: MemoryNeed, memory: DeviceMemory, config: RunConfig) -> Iterator[str]:
     """Yields a note if the state or a micro-batch cannot fit."""
     if need.needed is None or need.needed <= memory.total:
         return

@@ -12,16 +12,16 @@ from bsmeta.core.errors import CheckpointError, DataError, UserError
 from bsmeta.core.files import (
     FULL_BELOW,
     SHARED_MEMORY,
-    causes_of,
     format_bytes,
-    free_bytes,
     is_full,
+    iterate_causes,
+    measure_free_bytes,
 )
 from bsmeta.training.checkpoint import (
     Checkpoint,
     find_newest_intact,
     list_checkpoints,
-    manifest_of,
+    read_checked_manifest,
 )
 from bsmeta.training.processes import ALONE
 
@@ -40,23 +40,23 @@ def check_room(out_dir: Path, like: Checkpoint | None = None, *, with_model: boo
         DataError: If there is not enough space.
     """
     checkpoints = [like] if like else list_checkpoints(out_dir)
-    required = int(_last_size(checkpoints, with_model=with_model) * MARGIN)
-    free = free_bytes(out_dir)
+    required = int(_measure_last_checkpoint(checkpoints, with_model=with_model) * MARGIN)
+    free = measure_free_bytes(out_dir)
     if free < required:
         raise DataError(
             f"no checkpoint was written: {out_dir} has {format_bytes(free)} free, and one needs "
-            f"{format_bytes(required)} ({MARGIN} times the last one). {_remedy(out_dir)}"
+            f"{format_bytes(required)} ({MARGIN} times the last one). {_describe_remedy(out_dir)}"
         )
 
 
-def _last_size(checkpoints: list[Checkpoint], *, with_model: bool) -> int:
+def _measure_last_checkpoint(checkpoints: list[Checkpoint], *, with_model: bool) -> int:
     """Size in bytes of the newest readable checkpoint, with or without `model/`; 0 without any.
 
     The size of a missing `model/` is estimated as float32 weights.
     """
     for saved in reversed(checkpoints):
         try:
-            files = manifest_of(saved).files
+            files = read_checked_manifest(saved).files
         except CheckpointError:
             continue
 
@@ -86,42 +86,42 @@ def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
     if isinstance(error, UserError) or not is_full(error):
         return error
 
-    elsewhere = _full_elsewhere(error, out_dir)
+    elsewhere = _describe_other_file_system(error, out_dir)
     if elsewhere is not None:
-        return DataError(f"{elsewhere}. {_remedy(out_dir)}")
+        return DataError(f"{elsewhere}. {_describe_remedy(out_dir)}")
 
-    free = format_bytes(free_bytes(out_dir))
+    free = format_bytes(measure_free_bytes(out_dir))
     return DataError(
         f"the disk of {out_dir} is full or its quota used up ({error}; {free} free): the "
-        f"checkpoint was not completed and its parts were removed. {_remedy(out_dir)}"
+        f"checkpoint was not completed and its parts were removed. {_describe_remedy(out_dir)}"
     )
 
 
-def _full_elsewhere(error: Exception, out_dir: Path) -> str | None:
+def _describe_other_file_system(error: Exception, out_dir: Path) -> str | None:
     """Describes the full file system if it is not the run folder's; None if it is."""
-    if free_bytes(out_dir) < FULL_BELOW:
+    if measure_free_bytes(out_dir) < FULL_BELOW:
         return None
-    if free_bytes(SHARED_MEMORY) < FULL_BELOW:
+    if measure_free_bytes(SHARED_MEMORY) < FULL_BELOW:
         return (
             f"{SHARED_MEMORY} is full ({error}): loader processes pass batches through it. Give "
             "the container more (docker run --shm-size=1g), or set data_config.num_workers=0"
         )
 
-    for path in (*_files_of(error), Path(tempfile.gettempdir())):
-        if free_bytes(path) < FULL_BELOW:
+    for path in (*_find_files(error), Path(tempfile.gettempdir())):
+        if measure_free_bytes(path) < FULL_BELOW:
             return f"the disk of {path} is full ({error})"
     return None
 
 
-def _files_of(error: Exception) -> Iterator[Path]:
+def _find_files(error: Exception) -> Iterator[Path]:
     """Yields the files that an error and its causes name."""
-    for cause in causes_of(error):
+    for cause in iterate_causes(error):
         name = getattr(cause, "filename", None)
         if isinstance(name, (str, bytes)):
             yield Path(os.fsdecode(name))
 
 
-def _remedy(out_dir: Path) -> str:
+def _describe_remedy(out_dir: Path) -> str:
     """Describes the last intact checkpoint, and how to continue from it."""
     saved, _ = find_newest_intact(list_checkpoints(out_dir), ALONE)
     last = f"{saved.folder.name} is intact" if saved else "There is no intact checkpoint yet"

@@ -52,12 +52,12 @@ from filelock import FileLock
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.cpp_extension import get_default_build_root
 
-from bsmeta.config.machine_checks import precision_problems
+from bsmeta.config.machine_checks import find_precision_problems
 from bsmeta.config.schema import RunConfig
-from bsmeta.core.errors import ConfigurationError, TrainingError, refuse
+from bsmeta.core.errors import ConfigurationError, TrainingError, raise_problems
 from bsmeta.core.loopback import listen_on_loopback
 from bsmeta.core.progress import GROUP_TIMEOUT
-from bsmeta.core.rendezvous import meet
+from bsmeta.core.rendezvous import meet_other_machines
 from bsmeta.training.determinism import use_deterministic_kernels
 from bsmeta.training.nccl_errors import NcclError, find_nccl_fault
 from bsmeta.training.threads import use_cores_for_offload
@@ -104,14 +104,14 @@ def prepare_cpu_op() -> None:
             "once, for some minutes …"
         )
         with (
-            _after(COMPILING_S, logger.info, announcement, library.parent),
+            _call_after(COMPILING_S, logger.info, announcement, library.parent),
             FileLock(f"{library}.lock"),
         ):
             if not library.exists():
-                _compile(builder, library)
+                _compile_op(builder, library)
 
     if builder.NAME not in loaded_ops:  # compiling loads it, too
-        loaded_ops[builder.NAME] = _import(builder.NAME, library)
+        loaded_ops[builder.NAME] = _import_op(builder.NAME, library)
 
 
 def find_library_path(name: str) -> Path:
@@ -129,7 +129,7 @@ def find_library_path(name: str) -> Path:
     return Path(get_default_build_root()) / file
 
 
-def _compile(builder: Any, library: Path) -> None:
+def _compile_op(builder: Any, library: Path) -> None:
     """Compiles the op in a temporary folder and moves it to `library`; called under the lock."""
     for leftover in library.parent.glob(f"{_BUILDING}*"):  # of processes that were killed
         shutil.rmtree(leftover, ignore_errors=True)
@@ -151,7 +151,7 @@ def _compile(builder: Any, library: Path) -> None:
 
 
 @contextmanager
-def _after(seconds: float, action: Callable[..., object], *arguments: Any) -> Iterator[None]:
+def _call_after(seconds: float, action: Callable[..., object], *arguments: Any) -> Iterator[None]:
     """Calls the action, in a thread, if the block takes longer than `seconds`."""
     timer = threading.Timer(seconds, action, arguments)
     timer.daemon = True
@@ -162,7 +162,7 @@ def _after(seconds: float, action: Callable[..., object], *arguments: Any) -> It
         timer.cancel()
 
 
-def _import(name: str, library: Path) -> Any:
+def _import_op(name: str, library: Path) -> Any:
     spec = importlib.util.spec_from_file_location(name, library)
     assert spec is not None
     assert spec.loader is not None
@@ -171,7 +171,7 @@ def _import(name: str, library: Path) -> Any:
     return module
 
 
-def start(
+def create_accelerator(
     config: RunConfig, deepspeed_config: dict[str, Any] | None, reshards: bool | None
 ) -> Accelerator:
     """Creates the Accelerator of this process; all processes of the launch must call it.
@@ -194,7 +194,7 @@ def start(
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")  # TF32 for matmuls that stay in float32
 
-    fsdp = None if reshards is None else _fsdp_plugin(config.mixed_precision, reshards)
+    fsdp = None if reshards is None else _make_fsdp_plugin(config.mixed_precision, reshards)
     deepspeed = None
     if deepspeed_config is not None:
         use_cores_for_offload(deepspeed_config)
@@ -202,9 +202,9 @@ def start(
         with time_limit(config.distributed_timeout_s, "compiling DeepSpeed's op for CPUs"):
             prepare_cpu_op()
 
-    meet(config.distributed_timeout_s)
+    meet_other_machines(config.distributed_timeout_s)
     listen_on_loopback()
-    accelerator = _connect(config, deepspeed, fsdp)
+    accelerator = _connect_processes(config, deepspeed, fsdp)
     _check_precision(config.mixed_precision, accelerator.device)
 
     launched = int(os.environ.get("WORLD_SIZE", "1"))
@@ -218,7 +218,7 @@ def start(
     return accelerator
 
 
-def _connect(
+def _connect_processes(
     config: RunConfig,
     deepspeed: DeepSpeedPlugin | None,
     fsdp: FullyShardedDataParallelPlugin | None,
@@ -251,7 +251,7 @@ def _check_precision(mixed_precision: str, device: torch.device) -> None:
     if device.type == "cuda" and torch.version.hip is None:
         name = torch.cuda.get_device_name(device)
         capability = torch.cuda.get_device_capability(device)
-        refuse([*precision_problems(mixed_precision, name, capability)])
+        raise_problems([*find_precision_problems(mixed_precision, name, capability)])
 
 
 def _create_accelerator(
@@ -296,7 +296,7 @@ def _create_accelerator(
     return accelerator
 
 
-def _fsdp_plugin(mixed_precision: str, reshards: bool) -> FullyShardedDataParallelPlugin:
+def _make_fsdp_plugin(mixed_precision: str, reshards: bool) -> FullyShardedDataParallelPlugin:
     """Sets every option of FSDP2: Accelerate takes missing ones from the environment."""
     half = {"no": None, "bf16": torch.bfloat16}[mixed_precision]
     return FullyShardedDataParallelPlugin(
@@ -329,7 +329,7 @@ def time_limit(seconds: float, activity: str) -> AbstractContextManager[None]:
         finally:
             os._exit(1)
 
-    return _after(seconds, give_up)
+    return _call_after(seconds, give_up)
 
 
 def is_connection_error(error: Exception) -> bool:

@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from torch import nn
 
 from bsmeta.core.errors import CheckpointError, TrainingError
-from bsmeta.core.progress import opaque_work
-from bsmeta.training.checkpoint import naming_file
+from bsmeta.core.progress import report_opaque_work
+from bsmeta.training.checkpoint import name_damaged_file
 from bsmeta.training.engine import Engine
 from bsmeta.training.engines_states import restrict_to_values
 from bsmeta.training.optimization import keep_settings
@@ -30,8 +30,8 @@ class DeepSpeedEngine(Engine):
         self.scaled = accelerator.mixed_precision == "fp16"
         # Writing or reading a file counts as progress, but not the barriers around it.
         files = self.model.checkpoint_engine
-        files.save = opaque_work()(files.save)
-        files.load = opaque_work()(files.load)
+        files.save = report_opaque_work()(files.save)
+        files.load = report_opaque_work()(files.load)
 
     def clip(self, limit: float) -> torch.Tensor | float | None:
         norm: torch.Tensor | float | None = self.model.get_global_grad_norm()
@@ -64,7 +64,7 @@ class DeepSpeedEngine(Engine):
         optimizer = self.model.optimizer
         limit = getattr(optimizer, "clip_grad", None)  # ZeRO 1 and 2 overwrite it
 
-        with keep_settings(optimizer), naming_file(folder), restrict_to_values():
+        with keep_settings(optimizer), name_damaged_file(folder), restrict_to_values():
             if self.model.load_universal_checkpoint():
                 self._load_universal(folder)
                 # Checkpoints of this run are loaded in the format in which it saves them.
@@ -86,7 +86,7 @@ class DeepSpeedEngine(Engine):
         """
         optimizer = self.model.optimizer.optimizer
         try:
-            with opaque_work():  # reads a file for each parameter
+            with report_opaque_work():  # reads a file for each parameter
                 self.model.load_checkpoint(str(folder), "universal")
         except (IndexError, KeyError) as error:
             raise CheckpointError(

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from bsmeta.core.files import format_bytes
-from bsmeta.core.progress import opaque_work
-from bsmeta.training.checkpoint import naming_file
+from bsmeta.core.progress import report_opaque_work
+from bsmeta.training.checkpoint import name_damaged_file
 from bsmeta.training.engine import Engine, Snapshot
 from bsmeta.training.optimization import keep_settings
 from bsmeta.training.processes import ALONE
@@ -37,7 +37,7 @@ class PlainEngine(Engine):
         if isinstance(self.model, DistributedDataParallel):
             # Buffers are equal on all ranks and never change: no model here has running statistics.
             self.model.broadcast_buffers = False
-            _fix_buckets(self.model)
+            _fix_ddp_buckets(self.model)
             # Otherwise the micro-batches before the last one of a step would accumulate their
             # gradients outside of the buckets, in as much memory again.
             self._keeps_gradients = accelerator.gradient_accumulation_steps > 1
@@ -123,8 +123,8 @@ class PlainEngine(Engine):
         return Snapshot(ALONE, partial(write_state, copy), lambda _: copy["model"])
 
     def load(self, folder: Path) -> None:
-        with naming_file(folder / _PLAIN_FILE):
-            with opaque_work():
+        with name_damaged_file(folder / _PLAIN_FILE):
+            with report_opaque_work():
                 state = torch.load(folder / _PLAIN_FILE, map_location="cpu", weights_only=True)
             self.plain.load_state_dict(state["model"])
             with keep_settings(self.optimizer):
@@ -133,7 +133,7 @@ class PlainEngine(Engine):
                 self.accelerator.scaler.load_state_dict(state["scaler"])
 
 
-def _fix_buckets(model: DistributedDataParallel) -> None:
+def _fix_ddp_buckets(model: DistributedDataParallel) -> None:
     """Makes DDP arrange its all-reduce buckets now, in the reverse order of the parameters.
 
     By default, DDP does so after the first backward pass of the *process*. The first step after a
@@ -163,5 +163,5 @@ def count_storage_bytes(state: Any) -> int:
 def write_state(state: dict[str, Any], folder: Path) -> None:
     """Writes the result of `PlainEngine.state`, or a copy of it."""
     folder.mkdir()
-    with opaque_work():
+    with report_opaque_work():
         torch.save(state, folder / _PLAIN_FILE)

@@ -54,13 +54,13 @@ def restrict_to_values() -> Iterator[None]:
         with torch.serialization.safe_globals(list_plain_classes()):
             yield
     except pickle.UnpicklingError as error:
-        raise pickle.UnpicklingError(_reason(error)) from error
+        raise pickle.UnpicklingError(_extract_reason(error)) from error
     finally:
         del os.environ[_RESTRICTED]
         os.environ.update({name: value for name, value in previous.items() if value is not None})
 
 
-def _reason(error: Exception) -> str:
+def _extract_reason(error: Exception) -> str:
     """Extracts why torch refuses a pickle, without the advice to load it nevertheless."""
     lines = str(error).splitlines()
     for line in lines:
@@ -87,7 +87,7 @@ def check_states(folder: Path) -> None:
                     (key for key in _iterate_keys(state) if "/" in key or key in ("", "..")), None
                 )
             except Exception as error:
-                reason = _reason(error)
+                reason = _extract_reason(error)
                 raise CheckpointError(f"{file}: holds more than values ({reason})") from error
             if path_like is not None:
                 raise CheckpointError(f"{file}: names {path_like!r}, expected names of parameters")

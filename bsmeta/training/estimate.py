@@ -48,12 +48,17 @@ from bsmeta.core.terminal import Console
 from bsmeta.training.cuda_rules import follow_cuda_rules
 from bsmeta.training.device_errors import explain_device_errors
 from bsmeta.training.device_fit import Device, Need, describe_fit, find_device
-from bsmeta.training.device_memory import DeviceMemory, format_size, memory_notes, memory_rows
-from bsmeta.training.distributed import start
+from bsmeta.training.device_memory import (
+    DeviceMemory,
+    format_size,
+    list_memory_notes,
+    list_memory_rows,
+)
+from bsmeta.training.distributed import create_accelerator
 from bsmeta.training.optimization import find_layer_matrices
 from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.task import Shape, Task, flops_per_token
+from bsmeta.training.task import Shape, Task, compute_flops_per_token
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
 
@@ -179,7 +184,9 @@ def count_state(counts: Counts, optimizer: int, stage: Stage, processes: int, ha
     )
 
 
-def activations(planned: Shape, *, half: bool, copies: bool, casts: bool = True) -> Activations:
+def estimate_activations(
+    planned: Shape, *, half: bool, copies: bool, casts: bool = True
+) -> Activations:
     """Computes the memory that a micro-batch takes for the backward pass.
 
     Args:
@@ -244,11 +251,13 @@ def activations(planned: Shape, *, half: bool, copies: bool, casts: bool = True)
     return Activations(
         layers=float(sum(layer_bytes) + outside_layers),
         layers_recomputed=float(recomputed + max(layer_bytes, default=0) + outside_layers),
-        loss=_loss_bytes(tokens, planned.outputs, width, planned.loss_chunk, value_bytes),
+        loss=_estimate_loss_bytes(tokens, planned.outputs, width, planned.loss_chunk, value_bytes),
     )
 
 
-def _loss_bytes(tokens: int, outputs: int, hidden: int, chunk: int, value_bytes: int) -> float:
+def _estimate_loss_bytes(
+    tokens: int, outputs: int, hidden: int, chunk: int, value_bytes: int
+) -> float:
     """Bytes of the logits, in the precision of the matmuls and in float32, and their gradients."""
     half_bytes = value_bytes if value_bytes < 4 else 0
     if chunk and chunk < tokens * outputs:  # the gradient overwrites the logits
@@ -266,14 +275,14 @@ def measure_state(model: nn.Module, optimizer: Any) -> State:
 
     parameters = list(model.parameters())
     # This rank's partition under ZeRO-3 and FSDP2
-    shards = [_local(getattr(parameter, "ds_tensor", parameter)) for parameter in parameters]
+    shards = [_make_local(getattr(parameter, "ds_tensor", parameter)) for parameter in parameters]
     weight_addresses = {shard.untyped_storage().data_ptr() for shard in shards}
 
     for values in optimizer.state.values():
         optimizer_values += values.values()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            address = _local(parameter).untyped_storage().data_ptr()
+            address = _make_local(parameter).untyped_storage().data_ptr()
             if address not in weight_addresses:  # a copy of the weights in float32
                 optimizer_values.append(parameter)
 
@@ -286,10 +295,12 @@ def measure_state(model: nn.Module, optimizer: Any) -> State:
 
 def _count_bytes(values: Iterable[Any]) -> float:
     """Bytes of the tensors among some values on this rank."""
-    return float(sum(_local(value).nbytes for value in values if isinstance(value, torch.Tensor)))
+    return float(
+        sum(_make_local(value).nbytes for value in values if isinstance(value, torch.Tensor))
+    )
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def _make_local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -316,7 +327,7 @@ class Forecast:
         self._shape = shape
         self._device = device
         self._half = config.mixed_precision != "no"
-        self._flops_per_token = flops_per_token(shape.model)
+        self._flops_per_token = compute_flops_per_token(shape.model)
 
         self._processes = checked.launch.num_processes
         plan = replace(BatchPlan.of(config, self._processes), micro_batch=shape.rows)
@@ -383,7 +394,9 @@ class Forecast:
         )
 
     def _count_with(self, shape: Shape, precision: _Precision) -> Activations:
-        return activations(shape, half=self._half, copies=precision.copies, casts=precision.casts)
+        return estimate_activations(
+            shape, half=self._half, copies=precision.copies, casts=precision.casts
+        )
 
     def _precision(self, stage: Stage) -> _Precision:
         """Returns how an engine computes in half precision.
@@ -452,14 +465,14 @@ class Forecast:
             f"in embeddings {counts.embeddings:,}"
         )
         console.print(Text.assemble("\n", ("parameters", "bold"), numbers))
-        console.print(self._memory_table())
+        console.print(self._make_memory_table())
 
         for line in (*self.describe_fit(), *self.describe_staging(), *self.describe_speed()):
             console.print(f"  {line}")
-        for line in self._notes():
+        for line in self._list_notes():
             console.print(f"  {line}", style="dim")
 
-    def _memory_table(self) -> Table:
+    def _make_memory_table(self) -> Table:
         precision = self._config.mixed_precision
         title = f"\nMemory of each device ({self._processes}), precision {precision}; * this launch"
         table = Table(
@@ -494,7 +507,7 @@ class Forecast:
             table.add_row(f"{mark} {name}", *cells, style="bold" if is_this_launch else "")
         return table
 
-    def _notes(self) -> list[str]:
+    def _list_notes(self) -> list[str]:
         value_bytes = 2 if self._half else 4
         master_weights = " and, under DeepSpeed, of float32 weights" if self._half else ""
         notes = [
@@ -576,7 +589,7 @@ class Probe:
         console.print(table)
 
 
-def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
+def probe_run(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
     """Runs a few steps as the run would, in a temporary folder; all ranks call it."""
     schedule = Schedule.of(config, task.steps_per_epoch(checked.launch.num_processes))
     steps = min(config.estimate_steps, schedule.max_steps)
@@ -585,7 +598,7 @@ def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
 
     with tempfile.TemporaryDirectory(prefix="bsmeta-estimate-") as folder:
         silent = replace(config, trackers=[], profile=False, log_documents=False, out_dir=folder)
-        accelerator = start(silent, checked.deepspeed_config, checked.launch.reshards)
+        accelerator = create_accelerator(silent, checked.deepspeed_config, checked.launch.reshards)
         processes = Processes.of_group(accelerator.device)
         stop = StopRequest()
         with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
@@ -619,10 +632,12 @@ def print_memory(config: RunConfig, task: Task, checked: CheckedRun) -> None:
 
     if counted is not None:
         memory = DeviceMemory.of_launch(checked.launch)
-        print_summary(memory_rows(counted, memory), [*memory_notes(counted, memory, config)])
+        print_summary(
+            list_memory_rows(counted, memory), [*list_memory_notes(counted, memory, config)]
+        )
 
 
-def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: bool) -> None:
+def estimate_run(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: bool) -> None:
     """Prints the resources that the run will need (rank 0).
 
     Raises:
@@ -642,12 +657,14 @@ def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: boo
         counted.show(console)
         if device is None:  # otherwise its memory is in the lines above
             memory = DeviceMemory.of_launch(checked.launch)
-            print_summary(memory_rows(counted, memory), [*memory_notes(counted, memory, config)])
+            print_summary(
+                list_memory_rows(counted, memory), [*list_memory_notes(counted, memory, config)]
+            )
 
     is_here = config.estimate_card is None or (device is not None and device.is_here)
     if config.estimate_steps and is_here:
         with explain_device_errors(config):
-            measured = probe(config, task, checked)
+            measured = probe_run(config, task, checked)
         if counted is not None:
             measured.show(console, counted)
 

@@ -31,8 +31,8 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.core.progress import opaque_work, report_progress
-from bsmeta.training.checkpoint import naming_file
+from bsmeta.core.progress import report_opaque_work, report_progress
+from bsmeta.training.checkpoint import name_damaged_file
 from bsmeta.training.distributed import Accelerator
 from bsmeta.training.engine import Snapshot
 from bsmeta.training.engine_plain import PlainEngine
@@ -146,7 +146,7 @@ class FSDPEngine(PlainEngine):
         parameters = self._parameters()
         optimizer_state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
 
-        for entry, (size, dtype) in described(folder).items():
+        for entry, (size, dtype) in read_tensor_shapes(folder).items():
             if entry in state:
                 continue
             key, _, name = entry.removeprefix(_OPTIMIZER).partition("/")
@@ -180,7 +180,7 @@ def write_shards(state: dict[str, torch.Tensor], folder: Path, processes: Proces
         Exception: On every rank, the error of the first rank that failed.
     """
     processes.on_main(folder.mkdir)  # torch would also create the folders above it
-    with _raising_first_error():
+    with _raise_first_error():
         dcp.save(state, storage_writer=_Writer(folder), process_group=processes.group)
 
 
@@ -192,7 +192,7 @@ def read_shards(state: dict[str, torch.Tensor], folder: Path, processes: Process
     Raises:
         CheckpointError: If the folder holds other tensors.
     """
-    with naming_file(folder), _raising_first_error():
+    with name_damaged_file(folder), _raise_first_error():
         dcp.load(state, storage_reader=_Reader(folder), process_group=processes.group)
 
 
@@ -203,26 +203,26 @@ def read_full_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
     """
     tensors = {
         name: torch.empty(size, dtype=dtype)
-        for name, (size, dtype) in described(folder).items()
+        for name, (size, dtype) in read_tensor_shapes(folder).items()
         if name.startswith(prefix)
     }
-    with naming_file(folder), _raising_first_error(), warnings.catch_warnings():
+    with name_damaged_file(folder), _raise_first_error(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(tensors, storage_reader=_Reader(folder), no_dist=True)
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def described(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def read_tensor_shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Returns the full shape and the type of each tensor in a folder, without reading the tensors.
 
     Raises:
         CheckpointError: If the folder describes anything but tensors.
     """
-    entries = _tensor_entries(_read_metadata(folder))
+    entries = _list_tensor_entries(_read_metadata(folder))
     return {name: (entry.size, entry.properties.dtype) for name, entry in entries.items()}
 
 
-def _tensor_entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+def _list_tensor_entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
     """Returns the entries of checked metadata, all of which describe tensors."""
     entries = metadata.state_dict_metadata
     return {
@@ -237,7 +237,7 @@ def _read_metadata(folder: Path) -> Metadata:
         CheckpointError: If it is damaged, or describes anything but tensors in files of the folder.
     """
     file = folder / _METADATA
-    with naming_file(file):
+    with name_damaged_file(file):
         content = file.read_bytes()
         _check_opcodes(content)
         metadata = _Unpickler(io.BytesIO(content)).load()
@@ -248,7 +248,7 @@ def _read_metadata(folder: Path) -> Metadata:
 
         described_bytes = sum(
             math.prod(entry.size) * entry.properties.dtype.itemsize
-            for entry in _tensor_entries(metadata).values()
+            for entry in _list_tensor_entries(metadata).values()
         )
         stored_bytes = sum(shards.stat().st_size for shards in folder.glob("*.distcp"))
         if described_bytes > stored_bytes:
@@ -313,7 +313,7 @@ class _Writer(dcp.FileSystemWriter):
     """Counts the writes of this rank as progress, but not its wait for other ranks."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        with opaque_work():
+        with report_opaque_work():
             return super().write_data(plan, planner)
 
 
@@ -328,12 +328,12 @@ class _Reader(dcp.FileSystemReader):
         return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        with opaque_work():
+        with report_opaque_work():
             return super().read_data(plan, planner)
 
 
 @contextmanager
-def _raising_first_error() -> Iterator[None]:
+def _raise_first_error() -> Iterator[None]:
     """Raises the error of the first rank that failed instead of torch's collection of errors."""
     try:
         yield

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.training.checkpoint import naming_file
+from bsmeta.training.checkpoint import name_damaged_file
 
 
 def capture_rng(device: torch.device) -> dict[str, Any]:
@@ -32,10 +32,10 @@ def capture_rng(device: torch.device) -> dict[str, Any]:
 
 def write_rng(states: dict[str, Any], folder: Path, rank: int) -> None:
     """Writes the states of one rank to a checkpoint."""
-    torch.save(states, _rng_file(folder, rank))
+    torch.save(states, _locate_rng_file(folder, rank))
 
 
-def _rng_file(folder: Path, rank: int) -> Path:
+def _locate_rng_file(folder: Path, rank: int) -> Path:
     return folder / "rng" / f"rank{rank}.pt"
 
 
@@ -55,11 +55,11 @@ def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int, device: to
         torch.manual_seed(seed)
         return
 
-    file = _rng_file(folder, rank)
+    file = _locate_rng_file(folder, rank)
     if not file.is_file():
         raise CheckpointError(f"{file}: is missing, but {saved_ranks} ranks saved")
 
-    with naming_file(file):
+    with name_damaged_file(file):
         states = torch.load(file, map_location="cpu", weights_only=True)
 
         version, values, python_gauss = states["python"]

@@ -33,10 +33,10 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Column
 
-from bsmeta.config.cards import CARDS, card_of
+from bsmeta.config.cards import CARDS, find_card
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
-from bsmeta.core.errors import HYDRA, Problem, refuse
+from bsmeta.core.errors import HYDRA, Problem, raise_problems
 from bsmeta.core.files import write_json
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import PLAIN_INTERVAL_S
@@ -149,7 +149,7 @@ class StepLog:
             progress.step,
             tokens=progress.tokens,
             targets=progress.targets,
-            counts=_without_zeros(progress.totals),
+            counts=_drop_zeros(progress.totals),
         )
 
     def _write_documents(self, result: StepResult) -> None:
@@ -175,7 +175,7 @@ class StepLog:
             "learning_rate": result.learning_rate,
             "grad_norm": stats.grad_norm,
             "parts": stats.parts,
-            "counts": _without_zeros(progress.unlogged),
+            "counts": _drop_zeros(progress.unlogged),
             "tokens": progress.tokens,
             "targets": progress.targets,
         }
@@ -183,7 +183,7 @@ class StepLog:
         self._tracker.event("step", result.step, **values, **self._throughput.metrics())
 
 
-def _without_zeros(sums: dict[str, float]) -> dict[str, float]:
+def _drop_zeros(sums: dict[str, float]) -> dict[str, float]:
     """Drops the counts that are 0: most count rare problems, and every line of the log has them."""
     return {name: value for name, value in sums.items() if value}
 
@@ -195,7 +195,7 @@ class Throughput:
         self._device = device
         self._world_size = world_size
         self._flops_per_token = flops_per_token
-        self._peak = peak_flops(device)
+        self._peak = find_peak_flops(device)
         self.start()
         self._clear()
 
@@ -253,11 +253,11 @@ class Throughput:
         self._steps = 0
 
 
-def peak_flops(device: torch.device) -> float | None:
+def find_peak_flops(device: torch.device) -> float | None:
     """Returns the dense bf16 peak of a GPU in FLOP/s; None if unknown."""
     if device.type != "cuda":
         return None
-    card = card_of(torch.cuda.get_device_name(device))
+    card = find_card(torch.cuda.get_device_name(device))
     return None if card is None else CARDS[card].peak_flops
 
 
@@ -295,7 +295,7 @@ class Tracker:
             prefix = "" if kind == "step" else "eval/"
             numbers = {
                 prefix + name: value
-                for name, value in _flatten(values)
+                for name, value in _flatten_values(values)
                 # NaN: unknown, such as the utilization of a CPU
                 if isinstance(value, (int, float)) and not math.isnan(value)
             }
@@ -384,7 +384,7 @@ class Screen:
             self._print(f"step {step}/{self._total}  {'  '.join(metrics)}")
 
     def _show_event(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        items = _flatten(values)
+        items = _flatten_values(values)
         if kind == "eval":  # the first few are enough; all are in metrics.jsonl
             numbers = [item for item in items if isinstance(item[1], float)]
             items = numbers[:_METRICS_SHOWN]
@@ -405,12 +405,12 @@ class Screen:
             self._bar.stop()
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flatten_values(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Flattens nested values to pairs of a name, such as `parts/url`, and a value."""
     items: list[tuple[str, Any]] = []
     for name, value in values.items():
         if isinstance(value, dict):
-            items += _flatten(value, f"{prefix}{name}/")
+            items += _flatten_values(value, f"{prefix}{name}/")
         else:
             items.append((prefix + name, value))
     return items
@@ -434,16 +434,18 @@ def start_trackers(accelerator: Any, config: RunConfig, folder: Path, step: int)
 
     settings = {  # in the form that trackers expect: one level, plain values
         name: value if _is_plain(value) else str(value)
-        for name, value in _flatten(redact_values(dataclasses.asdict(config)))
+        for name, value in _flatten_values(redact_values(dataclasses.asdict(config)))
     }
     try:
         accelerator.init_trackers(
-            redact(config.run_name), config=settings, init_kwargs=arguments(folder, step)
+            redact(config.run_name),
+            config=settings,
+            init_kwargs=make_tracker_arguments(folder, step),
         )
     except Exception as error:
         reason = f"{', '.join(config.trackers)}: {type(error).__name__}: {error}"
         expected = "trackers that can start; wandb needs WANDB_API_KEY, or WANDB_MODE=offline"
-        refuse([Problem("trackers", HYDRA, reason, expected, "fix that, or leave it out")])
+        raise_problems([Problem("trackers", HYDRA, reason, expected, "fix that, or leave it out")])
 
 
 def _is_plain(value: Any) -> bool:
@@ -453,7 +455,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (int, str, bool))
 
 
-def arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]:
+def make_tracker_arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]:
     """Returns the arguments for each library that let a resumed run continue the same run there."""
     name = run_name(folder)
     return {

@@ -76,7 +76,7 @@ class Processes:
         dist.all_gather_object(values, value, self.group)
         return values
 
-    def all_or_none(self, action: Callable[[], Result]) -> list[Result]:
+    def run_on_all(self, action: Callable[[], Result]) -> list[Result]:
         """Runs `action` on every rank; returns all results, or raises one error, on every rank."""
         try:
             outcome = _Outcome(action(), None)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bsmeta.core.progress import opaque_work
+from bsmeta.core.progress import report_opaque_work
 
 PROFILES = "profile"
 """Folder of the traces in the run folder."""
@@ -65,5 +65,5 @@ class Profile:
         running.stop()
 
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        with opaque_work():
+        with report_opaque_work():
             running.export_chrome_trace(str(self._file))

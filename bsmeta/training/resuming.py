@@ -29,19 +29,19 @@ from torch import nn
 
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.saved import parse_saved, read_saved
-from bsmeta.config.saved_runs import load_resolved, to_yaml
+from bsmeta.config.saved_runs import load_resolved, write_yaml
 from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
 from bsmeta.config.steps import BatchPlan, branch_step, lacks_model
 from bsmeta.core.errors import (
     CheckpointError,
     ConfigurationError,
     Problem,
-    differences,
-    differing,
-    refuse,
-    show,
+    describe_differences,
+    find_differences,
+    format_value,
+    raise_problems,
 )
-from bsmeta.core.progress import opaque_work
+from bsmeta.core.progress import report_opaque_work
 from bsmeta.training.checkpoint import (
     CONFIG,
     STATE,
@@ -49,7 +49,7 @@ from bsmeta.training.checkpoint import (
     choose_checkpoint,
     find_newest_intact,
     list_checkpoints,
-    naming_file,
+    name_damaged_file,
     open_named,
 )
 from bsmeta.training.disk_space import check_room
@@ -109,7 +109,7 @@ class Resume:
             processes.on_main(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
-def resumes(resume_from_checkpoint_dir: str | None, out_dir: Path) -> bool:
+def may_resume(resume_from_checkpoint_dir: str | None, out_dir: Path) -> bool:
     """Whether a run may continue in `out_dir`.
 
     A run that begins with the checkpoint of another run may do so until it has saved: false if
@@ -148,20 +148,20 @@ def find_resume_point(
     check_task(saved, config.task)
     state = saved.state()
     plan = BatchPlan.of(config, processes.size)
-    with naming_file(saved.folder / STATE):
+    with name_damaged_file(saved.folder / STATE):
         check_launch(saved, state, name_engine(accelerator), plan)
     check_origin(saved, name_engine(accelerator), out_dir, trusted=config.trust_checkpoint)
     check_steps(saved, max_steps)
     if config.export_best:
         check_exports(out_dir, saved.step)
-    changed = changed_settings(saved, config)
+    changed = find_changed_settings(saved, config)
     check_optimizer(saved, changed)
     if is_readable(state, processes.size):
         return Resume(saved, changed)
 
     # Named like an interrupted save, so that the next start removes it if this run is killed.
     folder = out_dir / f"tmp-{saved.folder.name}-universal"
-    processes.on_main(lambda: convert(saved, folder))
+    processes.on_main(lambda: convert_to_universal(saved, folder))
     plugin = accelerator.state.deepspeed_plugin
     plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
     return Resume(saved, changed, folder)
@@ -181,7 +181,7 @@ def _find_checkpoint(config: RunConfig, processes: Processes, out_dir: Path) -> 
         return saved
     saved = open_named(Path(config.decay_from), processes, "decay_from")  # of another run
     stable = load_resolved(saved.folder / CONFIG, type(config))
-    refuse([*find_branch_problems(saved, stable, config.learning_rate)])
+    raise_problems([*find_branch_problems(saved, stable, config.learning_rate)])
     return saved
 
 
@@ -207,13 +207,13 @@ def find_rollback_point(out_dir: Path, step: int, processes: Processes) -> Check
     return newest
 
 
-def changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any]]:
+def find_changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any]]:
     """Returns the keys that differ from the checkpoint's configuration, with both values."""
     saved_config = read_saved(saved.folder / CONFIG)
-    current_config = parse_saved(to_yaml(config), "the configuration of this run")
+    current_config = parse_saved(write_yaml(config), "the configuration of this run")
     changed = {
         key: [old, new]
-        for key, old, new in differences(saved_config, current_config)
+        for key, old, new in find_differences(saved_config, current_config)
         if key not in _UNCOMPARED
     }
 
@@ -310,7 +310,7 @@ def check_same_model(
     saved: Checkpoint, saved_shapes: dict[str, list[int]], shapes: dict[str, list[int]]
 ) -> None:
     """Refuses a checkpoint of a model with different shapes."""
-    lines = list(differing(saved_shapes, shapes, "in the checkpoint"))
+    lines = list(describe_differences(saved_shapes, shapes, "in the checkpoint"))
     if lines:
         first_lines = "\n".join(lines[:3])
         raise ConfigurationError(
@@ -333,7 +333,9 @@ def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
         return
 
     first_fingerprint = processes.broadcast(fingerprint)
-    lines = differing(first_fingerprint, fingerprint, "on rank 0", f"on rank {processes.rank}")
+    lines = describe_differences(
+        first_fingerprint, fingerprint, "on rank 0", f"on rank {processes.rank}"
+    )
     lines_by_rank = processes.gather([*itertools.islice(lines, _DIFFERENCES_SHOWN)])
     for rank, lines_of_rank in enumerate(lines_by_rank):
         if lines_of_rank:
@@ -345,7 +347,7 @@ def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
             )
 
 
-def convert(saved: Checkpoint, folder: Path) -> None:
+def convert_to_universal(saved: Checkpoint, folder: Path) -> None:
     """Converts a checkpoint to DeepSpeed's universal format, in `folder` (rank 0).
 
     Raises:
@@ -365,7 +367,7 @@ def convert(saved: Checkpoint, folder: Path) -> None:
     environment = {
         name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES
     }
-    with opaque_work():
+    with report_opaque_work():
         conversion = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False
         )
@@ -395,14 +397,16 @@ def find_branch_problems(
     fix = "name a checkpoint at the constant rate of a run"
     if schedule not in ("constant", WSD):
         expected = f"constant or {WSD}: the rate has been falling since the warm-up"
-        yield Problem("lr_scheduler_type", file, show(schedule), expected, fix)
+        yield Problem("lr_scheduler_type", file, format_value(schedule), expected, fix)
         return
 
     rates = RatePlan.of(stable, stable.max_train_steps)
     start = rates.decay_start
     if start is not None and stable.num_train_epochs is not None:
         expected = "null: it does not say at which step the decay began"
-        yield Problem("num_train_epochs", file, show(stable.num_train_epochs), expected, fix)
+        yield Problem(
+            "num_train_epochs", file, format_value(stable.num_train_epochs), expected, fix
+        )
     elif start is not None and step > start:
         position = f"step {step}, in the decay from step {start} on"
         yield Problem("decay_from", file, position, f"a step up to {start}", fix)
@@ -414,7 +418,7 @@ def find_branch_problems(
     if stable.learning_rate != learning_rate:
         expected = f"{learning_rate:g}, the learning_rate of this run: it would jump"
         fix = f"learning_rate={stable.learning_rate:g}"
-        yield Problem("learning_rate", file, show(stable.learning_rate), expected, fix)
+        yield Problem("learning_rate", file, format_value(stable.learning_rate), expected, fix)
 
 
 def _check_same_branch(

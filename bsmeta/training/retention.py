@@ -83,7 +83,7 @@ class Retention:
         retained = self._select_retained(past)
         for old in past:
             if old not in retained and old.folder.resolve() != self._resumed_from:
-                _delete(old)
+                _delete_checkpoint(old)
 
     def best(self) -> Checkpoint | None:
         """Returns the intact checkpoint with the best value of `keep_best_by`, if any."""
@@ -153,7 +153,7 @@ def _read_stamps(folder: Path) -> list[_FileStamp]:
     return sorted(stamps)
 
 
-def _delete(saved: Checkpoint) -> None:
+def _delete_checkpoint(saved: Checkpoint) -> None:
     try:
         # Renamed first, so that an interrupted deletion leaves no damaged checkpoint in the list.
         doomed = saved.folder.with_name(f"tmp-{saved.folder.name}-deleted")

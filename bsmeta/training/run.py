@@ -12,16 +12,16 @@ from typing import Any
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
-from bsmeta.core.environment import describe_environment, utc_now
+from bsmeta.core.environment import describe_environment, format_utc_now
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
-from bsmeta.core.secrets import hide, redact
+from bsmeta.core.secrets import declare_secrets, redact
 from bsmeta.core.signals import StopRequest
 from bsmeta.training.device_errors import explain_device_errors
 from bsmeta.training.disk_space import explain_full_disk
-from bsmeta.training.distributed import Accelerator, start
+from bsmeta.training.distributed import Accelerator, create_accelerator
 from bsmeta.training.processes import Processes, close_device_groups
-from bsmeta.training.resuming import find_resume_point, resumes
+from bsmeta.training.resuming import find_resume_point, may_resume
 from bsmeta.training.run_folder import (
     ENVIRONMENT,
     METRICS,
@@ -29,7 +29,7 @@ from bsmeta.training.run_folder import (
     ProcessLog,
     RunFolder,
     note_early_stop,
-    refusal_in_status,
+    record_refusal,
     write_stopped_start,
 )
 from bsmeta.training.shared_folder import check_is_shared
@@ -58,7 +58,7 @@ except Exception as error:
 logger = logging.getLogger(__name__)
 
 
-def run(
+def run_training(
     config: RunConfig,
     task: Task,
     deepspeed_config: dict[str, Any] | None,
@@ -76,17 +76,17 @@ def run(
         TrainingError: If the run diverged, or one of its processes died.
     """
     out_dir = Path(config.out_dir)
-    with refusal_in_status(out_dir):
-        accelerator = start(config, deepspeed_config, reshards)
+    with record_refusal(out_dir):
+        accelerator = create_accelerator(config, deepspeed_config, reshards)
     processes = Processes.of_group(accelerator.device)
 
     with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
-        with refusal_in_status(out_dir):
+        with record_refusal(out_dir):
             schedule = Schedule.of(config, task.steps_per_epoch(processes.size))
-        stop.leave = lambda name: _leave_start(out_dir, watchdog, name)
+        stop.leave = lambda name: _end_start(out_dir, watchdog, name)
 
         folder = RunFolder(out_dir.resolve())
-        resume = resumes(config.resume_from_checkpoint_dir, folder.path)
+        resume = may_resume(config.resume_from_checkpoint_dir, folder.path)
         processes.on_main(
             lambda: folder.open(config, resume=resume, overwrite=config.overwrite_out_dir)
         )
@@ -95,7 +95,9 @@ def run(
         with ProcessLog(processes.rank, processes.size) as folder.log:
             try:
                 with explain_device_errors(config):
-                    code = _train(config, schedule, task, accelerator, folder, watchdog, stop)
+                    code = _train_and_export(
+                        config, schedule, task, accelerator, folder, watchdog, stop
+                    )
             except Exception as error:
                 ending = watchdog.explain(explain_full_disk(error, folder.path))
                 if watchdog.is_reporter():
@@ -106,11 +108,11 @@ def run(
 
     close_device_groups()  # no longer watched: a rank that hangs must not change the status
     if config.push_to_hub and code == 0 and processes.is_main:
-        push(folder.path, config.push_to_hub, watchdog.step, private=config.hub_private)
+        push_model(folder.path, config.push_to_hub, watchdog.step, private=config.hub_private)
     return code
 
 
-def _train(
+def _train_and_export(
     config: RunConfig,
     schedule: Schedule,
     task: Task,
@@ -141,7 +143,7 @@ def _train(
                 "event": "start",
                 "step": watchdog.step,
                 "processes": processes.size,
-                "started": utc_now(),
+                "started": format_utc_now(),
                 **describe_environment(processes.device),
             }
         )
@@ -154,16 +156,18 @@ def _train(
         folder.share(processes)
         trainer.saver.export(folder.path / "model")
     if environment is not None:
-        environment.write({"event": "end", "step": trainer.progress.step, "ended": utc_now()})
+        environment.write(
+            {"event": "end", "step": trainer.progress.step, "ended": format_utc_now()}
+        )
 
     code = 0 if is_done else EXIT_PREEMPTED
     if not is_done and processes.is_main:
-        print(f"to continue: {resuming_command(sys.argv, processes.size)}")
+        print(f"to continue: {describe_resuming_command(sys.argv, processes.size)}")
     report("done" if is_done else "preempted", trainer.progress.step, code)
     return code
 
 
-def resuming_command(arguments: Sequence[str], processes: int) -> str:
+def describe_resuming_command(arguments: Sequence[str], processes: int) -> str:
     """Returns the command that continues this run.
 
     Args:
@@ -182,13 +186,13 @@ def resuming_command(arguments: Sequence[str], processes: int) -> str:
     return shlex.join([*program, *unchanged, resuming])
 
 
-def _leave_start(out_dir: Path, watchdog: Watchdog, name: str) -> int:
+def _end_start(out_dir: Path, watchdog: Watchdog, name: str) -> int:
     """Writes the status when a signal ends the start; returns the exit code.
 
     The signal may mean that another rank has failed: when a rank is killed, by the kernel for lack
     of memory or by a user, the launcher ends the others with the same signal as a preemption.
     """
-    failure = watchdog.failure_of_another()
+    failure = watchdog.read_failure_of_another()
     if watchdog.run is None:  # the folder is not locked, and may be another run's
         if failure is None:
             note_early_stop(out_dir, name)
@@ -211,7 +215,7 @@ def _write_failure(folder: RunFolder, step: int, error: Exception) -> None:
         logger.error("%s: status.json could not be written: %s", folder.path, unwritten)
 
 
-def push(
+def push_model(
     run_folder: Path,
     repository: str,
     step: int,
@@ -233,7 +237,7 @@ def push(
     run_config = run_folder / "config.yaml"
     is_complete = (model / "metadata.yaml").exists() or not run_config.exists()
     files = [] if is_complete else [run_config]
-    problem = _upload(model, files, repository, private, timeout_s)
+    problem = _upload_model(model, files, repository, private, timeout_s)
     if problem:
         logger.warning(
             "push_to_hub: the model is in %s, but not on the Hub: %s. To try again: "
@@ -258,7 +262,7 @@ def push(
     return not problem
 
 
-def _upload(
+def _upload_model(
     folder: Path, files: Sequence[Path], repository: str, private: bool, timeout_s: float
 ) -> str:
     """Uploads in another process; returns the error message, "" on success.
@@ -267,7 +271,7 @@ def _upload(
     """
     from huggingface_hub import get_token  # takes a second to import
 
-    hide(get_token())  # it may come from a file
+    declare_secrets(get_token())  # it may come from a file
 
     visibility = "private" if private else "public"
     # -P: nothing is imported from the working folder.

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from bsmeta.config.saved_runs import to_yaml
+from bsmeta.config.saved_runs import write_yaml
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
 from bsmeta.core.exit_codes import EXIT_PREEMPTED, EXIT_USER_ERROR
-from bsmeta.core.files import is_full, replacing, write_text
+from bsmeta.core.files import is_full, replace_atomically, write_text
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.printable import printable
-from bsmeta.core.rank import rank
+from bsmeta.core.printable import make_printable
+from bsmeta.core.rank import read_rank
 from bsmeta.core.secrets import redact
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import CONFIG
@@ -66,7 +66,7 @@ def _parse_event(line: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def last_events(metrics: Path) -> dict[str, dict[str, Any]]:
+def read_last_events(metrics: Path) -> dict[str, dict[str, Any]]:
     """Returns the last `step` event and the last `eval` event of a run; skips truncated lines."""
     last_lines: dict[str, str] = {}
     if metrics.is_file():
@@ -80,7 +80,7 @@ def last_events(metrics: Path) -> dict[str, dict[str, Any]]:
     return {kind: event for kind, event in events.items() if event is not None}
 
 
-def steps_and_evaluations(metrics: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read_steps_and_evaluations(metrics: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Reads the steps with a loss, and the evaluations, of a `metrics.jsonl`."""
     events = read_events(metrics)
     steps = [event for event in events if event.get("event") == "step" and "loss" in event]
@@ -124,12 +124,12 @@ def write_status(
     try:
         write_text(out_dir / STATUS, text)
     except OSError as error:
-        if not is_full(error) or not _overwrite(out_dir / STATUS, text):
+        if not is_full(error) or not _overwrite_file(out_dir / STATUS, text):
             raise
     return text
 
 
-def _overwrite(file: Path, text: str) -> bool:
+def _overwrite_file(file: Path, text: str) -> bool:
     """Overwrites the content of a file in place, which takes no space on a full disk.
 
     A message that is too long for the blocks of the file is cut.
@@ -193,7 +193,7 @@ def write_refusal(out_dir: Path, message: str) -> None:
 
 
 @contextmanager
-def refusal_in_status(out_dir: Path | None) -> Iterator[None]:
+def record_refusal(out_dir: Path | None) -> Iterator[None]:
     """Records a user error in the status of the run.
 
     Args:
@@ -203,7 +203,7 @@ def refusal_in_status(out_dir: Path | None) -> Iterator[None]:
         yield
     except UserError as error:
         keys = error.keys if isinstance(error, ConfigurationError) else ()
-        if rank() == 0 and out_dir is not None and "out_dir" not in keys:
+        if read_rank() == 0 and out_dir is not None and "out_dir" not in keys:
             write_refusal(out_dir, str(error))
         raise
 
@@ -227,7 +227,7 @@ def note_early_stop(out_dir: Path, name: str) -> int:
 
     The same folders are left unchanged as by `write_refusal`.
     """
-    if rank() == 0:
+    if read_rank() == 0:
         _write_in_unused(out_dir, lambda: write_stopped_start(out_dir, name))
     return EXIT_PREEMPTED
 
@@ -279,7 +279,7 @@ class RunFolder:
             self._claim(resume=resume, overwrite=overwrite)
             checkpoint.remove_leftovers(self.path)
             if not (self.path / CONFIG).exists():
-                write_text(self.path / CONFIG, to_yaml(config))
+                write_text(self.path / CONFIG, write_yaml(config))
             self._mark_as_held()
         except OSError as error:
             raise ConfigurationError(
@@ -293,7 +293,8 @@ class RunFolder:
         foreign = _list_foreign(self.path)
         if foreign and not (resume and checkpoints):  # copied checkpoints may be resumed
             raise ConfigurationError(
-                f"out_dir: {self.path} holds {_shorten(foreign)}, and no {MARK} of an earlier run; "
+                f"out_dir: {self.path} holds {_list_first_names(foreign)}, and no {MARK} of an "
+                "earlier run; "
                 "expected a new or empty folder, or that of a run, because overwrite_out_dir=true "
                 "deletes all of it. Choose another out_dir, or move these files"
             )
@@ -320,7 +321,7 @@ class RunFolder:
                     f"{resuming if checkpoints else 'Replace'} it (overwrite_out_dir=true), or "
                     "choose another out_dir"
                 )
-            self._empty()
+            self._delete_content()
 
     def begin(self, config: Any, step: int) -> None:
         """Prepares the folder for a run that continues after `step`, with this configuration.
@@ -336,7 +337,7 @@ class RunFolder:
                 lines_until_step = [line for line in lines if _is_until(line, step)]
                 write_text(file, "".join(line + "\n" for line in lines_until_step))
 
-        write_text(self.path / CONFIG, to_yaml(config))
+        write_text(self.path / CONFIG, write_yaml(config))
         self.remember(CONFIG)
 
     def open_log(self, name: str) -> Log:
@@ -393,8 +394,8 @@ class RunFolder:
                 return
 
             try:
-                is_lock_gone = _identify(self.path / _LOCK) != self._lock_identity
-                other_owner = None if is_lock_gone else self._other_owner()
+                is_lock_gone = _identify_file(self.path / _LOCK) != self._lock_identity
+                other_owner = None if is_lock_gone else self._describe_other_owner()
             except OSError:
                 return
             if other_owner is not None:
@@ -428,18 +429,18 @@ class RunFolder:
         if self._lock_identity is None:
             return False
         with suppress(OSError):
-            current_lock = _identify(self.path / _LOCK)
+            current_lock = _identify_file(self.path / _LOCK)
             if current_lock == self._lock_identity:
-                return self._other_owner() is not None
+                return self._describe_other_owner() is not None
             return current_lock is not None
         return False
 
-    def _other_owner(self) -> str | None:
+    def _describe_other_owner(self) -> str | None:
         """Describes the process that has opened the folder after this one, if any.
 
         It may run on another machine: on some network file systems, a lock only holds on one.
         """
-        owner_identity = _identify(self.path / _OWNER)
+        owner_identity = _identify_file(self.path / _OWNER)
         if owner_identity in (None, self._owner_identity):
             return None
 
@@ -464,9 +465,9 @@ class RunFolder:
             TrainingError: If the folder now belongs to another run.
         """
         status = os.fstat(self._directory)
-        is_new = _identify(self.path) != _FileIdentity(status.st_dev, status.st_ino)
+        is_new = _identify_file(self.path) != _FileIdentity(status.st_dev, status.st_ino)
         if is_new and (self.path / MARK).exists():
-            raise self._replaced_error()
+            raise self._make_replaced_error()
         if is_new and _list_foreign(self.path):  # files of the user, which may never be deleted
             self._texts.pop(MARK, None)
 
@@ -475,7 +476,7 @@ class RunFolder:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise self._replaced_error() from None
+            raise self._make_replaced_error() from None
         self._lock = lock
         self._mark_as_held()
 
@@ -484,20 +485,20 @@ class RunFolder:
         if self._directory >= 0:
             os.close(self._directory)
         self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        self._lock_identity = _identify(self.path / _LOCK)
+        self._lock_identity = _identify_file(self.path / _LOCK)
 
         write_text(self.path / _OWNER, self._owner)
-        self._owner_identity = _identify(self.path / _OWNER)
+        self._owner_identity = _identify_file(self.path / _OWNER)
         self._texts[_OWNER] = self._owner
 
-    def _replaced_error(self) -> TrainingError:
+    def _make_replaced_error(self) -> TrainingError:
         return TrainingError(
             f"out_dir: {self.path} was replaced during the run: the folder there is now that of "
             "another run, or a copy of this one, and nothing was written to it. Start this run "
             "again in another out_dir"
         )
 
-    def _empty(self) -> None:
+    def _delete_content(self) -> None:
         """Deletes the content of the folder, except its lock and its mark.
 
         Raises:
@@ -506,7 +507,8 @@ class RunFolder:
         others = [mark.parent for mark in self.path.rglob(MARK) if mark.parent != self.path]
         if others:
             raise ConfigurationError(
-                f"overwrite_out_dir: {self.path} also holds {_shorten([*map(str, others)])}, which "
+                f"overwrite_out_dir: {self.path} also holds "
+                f"{_list_first_names([*map(str, others)])}, which "
                 "belong to other runs; expected one run. Delete or move them, or choose another "
                 "out_dir"
             )
@@ -533,7 +535,7 @@ def _is_done(out_dir: Path) -> bool:
         return False
 
 
-def _shorten(names: list[str], limit: int = 3) -> str:
+def _list_first_names(names: list[str], limit: int = 3) -> str:
     """Lists the first names, and the number of the others."""
     num_others = len(names) - limit
     others = f" and {num_others} more" if num_others > 0 else ""
@@ -547,7 +549,7 @@ class _FileIdentity(NamedTuple):
     inode: int
 
 
-def _identify(path: Path) -> _FileIdentity | None:
+def _identify_file(path: Path) -> _FileIdentity | None:
     """Returns the identity of a file; None if it does not exist.
 
     Raises:
@@ -607,7 +609,7 @@ class Log:
             with suppress(OSError):  # a network file system may have lost the deleted file
                 self._stream.seek(0)
                 content = self._stream.read()
-            with replacing(self._path) as temporary:
+            with replace_atomically(self._path) as temporary:
                 temporary.write_bytes(content)
 
             restored = self._path.open("a+b")
@@ -658,7 +660,7 @@ class ProcessLog(logging.Handler):
         self._held_back.clear()
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = printable(redact(self.format(record)))
+        line = make_printable(redact(self.format(record)))
         if self.file is None:
             self._held_back.append(line)
         else:

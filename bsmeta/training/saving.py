@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 
-from bsmeta.config.saved_runs import to_yaml
+from bsmeta.config.saved_runs import write_yaml
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import exports_model
 from bsmeta.core.errors import CheckpointError
 from bsmeta.core.permissions import follow_umask
-from bsmeta.core.progress import opaque_work
+from bsmeta.core.progress import report_opaque_work
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.models.pretrained import record_tokenizer
 from bsmeta.training import checkpoint
@@ -154,8 +154,8 @@ class Saver:
 
         Several ranks do not retry: they do not notice the deletion at the same point.
         """
-        final = self._run.path / checkpoint.folder_name(step)
-        folder = checkpoint.temporary_folder(self._run.path, step)
+        final = self._run.path / checkpoint.name_folder(step)
+        folder = checkpoint.locate_temporary_folder(self._run.path, step)
         pauses = _PAUSES if source.processes.size == 1 else ()
 
         for pause in (*pauses, None):
@@ -221,7 +221,7 @@ class Saver:
                 self._export(weights, writer.folder / "model")
             writer.write_json(checkpoint.DATA, contents.data_state)
             writer.write_json(checkpoint.STATE, contents.trainer_state)
-            (writer.folder / checkpoint.CONFIG).write_text(to_yaml(self._config))
+            (writer.folder / checkpoint.CONFIG).write_text(write_yaml(self._config))
 
         source.processes.on_main(write_contents)
         return writer.commit()
@@ -293,7 +293,7 @@ class Saver:
             else:
                 shutil.copytree(best.folder / "model", temporary)
 
-            with opaque_work():
+            with report_opaque_work():
                 self._task.complete(temporary)
             record_tokenizer(temporary)
             write_model_manifest(temporary)
@@ -316,7 +316,7 @@ class Saver:
     def _export(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         """Writes the model for `from_pretrained` (rank 0)."""
         if isinstance(self._task, Exports):
-            with opaque_work():
+            with report_opaque_work():
                 self._task.export(self._engine.plain, weights, folder)
             record_tokenizer(folder)
             follow_umask(folder)

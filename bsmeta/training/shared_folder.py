@@ -51,7 +51,7 @@ def check_is_shared(folder: Path, key: str, processes: Processes) -> None:
 
     token = folder / f"{TOKEN}{secrets.token_hex(8)}"
     name, content = processes.on_main(lambda: _write_token(token))
-    is_shared = _sees(folder / name, content)
+    is_shared = _sees_content(folder / name, content)
     sights = processes.gather(_Sight(processes.rank, socket.gethostname(), str(folder), is_shared))
     if processes.is_main:
         token.unlink(missing_ok=True)
@@ -82,7 +82,7 @@ def _write_token(token: Path) -> tuple[str, str]:
     return token.name, content
 
 
-def _sees(file: Path, content: str) -> bool:
+def _sees_content(file: Path, content: str) -> bool:
     """Whether a file has this content now or within `_WAIT_S`."""
     deadline = time.monotonic() + _WAIT_S
     while True:

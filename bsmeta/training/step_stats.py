@@ -147,7 +147,7 @@ class LossSums:
         sums = map(_PartSum, part_values[::2], part_values[1::2])
         return cls(loss, dict(zip(part_names, sums, strict=True)))
 
-    def part_means(self) -> dict[str, float]:
+    def compute_part_means(self) -> dict[str, float]:
         """Returns the weighted mean of each part whose weight is not 0."""
         return {name: part.total / part.weight for name, part in self.parts.items() if part.weight}
 
@@ -230,7 +230,9 @@ class ReducedStats:
         stats = replace(stats, grad_norm=norm)
         if self._has_losses:
             sums = LossSums.unpack(values[self._num_packed :], self._part_names)
-            stats = replace(stats, loss=sums.loss / max(targets, 1.0), parts=sums.part_means())
+            stats = replace(
+                stats, loss=sums.loss / max(targets, 1.0), parts=sums.compute_part_means()
+            )
 
         if self._scaled and not replace(stats, loss=0.0).finite:
             # fp16: the scale was too high; the scaler skips the step and lowers it

@@ -8,8 +8,9 @@ loss of a step is the mean over the *global* batch, and DeepSpeed reduces gradie
 backward pass, so they cannot be divided later. The batch therefore carries its weight, and `loss`
 returns a sum.
 
-`spread` runs a model on many items, in batches that the processes share, and every rank gets all
-results. The batches depend on the items only, not on the number of processes, and each rank runs
+`run_on_all_ranks` runs a model on many items, in batches that the processes share, and every rank
+gets all results. The batches depend on the items only, not on the number of processes, and each
+rank runs
 the model equally often: under ZeRO-3 the ranks gather the weights together.
 """
 
@@ -35,7 +36,7 @@ from bsmeta.training.processes import FinishContext, Processes
 Item = TypeVar("Item")
 
 LOG_INTERVAL_S = 10.0
-"""Seconds between two lines of the log while `spread` runs."""
+"""Seconds between two lines of the log while `run_on_all_ranks` runs."""
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ class Task(ABC):
 
     def flops_per_token(self, model: nn.Module) -> float:
         """Returns the FLOPs of the forward and backward pass of one token."""
-        return flops_per_token(model)
+        return compute_flops_per_token(model)
 
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
         """Computes metrics on held-out data; every rank calls it and gets the same result."""
@@ -196,7 +197,7 @@ class Task(ABC):
         """Changes the exported model of the finished run (called on rank 0 after `finish`)."""
 
 
-def flops_per_token(model: nn.Module) -> float:
+def compute_flops_per_token(model: nn.Module) -> float:
     """Forward and backward FLOPs of one token: 6 per parameter (Kaplan et al. 2020, section 2.1).
 
     Embeddings that are only looked up do not count, unless they are also the output layer.
@@ -273,20 +274,22 @@ class Predicts(Protocol):
         """Yields one result per record, in the order of the records."""
 
 
-def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+def split_into_lists(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """Yields the items in lists of `size`, in their order; the last list may be shorter."""
     remaining = iter(items)
     while batch := list(islice(remaining, size)):
         yield batch
 
 
-def batches_of(lengths: Sequence[int] | np.ndarray, size: int) -> list[np.ndarray]:
+def sort_into_batches(lengths: Sequence[int] | np.ndarray, size: int) -> list[np.ndarray]:
     """Sorts items by length and splits their numbers into batches of `size`."""
     order = np.argsort(lengths, kind="stable")
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def batches_within(lengths: Sequence[int] | np.ndarray, budget: int) -> list[np.ndarray]:
+def sort_into_budgeted_batches(
+    lengths: Sequence[int] | np.ndarray, budget: int
+) -> list[np.ndarray]:
     """Sorts items by length and splits their numbers into batches of `budget` padded tokens.
 
     An item that is longer than the budget is a batch by itself.
@@ -301,7 +304,7 @@ def batches_within(lengths: Sequence[int] | np.ndarray, budget: int) -> list[np.
     return batches
 
 
-def spread(
+def run_on_all_ranks(
     batches: Sequence[np.ndarray],
     run: Callable[[np.ndarray], Sequence[Any] | np.ndarray],
     context: Processes,

@@ -1,7 +1,7 @@
 """The training loop, the same for every task.
 
 The loop decides when to fetch data, log, evaluate, save, roll back and stop; `step` runs one step,
-`metrics` records it, `saving` writes the checkpoints.
+`metrics` records it, `estimate_saving` writes the checkpoints.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from accelerate.utils import set_seed
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
-from bsmeta.core.progress import opaque_work
+from bsmeta.core.progress import report_opaque_work
 from bsmeta.core.signals import StopRequest
-from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, folder_name, naming_file
+from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name_damaged_file, name_folder
 from bsmeta.training.distributed import GarbageCollection
 from bsmeta.training.engines import make_engine
 from bsmeta.training.generators import restore_rng
@@ -103,7 +103,7 @@ class Trainer:
         self._lag = 0 if must_wait else 1
 
         set_seed(config.seed)  # the same weights on every rank
-        with opaque_work():
+        with report_opaque_work():
             model = task.build_model()
             self.processes.on_main(lambda: task.rehearse(model))
         self._shapes = list_parameter_shapes(model)
@@ -258,7 +258,7 @@ class Trainer:
         else:
             assert self._last_checkpoint is not None
             # The state is in memory already, so an OSError is about the data, not about its file.
-            with naming_file(self._last_checkpoint.folder / DATA, other_errors=(OSError,)):
+            with name_damaged_file(self._last_checkpoint.folder / DATA, other_errors=(OSError,)):
                 self.stream = self.task.train_stream(rank, world_size, saved)
 
         check_same_data(self.stream.fingerprint, self.processes)
@@ -397,8 +397,8 @@ class Trainer:
 
         self.watchdog.enter(f"step {step}: saving")
         self._log_exposure(step)
-        self.saver.save(step, self.state_dict(), self._merged_data_state())
-        self._last_checkpoint = Checkpoint(self.run.path / folder_name(step), step)
+        self.saver.save(step, self.state_dict(), self._merge_data_state())
+        self._last_checkpoint = Checkpoint(self.run.path / name_folder(step), step)
         self._log_saves()
 
     def _is_saved(self) -> bool:
@@ -422,14 +422,14 @@ class Trainer:
 
         self.watchdog.enter("rehearsing a save and a load")
         began = time.perf_counter()
-        with self.saver.rehearse(self.state_dict(), self._merged_data_state()) as saved:
+        with self.saver.rehearse(self.state_dict(), self._merge_data_state()) as saved:
             self._load(saved)
         self._last_checkpoint = None  # it is deleted after the rehearsal
 
         if self.processes.is_main:
             logger.info("rehearsed a save and a load in %.1f s", time.perf_counter() - began)
 
-    def _merged_data_state(self) -> dict[str, Any]:
+    def _merge_data_state(self) -> dict[str, Any]:
         """Merges the positions of all ranks in the data. All ranks call it."""
         positions = self.stream.merge(self.processes.gather(self._data_state))
         return {"fingerprint": self.stream.fingerprint, **positions}
@@ -482,11 +482,11 @@ class Trainer:
         """
         self.watchdog.enter(f"loading {saved.folder.name}")
         state = saved.state()
-        with naming_file(saved.folder / STATE):
+        with name_damaged_file(saved.folder / STATE):
             check_same_model(saved, state["parameters"], self._shapes)
 
         self.engine.load(weights or saved.folder / "state")
-        with naming_file(saved.folder / STATE):
+        with name_damaged_file(saved.folder / STATE):
             self.load_state_dict(state, saved.step)
         self._last_checkpoint = saved
 

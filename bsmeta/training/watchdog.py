@@ -150,8 +150,8 @@ class Watchdog:
                 self._send_beat()
             after = self._read_beats()
 
-            progress_of_others = self._last_progress_of_others(before, after)
-            self._silent = self._silent_ranks(before, after)
+            progress_of_others = self._find_last_progress_of_others(before, after)
+            self._silent = self._find_silent_ranks(before, after)
             if not self._silent:  # a slow save, for example
                 patience = self._timeout
             if self._is_overdue(progress_of_others, patience):
@@ -161,7 +161,9 @@ class Watchdog:
     def _is_overdue(self, progress_of_others: float, patience: float) -> bool:
         return max(self._last_progress(), progress_of_others) + patience < time.monotonic()
 
-    def _last_progress_of_others(self, before: dict[int, Beat], after: dict[int, Beat]) -> float:
+    def _find_last_progress_of_others(
+        self, before: dict[int, Beat], after: dict[int, Beat]
+    ) -> float:
         """Time of the last progress of any other live rank, on this machine's monotonic clock."""
         silences = [
             beat.silent_s
@@ -209,7 +211,7 @@ class Watchdog:
 
     # --- who is to blame --------------------------------------------------------------------
 
-    def _silent_ranks(self, before: dict[int, Beat], after: dict[int, Beat]) -> set[int]:
+    def _find_silent_ranks(self, before: dict[int, Beat], after: dict[int, Beat]) -> set[int]:
         """Returns the other ranks that sent no heartbeat between two reads."""
         others = set(range(self._processes.size)) - {self._processes.rank}
         return {rank for rank in others if after.get(rank) == before.get(rank)}
@@ -306,7 +308,7 @@ class Watchdog:
             time.sleep(_REPORT_WAIT_S)
         after = self._read_beats()
 
-        self._silent = self._silent_ranks(before, after)
+        self._silent = self._find_silent_ranks(before, after)
         return TrainingError(f"{self._blame(after)} ({str(error).splitlines()[0]})")
 
     def name_dead_loader(self, error: Exception) -> Exception:
@@ -326,7 +328,7 @@ class Watchdog:
         lowest = min(reports)
         return rebuild_error(lowest, reports[lowest])
 
-    def failure_of_another(self) -> Exception | None:
+    def read_failure_of_another(self) -> Exception | None:
         """Returns why this rank is asked to leave, if another rank has failed or is dead.
 
         Every rank that is asked to leave reports it here before it ends, so that the others do not
@@ -346,7 +348,7 @@ class Watchdog:
             time.sleep(_REPORT_WAIT_S)
         after = self._read_beats()
 
-        self._silent = self._silent_ranks(before, after) & staying
+        self._silent = self._find_silent_ranks(before, after) & staying
         return TrainingError(self._blame(after)) if self._silent else None
 
     def is_reporter(self) -> bool:

@@ -25,9 +25,9 @@ from selectolax.lexbor import LexborHTMLParser
 from bsmeta.annotate.annotator import Annotation, Annotator, Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import parse_page
-from bsmeta.annotate.plan import columns_of_all, make_annotators
+from bsmeta.annotate.plan import list_all_columns, make_annotators
 from bsmeta.annotate.pool import Chunk, Status, collect_rarely
-from bsmeta.annotate.sources import InputRecord, Item, decode, list_inputs, read_items
+from bsmeta.annotate.sources import InputRecord, Item, decode_record, list_inputs, read_items
 from bsmeta.config.entry_point import run_entry_point
 
 OWN_KEYS = {"limit": "300", "repeats": "5"}
@@ -50,7 +50,7 @@ def main(config: AnnotateConfig) -> None:
 def _measure(
     config: AnnotateConfig, annotators: Sequence[Annotator], items: Sequence[Item], repeats: int
 ) -> Iterator[tuple[str, float]]:
-    records = [decode(item, PAGE_BYTES) for item in items]
+    records = [decode_record(item, PAGE_BYTES) for item in items]
     pages = [record.html for record in records if isinstance(record.html, str)]
     yield "lexbor: parse alone", _fastest(LexborHTMLParser, pages, repeats)
     yield "html with offsets", _fastest(parse_page, pages, repeats)
@@ -61,7 +61,7 @@ def _measure(
         rows = [_row(config, record) for record in records]
         yield f"annotator {annotator.name}", _fastest(annotator.annotate, rows, repeats)
     names = frozenset(annotator.name for annotator in annotators)
-    annotation, status = Annotation(config, annotators, columns_of_all(annotators)), Status()
+    annotation, status = Annotation(config, annotators, list_all_columns(annotators)), Status()
     chunks = [Chunk(0, [item], names, rows=[None]) for item in items]
     yield (
         "all annotators: " + ",".join(annotator.name for annotator in annotators),

@@ -23,9 +23,9 @@ from common import own_arguments
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.core.changed_values import replace_values
-from bsmeta.data.io.shard_lines import first_lines
+from bsmeta.data.io.shard_lines import read_first_lines
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.evaluate import candidate_embeddings, score
+from bsmeta.tasks.disambiguation.evaluate import compute_candidate_embeddings, score_mentions
 from bsmeta.tasks.disambiguation.predict import open_detector
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from bsmeta.training.optimization import build_optimizer, set_learning_rate
@@ -58,13 +58,13 @@ def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, An
         else:
             trained += batch.weight
     train_s = time.process_time() - began
-    dev = task.data.split("dev")
+    dev = task.data.open_split("dev")
     assert dev is not None
-    chosen = dev.gold()[:rows]
+    chosen = dev.read_gold()[:rows]
     model.eval()
-    embeddings = candidate_embeddings(task.data, model, chosen, ALONE)
+    embeddings = compute_candidate_embeddings(task.data, model, chosen, ALONE)
     began = time.process_time()
-    scored = score(task.data, model, chosen, ALONE, embeddings=embeddings)
+    scored = score_mentions(task.data, model, chosen, ALONE, embeddings=embeddings)
     score_s = time.process_time() - began
     return {
         "mention_encoding": config.data_config.mention_encoding,
@@ -81,7 +81,7 @@ def measure_detection(config: DisambiguationConfig, path: str) -> dict[str, Any]
     """Detects the mentions of texts."""
     data = EntityDisambiguator(config).data
     detector = open_detector(config.data_config, data.table, data.prep_dir / "forms")
-    texts = [json.loads(line)["text"] for line in first_lines(path, 1000)]
+    texts = [json.loads(line)["text"] for line in read_first_lines(path, 1000)]
     began = time.process_time()
     mentions = sum(len(detector(text)) for text in texts)
     seconds = time.process_time() - began

@@ -3,8 +3,8 @@
     python experiments/benchmarks/false_verdicts.py [--studies 2000] [--seed 0]
 
 Simulates the measurements of studies and decides their declared claims with the functions that
-decide those of a real study (`bsmeta.studies.claims.decide`). Every arm is used without and with
-metadata, and each use is claimed to need fewer bits than the baseline. The bits per byte of a
+decide those of a real study (`bsmeta.studies.claims.decide_claims`). Every arm is used without and
+with metadata, and each use is claimed to need fewer bits than the baseline. The bits per byte of a
 document vary with the document (in all arms alike), with arm and seed, with arm and document, and
 by themselves. One page of results:
 
@@ -45,8 +45,8 @@ from rich.table import Table
 from scipy.stats import binomtest
 
 from bsmeta.report.inference import ALPHA
-from bsmeta.studies.claims import REFUTED, SUPPORTED, Claim, decide
-from bsmeta.studies.conditions import MACHINE, associations
+from bsmeta.studies.claims import REFUTED, SUPPORTED, Claim, decide_claims
+from bsmeta.studies.conditions import MACHINE, test_associations
 from bsmeta.studies.config import (
     CLUSTERS,
     DOCUMENT,
@@ -56,8 +56,8 @@ from bsmeta.studies.config import (
     MeasureConfig,
     StudyConfig,
 )
-from bsmeta.studies.declaration import as_declared, declare
-from bsmeta.studies.power import power
+from bsmeta.studies.declaration import declare_study, restore_declared
+from bsmeta.studies.power import compute_power
 from bsmeta.studies.runs import Measurement
 from bsmeta.studies.statistics import Measured
 
@@ -213,7 +213,7 @@ def simulate(
     """The claims of simulated studies with their verdicts."""
     for number in range(studies):
         generator = np.random.default_rng([seed, number])
-        yield decide(study, measured_of(study, noise, effects, generator))
+        yield decide_claims(study, measured_of(study, noise, effects, generator))
 
 
 @dataclass(frozen=True)
@@ -260,10 +260,10 @@ def unnamed_verdicts(noise: Noise, studies: int, seed: int) -> Rate:
         measured = measured_of(study, noise, {}, generator)
         false = {
             claim.name: claim.effect.seeds
-            for claim in decide(study, measured)
+            for claim in decide_claims(study, measured)
             if claim.verdict in (SUPPORTED, REFUTED) and claim.effect is not None
         }
-        tests = [test for test in associations(measured, false) if test.factor == MACHINE]
+        tests = [test for test in test_associations(measured, false) if test.factor == MACHINE]
         named = {test.name for test in tests if (test.p_value or 1.0) <= ALPHA}
         count += bool(false.keys() - named)
     return Rate(count, studies)
@@ -281,7 +281,7 @@ def verdicts_with_dropped_seeds(guard: str, studies: int, seed: int) -> Rate:
     with tempfile.TemporaryDirectory() as folder:
         whole = replace(whole, results_dir=folder)
         if guard != "none":
-            declare(whole)
+            declare_study(whole)
         for number in range(studies):
             measured = measured_of(whole, DROPPED, {}, np.random.default_rng([seed, number]))
             count += _is_supported_by_dropping(whole, measured, guard)
@@ -290,15 +290,15 @@ def verdicts_with_dropped_seeds(guard: str, studies: int, seed: int) -> Rate:
 
 def _is_supported_by_dropping(whole: StudyConfig, measured: Measured, guard: str) -> bool:
     """Whether the first claim is supported after some of the least favorable seeds are dropped."""
-    (first, *_) = decide(whole, measured)
+    (first, *_) = decide_claims(whole, measured)
     assert first.effect is not None
     favorable = [measured.seeds[place] for place in np.argsort(first.effect.seeds)]
     for dropped in range(int(MOST_DROPPED * len(favorable)) + 1):
         kept = sorted(favorable[: len(favorable) - dropped])
-        study, _ = as_declared(replace(whole, seeds=kept))
+        study, _ = restore_declared(replace(whole, seeds=kept))
         seeds = measured.seeds if guard == "declared" else kept
-        runs = {(arm, seed): measured.run(arm, seed) for arm in whole.arms for seed in seeds}
-        if decide(study, Measured(study, runs))[0].verdict == SUPPORTED:
+        runs = {(arm, seed): measured.find_run(arm, seed) for arm in whole.arms for seed in seeds}
+        if decide_claims(study, Measured(study, runs))[0].verdict == SUPPORTED:
             return True
     return False
 
@@ -331,7 +331,7 @@ def power_found(
     assert first.pilot_deviation is not None
     spread = (first.pilot_deviation, first.pilot_document_error)
     difference = 0.001
-    while power(difference, *spread, seeds, claims) < WANTED_POWER:
+    while compute_power(difference, *spread, seeds, claims) < WANTED_POWER:
         difference *= 1.02
     study = make_study(seeds, claims, noise, difference)
     name = next(iter(study.claims))

@@ -166,17 +166,17 @@ def mfu(config: CausalLMConfig, tokens_per_s: float) -> float | None:
     """Share of the GPU's dense bf16 peak; None if that is unknown."""
     from transformers import AutoModelForCausalLM
 
-    from bsmeta.core.model_files import new_model, read_shape
-    from bsmeta.training.metrics import peak_flops
-    from bsmeta.training.task import flops_per_token
+    from bsmeta.core.model_files import create_model, read_shape
+    from bsmeta.training.metrics import find_peak_flops
+    from bsmeta.training.task import compute_flops_per_token
 
-    peak = peak_flops(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    peak = find_peak_flops(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if peak is None:
         return None
     with torch.device("meta"):
-        model = new_model(AutoModelForCausalLM, read_shape(str(config.model_config_file)))
+        model = create_model(AutoModelForCausalLM, read_shape(str(config.model_config_file)))
     model.tie_weights()
-    return round(tokens_per_s * flops_per_token(model) / peak, 4)
+    return round(tokens_per_s * compute_flops_per_token(model) / peak, 4)
 
 
 def ratios(measured: dict[str, list[dict[str, float]]]) -> dict[str, float]:

@@ -173,7 +173,7 @@ def bare(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: A
 def ours(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
     """The trainer of this project, with metrics at every step."""
     from bsmeta.core.signals import StopRequest
-    from bsmeta.training.run import run
+    from bsmeta.training.run import run_training
 
     class Fed(CausalLanguageModel):
         """The task with batches from the benchmark."""
@@ -181,7 +181,7 @@ def ours(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: A
         def train_stream(self, rank: int, world_size: int, state: Any) -> Stream:
             return rounds()
 
-    run(config, Fed(config), zero, StopRequest())
+    run_training(config, Fed(config), zero, StopRequest())
 
 
 def trainer(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:

@@ -27,7 +27,7 @@ from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.window import Window
 from bsmeta.data.stream.window_maker import WindowMaker
-from bsmeta.data.text.chunks import best_fit, one_each
+from bsmeta.data.text.chunks import pack_best_fit, pack_separately
 from bsmeta.data.text.tokenizer import load_tokenizer
 
 OWN_KEYS = {"documents": "4096"}
@@ -54,7 +54,7 @@ def cut_documents(config: CausalLMConfig) -> Iterator[list[int]]:
 
 def pad(cuts: Cuts, capacity: int) -> tuple[int, int]:
     """Number of sequences, and of documents that fit but are split (none: they are one chunk)."""
-    return len(one_each(list(itertools.chain.from_iterable(cuts)), capacity)), 0
+    return len(pack_separately(list(itertools.chain.from_iterable(cuts)), capacity)), 0
 
 
 def concatenate(cuts: Cuts, capacity: int) -> tuple[int, int]:
@@ -67,7 +67,7 @@ def concatenate(cuts: Cuts, capacity: int) -> tuple[int, int]:
 
 def fit(cuts: Cuts, capacity: int) -> tuple[int, int]:
     """The same for best fit, which splits no chunk."""
-    return len(best_fit(list(itertools.chain.from_iterable(cuts)), capacity)), 0
+    return len(pack_best_fit(list(itertools.chain.from_iterable(cuts)), capacity)), 0
 
 
 WAYS = {"pad": pad, "concatenate": concatenate, "best_fit": fit}

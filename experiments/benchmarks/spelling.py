@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bsmeta.data.text.sentences import cut
+from bsmeta.data.text.sentences import cut_text
 from bsmeta.tasks.spelling.config import CODESPELL, NoiseConfig
-from bsmeta.tasks.spelling.corrections import correction_counts
+from bsmeta.tasks.spelling.corrections import count_correction_outcomes
 from bsmeta.tasks.spelling.evaluate import Dictionary
 from bsmeta.tasks.spelling.noise import Noise, load_misspellings
 
@@ -54,8 +54,10 @@ def measure(lines: list[str], misspellings: str, rounds: int) -> dict[str, int]:
     wrong = corrupted(lines, noise)[:ALIGNED_LINES]
     right = lines[:ALIGNED_LINES]
     aligned = sum(len(line.split()) for line in right)
-    found["metrics_words"] = rate(aligned, lambda: correction_counts(wrong, right, right), rounds)
-    found["cut_characters"] = rate(characters, lambda: cut("\n".join(lines), CHUNK), rounds)
+    found["metrics_words"] = rate(
+        aligned, lambda: count_correction_outcomes(wrong, right, right), rounds
+    )
+    found["cut_characters"] = rate(characters, lambda: cut_text("\n".join(lines), CHUNK), rounds)
     dictionary = Dictionary()
     found["flag_characters"] = rate(characters, lambda: list(map(dictionary.flags, lines)), rounds)
     dictionary.correct_word.cache_clear()

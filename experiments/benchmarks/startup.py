@@ -37,7 +37,7 @@ from scaling import given
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))  # for the Hub of the tests
 from bsmeta.config.data import DataConfig  # noqa: E402
-from bsmeta.data.io.hub import commit_of  # noqa: E402
+from bsmeta.data.io.hub import resolve_commit  # noqa: E402
 from bsmeta.data.stream.survey import survey_data  # noqa: E402
 from bsmeta.data.stream.train_stream import TrainStream  # noqa: E402
 from tests.data.helpers import pages, small_config, small_tokenizer, write_shard  # noqa: E402
@@ -181,7 +181,7 @@ def quota_of(path: str) -> str:
 
 def cost_of(place: Place, work: Callable[[], Result]) -> tuple[Result, Cost]:
     """The result of the work of another process, and what it costs."""
-    commit_of.cache_clear()
+    resolve_commit.cache_clear()
     requests, read = place.counts()
     begin = time.perf_counter()
     result = work()

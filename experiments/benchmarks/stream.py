@@ -38,7 +38,7 @@ from bsmeta.data.batch import StepData
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.data.text.tokenizer import BACKENDS, Unavailable, byte_lengths, load_tokenizer
+from bsmeta.data.text.tokenizer import BACKENDS, Unavailable, compute_byte_lengths, load_tokenizer
 from bsmeta.metadata.decoding import make_decoder
 
 PLAIN_TEXTS = 1000
@@ -149,7 +149,7 @@ def backends_to_measure(config: CausalLMConfig, tokenizer: PreTrainedTokenizerBa
     configured = config.data_config.tokenizer_backend
     if configured != "auto":
         return [configured]
-    if byte_lengths(tokenizer.backend_tokenizer) is None:
+    if compute_byte_lengths(tokenizer.backend_tokenizer) is None:
         return ["hf"]
     names = []
     for name, make_backend in BACKENDS.items():

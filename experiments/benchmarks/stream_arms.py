@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.io.shards import list_shards
-from bsmeta.data.io.tensorflow_files import tensorflow
+from bsmeta.data.io.tensorflow_files import import_tensorflow
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.metadata.decoding import make_decoder
@@ -97,7 +97,7 @@ def tf_padded(config: CausalLMConfig, tokenizer: PreTrainedTokenizerBase) -> Bat
     Lines are decoded, sampled and rendered by the code that the stream uses, so that only the
     pipeline around it differs. A document longer than a row continues in the next one.
     """
-    tf = tensorflow()
+    tf = import_tensorflow()
     data = config.data_config
     length = data.metadata_config.max_seq_len
     decoder = make_decoder(data.metadata_config, data.columns)

@@ -40,7 +40,7 @@ from bsmeta.config.entry_point import run_entry_point
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import Shard, list_shards
 from bsmeta.data.stream import corpora
-from bsmeta.metadata.processors import column_keys
+from bsmeta.metadata.processors import map_columns
 
 OWN_KEYS = {"rounds": "5"}
 ROW_GROUP = 1000  # rows, as `datasets` writes
@@ -70,7 +70,7 @@ def rows_of(config: CausalLMConfig) -> Iterator[tuple[str, list[Row]]]:
 
 def plain(row: Row) -> Row:
     """A row whose global metadata are values in columns named after their types."""
-    found, keys = {"text": row["text"]}, column_keys()
+    found, keys = {"text": row["text"]}, map_columns()
     for column, records in row.items():
         name = column.removeprefix("metadata_")
         if name != column and records:

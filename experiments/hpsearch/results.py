@@ -96,7 +96,7 @@ def write_report(folder: Path, runs: Mapping[Path, Mapping[str, str]]) -> None:
         draw = partial(plot, points, MEASURES[measure])
         drawings = draw_figures({"sweep": draw}, folder, ["png"])
         for name, problem in drawings.problems.items():
-            text += f"\n{markdown.undrawn(name, problem)}\n"
+            text += f"\n{markdown.explain_undrawn(name, problem)}\n"
             page.write_text(text, encoding="utf-8", errors="backslashreplace")
         files = [page, *(folder / file for file in drawings.files)]
         print(f"written: {', '.join(map(str, files))}")
@@ -136,11 +136,11 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], measure: str
         "bits per byte of held-out text with and without metadata, at the last evaluation; `loss`: "
         f"mean of the last {LAST_STEPS} steps, in nats per token."
     )
-    heads, *cells = ([*map(markdown.inline, row)] for row in (header, *rows))
-    return f"{about}\n\n{markdown.table(heads, cells, [False] * len(heads))}\n"
+    heads, *cells = ([*map(markdown.escape_inline, row)] for row in (header, *rows))
+    return f"{about}\n\n{markdown.format_table(heads, cells, [False] * len(heads))}\n"
 
 
-@figures.styled
+@figures.style_figure
 def plot(points: Sequence[tuple[dict[str, str], float]], words: str) -> Figure:
     """Plot the measure over the first numeric swept key, a line per choice of the other keys.
 
@@ -160,12 +160,12 @@ def plot(points: Sequence[tuple[dict[str, str], float]], words: str) -> Figure:
     axes.grid(color="#d9d9d9", axis="both" if axis else "x")
     if axis:
         _lines(axes, points, axis)
-        axes.set_xlabel(figures.short_name(axis))
+        axes.set_xlabel(figures.shorten_name(axis))
         axes.set_ylabel(words)
     else:
         labels = [", ".join(values.values()) for values, _ in points]
         axes.plot([value for _, value in points], range(len(points)), "o", color=COLORS[0])
-        axes.set_yticks(range(len(points)), [*map(figures.short_name, labels)])
+        axes.set_yticks(range(len(points)), [*map(figures.shorten_name, labels)])
         axes.invert_yaxis()
         axes.set_xlabel(words)
     return figure
@@ -188,7 +188,7 @@ def _lines(axes: Any, points: Sequence[tuple[dict[str, str], float]], axis: str)
     drawn = {}
     for (label, line), color in zip(sorted(lines.items()), itertools.cycle(COLORS)):
         (mark,) = axes.plot(*zip(*sorted(line), strict=True), "o-", color=color)
-        drawn[figures.short_name(label)] = mark
+        drawn[figures.shorten_name(label)] = mark
     at = _numbers(points, axis)
     if at[0] > 0 and at[-1] / at[0] >= 4:
         axes.set_xscale("log")

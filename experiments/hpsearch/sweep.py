@@ -35,8 +35,8 @@ from hydra.errors import HydraException
 from results import read_result, write_report
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.command_line import pasteable
-from bsmeta.config.compose import compose
+from bsmeta.config.command_line import write_pasteable_command
+from bsmeta.config.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED
 from bsmeta.core.process import exit_code
@@ -157,7 +157,7 @@ class Sweep:
 
     def line(self, run: Run) -> str:
         """The command and its environment, as a line for a shell."""
-        return redact(pasteable(self.command(run), **self._own))
+        return redact(write_pasteable_command(self.command(run), **self._own))
 
     def make(self, run: Run) -> int:
         """Execute a run, with its output logged next to its folder; returns its exit code."""
@@ -218,7 +218,7 @@ def main() -> int:
     runs = [Run(folder / folder_name(values), values) for values in chosen]
     if not given.config.endswith(".yaml"):
         for run in runs:  # find a misspelled key or value before the first run starts
-            compose(CausalLMConfig, given.config, [*fixed, *run.overrides])
+            compose_command_line(CausalLMConfig, given.config, [*fixed, *run.overrides])
     runner = Sweep(given.config, fixed)
     if given.dry_run:
         for run in runs:

@@ -8,7 +8,7 @@ import signal
 import time
 from typing import Any
 
-from bsmeta.annotate.annotator import AnnotationError, Annotator, Columns, Row, global_record
+from bsmeta.annotate.annotator import AnnotationError, Annotator, Columns, Row, make_global_record
 
 
 class Words(Annotator):
@@ -21,7 +21,7 @@ class Words(Annotator):
         if "WORDS_LOG" in os.environ:
             with open(os.environ["WORDS_LOG"], "a", encoding="ascii") as file:
                 file.write(row.url + "\n")
-        return {"metadata_words": [global_record("words", str(len(row.text.split())))]}
+        return {"metadata_words": [make_global_record("words", str(len(row.text.split())))]}
 
 
 class ManyWords(Annotator):
@@ -32,8 +32,8 @@ class ManyWords(Annotator):
     columns = ("metadata_many_words",)
 
     def annotate(self, row: Row) -> Columns:
-        count = int(row.column("metadata_words")[0]["value"])
-        return {"metadata_many_words": [global_record("many_words", str(count > 60))]}
+        count = int(row.read_column("metadata_words")[0]["value"])
+        return {"metadata_many_words": [make_global_record("many_words", str(count > 60))]}
 
 
 class WithoutColumns(Annotator):
@@ -55,7 +55,7 @@ class Faulty(Annotator):
         fault = row.url.rpartition("#")[2]
         if fault in FAULTS:
             return FAULTS[fault]()
-        return {"metadata_faulty": [global_record("faulty", "no")]}
+        return {"metadata_faulty": [make_global_record("faulty", "no")]}
 
 
 def _refuse() -> Any:

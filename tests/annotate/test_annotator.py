@@ -60,7 +60,7 @@ def test_faulty_pages_are_counted_and_harm_no_other(tmp_path: Path) -> None:
     assert sum(not row["metadata_faulty"] for row in made) == 9
     journal = read_journal(ShardFiles(tmp_path / "1", "a").journal)
     assert journal is not None
-    counts = journal.counts()
+    counts = journal.sum_counts()
     assert (counts.pages, counts.rows) == (40, 38)
     assert counts.dropped == {"no_text": 1, "no_html": 1}
     assert counts.errors == {

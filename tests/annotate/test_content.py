@@ -121,7 +121,7 @@ Home Imprint"""
 
 
 def found(extract: str, text: str = TEXT) -> list[str]:
-    return [text[start:end] for start, end in Text(text).align(extract)]
+    return [text[start:end] for start, end in Text(text).align_extract(extract)]
 
 
 ARTICLES = ALL_DATA / "article_extraction" / "pages.jsonl.gz"
@@ -180,15 +180,15 @@ def test_a_repeated_menu_is_not_taken_for_the_content() -> None:
     text = menu + "\n".join(lines) + "\n" + menu
     extract = "\n\n".join(lines[5:30])
     start = text.index(lines[5])
-    assert Text(text).align(extract) == [(start, text.index(lines[29]) + len(lines[29]))]
+    assert Text(text).align_extract(extract) == [(start, text.index(lines[29]) + len(lines[29]))]
 
 
 @pytest.mark.parametrize("words", ["a ", "a b ", "a b c d e "])
 def test_repeated_words_are_aligned_whole(words: str) -> None:
     text = (words * 60_000).strip()
-    assert Text(text).align(text) == [(0, len(text))]
+    assert Text(text).align_extract(text) == [(0, len(text))]
     half = text[: len(text) // 2].strip()
-    assert Text(text).align(half) == [(0, len(half))]
+    assert Text(text).align_extract(half) == [(0, len(half))]
 
 
 def test_the_first_of_two_copies_is_taken() -> None:
@@ -232,7 +232,7 @@ def test_spans_are_disjoint_and_have_only_words_of_the_extract(
 ) -> None:
     text = "".join(word + rng.choice([" ", "\n", ". ", ", ", "-"]) for word in words).strip()
     parts = [word for word in words if rng.random() < 0.8]
-    spans = Text(text).align(" | ".join(parts))
+    spans = Text(text).align_extract(" | ".join(parts))
     assert [place for span in spans for place in span] == sorted(
         {place for span in spans for place in span}
     )
@@ -248,5 +248,5 @@ def test_most_of_an_extract_is_found() -> None:
     lines = [" ".join(rng.choices(vocabulary, k=rng.randrange(1, 30))) for _ in range(300)]
     kept = [line for line in lines if rng.random() < 0.6]
     text = "\n".join(lines)
-    length = sum(end - start for start, end in Text(text).align("\n- ".join(kept)))
+    length = sum(end - start for start, end in Text(text).align_extract("\n- ".join(kept)))
     assert 0.98 < length / len("\n".join(kept)) <= 1

@@ -12,9 +12,9 @@ import pytest
 from bsmeta.annotate.config import DescriptionsConfig
 from bsmeta.annotate.descriptions import (
     DescriptionTable,
-    descriptions_of_dump,
-    first_sentence,
+    extract_first_sentence,
     main,
+    read_descriptions,
 )
 from bsmeta.core.errors import ConfigurationError, DataError
 from tests.growth import LIMIT, measure_growth
@@ -105,13 +105,16 @@ def test_a_table_is_made_of_a_dump(
     ],
 )
 def test_a_description_is_the_first_sentence(text: str, sentence: str) -> None:
-    assert first_sentence(text) == sentence
+    assert extract_first_sentence(text) == sentence
 
 
 @pytest.mark.parametrize("unit", ["[http://a", "[http://a ", "<ref", "<!--", "{{", "( "])
 def test_the_time_of_unclosed_markup_grows_with_its_length(unit: str) -> None:
     lengths = (1 << 8, 1 << 10, 1 << 12, 1 << 14)  # of an article, 20,000 characters are read
-    assert measure_growth(first_sentence, lambda length: unit * (length // 9), lengths) <= LIMIT
+    assert (
+        measure_growth(extract_first_sentence, lambda length: unit * (length // 9), lengths)
+        <= LIMIT
+    )
 
 
 def test_the_time_of_a_website_grows_with_its_length(tmp_path: Path) -> None:
@@ -120,7 +123,7 @@ def test_the_time_of_a_website_grows_with_its_length(tmp_path: Path) -> None:
     def read_dump(text: str) -> None:
         page = f"<page><title>A</title><ns>0</ns><text>{text}</text></page>"
         path.write_text(f"<mediawiki>{page}</mediawiki>")
-        descriptions_of_dump(path)
+        read_descriptions(path)
 
     lengths = (1 << 8, 1 << 10, 1 << 12, 1 << 14)
     assert measure_growth(read_dump, lambda length: "|url=" + "!" * length, lengths) <= LIMIT

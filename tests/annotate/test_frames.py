@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from selectolax.lexbor import LexborHTMLParser
 
-from bsmeta.annotate.frames import inert_html
+from bsmeta.annotate.frames import make_inert_html
 from bsmeta.annotate.page import PageError
 from tests.annotate.helpers import WORDS, annotate, write_pages
 from tests.report import browser
@@ -71,7 +71,7 @@ PIECES = st.lists(
 
 @given(PIECES)
 def test_no_page_keeps_what_connects_or_leads_elsewhere(pieces: list[str]) -> None:
-    tree = LexborHTMLParser(inert_html("".join(pieces)))
+    tree = LexborHTMLParser(make_inert_html("".join(pieces)))
     assert tree.css(FORBIDDEN) == []
     assert not [script for script in tree.css("script") if script.attributes]
 
@@ -84,14 +84,14 @@ def test_the_look_of_a_page_stays() -> None:
         '<table border="1"><tbody><tr><td colspan="2">x</td></tr></tbody></table>'
         '<img src="data:image/gif;base64,R0" alt="dot" width="9"></body></html>'
     )
-    assert inert_html(page) == page
+    assert make_inert_html(page) == page
 
 
 def test_addresses_in_styles_are_removed() -> None:
     page = "<html><head>{}</head><body>{}</body></html>"
     style = "<style>{}</style>"
     text = '<p style="{}">x</p>'
-    assert inert_html(
+    assert make_inert_html(
         page.format(style.format("@IMPORT 'http://h'; a { src: URL( http://h/a) }"),
                     text.format("background: url (\t'http://h' ), image-set('http://h' 1x)"))
     ) == page.format(
@@ -103,7 +103,7 @@ def test_addresses_in_styles_are_removed() -> None:
 @pytest.mark.parametrize("page", ["<i>" * 30_000, f"<b {'a ' * 60_000}>"])
 def test_a_page_that_takes_too_long_is_refused(page: str) -> None:
     with pytest.raises(PageError, match="too_"):
-        inert_html(page)
+        make_inert_html(page)
 
 
 def report_of(folder: Path, pages: list[str]) -> Path:

@@ -129,7 +129,7 @@ def test_hostile_pages_are_counted_and_leave_the_others_unharmed(tmp_path: Path)
     assert sum(row["url"] == good["url"] for row in made) == 10
     journal = read_journal(ShardFiles(tmp_path / "out", "pages").journal)
     assert journal is not None
-    dropped = journal.counts().dropped
+    dropped = journal.sum_counts().dropped
     assert dropped == {
         "too_deep": 1,
         "too_many_attributes": 1,

@@ -72,7 +72,7 @@ def pages_done(folder: Path) -> int:
     for name in PAGES:
         files = ShardFiles(folder / "out", name)
         journal = read_journal(files.journal) or read_journal(files.journal_part)
-        done += journal.counts().pages if journal else 0
+        done += journal.sum_counts().pages if journal else 0
     return done
 
 

@@ -11,14 +11,14 @@ import pytest
 from bsmeta.annotate import links
 from bsmeta.annotate.links import (
     LinkIndex,
-    collect,
-    index_path,
+    collect_pages,
     is_held_out,
-    link_key,
+    locate_index,
+    normalize_address,
     write_linked_sets,
 )
 from bsmeta.annotate.pool import DIED, PAGE_STEP, Chunk, Status
-from bsmeta.annotate.sources import InputRecord, Item, decode
+from bsmeta.annotate.sources import InputRecord, Item, decode_record
 from bsmeta.core.errors import DataError
 from tests.annotate.helpers import WORDS, annotate, rows, write_pages
 
@@ -75,11 +75,11 @@ def annotated_crawl(tmp_path: Path) -> Path:
     ],
 )
 def test_addresses_of_one_page_have_one_key(url: str, key: str | None) -> None:
-    assert link_key(url) == key
+    assert normalize_address(url) == key
 
 
 def test_the_index_has_titles_without_the_name_of_the_site(annotated_crawl: Path) -> None:
-    pages = list(LinkIndex(index_path(annotated_crawl / "out")).pages())
+    pages = list(LinkIndex(locate_index(annotated_crawl / "out")).iterate_pages())
     assert [(page.key, page.title, page.site, page.section) for page in pages] == [
         ("other.net/bags?id=1", "Bags", "other.net", ""),
         ("www.example.org", "Home", "www.example.org", ""),
@@ -141,12 +141,12 @@ def test_a_page_that_ends_its_process_is_left_out_of_the_index(
 ) -> None:
     def ends(item: Item, page_bytes: int) -> InputRecord:
         assert b"deadly" not in item
-        return decode(item, page_bytes)
+        return decode_record(item, page_bytes)
 
-    monkeypatch.setattr(links, "decode", ends)
+    monkeypatch.setattr(links, "decode_record", ends)
     lines = [f'{{"url": "{SITE}/{name}", "html": "<title>T"}}' for name in ("deadly", "a")]
     chunk = Chunk(0, [line.encode() for line in lines])
-    found = collect(8_000_000, chunk, {(0, PAGE_STEP): DIED}, Status())
+    found = collect_pages(8_000_000, chunk, {(0, PAGE_STEP): DIED}, Status())
     assert [json.loads(line)[0] for line in found.splitlines()] == ["www.example.org/a"]
 
 

@@ -12,7 +12,7 @@ from filelock import FileLock
 from bsmeta.annotate.shard import ShardFiles, read_journal
 from bsmeta.core import progress
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.shard_lines import first_lines
+from bsmeta.data.io.shard_lines import read_first_lines
 from tests.annotate.conftest import read_shards
 from tests.annotate.helpers import annotate, rows, some_pages, write_pages
 
@@ -132,6 +132,6 @@ def test_a_file_without_usable_pages_becomes_a_shard_without_rows(tmp_path: Path
         annotate([str(tmp_path / "a.jsonl.gz"), str(tmp_path / "b.jsonl.gz")], tmp_path / "out")
         for name in ("a", "b"):
             assert rows(tmp_path / "out" / f"{name}.jsonl.gz") == []
-            assert ShardFiles(tmp_path / "out", name).complete() is not None
-    assert len(first_lines(str(tmp_path / "out/a.jsonl.gz"), 1)) == 0
+            assert ShardFiles(tmp_path / "out", name).open_complete() is not None
+    assert len(read_first_lines(str(tmp_path / "out/a.jsonl.gz"), 1)) == 0
     assert not list((tmp_path / "out").rglob("*.part"))

@@ -184,7 +184,7 @@ def test_a_page_without_a_row_gets_none_of_some_columns(
         run(tmp_path, replace=["title"], **settings)
         numbers = [made["url"][-6] for made in rows(tmp_path / "out/a.jsonl.gz")]
         assert numbers == ["0", "1", "3"]
-        journal = ShardFiles(tmp_path / "out", "a").complete()
+        journal = ShardFiles(tmp_path / "out", "a").open_complete()
         assert journal is not None
         url = "https://www.example.org/pages/2.html"
         assert [entry.dropped for entry in journal.entries] == [[(2, "not_parsed", url)]]

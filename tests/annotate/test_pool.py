@@ -14,8 +14,8 @@ from bsmeta.annotate.pool import (
     Chunk,
     Status,
     Stopped,
-    chunks_of_file,
-    stopped_by_signals,
+    read_chunks,
+    stop_at_signals,
 )
 from bsmeta.annotate.sources import identify_files, list_inputs
 from tests.annotate.helpers import some_pages, write_pages
@@ -26,7 +26,7 @@ def chunks_of(path: Path, skip: int = 0, **settings: float) -> list[Chunk]:
     config = AnnotateConfig(input=str(path), **settings)
     (file,) = identify_files(list_inputs(config.input))
     first = Chunk(3, names=frozenset({"url"}), position=1000)
-    return list(chunks_of_file(config, first, file, skip))
+    return list(read_chunks(config, first, file, skip))
 
 
 def test_a_chunk_has_at_most_its_number_of_pages(tmp_path: Path) -> None:
@@ -59,19 +59,19 @@ def test_a_damaged_file_ends_with_its_problem(tmp_path: Path) -> None:
 
 def test_the_status_has_the_page_and_the_step() -> None:
     status = Status()
-    assert (status.item_and_step(), status.seconds()) == (None, 0.0)
-    status.begin(4)
-    assert status.item_and_step() == (4, PAGE_STEP)
-    status.step(2)
-    assert status.item_and_step() == (4, 2)
-    assert status.seconds() >= 0
-    status.end()
-    assert (status.item_and_step(), status.seconds()) == (None, 0.0)
+    assert (status.read_item_and_step(), status.measure_seconds()) == (None, 0.0)
+    status.begin_page(4)
+    assert status.read_item_and_step() == (4, PAGE_STEP)
+    status.begin_step(2)
+    assert status.read_item_and_step() == (4, 2)
+    assert status.measure_seconds() >= 0
+    status.end_page()
+    assert (status.read_item_and_step(), status.measure_seconds()) == (None, 0.0)
 
 
 def test_a_signal_ends_the_program_once_and_its_handler_comes_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped, match="SIGTERM"), stopped_by_signals():
+    with pytest.raises(Stopped, match="SIGTERM"), stop_at_signals():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -79,7 +79,7 @@ def test_a_signal_ends_the_program_once_and_its_handler_comes_back() -> None:
 def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with stopped_by_signals():
+        with stop_at_signals():
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)

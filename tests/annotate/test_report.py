@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from selectolax.lexbor import LexborHTMLParser
 
-from bsmeta.annotate.report import text_parts
+from bsmeta.annotate.report import divide_text
 from tests.annotate.helpers import WORDS, annotate, some_pages, write_pages
 
 
@@ -88,7 +88,7 @@ def test_a_text_is_split_into_its_marked_parts() -> None:
         "metadata_entity": [{"value": "Sets", "char_start_idx": 2, "char_end_idx": 5}],
         "content_spans": {"fast": [[0, 9]], "all": [[0, 19]]},
     }
-    assert list(text_parts(row)) == [
+    assert list(divide_text(row)) == [
         {"text": "A ", "labels": ["<p>"], "contents": ["fast", "all"], "entity": ""},
         {"text": "set", "labels": [], "contents": ["fast", "all"], "entity": "Sets"},
         {"text": " has", "labels": [], "contents": ["fast", "all"], "entity": ""},

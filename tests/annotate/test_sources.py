@@ -18,7 +18,7 @@ from backports import zstd
 from fastwarc.stream_io import BrotliWriter
 from fastwarc.warc import WarcRecord, WarcRecordType
 
-from bsmeta.annotate.sources import InputRecord, decode, decode_line, list_inputs, read_items
+from bsmeta.annotate.sources import InputRecord, decode_line, decode_record, list_inputs, read_items
 from bsmeta.core.errors import DataError
 from tests.annotate.helpers import warc_record
 from tests.hostile import Ending, read_all
@@ -29,7 +29,7 @@ HTML = b"<p>caf\xc3\xa9</p>"
 
 def records(path: Path, skip: int = 0) -> list[InputRecord]:
     items = read_items(str(path), PAGE_BYTES, skip)
-    return [decode(item, PAGE_BYTES) for item, _ in items]
+    return [decode_record(item, PAGE_BYTES) for item, _ in items]
 
 
 def write_warc(path: Path, *responses: object, compressed: bool = True) -> Path:
@@ -73,7 +73,7 @@ def test_json_lines_are_read_whatever_their_compression(suffix: str, tmp_path: P
     ],
 )
 def test_lines_that_cannot_be_used_are_records_with_a_problem(line: bytes, problem: str) -> None:
-    assert decode(line, PAGE_BYTES).problem == problem
+    assert decode_record(line, PAGE_BYTES).problem == problem
 
 
 def test_shards_keep_their_columns() -> None:
@@ -243,7 +243,7 @@ def test_row_groups_of_parquet_without_rows(groups: list[int], tmp_path: Path) -
 
 def read(path: Path) -> None:
     for item, _ in read_items(str(path), 8_000_000):
-        decode(item, 8_000_000)
+        decode_record(item, 8_000_000)
 
 
 def parquet(**columns: object) -> bytes:
@@ -344,7 +344,7 @@ def test_pages_without_http_are_read_and_other_records_counted(tmp_path: Path) -
     )
     others: Counter[str] = Counter()
     (item,) = [item for item, _ in read_items(str(path), PAGE_BYTES, others=others)]
-    assert decode(item, PAGE_BYTES).html == "café"
+    assert decode_record(item, PAGE_BYTES).html == "café"
     assert others == {"resource": 1, "revisit": 1, "metadata": 1}
 
 
@@ -359,7 +359,7 @@ def test_a_warc_file_that_is_cut_off_is_damaged(kept: int, suffix: str, tmp_path
     )
     path.write_bytes(whole + cut[:kept])
     items = read_items(str(path), PAGE_BYTES)
-    assert [decode(next(items)[0], PAGE_BYTES).url for _ in range(2)] == [
+    assert [decode_record(next(items)[0], PAGE_BYTES).url for _ in range(2)] == [
         "https://a.org/0", "https://a.org/1",
     ]  # fmt: skip
     with pytest.raises(DataError, match=rf"a{suffix}: damaged after [23] records"):

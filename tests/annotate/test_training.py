@@ -15,8 +15,8 @@ import pytest
 
 from bsmeta.annotate.plan import ANNOTATORS
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
-from bsmeta.metadata.content import KeptText, content_spans
+from bsmeta.config.compose import compose_command_line
+from bsmeta.metadata.content import KeptText, read_content_spans
 from bsmeta.metadata.decoding import DocumentDecoder
 from tests.annotate.helpers import RAWPAGES, annotate, rows
 from tests.conftest import REPOSITORY
@@ -64,7 +64,9 @@ def test_pages_have_their_types(shards: Path) -> None:
 
 
 def test_training_reads_every_record(shards: Path) -> None:
-    config = compose(CausalLMConfig, "v2", [f"data_config.metadata_config.metadata_list={TYPES}"])
+    config = compose_command_line(
+        CausalLMConfig, "v2", [f"data_config.metadata_config.metadata_list={TYPES}"]
+    )
     metadata = replace(config.data_config.metadata_config, metadata_column_list=None)
     decoder = DocumentDecoder(metadata)
     for path in sorted(shards.glob("*.gz")):
@@ -119,7 +121,7 @@ def test_the_commands_of_the_readme_train_on_the_main_content(
     for path in sorted(tmp_path.glob("*.jsonl.gz")):
         for line in gzip.decompress(path.read_bytes()).splitlines():
             text = json.loads(line)["text"]
-            trained_on = KeptText(text, content_spans(line, content)).text
+            trained_on = KeptText(text, read_content_spans(line, content)).text
             whole.update(menu for menu in menus if menu in text)
             kept.update(menu for menu in menus if menu in trained_on)
     assert whole == dict.fromkeys(menus, 13) | {"modules |": 14, "Previous topic": 23}

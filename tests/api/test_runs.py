@@ -10,7 +10,7 @@ import pytest
 
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.training.run_folder import last_events
+from bsmeta.training.run_folder import read_last_events
 from tests.api.conftest import read_lines
 
 LOADED = "import sys, bsmeta; print(len([n for n in sys.modules if n.startswith('bsmeta')]),"
@@ -79,7 +79,7 @@ def test_logs_and_status_of_another_form_are_left_out_or_named(tmp_path: Path) -
     opened = bsmeta.open_run(tmp_path)
     assert opened.metrics() == [{"event": "step", "step": 1, "loss": 2.0}]
     last = {"step": {"event": "step", "step": 1, "loss": 2.0}}
-    assert last_events(tmp_path / "metrics.jsonl") == last
+    assert read_last_events(tmp_path / "metrics.jsonl") == last
     for content in (deep, "[1]", "{"):
         (tmp_path / "status.json").write_text(content)
         with pytest.raises(bsmeta.UserError, match="status.json"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bsmeta.config.cards import CARDS, card_of
+from bsmeta.config.cards import CARDS, find_card
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from bsmeta.config.cards import CARDS, card_of
     ],
 )
 def test_a_card_by_the_name_of_the_device(device_name: str, card: str | None) -> None:
-    assert card_of(device_name) == card
+    assert find_card(device_name) == card
 
 
 def test_memory_is_below_the_one_of_the_data_sheet() -> None:

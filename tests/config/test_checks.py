@@ -22,7 +22,7 @@ import pytest
 from bsmeta import train
 from bsmeta.config import checks
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import check
+from bsmeta.config.checks import check_launch
 from bsmeta.config.data import DataConfig, SourceConfig
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import ModelCardConfig
@@ -97,7 +97,7 @@ def run_check(
     launch: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """Checks the agreeing three with changes; the filled DeepSpeed configuration."""
-    found = check(*made(tmp_path, hydra, document, launch), TASKS["causal_lm"])
+    found = check_launch(*made(tmp_path, hydra, document, launch), TASKS["causal_lm"])
     return found.deepspeed_config
 
 

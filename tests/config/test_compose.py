@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
 from tests.config.program import TRAIN, start
 from tests.conftest import REPOSITORY
@@ -36,7 +36,7 @@ METADATA = "data_config.metadata_config"
 )
 def test_a_wrong_override_is_refused_with_its_key(override: str, told: str) -> None:
     with pytest.raises(ConfigurationError) as error:
-        compose(CausalLMConfig, "demo", [override])
+        compose_command_line(CausalLMConfig, "demo", [override])
     assert told in str(error.value)
     assert "+learning_rat" not in str(error.value).replace(override, "")
 
@@ -46,7 +46,7 @@ def test_entries_of_a_mapping_are_set_as_anything_else(plus: str) -> None:
     name = f"{METADATA}.random_sample_metadata_weights"
     start = f"{METADATA}.local_metadata_special_token_start"
     overrides = [f"{plus}{name}.url=2", f"{plus}{start}={{html: '<HTML>'}}"]
-    metadata = compose(CausalLMConfig, "demo", overrides).data_config.metadata_config
+    metadata = compose_command_line(CausalLMConfig, "demo", overrides).data_config.metadata_config
     assert metadata.random_sample_metadata_weights == {"url": 2.0}
     assert metadata.local_metadata_special_token_start == {"html": "<HTML>"}
 

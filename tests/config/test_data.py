@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bsmeta.config.data import DataConfig, SourceConfig, parts_of, source_configs
+from bsmeta.config.data import DataConfig, SourceConfig, compute_parts, configure_sources
 
 
 @pytest.mark.parametrize(
@@ -12,14 +12,14 @@ from bsmeta.config.data import DataConfig, SourceConfig, parts_of, source_config
     [([1, 1], [1, 1]), ([0.7, 0.3], [7, 3]), ([2, 4, 6], [1, 2, 3]), ([0.1, 0.25], [2, 5])],
 )
 def test_weights_become_the_smallest_whole_numbers(weights: list[float], parts: list[int]) -> None:
-    assert parts_of(weights) == parts
+    assert compute_parts(weights) == parts
 
 
 def test_sources_have_the_columns_of_the_mixture_unless_they_map_their_own() -> None:
     web = SourceConfig(name="web", train_file="web/*.jsonl", weight=1.0)
     news = SourceConfig(name="news", train_file="news.jsonl", weight=1.0, columns={"text": "body"})
     mixture = DataConfig(columns={"url": "link"}, sources=[web, news])
-    configs = source_configs(mixture)
+    configs = configure_sources(mixture)
     assert {name: config.train_file for name, config in configs.items()} == {
         "web": "web/*.jsonl",
         "news": "news.jsonl",
@@ -32,4 +32,4 @@ def test_sources_have_the_columns_of_the_mixture_unless_they_map_their_own() -> 
 
 def test_data_without_sources_are_one_source_without_a_name() -> None:
     config = DataConfig(train_file="train.jsonl")
-    assert source_configs(config) == {"": config}
+    assert configure_sources(config) == {"": config}

@@ -59,15 +59,19 @@ def test_a_new_twin_needs_nothing_but_its_name(found: object) -> None:
     own = ("gradient_predivide_factor", "zero_optimization.sub_group_size")
     config = Predivided()
     assert not [
-        one for one in DeepSpeedJson(document, config, launch).disagreements() if one.key in own
+        one
+        for one in DeepSpeedJson(document, config, launch).find_disagreements()
+        if one.key in own
     ]
-    filled = DeepSpeedJson(document, config, launch).filled()
+    filled = DeepSpeedJson(document, config, launch).fill_values()
     assert filled["gradient_predivide_factor"] == 2.0
     assert filled["zero_optimization"] == {"sub_group_size": 7}
 
     document["gradient_predivide_factor"] = 4.0
     (problem,) = [
-        one for one in DeepSpeedJson(document, config, launch).disagreements() if one.key in own
+        one
+        for one in DeepSpeedJson(document, config, launch).find_disagreements()
+        if one.key in own
     ]
     assert problem.expected == '"auto" or 2.0 (predivide of Hydra)'
     assert problem.fix.endswith(", or pass predivide=4.0")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.from_file import Expansion
 from bsmeta.core.errors import ConfigurationError
 
@@ -107,7 +107,9 @@ def test_content_is_typed_and_can_be_overridden(
     text = path.read_text().replace("${from_file:templates", f"${{from_file:{folder}/templates")
     path.write_text(text)
     from_file = f"{METADATA}=${{from_file:{path}}}"
-    config = compose(CausalLMConfig, "demo", [from_file, f"{METADATA}.metadata_list=[title]"])
+    config = compose_command_line(
+        CausalLMConfig, "demo", [from_file, f"{METADATA}.metadata_list=[title]"]
+    )
     metadata = config.data_config.metadata_config
     assert (metadata.max_seq_len, metadata.metadata_list) == (64, ["title"])
     assert metadata.metadata_templates == {"url": "At {value}: it's\n"}

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import value_problems
-from bsmeta.config.compose import compose
+from bsmeta.config.checks import find_value_problems
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.groups import group_options
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.metadata.checks import metadata_problems
+from bsmeta.metadata.checks import find_metadata_problems
 
 GROUPS = ("model", "optimizer", "schedule", "metadata", "data")
 METADATA = "data_config.metadata_config"
@@ -20,17 +20,17 @@ METADATA = "data_config.metadata_config"
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_choice_composes_with_the_main_job(group: str) -> None:
     for option in group_options()[group]:
-        config = compose(CausalLMConfig, "v2", [f"{group}={option}"])
+        config = compose_command_line(CausalLMConfig, "v2", [f"{group}={option}"])
         assert [
-            *value_problems(config),
-            *metadata_problems(config.data_config.metadata_config),
+            *find_value_problems(config),
+            *find_metadata_problems(config.data_config.metadata_config),
         ] == []
 
 
 def test_choices_win_over_the_file_and_keys_over_choices() -> None:
     choices = ["model=llama_tiny", "optimizer=adamw_pretraining", "metadata=title_url"]
     choices += ["schedule=cosine_with_0.05_warmup", "data=webdocs", "max_train_steps=200"]
-    config = compose(CausalLMConfig, "v2", [*choices, "learning_rate=1e-3"])
+    config = compose_command_line(CausalLMConfig, "v2", [*choices, "learning_rate=1e-3"])
     metadata = config.data_config.metadata_config
     found: list[Any] = [config.learning_rate, config.weight_decay, config.adam_beta2]
     found += [config.lr_scheduler_type, config.num_warmup_steps, metadata.metadata_list]
@@ -41,14 +41,14 @@ def test_choices_win_over_the_file_and_keys_over_choices() -> None:
 
 
 def test_a_recipe_wins_over_a_choice() -> None:
-    config = compose(CausalLMConfig, "demo", ["metadata=all", "+recipes=meco"])
+    config = compose_command_line(CausalLMConfig, "demo", ["metadata=all", "+recipes=meco"])
     assert config.data_config.metadata_config.metadata_list == ["url"]
 
 
 def test_every_mistake_is_named_with_the_nearest_name() -> None:
     wrong = ["model=lama_tiny", "schedul=cosine", "+recipes=meko", "learning_rat=1"]
     with pytest.raises(ConfigurationError) as caught:
-        compose(
+        compose_command_line(
             CausalLMConfig, "v2", [*wrong, "max_train_steps=1.5", "seed=7", "out_dir=${oc.env:NO}"]
         )
     lines = str(caught.value).splitlines()

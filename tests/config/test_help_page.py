@@ -7,19 +7,19 @@ from pathlib import Path
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.explaining import ExplainConfig
-from bsmeta.config.help_page import MAIN_KEYS, describe, list_keys, list_sections
-from bsmeta.core.keys import about, leaves
-from bsmeta.reference import reference
+from bsmeta.config.help_page import MAIN_KEYS, list_keys, list_sections, write_help
+from bsmeta.core.keys import about, iterate_leaves
+from bsmeta.reference import write_reference
 from tests.config.program import start
 
 
 def test_help_and_documentation_show_the_bounds() -> None:
-    page, text = reference(), describe(CausalLMConfig, "train.py", "v2")
+    page, text = write_reference(), write_help(CausalLMConfig, "train.py", "v2")
     assert "| `mixed_precision` | `str` | `no \\| bf16 \\| fp16` | `no` |" in page
     assert "| `adam_beta1` | `float` | `>= 0, < 1` | `0.9` |" in page
     assert "packing: str = best_fit  (best_fit | pad)" in text
     assert {one.name for one in list_keys(CausalLMConfig) if one.about.values} == {
-        name for name, _, field in leaves(CausalLMConfig()) if about(field).values
+        name for name, _, field in iterate_leaves(CausalLMConfig()) if about(field).values
     }
 
 
@@ -45,7 +45,7 @@ def test_help_begins_with_the_keys_that_matter(tmp_path: Path) -> None:
 
 
 def test_help_of_other_programs_begins_with_their_own_keys() -> None:
-    text = describe(ExplainConfig, "explain.py", "v2", all_keys=False)
+    text = write_help(ExplainConfig, "explain.py", "v2", all_keys=False)
     own, _, rest = text.partition("The keys that most runs set")
     assert "Keys of explain.py\n------------------\ndocument: str | None = null" in own
     assert "learning_rate" not in own

@@ -10,7 +10,7 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_config_search_path
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import register
+from bsmeta.config.compose import register_schema
 from bsmeta.config.hydra_files import ConfigReader, RecordingSource
 from bsmeta.core.files import CONFIG_FOLDER
 
@@ -20,12 +20,12 @@ def test_hydra_has_the_version_that_the_module_was_written_for() -> None:
 
 
 def test_hydra_uses_the_reader_and_searches_the_own_folder_first(tmp_path: Path) -> None:
-    register(CausalLMConfig, ConfigReader(own_folder=tmp_path))
+    register_schema(CausalLMConfig, ConfigReader(own_folder=tmp_path))
     source = SourcesRegistry.instance().types[FileConfigSource.scheme()]
     assert source is RecordingSource
     search_path = create_config_search_path(str(CONFIG_FOLDER)).get_path()
     assert [element.provider for element in search_path] == ["hydra", "own", "main", "schema"]
 
-    register(CausalLMConfig, ConfigReader())
+    register_schema(CausalLMConfig, ConfigReader())
     search_path = create_config_search_path("x").get_path()
     assert [element.provider for element in search_path] == ["hydra", "main", "schema"]

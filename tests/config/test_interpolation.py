@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
 
 METADATA = "data_config.metadata_config"
@@ -14,7 +14,7 @@ METADATA = "data_config.metadata_config"
 def test_a_variable_gets_the_type_of_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {"N": "8", "TYPES": "[url, title]", "W": "{url: 2}", "ON": "true"}.items():
         monkeypatch.setenv(name, text)
-    config = compose(
+    config = compose_command_line(
         CausalLMConfig,
         "causal_lm_config",
         [
@@ -44,7 +44,7 @@ def test_a_variable_gets_the_type_of_its_field(monkeypatch: pytest.MonkeyPatch) 
 def test_all_that_is_wrong_is_named_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EIGHT", "eight")
     with pytest.raises(ConfigurationError) as caught:
-        compose(
+        compose_command_line(
             CausalLMConfig,
             "causal_lm_config",
             [

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import check
-from bsmeta.config.compose import compose
+from bsmeta.config.checks import check_launch
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.deepspeed import read_json
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.core.errors import ConfigurationError
@@ -261,8 +261,10 @@ def test_the_file_that_accelerate_config_writes_is_accepted(tmp_path: Path) -> N
     command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "config", "default"]
     subprocess.run([*command, "--config_file", str(file)], check=True, timeout=STUCK_S)
     assert "tpu_use_sudo" in file.read_text()
-    config = compose(CausalLMConfig, "demo", ["check_only=true", "mixed_precision=bf16"])
-    check(config, read_launch({}, str(file)), TASKS["causal_lm"])
+    config = compose_command_line(
+        CausalLMConfig, "demo", ["check_only=true", "mixed_precision=bf16"]
+    )
+    check_launch(config, read_launch({}, str(file)), TASKS["causal_lm"])
 
 
 def test_what_a_launch_file_says_about_other_trainers_is_refused(tmp_path: Path) -> None:
@@ -270,9 +272,9 @@ def test_what_a_launch_file_says_about_other_trainers_is_refused(tmp_path: Path)
     file.write_text(
         "distributed_type: deepspeed\ntpu_use_cluster: true\nfsdp_config: {}\ndynamo_config: no\n"
     )
-    config = compose(CausalLMConfig, "demo", ["check_only=true"])
+    config = compose_command_line(CausalLMConfig, "demo", ["check_only=true"])
     with pytest.raises(ConfigurationError) as refusal:
-        check(config, read_launch({}, str(file)), TASKS["causal_lm"])
+        check_launch(config, read_launch({}, str(file)), TASKS["causal_lm"])
     assert refusal.value.keys == {"distributed_type", "tpu_use_cluster"}
     assert "in capitals (did you mean DEEPSPEED?)" in str(refusal.value)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.checks import value_problems
+from bsmeta.config.checks import find_value_problems
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.schema import RunConfig
 
@@ -50,4 +50,4 @@ def test_a_share_that_is_not_finite_is_refused_and_breaks_no_other_check(
     key: str, value: float
 ) -> None:
     values: dict[str, Any] = {"lr_scheduler_type": "wsd", "num_warmup_steps": 0, key: value}
-    assert key in [problem.key for problem in value_problems(RunConfig(**values))]
+    assert key in [problem.key for problem in find_value_problems(RunConfig(**values))]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.checks import check
+from bsmeta.config.checks import check_launch
 from bsmeta.config.launch import Launch
-from bsmeta.config.machine_checks import machine_problems, precision_problems
+from bsmeta.config.machine_checks import find_machine_problems, find_precision_problems
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import SHARED_MEMORY
@@ -21,7 +21,7 @@ LAUNCH = Launch(source="test", num_processes=1)
 
 
 def problems(folder: Path, workers: int = 2) -> list[str]:
-    return [*map(str, machine_problems(workers, folder))]
+    return [*map(str, find_machine_problems(workers, folder))]
 
 
 def test_loader_processes_need_shared_memory(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_every_task_needs_it_unless_it_is_only_checked(
     def refused(*, check_only: bool) -> set[str]:
         changes = {"data_config.num_workers": 1, "check_only": check_only}
         with pytest.raises(ConfigurationError) as caught:
-            check(replace_values(entry.config(decay_from="x"), changes), LAUNCH, entry)
+            check_launch(replace_values(entry.config(decay_from="x"), changes), LAUNCH, entry)
         return {*caught.value.keys}
 
     assert "data_config.num_workers" in refused(check_only=False)
@@ -71,7 +71,7 @@ def test_every_task_needs_it_unless_it_is_only_checked(
 def test_bf16_that_a_gpu_would_emulate(
     precision: str, capability: tuple[int, int], refused: bool
 ) -> None:
-    found = [*map(str, precision_problems(precision, "Tesla V100-SXM2-32GB", capability))]
+    found = [*map(str, find_precision_problems(precision, "Tesla V100-SXM2-32GB", capability))]
     version = f"{capability[0]}.{capability[1]}"
     expected = (
         'mixed_precision in Hydra configuration: found "bf16", but Tesla V100-SXM2-32GB (compute '

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bsmeta.config.metadata import MetadataConfig, Phase, phase_starts
+from bsmeta.config.metadata import MetadataConfig, Phase, compute_phase_starts
 
 
 def test_the_steps_at_which_phases_begin() -> None:
     config = MetadataConfig(schedule=[Phase(share=0.9), Phase(share=0.1)])
-    assert phase_starts(config, 100_000) == [0, 90_000]
-    assert phase_starts(MetadataConfig(), 100_000) == [0]
+    assert compute_phase_starts(config, 100_000) == [0, 90_000]
+    assert compute_phase_starts(MetadataConfig(), 100_000) == [0]

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from bsmeta.config.checks import loop_problems
+from bsmeta.config.checks import find_loop_problems
 from bsmeta.config.launch import Launch
 from bsmeta.config.metric_table import (
     MetricDefinition,
     list_best_metrics,
     list_card_metrics,
-    metric_table,
+    make_metric_table,
 )
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import TaskEntry
@@ -55,17 +55,17 @@ ENTRY = TaskEntry(schema=f"{__name__}:MeasuredConfig", make=lambda _: pytest.fai
 
 def refused_metrics(config: RunConfig) -> list[tuple[str, str]]:
     launch = Launch(source="test", num_processes=1)
-    problems = loop_problems(config, launch, None, ENTRY)
+    problems = find_loop_problems(config, launch, None, ENTRY)
     return [
         (problem.expected, problem.fix) for problem in problems if problem.key == "keep_best_by"
     ]
 
 
 def test_a_row_says_where_its_metric_may_be_used() -> None:
-    assert metric_table(MeasuredConfig) is HELD_OUT
+    assert make_metric_table(MeasuredConfig) is HELD_OUT
     assert list_best_metrics(MeasuredConfig()) == ["small", "large"]
     assert list_card_metrics(MeasuredConfig()) == ["small", "count"]
-    assert metric_table(UnknownConfig) is None
+    assert make_metric_table(UnknownConfig) is None
     assert list_best_metrics(UnknownConfig()) is None
     assert list_card_metrics(UnknownConfig()) == []
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import EncoderDecoderConfig, LlamaConfig
 
-from bsmeta.config.model_file import language_part, positions_in
+from bsmeta.config.model_file import find_language_part, read_positions
 from tests.models.architectures import SMALL
 
 
@@ -25,13 +25,13 @@ from tests.models.architectures import SMALL
     ],
 )
 def test_positions_in_a_file(content: dict[str, Any], positions: int | None) -> None:
-    assert positions_in(content) == positions
+    assert read_positions(content) == positions
 
 
 def test_the_language_part_of_a_file_is_not_copied() -> None:
     content: dict[str, Any] = {"model_type": "gemma3", "text_config": {"vocab_size": 4096}}
-    assert language_part(content).pop("vocab_size") == 4096
+    assert find_language_part(content).pop("vocab_size") == 4096
     assert content == {"model_type": "gemma3", "text_config": {}}
-    assert language_part(EncoderDecoderConfig.from_encoder_decoder_configs(
+    assert find_language_part(EncoderDecoderConfig.from_encoder_decoder_configs(
         LlamaConfig(**SMALL), LlamaConfig(**SMALL)
     ).to_dict())["vocab_size"] == 4096  # fmt: skip

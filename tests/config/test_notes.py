@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import loop_problems
-from bsmeta.config.compose import compose
+from bsmeta.config.checks import find_loop_problems
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.launch import Launch
-from bsmeta.config.metric_table import metric_table
-from bsmeta.config.startup_table import launch_notes
+from bsmeta.config.metric_table import make_metric_table
+from bsmeta.config.startup_table import list_launch_notes
 from bsmeta.core.changed_values import replace_values
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.causal_lm.checks import file_problems, notes
+from bsmeta.tasks.causal_lm.checks import find_file_problems, list_notes
 from bsmeta.tasks.causal_lm.evaluation.results import PairedMetrics
 from tests.config.test_refusals import named, start
 
@@ -35,8 +35,8 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
         "max_train_steps=3",
         "data_config.exclude=['*001*', nothing.gz]",
     ]
-    config = compose(CausalLMConfig, "demo", changed)
-    assert notes(config) == [
+    config = compose_command_line(CausalLMConfig, "demo", changed)
+    assert list_notes(config) == [
         f"{METADATA}.schedule.1 never takes place: its share of 0.1 is less than one of 3 steps",
         "data_config.exclude: nothing.gz matches none of 7 training shards",
         f"{METADATA}.random_sample_metadata_weights names urls, which metadata_list does not have",
@@ -46,19 +46,19 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
         f"{METADATA}.value_bucket_bounds has no effect on timestamp",
     ]
     for name in ("demo", "v2"):
-        shipped = compose(CausalLMConfig, name)
-        assert notes(shipped) == []
+        shipped = compose_command_line(CausalLMConfig, name)
+        assert list_notes(shipped) == []
     done = start(tmp_path, "--config-name", "demo", "check_only=true", *changed)
     assert (done.returncode, done.stdout.count("note: ")) == (0, 6)
 
 
 def test_a_model_that_is_not_used(tmp_path: Path) -> None:
     """Refused where the command line asks for it; else noted."""
-    config = compose(CausalLMConfig, "demo", ["model_name=gpt2-xl"])
+    config = compose_command_line(CausalLMConfig, "demo", ["model_name=gpt2-xl"])
     note = "model_name: gpt2-xl is not used: model_config_file and tokenizer_name are set"
-    assert notes(config) == [note]
+    assert list_notes(config) == [note]
     with_its_tokenizer = replace(config, tokenizer_name=None)  # then it is model_name's
-    assert notes(with_its_tokenizer) == []
+    assert list_notes(with_its_tokenizer) == []
     for name in ("gpt2", "gpt2-xl"):
         command = ["--config-name", "demo", "check_only=true", f"model_name={name}"]
         refused = start(tmp_path, *command)
@@ -73,10 +73,10 @@ def test_a_model_that_is_not_used(tmp_path: Path) -> None:
 
 def test_options_of_accelerate_without_effect_are_noted() -> None:
     cpu = replace(ALONE, use_cpu=True)
-    (note,) = launch_notes(cpu)
+    (note,) = list_launch_notes(cpu)
     assert note.startswith("accelerate launch --cpu (use_cpu: true) starts one process on the CPU")
     exported = replace(ALONE, zero_options={"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"})
-    assert [*launch_notes(exported)] == [
+    assert [*list_launch_notes(exported)] == [
         "ACCELERATE_DEEPSPEED_ZERO_STAGE in the environment: this is no DeepSpeed launch"
     ]
 
@@ -92,12 +92,12 @@ def test_options_of_accelerate_without_effect_are_noted() -> None:
     ],
 )
 def test_what_the_run_cannot_do_is_refused(values: dict[str, Any], keys: list[str]) -> None:
-    config = replace(compose(CausalLMConfig, "demo"), **values)
+    config = replace(compose_command_line(CausalLMConfig, "demo"), **values)
     launch = Launch(source="test", num_processes=1)
     entry = TASKS["causal_lm"]
 
     def found(config: CausalLMConfig) -> list[str]:
-        loop = loop_problems(config, launch, None, entry)
+        loop = find_loop_problems(config, launch, None, entry)
         return [problem.key for problem in [*loop, *entry.start_problems(config, launch, None)]]
 
     assert found(config) == keys
@@ -109,7 +109,7 @@ def test_what_the_run_cannot_do_is_refused(values: dict[str, Any], keys: list[st
 
 def test_the_figures_are_those_of_the_evaluation() -> None:
     known = {*PairedMetrics.__dataclass_fields__, "text_bits_per_byte"}
-    assert known.issuperset(metric_table(CausalLMConfig) or ())
+    assert known.issuperset(make_metric_table(CausalLMConfig) or ())
 
 
 @pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions"])
@@ -117,13 +117,17 @@ def test_a_sequence_longer_than_the_positions_of_the_model(name: str, tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps({name: 200}))
     for key, source in (("model_config_file", tmp_path / "config.json"), ("model_name", tmp_path)):
         fixed = ["model_config_file=null", f"{key}={source}", f"{METADATA}.max_seq_len="]
-        (problem,) = file_problems(compose(CausalLMConfig, "demo", [*fixed[:2], f"{fixed[2]}201"]))
+        (problem,) = find_file_problems(
+            compose_command_line(CausalLMConfig, "demo", [*fixed[:2], f"{fixed[2]}201"])
+        )
         assert (problem.key, problem.fix) == (
             f"{METADATA}.max_seq_len",
             f"{METADATA}.max_seq_len=200",
         )
         assert [
-            *file_problems(compose(CausalLMConfig, "demo", [*fixed[:2], f"{fixed[2]}200"]))
+            *find_file_problems(
+                compose_command_line(CausalLMConfig, "demo", [*fixed[:2], f"{fixed[2]}200"])
+            )
         ] == []
 
 
@@ -132,21 +136,21 @@ def test_text_and_metadata_of_a_row_need_positions(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"n_positions": 200}))
     model = f"model_config_file={tmp_path / 'config.json'}"
     arm = [model, "data_config.row_budget=text", f"{METADATA}.max_seq_len=120"]
-    (problem,) = file_problems(compose(CausalLMConfig, "demo", arm))
+    (problem,) = find_file_problems(compose_command_line(CausalLMConfig, "demo", arm))
     assert problem.found == "120 and 120 of metadata"
     fixed = [*arm, *problem.fix.split()]
     assert problem.fix == f"{METADATA}.max_seq_len=100 data_config.row_metadata_budget=100"
     for enough in (fixed, [*arm, "data_config.row_metadata_budget=80"]):
-        assert [*file_problems(compose(CausalLMConfig, "demo", enough))] == []
+        assert [*find_file_problems(compose_command_line(CausalLMConfig, "demo", enough))] == []
     alone = [*arm, f"{METADATA}.metadata_list=[]"]
-    assert [*file_problems(compose(CausalLMConfig, "demo", alone))] == []
+    assert [*find_file_problems(compose_command_line(CausalLMConfig, "demo", alone))] == []
 
 
 def test_room_for_metadata_that_no_row_has_is_noted() -> None:
-    config = compose(CausalLMConfig, "demo", ["data_config.row_metadata_budget=80"])
-    (note,) = notes(config)
+    config = compose_command_line(CausalLMConfig, "demo", ["data_config.row_metadata_budget=80"])
+    (note,) = list_notes(config)
     assert note.startswith("data_config.row_metadata_budget is not used: under row_budget=sequence")
-    assert notes(replace_values(config, {"data_config.row_budget": "text"})) == []
+    assert list_notes(replace_values(config, {"data_config.row_budget": "text"})) == []
 
 
 def test_data_of_another_kind_is_called_by_its_name(tmp_path: Path) -> None:

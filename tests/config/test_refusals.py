@@ -12,8 +12,8 @@ import pytest
 
 from bsmeta import train
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
-from bsmeta.config.saved_runs import to_yaml
+from bsmeta.config.compose import compose_command_line
+from bsmeta.config.saved_runs import write_yaml
 from bsmeta.core.process import exit_code
 from tests.conftest import REPOSITORY, run_warm
 
@@ -99,7 +99,9 @@ def test_a_launch_that_cannot_be_read_does_not_hide_the_rest(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "two")
     monkeypatch.setenv("RANK", "first")
-    config = compose(CausalLMConfig, "demo", ["save_steps=-1", f"out_dir={tmp_path}/run"])
+    config = compose_command_line(
+        CausalLMConfig, "demo", ["save_steps=-1", f"out_dir={tmp_path}/run"]
+    )
     assert exit_code(lambda: train.main(config)) == 2
     told = capsys.readouterr().err
     assert "1. WORLD_SIZE in the environment: found 'two'" in told
@@ -108,13 +110,14 @@ def test_a_launch_that_cannot_be_read_does_not_hide_the_rest(
 
 def test_secrets_that_a_saved_configuration_lacks_must_be_given_again(tmp_path: Path) -> None:
     secret = "https://" + "a1" * 12 + "@host.invalid/x"
-    config = compose(CausalLMConfig, "demo", [f"data_config.exclude=['{secret}']"])
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    config = compose_command_line(CausalLMConfig, "demo", [f"data_config.exclude=['{secret}']"])
+    (tmp_path / "config.yaml").write_text(write_yaml(config))
     saved = ("--config-dir", str(tmp_path), "--config-name", "config", "check_only=true")
     refused = start(tmp_path, *saved)
     assert refused.returncode == 2
     assert (
-        "1. data_config.exclude in Hydra configuration: found ['https://[redacted]@host.invalid/x'],"
+        "1. data_config.exclude in Hydra configuration: found "
+        "['https://[redacted]@host.invalid/x'],"
         " expected the value with its secret, which no run saves with its configuration.\n"
         "   Fix: pass data_config.exclude=VALUE again"
     ) in refused.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import folder_problems, loop_problems
+from bsmeta.config.checks import find_folder_problems, find_loop_problems
 from bsmeta.config.launch import Launch
 from bsmeta.tasks import TASKS
 
@@ -21,7 +21,9 @@ def problems(launch: Launch = PLAIN, stage: int | None = None, **values: Any) ->
     document = None if stage is None else {"zero_optimization": {"stage": stage}}
     return [
         one.key
-        for one in loop_problems(CausalLMConfig(**values), launch, document, TASKS["causal_lm"])
+        for one in find_loop_problems(
+            CausalLMConfig(**values), launch, document, TASKS["causal_lm"]
+        )
     ]
 
 
@@ -63,7 +65,7 @@ def test_an_out_dir_is_a_folder_of_its_own(out_dir: str) -> None:
 
 
 def found(out_dir: Path) -> list[str]:
-    problems = folder_problems(CausalLMConfig(out_dir=str(out_dir)))
+    problems = find_folder_problems(CausalLMConfig(out_dir=str(out_dir)))
     return [problem.found for problem in problems if problem.key == "out_dir"]
 
 

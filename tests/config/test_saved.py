@@ -15,20 +15,27 @@ from omegaconf import OmegaConf
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.saved import LARGEST, mark, parse_saved, read_saved, shielded, unshielded
+from bsmeta.config.saved import (
+    LARGEST,
+    escape_interpolations,
+    parse_saved,
+    read_saved,
+    shield_interpolations,
+    unshield_interpolations,
+)
 from bsmeta.config.saved_runs import (
+    convert_to_config,
     load_resolved,
-    saved_config,
-    saved_task,
-    to_config,
-    to_yaml,
+    read_saved_config,
+    read_saved_task,
+    write_yaml,
 )
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.checkpoints import Location, open_task, task_of, training_run
+from bsmeta.tasks.checkpoints import Location, open_task, read_task, read_training_config
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.training.checkpoint import Checkpoint
-from bsmeta.training.resuming import changed_settings
+from bsmeta.training.resuming import find_changed_settings
 
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLE"
 STOLEN = "s3://bucket/${oc.env:AWS_SECRET_ACCESS_KEY}.jsonl.gz"
@@ -59,14 +66,18 @@ def run_folder(tmp_path: Path) -> Path:
 
 READERS: dict[str, Callable[[Path], object]] = {
     "load_resolved": lambda run: load_resolved(run / "config.yaml", CausalLMConfig),
-    "saved_config": lambda run: saved_config(run / "config.yaml", TASKS, {}),
-    "saved_task": lambda run: saved_task(run / "config.yaml"),
+    "read_saved_config": lambda run: read_saved_config(run / "config.yaml", TASKS, {}),
+    "read_saved_task": lambda run: read_saved_task(run / "config.yaml"),
     "open_run": lambda run: bsmeta.open_run(run).config,
     "load": bsmeta.load,
     "open_task": lambda run: open_task(str(run), {}),
-    "task_of": lambda run: task_of(Location("", "", run / "config.yaml", run)),
-    "training_config": lambda run: task_of(Location("", "", None, None), str(run / "config.yaml")),
-    "changed_settings": lambda run: changed_settings(Checkpoint(run, 2), CausalLMConfig()),
+    "task_of": lambda run: read_task(Location("", "", run / "config.yaml", run)),
+    "training_config": lambda run: read_task(
+        Location("", "", None, None), str(run / "config.yaml")
+    ),
+    "find_changed_settings": lambda run: find_changed_settings(
+        Checkpoint(run, 2), CausalLMConfig()
+    ),
 }
 
 
@@ -106,16 +117,16 @@ def test_an_interpolation_is_refused_wherever_it_is(
 ) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(place(value)))
     with pytest.raises(ConfigurationError, match="expected a finished value") as error:
-        saved_config(tmp_path / "config.yaml", TASKS, {})
+        read_saved_config(tmp_path / "config.yaml", TASKS, {})
     assert SECRET not in str(error.value)
 
 
 @given(TEXTS)
 def test_a_marked_text_is_that_text_for_hydra_and_here(text: str) -> None:
-    assert OmegaConf.create({"a": mark(text)}).a == text
-    assert parse_saved(yaml.safe_dump({"a": mark(text)}), "file") == {"a": text}
-    assert "${" not in shielded(text)
-    assert unshielded(shielded({"a": [text]})) == {"a": [text]}
+    assert OmegaConf.create({"a": escape_interpolations(text)}).a == text
+    assert parse_saved(yaml.safe_dump({"a": escape_interpolations(text)}), "file") == {"a": text}
+    assert "${" not in shield_interpolations(text)
+    assert unshield_interpolations(shield_interpolations({"a": [text]})) == {"a": [text]}
 
 
 @given(TEXTS)
@@ -193,10 +204,12 @@ def test_any_values_are_a_configuration_or_refused(values: dict[Any, Any]) -> No
     """With no other error."""
     text = yaml.dump(values, Dumper=Plain)
     try:
-        config = to_config(parse_saved(text, "file"), CausalLMConfig, "file")
+        config = convert_to_config(parse_saved(text, "file"), CausalLMConfig, "file")
     except ConfigurationError:
         return
-    assert to_config(parse_saved(to_yaml(config), "file"), CausalLMConfig, "file") == config
+    assert (
+        convert_to_config(parse_saved(write_yaml(config), "file"), CausalLMConfig, "file") == config
+    )
 
 
 def test_a_run_may_not_write_where_its_configuration_says(
@@ -206,15 +219,18 @@ def test_a_run_may_not_write_where_its_configuration_says(
     keys = tmp_path / "authorized_keys"
     data = ClassificationDataConfig(csv=str(tmp_path / "t.csv"), database=str(keys))
     config = ClassificationConfig(data_config=data)
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    (tmp_path / "config.yaml").write_text(write_yaml(config))
     location = Location("run", "run", tmp_path / "config.yaml", tmp_path)
     evaluation = EvaluateConfig()
-    assert training_run(evaluation, location, ClassificationConfig).data_config.database is None
+    assert (
+        read_training_config(evaluation, location, ClassificationConfig).data_config.database
+        is None
+    )
     assert f"data_config.database={str(keys)!r} does not exist" in caplog.text
 
     evaluation = EvaluateConfig(overrides={"data_config": {"database": str(keys)}})
-    train = training_run(evaluation, location, ClassificationConfig)
+    train = read_training_config(evaluation, location, ClassificationConfig)
     assert train.data_config.database == str(keys)
     keys.touch()
-    train = training_run(EvaluateConfig(), location, ClassificationConfig)
+    train = read_training_config(EvaluateConfig(), location, ClassificationConfig)
     assert train.data_config.database == str(keys)

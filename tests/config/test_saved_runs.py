@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.saved_runs import (
-    changed,
+    change_keys,
     load_resolved,
-    saved_task,
-    to_yaml,
+    read_saved_task,
+    write_yaml,
 )
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
@@ -23,12 +23,12 @@ from tests.config.program import start
 
 def test_overrides_of_a_saved_configuration_are_checked() -> None:
     with pytest.raises(ConfigurationError, match=r"^overrides\.data_config\.num_streams=0: expec"):
-        changed(CausalLMConfig(), {"data_config": {"num_streams": 0}})
+        change_keys(CausalLMConfig(), {"data_config": {"num_streams": 0}})
 
 
 def test_the_saved_configuration_reads_back_the_same(tmp_path: Path) -> None:
-    config = compose(CausalLMConfig, "demo", ["data_config.exclude=[a.gz]"])
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    config = compose_command_line(CausalLMConfig, "demo", ["data_config.exclude=[a.gz]"])
+    (tmp_path / "config.yaml").write_text(write_yaml(config))
     assert load_resolved(tmp_path / "config.yaml", CausalLMConfig) == config
     same = start(tmp_path, "--config-dir", ".", "--config-name", "config", "check_only=true")
     assert (same.returncode, same.stderr) == (0, "")
@@ -38,21 +38,21 @@ def test_the_saved_configuration_reads_back_the_same(tmp_path: Path) -> None:
 def test_text_that_looks_like_an_interpolation_is_kept(tmp_path: Path) -> None:
     """Also by Hydra, which starts a saved run again."""
     templates = {"title": r"\${oc.env:AWS_SECRET_ACCESS_KEY} for {value}"}
-    config = compose(CausalLMConfig, "demo")
+    config = compose_command_line(CausalLMConfig, "demo")
     changes = {
         "data_config.metadata_config.metadata_templates": templates,
         "run_name": "${seed}",
     }
     config = replace_values(config, changes)
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    (tmp_path / "config.yaml").write_text(write_yaml(config))
     assert r"run_name: \${seed}" in (tmp_path / "config.yaml").read_text()
 
     read = load_resolved(tmp_path / "config.yaml", CausalLMConfig)
     assert read == config
-    assert changed(read, {"seed": 1, "model_name": "${seed}"}) == replace(
+    assert change_keys(read, {"seed": 1, "model_name": "${seed}"}) == replace(
         config, seed=1, model_name="${seed}"
     )
-    assert compose(CausalLMConfig, "config", own_folder=tmp_path) == config
+    assert compose_command_line(CausalLMConfig, "config", own_folder=tmp_path) == config
 
 
 def test_a_text_of_yaml_is_not_parsed_again(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_text_of_yaml_is_not_parsed_again(tmp_path: Path) -> None:
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"run/config\.yaml: there is no such file"):
-        saved_task(tmp_path / "run" / "config.yaml")
+        read_saved_task(tmp_path / "run" / "config.yaml")
 
 
 def test_a_value_out_of_bounds_is_refused_with_the_file(tmp_path: Path) -> None:

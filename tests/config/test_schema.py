@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import check
-from bsmeta.config.compose import compose
+from bsmeta.config.checks import check_launch
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.launch import ENVIRONMENT, Launch
-from bsmeta.config.schema_types import entry_schema
+from bsmeta.config.schema_types import find_entry_schema
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.keys import About, about, bound_problems, leaves
+from bsmeta.core.keys import About, about, find_bound_problems, iterate_leaves
 from bsmeta.reference import PROGRAMS
 from bsmeta.studies.config import StudyConfig, load_study
 from bsmeta.tasks import TASKS
@@ -39,7 +39,7 @@ def filled(schema: type) -> Any:
     values: dict[str, Any] = {}
     for field in fields(schema):
         kind = types[field.name]
-        entry = entry_schema(kind)
+        entry = find_entry_schema(kind)
         if is_dataclass(kind):
             assert isinstance(kind, type)
             values[field.name] = filled(kind)
@@ -74,7 +74,7 @@ def wrong(values: About, kind: str) -> Iterator[Any]:
 def broken(schema: type) -> Iterator[tuple[str, Any, Any]]:
     """Every key with a bound or choices: its name in a message, a wrong value, and the config."""
     config = filled(schema)
-    for name, owner, field in leaves(config):
+    for name, owner, field in iterate_leaves(config):
         values = about(field)
         if not values.values:
             continue
@@ -90,7 +90,7 @@ def broken(schema: type) -> Iterator[tuple[str, Any, Any]]:
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_every_bound_and_choice_of_every_schema_is_checked(schema: type) -> None:
     for name, value, config in broken(schema):
-        (problem,) = bound_problems(config)
+        (problem,) = find_bound_problems(config)
         assert problem.key == name, value
         assert problem.expected
         assert problem.fix
@@ -101,8 +101,8 @@ def test_every_bound_and_choice_of_every_task_is_refused_once(task: str) -> None
     entry, seen = TASKS[task], 0
     for name, value, config in broken(entry.config):
         with pytest.raises(ConfigurationError) as caught:
-            check(config, LAUNCH, entry)
-        (problem,) = bound_problems(config)
+            check_launch(config, LAUNCH, entry)
+        (problem,) = find_bound_problems(config)
         assert str(caught.value).count(f". {problem}") == 1, value
         assert f". {name} in Hydra configuration: found " in str(caught.value)
         seen += 1
@@ -114,12 +114,12 @@ def test_the_fixes_are_accepted(schema: type) -> None:
     config_name = {CausalLMConfig: "demo", EvaluateConfig: "evaluate"}[schema]
     fixes = {}
     for name, _, config in broken(schema):
-        (problem,) = bound_problems(config)
+        (problem,) = find_bound_problems(config)
         if ".0." not in name:  # the entries of a list are written in a file
             fixes[name] = problem.fix.removesuffix(", for example")
     assert len(fixes) > 5
-    fixed = compose(schema, config_name, [*fixes.values()])
-    assert bound_problems(fixed) == []
+    fixed = compose_command_line(schema, config_name, [*fixes.values()])
+    assert find_bound_problems(fixed) == []
 
 
 def test_a_study_refuses_nested_values(tmp_path: Path) -> None:
@@ -141,4 +141,4 @@ def test_a_study_refuses_nested_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_the_defaults_are_within_bounds(schema: type) -> None:
-    assert bound_problems(filled(schema)) == []
+    assert find_bound_problems(filled(schema)) == []

@@ -8,7 +8,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import SourceConfig
-from bsmeta.config.schema_types import entry_schema, store_name, type_name, without_none
+from bsmeta.config.schema_types import describe_type, drop_none, find_entry_schema, store_name
 
 
 def test_names_in_defaults_lists_are_in_snake_case() -> None:
@@ -26,16 +26,16 @@ def test_names_in_defaults_lists_are_in_snake_case() -> None:
     ],
 )
 def test_types_in_messages_have_no_module(value_type: Any, name: str) -> None:
-    assert type_name(value_type) == name
+    assert describe_type(value_type) == name
 
 
 def test_only_lists_of_dataclasses_have_an_entry_schema() -> None:
-    assert entry_schema(list[SourceConfig]) is SourceConfig
-    assert entry_schema(list[str]) is None
-    assert entry_schema(int) is None
+    assert find_entry_schema(list[SourceConfig]) is SourceConfig
+    assert find_entry_schema(list[str]) is None
+    assert find_entry_schema(int) is None
 
 
 def test_none_is_removed_only_where_one_type_remains() -> None:
-    assert without_none(int | None) is int
-    assert without_none(int) is int
-    assert without_none(int | str | None) == int | str | None
+    assert drop_none(int | None) is int
+    assert drop_none(int) is int
+    assert drop_none(int | str | None) == int | str | None

@@ -11,8 +11,8 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import check
-from bsmeta.config.compose import compose
+from bsmeta.config.checks import check_launch
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.deepspeed import AUTO
 from bsmeta.config.groups import group_options
 from bsmeta.config.launch import read_launch
@@ -32,9 +32,9 @@ WITHOUT_JSON = ("cpu", "cpu_fsdp2", "ddp", "fsdp2")
 def checked(config_name: str, launch_file: Path, *overrides: str) -> dict[str, object] | None:
     """What `check_only` does with this configuration and launch file."""
     overrides = ("check_only=true", f"accelerate_config_file={launch_file}", *overrides)
-    config = compose(CausalLMConfig, config_name, overrides)
+    config = compose_command_line(CausalLMConfig, config_name, overrides)
     launch = read_launch({}, config.accelerate_config_file)
-    return check(config, launch, TASKS[config.task]).deepspeed_config
+    return check_launch(config, launch, TASKS[config.task]).deepspeed_config
 
 
 def test_all_files_are_here() -> None:
@@ -56,9 +56,9 @@ def test_demo_goes_with_every_launch_file(file: Path) -> None:
 )
 def test_the_classifier_goes_with_every_other_launch_file(file: Path) -> None:
     overrides = ("check_only=true", f"accelerate_config_file={file}", "data_config.csv=ads.csv")
-    config = compose(ClassificationConfig, "classification", overrides)
+    config = compose_command_line(ClassificationConfig, "classification", overrides)
     launch = read_launch({}, config.accelerate_config_file)
-    filled = check(config, launch, TASKS["classification"]).deepspeed_config
+    filled = check_launch(config, launch, TASKS["classification"]).deepspeed_config
     assert (filled is None) == (file.stem in WITHOUT_JSON)
     assert filled is None or filled["train_batch_size"] == 16 * launch.num_processes
 
@@ -104,7 +104,7 @@ def test_every_configuration_is_composed_with_its_schema() -> None:
     for file in sorted((REPOSITORY / "hydra_configs").glob("*.yaml")):
         schema = choose_schema([], schemas, file.stem)
         assert schema is not RunConfig, f"{file.name} names no schema of PROGRAMS"
-        assert isinstance(compose(schema, file.stem), schema)
+        assert isinstance(compose_command_line(schema, file.stem), schema)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_every_configuration_is_composed_with_its_schema() -> None:
     ],
 )
 def test_the_sizes_of_models(model: str, parameters: int) -> None:
-    config = compose(CausalLMConfig, "v2", (f"model={model}",))
+    config = compose_command_line(CausalLMConfig, "v2", (f"model={model}",))
     with torch.device("meta"):
         shape = AutoConfig.from_pretrained(config.model_config_file)
         built = AutoModelForCausalLM.from_config(shape)
@@ -134,7 +134,7 @@ def test_shared_keys_are_auto(file: Path) -> None:
 
 
 def test_values_that_users_rely_on() -> None:
-    config = compose(CausalLMConfig, "v2")
+    config = compose_command_line(CausalLMConfig, "v2")
     assert config.data_config.metadata_config.metadata_probability == 0.5
     assert config.data_config.metadata_config.metadata_list[0] == "html"
     assert config.gradient_checkpointing
@@ -152,9 +152,9 @@ def test_parts_fit_where_they_are_for(file: str, key: str) -> None:
     """As in the docstring of `from_file`, and by v2."""
     part = REPOSITORY / "hydra_configs" / "parts" / file
     override = f"data_config.metadata_config.{key}=${{from_file:parts/{file}}}"
-    metadata = compose(CausalLMConfig, "demo", [override]).data_config.metadata_config
+    metadata = compose_command_line(CausalLMConfig, "demo", [override]).data_config.metadata_config
     assert getattr(metadata, key) == getattr(
-        compose(CausalLMConfig, "v2").data_config.metadata_config, key
+        compose_command_line(CausalLMConfig, "v2").data_config.metadata_config, key
     )
     assert f"for {key}" in part.read_text().splitlines()[0]
 

@@ -9,7 +9,7 @@ import pytest
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.launch import Launch
-from bsmeta.config.startup_table import print_summary, summary
+from bsmeta.config.startup_table import list_table_rows, print_summary
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.classification.config import ClassificationConfig
 
@@ -52,7 +52,7 @@ def test_intervals_in_the_start_up_table(
 ) -> None:
     launch = Launch(source="test", num_processes=1)
     config = CausalLMConfig(data_config=DataConfig(validation_file="x"), **values)
-    rows = dict(summary(config, launch, TASKS["causal_lm"]))
+    rows = dict(list_table_rows(config, launch, TASKS["causal_lm"]))
     assert rows["evaluation"] == evaluations
     assert rows["checkpoints"] == (checkpoints or "1 an epoch, and at the end; the last 3 are kept")
 
@@ -67,7 +67,7 @@ def test_intervals_in_the_start_up_table(
 )
 def test_processes_in_the_start_up_table(processes: int, kind: str, text: str) -> None:
     launch = Launch(source="test", num_processes=processes, distributed_type=kind)
-    assert dict(summary(CausalLMConfig(), launch, TASKS["causal_lm"]))["launch"] == text
+    assert dict(list_table_rows(CausalLMConfig(), launch, TASKS["causal_lm"]))["launch"] == text
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,9 @@ def test_processes_in_the_start_up_table(processes: int, kind: str, text: str) -
 )
 def test_the_length_in_the_start_up_table(epochs: float | None, expected: str) -> None:
     config = ClassificationConfig(max_train_steps=50, num_train_epochs=epochs)
-    rows = dict(summary(config, Launch(source="test", num_processes=1), TASKS["classification"]))
+    rows = dict(
+        list_table_rows(config, Launch(source="test", num_processes=1), TASKS["classification"])
+    )
     assert rows["steps"] == expected
 
 

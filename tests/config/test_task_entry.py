@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.checks import check
+from bsmeta.config.checks import check_launch
 from bsmeta.config.launch import Launch
-from bsmeta.config.saved_runs import load_resolved, saved_config
+from bsmeta.config.saved_runs import load_resolved, read_saved_config
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.startup_table import summary
+from bsmeta.config.startup_table import list_table_rows
 from bsmeta.config.steps import Schedule
-from bsmeta.config.task_entry import TaskEntry, entry_of
+from bsmeta.config.task_entry import TaskEntry, find_entry
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import key
 from bsmeta.tasks import TASKS
@@ -45,24 +45,24 @@ def test_a_key_of_another_task_is_unknown(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="model_name .*unknown key.*a key of RowsConfig"):
         load_resolved(tmp_path / "config.yaml", RowsConfig)
     with pytest.raises(ConfigurationError, match="trained with task=rows; expected causal_lm"):
-        saved_config(tmp_path / "config.yaml", {"causal_lm": TASKS["causal_lm"]}, {})
+        read_saved_config(tmp_path / "config.yaml", {"causal_lm": TASKS["causal_lm"]}, {})
 
 
 def test_task_must_be_that_of_the_schema() -> None:
-    entry, (problem,) = entry_of(RowsConfig(task="causal_lm"), BOTH)
+    entry, (problem,) = find_entry(RowsConfig(task="causal_lm"), BOTH)
     assert entry is ROWS
     assert "begins with the schema of rows" in problem.expected
-    _, (problem,) = entry_of(RowsConfig(task="row"), BOTH)
+    _, (problem,) = find_entry(RowsConfig(task="row"), BOTH)
     assert problem.fix == "task=rows"
 
 
 def test_nothing_is_asked_of_a_task_that_it_does_not_have(tmp_path: Path) -> None:
     config = RowsConfig(out_dir=str(tmp_path / "run"), num_train_epochs=2, batch_max_length=0)
     with pytest.raises(ConfigurationError, match="1 problem in .*\n1. batch_max_length in"):
-        check(config, LAUNCH, ROWS)
+        check_launch(config, LAUNCH, ROWS)
     config = replace(config, batch_max_length=64)
-    assert check(config, LAUNCH, ROWS).deepspeed_config is None
-    rows = dict(summary(config, LAUNCH, ROWS))
+    assert check_launch(config, LAUNCH, ROWS).deepspeed_config is None
+    rows = dict(list_table_rows(config, LAUNCH, ROWS))
     assert rows["global batch"] == ("rows vary; 1 (accumulation) x 2 (processes) = 2 micro-batches")
     assert rows["steps"] == "those of 2 epochs"
     assert "model" not in rows
@@ -86,7 +86,7 @@ def test_epochs_are_refused_for_a_task_without(name: str, tmp_path: Path) -> Non
     config = RowsConfig(out_dir=str(tmp_path / "run"), **{name: 2})
     without = TaskEntry(schema=ROWS.schema, make=ROWS.make)
     with pytest.raises(ConfigurationError, match=f"{name} .* null: task=rows has no epochs"):
-        check(config, LAUNCH, without)
+        check_launch(config, LAUNCH, without)
     with pytest.raises(ConfigurationError, match=f"{name}: this task has no epochs"):
         Schedule.of(config)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bsmeta.core.keys import about, leaves
+from bsmeta.core.keys import about, iterate_leaves
 from bsmeta.reference import PROGRAMS
 from bsmeta.studies.config import StudyConfig
 
@@ -23,7 +23,7 @@ def path_keys() -> list[tuple[type, str]]:
     return [
         (schema, name)
         for schema in schemas
-        for name, _, described in leaves(schema())
+        for name, _, described in iterate_leaves(schema())
         if about(described).is_path
     ]
 

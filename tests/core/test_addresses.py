@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.reference import PROGRAMS
 from bsmeta.studies.config import load_study
@@ -23,7 +23,7 @@ def test_every_program_refuses_one(program: str, schema: type, config_name: str)
     if not names:
         pytest.skip(f"{program} has no such key")
     with pytest.raises(ConfigurationError) as error:
-        compose(schema, config_name, [f"{names[0]}='s3://bucket/x'"])
+        compose_command_line(schema, config_name, [f"{names[0]}='s3://bucket/x'"])
     assert f'{names[0]} in Hydra configuration: found "s3://bucket/x"' in str(error.value)
 
 

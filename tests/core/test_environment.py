@@ -11,7 +11,7 @@ from importlib import metadata
 
 import torch
 
-from bsmeta.core.environment import describe_environment, machine_hash, utc_now
+from bsmeta.core.environment import describe_environment, format_utc_now, hash_machine_name
 from tests.conftest import REPOSITORY
 
 
@@ -30,10 +30,10 @@ def test_the_record_of_this_process() -> None:
     assert record["processor"]
     assert socket.gethostname() not in json.dumps(record)
     expected = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]
-    assert record["machine"] == machine_hash() == expected
+    assert record["machine"] == hash_machine_name() == expected
 
 
 def test_times_sort_as_texts() -> None:
-    first, second = utc_now(), utc_now()
+    first, second = format_utc_now(), format_utc_now()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", first)
     assert first <= second

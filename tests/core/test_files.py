@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.files import UnsafeNameError, name_fault, path_inside
+from bsmeta.core.files import UnsafeNameError, join_inside, name_fault
 from tests.core.hostile_names import HARMLESS_NAMES, HOSTILE_NAMES
 
 
@@ -21,12 +21,12 @@ def test_there_are_sixty_hostile_names() -> None:
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
 def test_hostile_names_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UnsafeNameError):
-        path_inside(tmp_path, name, "listing")
+        join_inside(tmp_path, name, "listing")
 
 
 @pytest.mark.parametrize("name", HARMLESS_NAMES, ids=ascii)
 def test_harmless_names_stay_what_they_are(tmp_path: Path, name: str) -> None:
-    path = path_inside(tmp_path, name, "listing")
+    path = join_inside(tmp_path, name, "listing")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("content")
     assert path.relative_to(tmp_path).as_posix() == name
@@ -34,7 +34,7 @@ def test_harmless_names_stay_what_they_are(tmp_path: Path, name: str) -> None:
 
 def test_the_message_says_where_the_name_is_and_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
-        path_inside(tmp_path, "a/../../x", "s3://bucket/a/../../x")
+        join_inside(tmp_path, "a/../../x", "s3://bucket/a/../../x")
     assert str(error.value) == (
         f"s3://bucket/a/../../x: the name 'a/../../x' cannot be used for a file in {tmp_path}: it "
         "has the part '..'; expected a relative path, such as folder/file. Rename it there, or "
@@ -51,14 +51,14 @@ def test_links_lead_out_only_where_that_is_allowed(tmp_path: Path) -> None:
     (folder / "loop").symlink_to(folder / "loop")
 
     with pytest.raises(UnsafeNameError, match="a symbolic link leads out of"):
-        path_inside(folder, "link/x", "listing")
-    assert path_inside(folder, "link/x", "listing", follow_links=True) == folder / "link/x"
-    assert path_inside(folder, "inner/x", "listing") == folder / "inner/x"
-    assert path_inside(folder, "loop", "listing") == folder / "loop"
+        join_inside(folder, "link/x", "listing")
+    assert join_inside(folder, "link/x", "listing", follow_links=True) == folder / "link/x"
+    assert join_inside(folder, "inner/x", "listing") == folder / "inner/x"
+    assert join_inside(folder, "loop", "listing") == folder / "loop"
 
     # The folder itself may be reached through a link.
     (tmp_path / "alias").symlink_to(folder)
-    assert path_inside(tmp_path / "alias", "x", "listing") == tmp_path / "alias/x"
+    assert join_inside(tmp_path / "alias", "x", "listing") == tmp_path / "alias/x"
 
 
 @given(st.text(st.sampled_from("./\\a:C\0\n~"), max_size=12) | st.text(max_size=20))

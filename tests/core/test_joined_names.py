@@ -1,8 +1,8 @@
-"""Every name that the package joins to a folder is its own, or passes `path_inside`.
+"""Every name that the package joins to a folder is its own, or passes `join_inside`.
 
 Which of them come from outside cannot be seen in the code, so each is listed here, with the reason
 why it is harmless. A new one fails the test until somebody has thought about it: if the name comes
-from a listing, an archive, a manifest or any other file, it belongs into `path_inside`.
+from a listing, an archive, a manifest or any other file, it belongs into `join_inside`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ JOINS = {
     "core/files.py": {
         "path.with_name(f'.{uuid.uuid4().hex}{path.suffix}')": "beside a path",
         "path.with_name(f'{path.name}.part')": "beside a path",
-        "folder / name": "path_inside itself",
+        "folder / name": "join_inside itself",
         "path.with_name(f'{path.name}.lock')": "beside a path",
     },
     "core/permissions.py": {"folder / f'.{uuid.uuid4().hex}'": "a random name"},
@@ -55,8 +55,8 @@ JOINS = {
     },
     "data/io/file_sets.py": {"path.with_name(f'{path.name}.part')": "beside a path"},
     "data/io/hub.py": {
-        "folder / _listing_name(pattern, pattern.revision)": "a hash after the URL's owner--name",
-        "folder / _listing_name(pattern, commit)": "a hash after the URL's owner--name",
+        "folder / _name_listing(pattern, pattern.revision)": "a hash after the URL's owner--name",
+        "folder / _name_listing(pattern, commit)": "a hash after the URL's owner--name",
     },
     "data/io/remote_file.py": {
         "self._folder / 'blocks' / name[:2] / name": "a hash",
@@ -73,8 +73,8 @@ JOINS = {
     },
     "data/prepare.py": {
         "out.with_name(f'.{out.name}.{os.getpid()}.partial')": "beside a path",
-        "folder / _file_name(stream)": "a number",
-        "self._folder / _file_name(stream)": "a number",
+        "folder / _name_stream_file(stream)": "a number",
+        "self._folder / _name_stream_file(stream)": "a number",
     },
     "data/stage.py": {"out.with_name(f'{out.name}.part')": "beside a path"},
     "data/table/records.py": {
@@ -93,8 +93,8 @@ JOINS = {
     },
     "studies/measuring.py": {"run.folder / f'checkpoint-{step}step'": "a number"},
     "studies/runs.py": {
-        "Path(study.out_dir) / f'measured-{digest_of(measure_settings(study))[:8]}'": "a hash",
-        "results_folder(study) / f'{arm}-seed{seed}.npz'": "checked by the study's configuration",
+        "Path(study.out_dir) / f'measured-{hash_values(measure_settings(study))[:8]}'": "a hash",
+        "locate_results(study) / f'{arm}-seed{seed}.npz'": "checked by the study's configuration",
         "ROOT / 'experiments' / study.launch": "the study's file says what to run",
         "stable.folder / f'checkpoint-{branch_at}step'": "a number",
         "stable.folder.resolve() / f'checkpoint-{arm.branch_at}step'": "a number",
@@ -102,7 +102,7 @@ JOINS = {
         "run.folder.with_name(f'{run.folder.name}.log')": "beside a path",
     },
     "studies/task_scores.py": {
-        "Path(study.out_dir) / f'downstream-{digest_of(task_settings(study))[:8]}'": "a hash",
+        "Path(study.out_dir) / f'downstream-{settings[:8]}'": "a hash",
         "folder / f'{arm}-seed{seed}.tasks.json'": "checked by the study's configuration",
     },
     "tasks/causal_lm/checks.py": {
@@ -139,7 +139,7 @@ JOINS = {
     },
     "tasks/disambiguation/prep.py": {
         "folder.with_name(f'{folder.name}.work')": "beside a path",
-        "folder.with_name(f'{folder.name}-{_digest(key)}')": "a hash",
+        "folder.with_name(f'{folder.name}-{_hash_key(key)}')": "a hash",
         "work / f'{name}.arrow'": "names in the code",
     },
     "tasks/spelling/config.py": {"os.path.join(folder, CORRECTION)": "a constant name"},
@@ -149,16 +149,16 @@ JOINS = {
         "folder / CORRECTION_TASK / group": "a listing of the folder itself",
     },
     "tasks/spelling/samples.py": {
-        "Path(config.store_dir) / _digest(key)": "a hash",
-        "self._folder / f'lengths-{_digest(key)}.npy'": "a hash",
-        "self._folder / f'counts-{_digest(key)}'": "a hash",
+        "Path(config.store_dir) / _hash_key(key)": "a hash",
+        "self._folder / f'lengths-{_hash_key(key)}.npy'": "a hash",
+        "self._folder / f'counts-{_hash_key(key)}'": "a hash",
     },
     "models/pretrained.py": {
         "root / file": "checked by read_manifest",
     },
     "training/checkpoint.py": {
-        "out_dir / f'tmp-{folder_name(step)}'": "a number",
-        "out_dir / folder_name(step)": "a number",
+        "out_dir / f'tmp-{name_folder(step)}'": "a number",
+        "out_dir / name_folder(step)": "a number",
         "self.folder / file": "files that were just written there",
         "self.folder / name": "constant names",
         "folder / file": "checked by read_manifest",
@@ -201,7 +201,7 @@ JOINS = {
         "out_dir / f'stacks-rank{self._processes.rank}.txt'": "a number",
     },
 }  # fmt: skip
-"""Module -> the names that are joined there without `path_inside`, each with its reason."""
+"""Module -> the names that are joined there without `join_inside`, each with its reason."""
 
 GATED = {
     "annotate/shard.py": "tests/annotate/test_shard.py",
@@ -216,7 +216,7 @@ GATED = {
     ),
     "tasks/disambiguation/array_folder.py": "tests/tasks/disambiguation/test_array_folder.py",
 }
-"""Module that calls `path_inside` -> the test that feeds it `HOSTILE_NAMES`."""
+"""Module that calls `join_inside` -> the test that feeds it `HOSTILE_NAMES`."""
 
 
 class PathNames:
@@ -306,7 +306,7 @@ def test_every_caller_of_the_gate_is_fed_hostile_names() -> None:
         module
         for module, tree in modules()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "path_inside"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "join_inside"
     }
     assert callers - {"core/files.py"} == GATED.keys()
     for test in GATED.values():

@@ -12,13 +12,13 @@ import pytest
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.changed_values import replace_values
-from bsmeta.core.keys import about, address_problems, bound_problems, leaves
+from bsmeta.core.keys import about, find_address_problems, find_bound_problems, iterate_leaves
 from bsmeta.studies.config import StudyConfig
 from tests.core.path_keys import PATH_KEYS, TAKE_ADDRESSES
 
 
 def test_null_is_a_value_of_its_own() -> None:
-    assert bound_problems(EvaluateConfig(max_documents=None)) == []
+    assert find_bound_problems(EvaluateConfig(max_documents=None)) == []
 
 
 def test_each_problem_names_key_found_expected_and_fix() -> None:
@@ -33,7 +33,7 @@ def test_each_problem_names_key_found_expected_and_fix() -> None:
     )
     weights = "data_config.metadata_config.random_sample_metadata_weights"
     config = replace_values(config, {weights: {"url": -1.0}})
-    assert [(one.key, one.found, one.expected, one.fix) for one in bound_problems(config)] == [
+    assert [(one.key, one.found, one.expected, one.fix) for one in find_bound_problems(config)] == [
         (
             "mixed_precision",
             '"False" (text)',
@@ -72,8 +72,8 @@ def with_value(schema: type, name: str, address: str) -> Any:
 )
 def test_every_path_refuses_addresses_unless_it_takes_them(schema: type, name: str) -> None:
     config = with_value(schema, name, "s3://user:pass@bucket/runs?token=1")
-    problems = [problem for problem in address_problems(config) if problem.key == name]
-    field = next(found for key, _, found in leaves(config) if key == name)
+    problems = [problem for problem in find_address_problems(config) if problem.key == name]
+    field = next(found for key, _, found in iterate_leaves(config) if key == name)
     if about(field).takes_addresses:
         assert name in TAKE_ADDRESSES
         assert problems == []
@@ -85,10 +85,10 @@ def test_every_path_refuses_addresses_unless_it_takes_them(schema: type, name: s
 
 def test_the_address_of_a_local_file_is_replaced_by_its_path() -> None:
     config = with_value(StudyConfig, "out_dir", "file:///data/study")
-    (problem,) = address_problems(config)
+    (problem,) = find_address_problems(config)
     assert problem.fix == "out_dir=/data/study"
 
 
 def test_paths_with_colons_are_paths(tmp_path: Path) -> None:
     for path in ("a:b", "runs/12:30", str(tmp_path), "C:/runs", "~/runs"):
-        assert [*address_problems(with_value(StudyConfig, "out_dir", path))] == []
+        assert [*find_address_problems(with_value(StudyConfig, "out_dir", path))] == []

@@ -19,12 +19,12 @@ from bsmeta.core import model_files
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import UnsafeNameError
 from bsmeta.core.model_files import (
-    new_model,
+    create_model,
     read_model,
     read_model_and_report,
     read_shape,
     read_tokenizer,
-    refuse_unsafe,
+    refuse_unsafe_model,
 )
 from bsmeta.core.parsing import has_surrogates
 from tests.conftest import REPOSITORY
@@ -41,7 +41,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "read_tokenizer": read_tokenizer,
     "read_model": lambda folder: read_model(AutoModelForCausalLM, folder),
     "read_model_and_report": lambda folder: read_model_and_report(AutoModelForCausalLM, folder),
-    "refuse_unsafe": refuse_unsafe,
+    "refuse_unsafe_model": refuse_unsafe_model,
 }
 
 
@@ -74,7 +74,7 @@ def test_a_model_without_code_is_loaded(folder: Path) -> None:
     assert type(model) is LlamaForCausalLM
     model, report = read_model_and_report(AutoModelForCausalLM, folder)
     assert (type(model), list(report["missing_keys"])) == (LlamaForCausalLM, [])
-    assert type(new_model(AutoModelForCausalLM, read_shape(folder))) is LlamaForCausalLM
+    assert type(create_model(AutoModelForCausalLM, read_shape(folder))) is LlamaForCausalLM
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -173,7 +173,7 @@ def test_a_whole_model_may_record_the_base_that_it_was_adapted_from(folder: Path
     """transformers does not read that base then."""
     name = "/home/me/llama"
     change(folder / "adapter_config.json", peft_type="LORA", base_model_name_or_path=name)
-    refuse_unsafe(folder)
+    refuse_unsafe_model(folder)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_an_index_of_another_form_is_refused_with_the_folder(content: str, folde
 def test_a_shape_with_code_is_refused(folder: Path) -> None:
     shape = LlamaConfig(**SHAPE, auto_map=AUTO_MAP)
     with pytest.raises(ConfigurationError, match=r"^the shape of the model: auto_map asks to run"):
-        new_model(AutoModelForCausalLM, shape)
+        create_model(AutoModelForCausalLM, shape)
 
 
 def test_a_config_file_alone_is_checked(tmp_path: Path) -> None:
@@ -221,9 +221,9 @@ CHANGED_SINCE = """
 import shutil, sys
 from pathlib import Path
 from transformers import AutoTokenizer
-from bsmeta.core.model_files import refuse_unsafe
+from bsmeta.core.model_files import refuse_unsafe_model
 folder, other = map(Path, sys.argv[1:])
-refuse_unsafe(folder)
+refuse_unsafe_model(folder)
 shutil.copytree(other, folder, dirs_exist_ok=True)
 AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 """

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.core.printable import printable
+from bsmeta.core.printable import make_printable
 
 DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 TEXTS = st.text(st.characters(exclude_categories=()))  # with control characters and surrogates
@@ -28,29 +28,32 @@ TEXTS = st.text(st.characters(exclude_categories=()))  # with control characters
     ],
 )
 def test_what_acts_is_escaped_and_all_else_stays(text: str, shown: str) -> None:
-    assert printable(text) == shown
+    assert make_printable(text) == shown
 
 
 def test_a_text_in_one_line_has_no_line_ends() -> None:
-    assert printable("a\tb\r\nc\u2028d\u2029e f", one_line=True) == "a\\tb\\r\\nc\\u2028d\\u2029e f"
-    assert printable("a\nb") == "a\nb"
+    assert (
+        make_printable("a\tb\r\nc\u2028d\u2029e f", one_line=True)
+        == "a\\tb\\r\\nc\\u2028d\\u2029e f"
+    )
+    assert make_printable("a\nb") == "a\nb"
 
 
 @given(TEXTS)
 def test_no_text_acts(text: str) -> None:
-    shown = printable(text)
+    shown = make_printable(text)
     kept = shown.replace("\r\n", "\n").replace("\n", "").replace("\t", "")
     assert not [one for one in kept if unicodedata.category(one) in ("Cc", "Cs")]
     assert not set(DIRECTIONS) & set(kept)
-    assert printable(shown) == shown
+    assert make_printable(shown) == shown
     shown.encode()
 
 
 @given(TEXTS)
 def test_a_text_in_one_line_is_one_line(text: str) -> None:
-    assert len(printable(text, one_line=True).splitlines()) <= 1
+    assert len(make_printable(text, one_line=True).splitlines()) <= 1
 
 
 @given(st.text(st.characters(categories=("L", "N", "P", "S", "Zs"))))
 def test_ordinary_text_is_not_changed(text: str) -> None:
-    assert printable(text) == text
+    assert make_printable(text) == text

@@ -26,12 +26,12 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from bsmeta.core import progress
-from bsmeta.core.files import file_hash
+from bsmeta.core.files import hash_file
 from bsmeta.data.io import remote
 from bsmeta.data.io.lines import build_index
 from bsmeta.data.io.samples import SAMPLES
 from bsmeta.data.io.shard_lines import open_shard
-from bsmeta.data.io.shards import Shard, with_samples
+from bsmeta.data.io.shards import Shard, add_sample_hashes
 from bsmeta.data.table.csv_file import find_format, read_rows
 from bsmeta.data.table.text_file import find_encoding
 from bsmeta.models import layers
@@ -39,11 +39,11 @@ from bsmeta.models.manifest import describe_file
 from bsmeta.tasks.causal_lm.evaluation.scorer import open_scorer
 from bsmeta.tasks.causal_lm.evaluation.windows import Window
 from bsmeta.tasks.spelling.config import DetectionConfig
-from bsmeta.tasks.spelling.evaluate import baselines
-from bsmeta.tasks.spelling.samples import samples_of
+from bsmeta.tasks.spelling.evaluate import make_baselines
+from bsmeta.tasks.spelling.samples import read_samples
 from bsmeta.training import engine_deepspeed
 from bsmeta.training.processes import ALONE
-from bsmeta.training.task import spread
+from bsmeta.training.task import run_on_all_ranks
 from tests.waiting import wait_until
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def encoding_of(rows: int, folder: Path) -> None:
 def spelling_samples(folder: Path) -> None:
     (folder / "texts.txt").write_text("a line of text\n" * 50)
     config = DetectionConfig(datasets=[str(folder)])
-    assert len(list(samples_of(config, [folder / "texts.txt"]))) == 50
+    assert len(list(read_samples(config, [folder / "texts.txt"]))) == 50
 
 
 def scored_batches() -> None:
@@ -97,7 +97,7 @@ def scored_batches() -> None:
 
 
 def downloaded() -> None:
-    assert b"".join(remote.refuse_slow(iter([b"part"] * 7), 10.0)) == b"part" * 7
+    assert b"".join(remote.refuse_slow_response(iter([b"part"] * 7), 10.0)) == b"part" * 7
 
 
 def retried() -> None:
@@ -115,19 +115,19 @@ def waited() -> None:
 
 def spread_batches() -> None:
     batches = [np.array([number]) for number in range(9)]
-    spread(batches, lambda batch: batch, ALONE)
+    run_on_all_ranks(batches, lambda batch: batch, ALONE)
 
 
 def judged() -> None:
-    baselines("sed_words")["dictionary"](["a line"] * 4)
+    make_baselines("sed_words")["dictionary"](["a line"] * 4)
 
 
 CASES: dict[str, tuple[int, Callable[[Path], object]]] = {
-    "the hash of a file": (8, file_hash),
+    "the hash of a file": (8, hash_file),
     "the hash of a file of a checkpoint": (2, describe_file),
     "the sampled hashes of shards": (
         SAMPLES,
-        lambda shard: with_samples([Shard("shard", str(shard), shard.stat().st_size)]),
+        lambda shard: add_sample_hashes([Shard("shard", str(shard), shard.stat().st_size)]),
     ),
     "lines": (8, read_all),
     "lines of a gzip file": (8, lambda shard: read_all(shard.with_suffix(".jsonl.gz"))),
@@ -163,7 +163,7 @@ def test_processor_time_is_progress_of_a_library(
     """A child's time counts while it runs."""
     monkeypatch.setattr(progress, "SAMPLE_S", 0.5)
     monkeypatch.setattr(progress._Progress, "is_watched", True)
-    with progress.opaque_work():
+    with progress.report_opaque_work():
         if work == "its own":
             wait_until(lambda: bool(hashlib.sha256(bytes(50 * MEGABYTE)).digest() and reported))
         else:
@@ -181,7 +181,7 @@ def test_waiting_is_no_progress_of_a_library(
     monkeypatch.setattr(progress._Progress, "is_watched", True)
     process = os.fork()
     if process == 0:
-        with progress.opaque_work():
+        with progress.report_opaque_work():
             time.sleep(5)
         os._exit(len(reported))
     assert os.waitpid(process, 0)[1] == 0
@@ -199,7 +199,7 @@ def opaque(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         happened.append("end")
 
     for module in (layers, engine_deepspeed):
-        monkeypatch.setattr(module, "opaque_work", recorded)
+        monkeypatch.setattr(module, "report_opaque_work", recorded)
     return happened
 
 
@@ -244,13 +244,13 @@ def test_a_lock_is_released_when_its_holder_is_killed(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     holder = os.fork()
     if holder == 0:
-        with progress.exclusively(tmp_path / "lock", "the work"):
+        with progress.hold_lock(tmp_path / "lock", "the work"):
             os.write(writing, b"locked")
             time.sleep(1000)
         os._exit(0)
     assert os.read(reading, 6) == b"locked"
     os.kill(holder, 9)
-    with progress.exclusively(tmp_path / "lock", "the work"):
+    with progress.hold_lock(tmp_path / "lock", "the work"):
         pass
     os.waitpid(holder, 0)
 
@@ -260,7 +260,7 @@ def test_progress_without_a_terminal_is_plain_lines(
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    with progress.progress_bar("scoring", 1) as show:
+    with progress.show_progress_bar("scoring", 1) as show:
         for second, share in ((1, 0.1), (11, 0.25), (12, 0.3), (40, 1.0)):
             clock[0] = 100.0 + second
             show(share)
@@ -268,7 +268,7 @@ def test_progress_without_a_terminal_is_plain_lines(
         "scoring 25%, 11 s, 33 s left",
         "scoring 100%, 40 s, 0 s left",
     ]
-    with progress.progress_bar("scoring", 1, shown=False) as show:
+    with progress.show_progress_bar("scoring", 1, shown=False) as show:
         clock[0] = 200.0
         show(0.5)
     assert capsys.readouterr().err == ""

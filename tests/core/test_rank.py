@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bsmeta.core.rank import checks_for_all, is_reporter, rank
+from bsmeta.core.rank import is_reporter, read_rank, runs_shared_checks
 
 LAUNCHER = {"TORCHELASTIC_RUN_ID": "run"}
 
@@ -31,4 +31,4 @@ def test_under_a_launcher_one_process_checks_and_one_a_machine_reports(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert (rank(), is_reporter(), checks_for_all()) == (number, reports, checks)
+    assert (read_rank(), is_reporter(), runs_shared_checks()) == (number, reports, checks)

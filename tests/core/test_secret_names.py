@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.core.files import ROOT
-from bsmeta.core.keys import key_names
+from bsmeta.core.keys import list_key_names
 from bsmeta.core.secret_names import is_secret, is_secret_variable, looks_random
 from bsmeta.core.secrets import redact_values
 from tests.canary import LETTERS, digits, letters
@@ -189,7 +189,7 @@ def test_nothing_in_a_shipped_configuration_is_hidden(path: Path) -> None:
     assert redact_values(values) == values
 
 
-NAMES = sorted({name for schema in SCHEMAS for name in key_names(schema)})
+NAMES = sorted({name for schema in SCHEMAS for name in list_key_names(schema)})
 ORDINARY_VALUES = [
     "hf://datasets/owner/name@main/data/train-0000?-of-00128.parquet", "gpt2", "bf16", "webhook",
     "s3://bucket/web/part-?.jsonl.gz", "gs://bucket/a/**", "owner12/model-7b", "data.password",

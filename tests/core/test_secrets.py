@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.saved_runs import to_yaml
+from bsmeta.config.saved_runs import write_yaml
 from bsmeta.core.secrets import (
-    hide,
+    declare_secrets,
+    format_url,
     hide_arguments,
     hide_values,
     redact,
     redact_known,
     redact_values,
-    shown_url,
 )
 from tests.canary import letters
 
@@ -143,8 +143,8 @@ def test_assignments_in_text(text: str, expected: str) -> None:
     ],
 )
 def test_urls_in_messages(url: str, expected: str) -> None:
-    assert shown_url(url) == expected
-    assert shown_url(expected) == expected
+    assert format_url(url) == expected
+    assert format_url(expected) == expected
 
 
 def test_values_by_the_name_of_their_key() -> None:
@@ -168,13 +168,13 @@ def test_values_by_the_name_of_their_key() -> None:
 
 
 def test_the_configuration_of_a_run() -> None:
-    text = to_yaml(CausalLMConfig(model_name="hf-not-a-real-one"))
+    text = write_yaml(CausalLMConfig(model_name="hf-not-a-real-one"))
     assert "hf-not-a-real-one" not in text
     assert "model_name: '[redacted]'" in text
 
 
 def test_secrets_that_are_declared() -> None:
-    hide("d3clared-one", None, "", "12345678")
+    declare_secrets("d3clared-one", None, "", "12345678")
     hide_values({"a": [{"password": "d3clared-two"}], "b": "https://me:d3clared-3@host"})
     hide_arguments(["+x.password='d3clared-4'", "y={api_key: d3clared-5}", "key=value", "z"])
     text = "d3clared-one d3clared-two d3clared-3 d3clared-4 d3clared-5 12345678 value"

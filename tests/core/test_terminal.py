@@ -16,7 +16,7 @@ from rich.text import Text
 from tqdm import tqdm
 
 from bsmeta.cli import PROGRAMS
-from bsmeta.core.terminal import Console, ScreenedStream, screened_output, write_data
+from bsmeta.core.terminal import Console, ScreenedStream, screen_output, write_data
 from tests.conftest import REPOSITORY
 from tests.terminal import acting, run_in_terminal
 
@@ -152,9 +152,9 @@ def test_a_carriage_return_overwrites_no_other_line(parts: list[str], shown: str
 
 def test_the_screen_ends_with_its_context(caplog: pytest.LogCaptureFixture) -> None:
     factory = logging.getLogRecordFactory()
-    with screened_output():
+    with screen_output():
         screen = sys.stdout
-        with screened_output():
+        with screen_output():
             assert sys.stdout is screen
         logging.getLogger("bsmeta").warning("%s", EVIL)
     assert not isinstance(sys.stdout, ScreenedStream)

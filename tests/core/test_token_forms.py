@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from bsmeta.core.token_forms import TOKEN_FORMS, replace_tokens, tokens_in
+from bsmeta.core.token_forms import TOKEN_FORMS, find_tokens, replace_tokens
 from tests.canary import digits, letters
 
 KEY = "\n".join(letters(line, 64) for line in range(4))
@@ -79,7 +79,7 @@ AROUND = (
 def test_wherever_it_stands(token: str) -> None:
     for around in AROUND:
         text = around.format(token)
-        assert tokens_in(text) == [token], around
+        assert find_tokens(text) == [token], around
         assert replace_tokens(text, "*") == around.format("*")
 
 
@@ -110,4 +110,4 @@ def test_a_key_without_its_end_is_hidden_up_to_the_next_quote() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_token(text: str) -> None:
-    assert tokens_in(text) == []
+    assert find_tokens(text) == []

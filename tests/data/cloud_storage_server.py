@@ -21,7 +21,7 @@ PAGE = 2
 def forget() -> None:
     """Lists and connects again, as a new process does."""
     objects.list_objects.cache_clear()
-    stores.store_of.cache_clear()
+    stores.find_store.cache_clear()
 
 
 class Storage:

@@ -11,7 +11,7 @@ from huggingface_hub import close_session, constants
 
 from bsmeta.data.io import remote, remote_file
 from bsmeta.data.io.file_ref import HUB, FileRef, RemoteSettings
-from bsmeta.data.io.hub import commit_of
+from bsmeta.data.io.hub import resolve_commit
 from tests.data.hub_server import COMMIT, REPO, TOKEN, Hub, etag_of, shards_in, used_hub
 
 BLOCK = 1000
@@ -28,7 +28,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", False)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    commit_of.cache_clear()
+    resolve_commit.cache_clear()
     close_session()
     with used_hub(Hub({"data.bin": CONTENT}), monkeypatch) as server:
         yield server

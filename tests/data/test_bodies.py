@@ -12,7 +12,13 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.text.chunks import Chunk, cut, fair_share, fitting, within
+from bsmeta.data.text.chunks import (
+    Chunk,
+    count_fitting,
+    cut_document,
+    cut_metadata,
+    find_fair_share,
+)
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.data.text.tokens import TextTokenizer, Tokens, count_tokens_before
 from bsmeta.metadata.document import Document
@@ -115,7 +121,7 @@ def chunked(**changes: object) -> list[list[str]]:
     text = "the quick brown fox the quick brown fox"
     found = encoded(text, [tag("b", 4, 9), tag("i", 16, 39)], "fox", max_seq_len=7)
     metadata = MetadataConfig(metadata_list=["html", "url"], max_seq_len=7, **LOCAL)
-    chunks = cut(found, DataConfig(metadata_config=metadata, row_budget="text", **changes))
+    chunks = cut_document(found, DataConfig(metadata_config=metadata, row_budget="text", **changes))
     assert all(chunk.metadata_length <= changes.get("row_metadata_budget", 7) for chunk in chunks)
     return [[WORDS.decode([number]) for number in chunk.ids] for chunk in chunks]
 
@@ -146,8 +152,8 @@ def test_less_room_for_metadata_leaves_the_text(
     tags = [tag("b", min(at, len(text)), min(at + size, len(text))) for at, size in places]
     found = encoded(text, tags, "a url", small_tokenizer(), metadata_position="both")
     whole = Chunk(found, 0, len(found.ids), True)
-    once = within(whole, first)
-    for chunk, most in ((once, first), (within(once, second), min(first, second))):
+    once = cut_metadata(whole, first)
+    for chunk, most in ((once, first), (cut_metadata(once, second), min(first, second))):
         assert chunk.metadata_length <= most
         assert chunk.left_out == whole.metadata_length - chunk.metadata_length
         assert chunk.document.ids[chunk.document.is_text].tolist() == (
@@ -155,7 +161,7 @@ def test_less_room_for_metadata_leaves_the_text(
         )
         lengths = {len(chunk.ids), len(chunk.token_types), len(chunk.loss_mask)}
         assert lengths == {len(chunk), len(chunk.text_starts), len(chunk.text_ends)} == {len(chunk)}
-    assert within(whole, whole.metadata_length) is whole
+    assert cut_metadata(whole, whole.metadata_length) is whole
 
 
 @pytest.mark.parametrize(
@@ -172,13 +178,13 @@ def test_less_room_for_metadata_leaves_the_text(
 def test_inserted_strings_are_kept_whole(
     run: list[int], most: int, divisible: int, expected: int
 ) -> None:
-    assert fitting(np.array(run, np.int32), most, divisible) == expected
+    assert count_fitting(np.array(run, np.int32), most, divisible) == expected
 
 
 def test_the_room_of_a_row_is_shared_evenly() -> None:
-    assert fair_share([5, 1, 9], 10) == 4
-    assert fair_share([2, 2], 10) == 2
-    assert fair_share([7], 3) == 3
+    assert find_fair_share([5, 1, 9], 10) == 4
+    assert find_fair_share([2, 2], 10) == 2
+    assert find_fair_share([7], 3) == 3
 
 
 @given(st.lists(st.integers(0, 50), min_size=1), st.integers(0, 400))
@@ -186,6 +192,6 @@ def test_a_share_is_the_largest_that_fits(amounts: list[int], most: int) -> None
     def total(share: int) -> int:
         return sum(min(amount, share) for amount in amounts)
 
-    share = fair_share(amounts, most)
+    share = find_fair_share(amounts, most)
     assert total(share) <= most
     assert share >= max(amounts) or total(share + 1) > most

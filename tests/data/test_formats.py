@@ -109,7 +109,7 @@ def same_names() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(survey, "list_shards", without_format)
         # The files do not have these sizes, so they are not recognized as those that were listed.
-        patch.setattr(survey, "with_samples", lambda shards, cache: list(shards))
+        patch.setattr(survey, "add_sample_hashes", lambda shards, cache: list(shards))
         patch.setattr(index_module, "SPACING", 40_000)
         yield
 

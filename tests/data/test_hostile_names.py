@@ -13,7 +13,7 @@ from bsmeta.config.copying import StageConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.data.io.file_sets import Entry, FileSet, read_manifest
-from bsmeta.data.stage import as_argument, stage
+from bsmeta.data.stage import quote_argument, stage_data
 from tests.core.hostile_names import HOSTILE_NAMES
 from tests.data.cloud_storage_server import Storage
 from tests.data.helpers import small_config
@@ -38,7 +38,7 @@ def try_to_stage(folder: Path, url: str, held_out: str | None = None) -> str:
     out.parent.mkdir(parents=True)
     message = ""
     try:
-        stage(StageConfig(data_config=data, out=str(out)), out)
+        stage_data(StageConfig(data_config=data, out=str(out)), out)
     except UserError as error:
         message = str(error)
 
@@ -93,8 +93,8 @@ def test_a_name_that_a_shell_would_run_is_quoted(gs: Storage, tmp_path: Path) ->
         tmp_path, train_file="gs://corpus/d/x.jsonl", validation_file="gs://corpus/e/*touch*",
         cache_dir=str(tmp_path / "cache"),
     )  # fmt: skip
-    text = stage(StageConfig(data_config=data, out=str(tmp_path / "out")), tmp_path / "out")
-    expected = as_argument(f"{tmp_path}/out/validation/{name}")
+    text = stage_data(StageConfig(data_config=data, out=str(tmp_path / "out")), tmp_path / "out")
+    expected = quote_argument(f"{tmp_path}/out/validation/{name}")
     assert f"data_config.validation_file={expected}" in text
     assert expected == f"""'"{tmp_path}/out/validation/$(touch x);'"'"'`.jsonl"'"""
 
@@ -105,13 +105,13 @@ def test_a_manifest_of_copies(tmp_path: Path) -> None:
     shard.write_bytes(CONTENT)
     data = DataConfig(train_file=str(shard))
     out = tmp_path / "out"
-    stage(StageConfig(data_config=data, out=str(out)), out)
+    stage_data(StageConfig(data_config=data, out=str(out)), out)
     manifest = out / "staged.jsonl"
     (line,) = manifest.read_text().splitlines()
     for name in HOSTILE_NAMES:
         manifest.write_text(json.dumps({**json.loads(line), "name": name}) + "\n")
         with pytest.raises(UserError, match="holds other data|is damaged"):
-            stage(StageConfig(data_config=data, out=str(out)), out)
+            stage_data(StageConfig(data_config=data, out=str(out)), out)
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)

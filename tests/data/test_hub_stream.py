@@ -17,7 +17,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import compression, remote_file
 from bsmeta.data.io import lines as index_module
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.hub import commit_of
+from bsmeta.data.io.hub import resolve_commit
 from bsmeta.data.io.lines import IndexCache, LineReader
 from bsmeta.data.io.shards import list_shards
 from tests.data.helpers import Run, run, same, small_config, write_shards
@@ -163,7 +163,7 @@ def test_a_branch_that_moved(stored: Hub, tmp_path: Path, whole: Run) -> None:
     first = run(hub_config(tmp_path), 3)
     before = stored.commit
     stored.commit = "ab" * 20
-    commit_of.cache_clear()
+    resolve_commit.cache_clear()
     with pytest.raises(ConfigurationError) as error:
         run(hub_config(tmp_path), 1, state=first.state)
     assert f"shards.hf://datasets/owner/name: {before} in the checkpoint, {'ab' * 20} now" in str(
@@ -178,7 +178,7 @@ def test_offline_from_what_is_kept(
     stored: Hub, tmp_path: Path, whole: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(hub_config(tmp_path), STEPS)
-    commit_of.cache_clear()
+    resolve_commit.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     stored.requests.clear()
     assert same(run(hub_config(tmp_path), STEPS), whole)

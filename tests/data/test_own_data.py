@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.groups import group_options
 from tests.conftest import run_warm
 from tests.data.helpers import page
@@ -56,7 +56,7 @@ def test_the_plain_case_trains(file: str, heading: str, tmp_path: Path) -> None:
 def test_every_recipe_of_a_corpus_composes() -> None:
     named = {"c4", "c4_hub", "webdocs"}  # of records
     for arguments in commands("docs/data.md", "## Columns"):
-        config = compose(CausalLMConfig, arguments[1], arguments[2:])
+        config = compose_command_line(CausalLMConfig, arguments[1], arguments[2:])
         types = config.data_config.metadata_config.metadata_list
         assert set(types) <= set(config.data_config.columns)
         named.update(one.removeprefix("data=") for one in arguments if one.startswith("data="))

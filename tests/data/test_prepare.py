@@ -20,7 +20,7 @@ from bsmeta.config.copying import PrepareConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import Phase
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.prepare import Manifest, prepare, read_manifest, summary
+from bsmeta.data.prepare import Manifest, prepare_streams, read_manifest, summarize_folder
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards
 
 SIZES = [30, 41, 17, 26, 33, 9]
@@ -32,7 +32,7 @@ def prepared(
 ) -> tuple[DataConfig, Manifest]:
     """Prepares data; returns the configuration that trains on it, and the manifest."""
     request = PrepareConfig(data_config=config, seed=seed, out=str(out), **values)
-    manifest = prepare(request, small_tokenizer(), out)
+    manifest = prepare_streams(request, small_tokenizer(), out)
     return dataclasses.replace(config, prepared=str(out)), manifest
 
 
@@ -264,7 +264,7 @@ def test_a_manifest_without_the_streams(config: DataConfig, tmp_path: Path) -> N
 
 
 def test_the_summary_counts_documents_and_streams(config: DataConfig) -> None:
-    line = summary(PrepareConfig(data_config=config, out="data"), manifest_of(config))
+    line = summarize_folder(PrepareConfig(data_config=config, out="data"), manifest_of(config))
     assert line.startswith("data: 312 documents in ")
     assert " of 8 streams, " in line
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from bsmeta.config.data import DataConfig, row_length
+from bsmeta.config.data import DataConfig, compute_row_length
 from bsmeta.config.metadata import Phase
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.prepare import PrepareConfig, prepare
+from bsmeta.data.prepare import PrepareConfig, prepare_streams
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import (
     METADATA_KEYS,
@@ -130,7 +130,7 @@ def test_every_arm_trains_on_the_same_text(
     assert found.documents == text_alone.documents
     for step in found.steps:
         assert not (step["loss_mask"] & (step["token_types"] > 0)).any()
-        assert step["input_ids"].shape[1] <= row_length(own)
+        assert step["input_ids"].shape[1] <= compute_row_length(own)
 
 
 def test_text_alone_is_the_run_without_a_row_budget(folder: Path, text_alone: Run) -> None:
@@ -274,7 +274,7 @@ def test_prepared_sequences_are_the_live_ones(folder: Path, tmp_path: Path) -> N
         data_config=own, out=str(tmp_path / "out"), max_train_steps=STEPS, seed=1,
         gradient_accumulation_steps=4,
     )  # fmt: skip
-    prepare(command, small_tokenizer(), tmp_path / "out")
+    prepare_streams(command, small_tokenizer(), tmp_path / "out")
     ready = config(folder, **ARMS["schedule"], prepared=str(tmp_path / "out"))
     live = run(own, STEPS, total=STEPS)
     assert contents(run(ready, STEPS, total=STEPS)) == contents(live)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.config.metadata import MetadataConfig, Phase, phase_starts
+from bsmeta.config.metadata import MetadataConfig, Phase, compute_phase_starts
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.stream.plan import Phases, SequenceOrder
 from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.metadata.checks import metadata_problems
+from bsmeta.metadata.checks import find_metadata_problems
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards
 
 STEPS = 12
@@ -58,7 +58,7 @@ def test_the_phase_of_a_sequence_is_that_of_its_number(
         return max(i for i, start in enumerate(phases.starts) if start <= number)
 
     assert phases.of(stream, emitted) == slowly(emitted)
-    left = phases.left(stream, emitted)
+    left = phases.count_left(stream, emitted)
     if left is None:
         assert slowly(emitted) == len(starts)
     else:
@@ -144,13 +144,13 @@ def test_a_branch_goes_on_as_the_run_that_decays_there(folder: Path, row_budget:
 
 
 def test_a_phase_at_the_decay_comes_last(folder: Path) -> None:
-    assert phase_starts(MetadataConfig(schedule=AT_DECAY), 100, 80) == [0, 80]
-    assert phase_starts(MetadataConfig(schedule=AT_DECAY), 100) == [0, 100]
+    assert compute_phase_starts(MetadataConfig(schedule=AT_DECAY), 100, 80) == [0, 80]
+    assert compute_phase_starts(MetadataConfig(schedule=AT_DECAY), 100) == [0, 100]
     for schedule in (AT_DECAY[::-1], AT_DECAY[1:]):
-        (problem, *_) = metadata_problems(MetadataConfig(schedule=schedule))
+        (problem, *_) = find_metadata_problems(MetadataConfig(schedule=schedule))
         assert problem.key.endswith("schedule.0.at_decay")
     thirds = [Phase(share=0.5), Phase(share=0.5), AT_DECAY[1]]
-    assert metadata_problems(MetadataConfig(schedule=thirds)) == []
+    assert find_metadata_problems(MetadataConfig(schedule=thirds)) == []
     with pytest.raises(ConfigurationError, match="at_decay would begin after step 5, before the"):
         run(small_config(folder, schedule=thirds), 1, total=STEPS, decay_start=5)
 

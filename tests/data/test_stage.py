@@ -18,7 +18,7 @@ from bsmeta.config.data import DataConfig, SourceConfig
 from bsmeta.core import files as core_files
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.stage import stage
+from bsmeta.data.stage import stage_data
 from tests.conftest import REPOSITORY
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import (
@@ -61,7 +61,7 @@ def remote_config(cache: Path, **changes: object) -> DataConfig:
 
 def staged(data: DataConfig, out: Path) -> dict[str, str]:
     """Copies the data; returns the keys that a run on the copy needs."""
-    lines = stage(StageConfig(data_config=data, out=str(out)), out).splitlines()
+    lines = stage_data(StageConfig(data_config=data, out=str(out)), out).splitlines()
     return dict(line.strip().split("=", 1) for line in lines[1:])
 
 
@@ -219,31 +219,31 @@ def test_a_damaged_beginning_is_copied_again(stored: Hub, tmp_path: Path) -> Non
 
 def test_a_complete_copy_is_compared_with_its_hashes(stored: Hub, tmp_path: Path) -> None:
     out, config = tmp_path / "copy", StageConfig(data_config=remote_config(tmp_path))
-    assert "is complete" in stage(config, out)
+    assert "is complete" in stage_data(config, out)
     stored.requests.clear()
-    assert "was complete, and every file has its hash" in stage(config, out)
+    assert "was complete, and every file has its hash" in stage_data(config, out)
     assert stored.content_requests() == []
     path = out / "train/part-02.jsonl.gz"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(DataError, match=r"part-02.jsonl.gz is damaged: its xxh3 is \w+, not \w+"):
-        stage(config, out)
+        stage_data(config, out)
     path.unlink()
     with pytest.raises(DataError, match=r"part-02.jsonl.gz is damaged: its xxh3 is not there"):
-        stage(config, out)
+        stage_data(config, out)
 
 
 def test_a_folder_of_other_data_is_left_alone(stored: Hub, tmp_path: Path, folder: Path) -> None:
     out = tmp_path / "copy"
-    stage(StageConfig(data_config=remote_config(tmp_path)), out)
+    stage_data(StageConfig(data_config=remote_config(tmp_path)), out)
     fewer = StageConfig(data_config=remote_config(tmp_path, exclude=["part-01*"]))
     with pytest.raises(ConfigurationError, match="holds other data") as caught:
-        stage(fewer, out)
+        stage_data(fewer, out)
     assert "train/part-01.jsonl.gz" in str(caught.value)
     with pytest.raises(ConfigurationError, match="was not written by this command"):
-        stage(fewer, folder)
+        stage_data(fewer, folder)
     own = shutil.copytree(folder, tmp_path / "own.part")
     with pytest.raises(ConfigurationError, match=r"own.part exists, and was not written"):
-        stage(fewer, tmp_path / "own")
+        stage_data(fewer, tmp_path / "own")
     assert shards_in(folder) == shards_in(own)
 
 
@@ -252,11 +252,11 @@ def test_a_file_that_changes_is_copied_again(folder: Path, tmp_path: Path) -> No
     source = shutil.copytree(folder, tmp_path / "source")
     data = small_config(tmp_path, train_file=str(source), cache_dir=str(tmp_path / "cache"))
     config, out = StageConfig(data_config=data), tmp_path / "copy"
-    stage(config, out)
+    stage_data(config, out)
     out.rename(tmp_path / "copy.part")  # as a call that was killed before its last step
     shutil.copy(source / "part-00.jsonl.gz", source / "part-01.jsonl.gz")
     (source / "part-02.jsonl.gz").unlink()
-    stage(config, out)
+    stage_data(config, out)
     assert shards_in(out / "train") == shards_in(source)
 
 

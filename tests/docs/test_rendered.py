@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.processors import PROCESSORS
@@ -39,7 +39,7 @@ def test_a_setting_renders_as_shown(settings: str, text: str) -> None:
 
 @pytest.mark.parametrize(("override", "text"), OVERRIDES)
 def test_a_recipe_renders_as_shown(override: str, text: str) -> None:
-    config = compose(CausalLMConfig, "demo", [override]).data_config.metadata_config
+    config = compose_command_line(CausalLMConfig, "demo", [override]).data_config.metadata_config
     assert read(config) == text.removesuffix("\n")
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu, t
 
-from bsmeta.studies.claim_report import sentences
-from bsmeta.studies.claims import decide
+from bsmeta.studies.claim_report import write_sentences
+from bsmeta.studies.claims import decide_claims
 from bsmeta.studies.config import WITH, WITHOUT, StudyConfig, load_study
-from bsmeta.studies.power import seeds_needed
-from bsmeta.studies.results import Measured, load, results_of
+from bsmeta.studies.power import count_needed_seeds
+from bsmeta.studies.results import Measured, compute_results, load_measurements
 from bsmeta.studies.statistics import Estimate
 from tests.conftest import REPOSITORY
 
@@ -41,7 +41,7 @@ def study() -> Iterator[StudyConfig]:
 
 @pytest.fixture(scope="module")
 def measured(study: StudyConfig) -> Measured:
-    return load(study)[0]
+    return load_measurements(study)[0]
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ def pilots(monkeypatch: pytest.MonkeyPatch) -> dict[str, Estimate]:
     monkeypatch.chdir(REPOSITORY)
     differences = {}
     for name in ("pilot_matched", "pilot_rate"):
-        measured = load(load_study(REPOSITORY / f"experiments/studies/{name}.yaml"))[0]
+        measured = load_measurements(load_study(REPOSITORY / f"experiments/studies/{name}.yaml"))[0]
         differences[name] = measured.estimate("url", WITHOUT) - measured.estimate("none", WITHOUT)
     return differences
 
 
 def test_the_verdicts_of_meco_small(study: StudyConfig) -> None:
-    found = sentences(results_of(study))
+    found = write_sentences(compute_results(study))
     assert len(found) == 4
     assert [line[2:] for line in SECTION.splitlines() if line.startswith("- ")][:4] == found
 
@@ -74,7 +74,7 @@ def test_every_figure_of_the_prose_follows_from_the_measurements(
     ]
     assert [phrase for phrase in phrases if phrase not in SECTION] == []
 
-    verdicts = [f"- {sentence}" for sentence in sentences(results_of(study))]
+    verdicts = [f"- {sentence}" for sentence in write_sentences(compute_results(study))]
     prose = "\n".join(line for line in SECTION.splitlines() if line not in verdicts)
     computed = {number for phrase in phrases for number in decimals(phrase)}
     assert set(decimals(prose)) - computed - OTHER_FACTS == set()
@@ -82,7 +82,7 @@ def test_every_figure_of_the_prose_follows_from_the_measurements(
 
 def test_the_seeds_that_a_claim_needs(pilots: dict[str, Estimate]) -> None:
     high, low = (
-        [seeds_needed(0.01, pilot.deviation, pilot.document_error, count) for count in (2, 4)]
+        [count_needed_seeds(0.01, pilot.deviation, pilot.document_error, count) for count in (2, 4)]
         for pilot in (pilots["pilot_matched"], pilots["pilot_rate"])
     )
     assert (
@@ -134,7 +134,7 @@ def differences(measured: Measured) -> Phrases:
 
 def shares(measured: Measured) -> Phrases:
     """The bytes that are scored, the loss in the beginnings, the form's part of it, the hosts."""
-    sizes = measured.first("none").sizes.sum(axis=0)
+    sizes = measured.find_first_run("none").sizes.sum(axis=0)
     yield f"{sizes.sum():,.0f} bytes, {sizes.sum() / measured.lengths.sum():.0%} of their text"
 
     def loss(mode: str, arm: str, bins: slice) -> float:
@@ -184,8 +184,8 @@ def lengths(measured: Measured, quarter: Estimate) -> Phrases:
 def hosts(study: StudyConfig, measured: Measured) -> Phrases:
     """The four claims with hosts as the unit of the error."""
     by_host = replace(study, cluster="host")
-    declared = decide(study, measured)
-    clustered = decide(by_host, measured.clustered_by("host"))
+    declared = decide_claims(study, measured)
+    clustered = decide_claims(by_host, measured.cluster_by("host"))
     factors = []
     for claim, other in zip(declared, clustered, strict=True):
         assert claim.effect is not None

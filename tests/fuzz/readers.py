@@ -144,12 +144,12 @@ def survey(path: Path) -> None:
 def annotate_file(path: Path) -> None:
     """All annotators, with the report; in this process, where a crash is seen."""
     from bsmeta.annotate.annotator import Annotation
-    from bsmeta.annotate.plan import columns_of_all
+    from bsmeta.annotate.plan import list_all_columns
     from bsmeta.annotate.pool import Chunk
     from bsmeta.annotate.sources import read_items
 
     config, annotators = _annotators()
-    annotation = Annotation(config, annotators, columns_of_all(annotators))
+    annotation = Annotation(config, annotators, list_all_columns(annotators))
     items = [item for item, _ in read_items(str(path), int(config.page_mb * 1e6))]
     names = frozenset(annotator.name for annotator in annotators)
     chunk = Chunk(0, items=items, rows=[None] * len(items), names=names)
@@ -197,12 +197,12 @@ def annotate_page(path: Path) -> None:
 
 def read_addresses(path: Path) -> None:
     """Lines of URLs, and of times."""
-    from bsmeta.annotate.links import link_key
+    from bsmeta.annotate.links import normalize_address
     from bsmeta.api.documents import render
     from bsmeta.data.io.file_sets import Entry
 
     for line in path.read_bytes().decode("utf-8", "surrogateescape").splitlines():
-        link_key(line)
+        normalize_address(line)
         str(Entry("x", line, 0, ""))
         for name in ("url", "timestamp", "datasource", "website_description", "title"):
             with suppress(UserError):
@@ -236,7 +236,7 @@ def read_journal(path: Path) -> None:
 
     journal = read_journal(path)
     if journal is not None:
-        journal.counts()
+        journal.sum_counts()
 
 
 @cache
@@ -315,10 +315,10 @@ def read_mentions(path: Path) -> None:
 
 
 def build_entities(path: Path) -> None:
-    from bsmeta.core.files import delete
+    from bsmeta.core.files import delete_path
     from bsmeta.tasks.disambiguation.profiles import build_entities
 
-    delete(path.parent / "table")
+    delete_path(path.parent / "table")
     table = build_entities(path, path.parent / "table")
     table.summary()
 
@@ -329,9 +329,9 @@ def read_entities(path: Path) -> None:
 
     table = EntityTable.open(path.parent)
     for entity in range(len(table)):
-        table.types(entity), table.relations(entity), table.titles[entity]
+        table.list_types(entity), table.list_relations(entity), table.titles[entity]
     for alias in range(len(table.aliases)):
-        table.candidates(alias)
+        table.find_candidates(alias)
 
 
 PROFILES = [
@@ -380,10 +380,10 @@ def entity_file(name: str) -> bytes:
 
 def read_mappings(path: Path) -> None:
     """The entity data of Bootleg, of which one file is changed."""
-    from bsmeta.core.files import delete
+    from bsmeta.core.files import delete_path
     from bsmeta.tasks.disambiguation.entity_files import Sources, build_from_files
 
-    delete(path.parent / "table")
+    delete_path(path.parent / "table")
     build_from_files(Sources(path.parent.parent), path.parent / "table").summary()
 
 
@@ -397,15 +397,15 @@ def prepare_mappings(folder: Path) -> None:
 
 
 def read_model_manifest(path: Path) -> None:
-    from bsmeta.models.pretrained import model_damage
+    from bsmeta.models.pretrained import list_model_damage
 
-    model_damage(path.parent)
+    list_model_damage(path.parent)
 
 
 def read_checkpoint_manifest(path: Path) -> None:
-    from bsmeta.training.checkpoint import Checkpoint, manifest_of
+    from bsmeta.training.checkpoint import Checkpoint, read_checked_manifest
 
-    manifest_of(Checkpoint(path.parent, 8))
+    read_checked_manifest(Checkpoint(path.parent, 8))
 
 
 def read_run(path: Path) -> None:
@@ -425,15 +425,15 @@ def read_run(path: Path) -> None:
 
 @cache
 def demo() -> Any:
-    from bsmeta.api.documents import configuration
+    from bsmeta.api.documents import compose_configuration
 
-    return configuration("demo")
+    return compose_configuration("demo")
 
 
 def saved_configuration() -> bytes:
-    from bsmeta.config.saved_runs import to_yaml
+    from bsmeta.config.saved_runs import write_yaml
 
-    return to_yaml(demo()).encode()
+    return write_yaml(demo()).encode()
 
 
 def prepare_run(folder: Path) -> None:
@@ -468,9 +468,9 @@ def read_deepspeed(path: Path) -> None:
 
 
 def read_sharded(path: Path) -> None:
-    from bsmeta.training.fsdp import described
+    from bsmeta.training.fsdp import read_tensor_shapes
 
-    described(path.parent)
+    read_tensor_shapes(path.parent)
 
 
 def write_sharded_values(folder: Path) -> None:
@@ -520,14 +520,14 @@ def read_measurement(path: Path) -> None:
 def read_task_scores(path: Path) -> None:
     """The scores of a run, and a claim about them."""
     from bsmeta.studies.config import ClaimConfig, StudyConfig
-    from bsmeta.studies.task_scores import load_scores, task_effect
+    from bsmeta.studies.task_scores import compute_task_effect, load_scores
 
     scores = load_scores(path)
     study = StudyConfig(baseline="none", seeds=[1, 2])
     runs = {(arm, seed): scores for arm in ("none", "url") for seed in study.seeds}
     for score in ("bits", "accuracy"):
         claim = ClaimConfig(arm="url", task="quiz", shots=5, score=score)
-        task_effect(study, claim, runs, "host")
+        compute_task_effect(study, claim, runs, "host")
 
 
 TASK_SCORES = {

@@ -25,19 +25,19 @@ ROWS, LENGTH = 4, 512
 COUNT = f"""
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
-from bsmeta.models.layers import layers_of
+from bsmeta.models.layers import list_layers
 from bsmeta.training.cuda_rules import follow_cuda_rules
-from bsmeta.training.estimate import activations
+from bsmeta.training.estimate import estimate_activations
 from bsmeta.training.task import Shape
 
 for dropout in (0.0, 0.1):
     names = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), dropout)
     with torch.device("meta"):
         model = GPT2LMHeadModel(GPT2Config(**{SHAPE}, **names))
-    layers = layers_of(model)
+    layers = list_layers(model)
     shape = Shape(model, model.base_model, layers, rows={ROWS}, length={LENGTH}, outputs=2)
     with follow_cuda_rules():
-        print(activations(shape, half=True, copies=True).layers)
+        print(estimate_activations(shape, half=True, copies=True).layers)
 """
 
 

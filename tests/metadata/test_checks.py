@@ -10,12 +10,12 @@ import pytest
 
 from bsmeta.config.metadata import HtmlParserConfig, MetadataConfig, Phase
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.metadata.checks import metadata_problems
+from bsmeta.metadata.checks import find_metadata_problems
 from bsmeta.metadata.rendering import Renderer
 
 
 def test_the_default_configuration_is_sound() -> None:
-    assert metadata_problems(MetadataConfig()) == []
+    assert find_metadata_problems(MetadataConfig()) == []
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_default_configuration_is_sound() -> None:
     ],
 )
 def test_a_problem_is_named(changes: dict[str, Any], problem: str) -> None:
-    (one,) = metadata_problems(MetadataConfig(**changes))
+    (one,) = find_metadata_problems(MetadataConfig(**changes))
     assert one.key.startswith("data_config.metadata_config.")
     assert problem in f"{one.key}: {one.found}, expected {one.expected}"
     assert one.fix
@@ -91,7 +91,7 @@ def test_problems_of_the_html_rules() -> None:
         tags_to_remove_alone_tag_name=["p", "p"],
         tags_to_remove_alone_txt_max_chr_len=[1.0, 2.0],
     )
-    few, repeated = metadata_problems(MetadataConfig(html_parser_config=rules))
+    few, repeated = find_metadata_problems(MetadataConfig(html_parser_config=rules))
     assert few.key.endswith("html_parser_config.tags_to_remove_alone_txt_min_chr_len")
     assert few.found == "0 lengths"
     assert repeated.found == "p more than once"
@@ -150,10 +150,10 @@ def test_metadata_that_can_never_be_drawn_is_refused(
     values: dict[str, Any], keys: list[str]
 ) -> None:
     config = MetadataConfig(**{"metadata_list": ["url", "website_description"], **values})
-    found = [problem.key for problem in metadata_problems(config)]
+    found = [problem.key for problem in find_metadata_problems(config)]
     assert found == [f"{METADATA}.{key}" for key in keys]
     never_drawn = replace(config, metadata_probability=0.0)
-    assert keys == ["metadata_column_list"] or metadata_problems(never_drawn) == []
+    assert keys == ["metadata_column_list"] or find_metadata_problems(never_drawn) == []
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_metadata_that_can_never_be_drawn_is_refused(
     ],
 )
 def test_what_cannot_be_a_schedule(phases: list[Phase], told: str) -> None:
-    problems = metadata_problems(MetadataConfig(schedule=phases))
+    problems = find_metadata_problems(MetadataConfig(schedule=phases))
     assert any(told in str(problem) for problem in problems), problems
 
 
@@ -186,7 +186,7 @@ def test_what_is_not_in_the_prefix_is_refused() -> None:
     config = MetadataConfig(
         metadata_list=["html", "url"], metadata_values="constant", metadata_position="both"
     )
-    shown = [f"{one.key}: {one.found}; {one.fix}" for one in metadata_problems(config)]
+    shown = [f"{one.key}: {one.found}; {one.fix}" for one in find_metadata_problems(config)]
     assert shown == [
         "data_config.metadata_config.metadata_list: html; leave html out",
         "data_config.metadata_config.metadata_position: both; "

@@ -291,13 +291,13 @@ def test_the_address_is_read_whether_or_not_it_is_used() -> None:
     row = {"text": "a", "url": "https://x.example", "meta": {"link": "https://y.example"}}
     for types in ([], ["url"]):
         mapped = decode(row, {"url": "meta.link"}, config(*types))
-        assert mapped.addresses("url") == {"https://y.example"}
-        assert decode(row, {"text": "text"}, config(*types)).addresses("url") == {
+        assert mapped.collect_addresses("url") == {"https://y.example"}
+        assert decode(row, {"text": "text"}, config(*types)).collect_addresses("url") == {
             "https://x.example"
         }
     # an address that cannot be read is no fault of a document that does not use it
     odd = {"text": "a", "url": {"href": "https://x.example"}}
-    assert decode(odd, {"text": "text"}, config()).addresses("url") == set()
+    assert decode(odd, {"text": "text"}, config()).collect_addresses("url") == set()
 
 
 @pytest.mark.parametrize("columns", [{}, {"text": "text"}])

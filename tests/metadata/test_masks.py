@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.text.encoding import loss_tables
-from bsmeta.data.text.tokens import text_positions
+from bsmeta.data.text.encoding import make_loss_tables
+from bsmeta.data.text.tokens import map_text_positions
 
 
 def array(values: object) -> np.ndarray:
@@ -17,13 +17,13 @@ def array(values: object) -> np.ndarray:
 
 def test_positions_in_the_text_without_metadata() -> None:
     spans = array([(2, 5), (5, 8)])  # ab<x><y>cd
-    assert text_positions(array(range(11)), spans).tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 2, 3, 4]
+    assert map_text_positions(array(range(11)), spans).tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 2, 3, 4]
 
 
 def test_loss_is_taken_on_the_types_that_are_asked_for() -> None:
     def wanted(**changes: object) -> tuple[list[bool], list[bool]]:
         config = MetadataConfig(metadata_list=["url", "html"], **changes)  # type: ignore[arg-type]
-        outside, body = loss_tables(config)
+        outside, body = make_loss_tables(config)
         return outside[:3].tolist(), body[:3].tolist()
 
     strict = {"treat_local_metadata_as_regular_text": False}
@@ -45,5 +45,5 @@ def test_positions_agree_with_a_count_of_characters(parts: list[tuple[bool, int]
             spans.append((len(is_text), len(is_text) + length))
         is_text += [not is_metadata] * length
     every = range(len(is_text) + 1)
-    found = text_positions(array(every), array(spans).reshape(-1, 2))
+    found = map_text_positions(array(every), array(spans).reshape(-1, 2))
     assert found.tolist() == [sum(is_text[:at]) for at in every]

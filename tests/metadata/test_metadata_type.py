@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bsmeta.metadata.metadata_type import readable_url, year_and_month
+from bsmeta.metadata.metadata_type import format_year_and_month, make_url_readable
 from bsmeta.metadata.records import BadDocument
 from tests.metadata.helpers import config, local, render, world
 
@@ -29,13 +29,13 @@ from tests.metadata.helpers import config, local, render, world
 def test_year_and_month_of_a_timestamp_in_any_notation(
     value: str, expected: tuple[int, str | None]
 ) -> None:
-    assert year_and_month(value) == expected
+    assert format_year_and_month(value) == expected
 
 
 @pytest.mark.parametrize("value", ["", "yesterday", "12:30", "March", "9" * 40, "2023-02-30"])
 def test_what_is_no_timestamp_is_named(value: str) -> None:
     with pytest.raises(BadDocument) as caught:
-        year_and_month(value)
+        format_year_and_month(value)
     assert caught.value.reason == "not_a_timestamp"
     assert repr(value) in caught.value.detail
 
@@ -59,7 +59,7 @@ URL = "https://User@News.BBC.co.uk:8080/sport/live%20now/a+b?page=2#top"
     ],
 )
 def test_each_granularity_renders_its_part_of_the_url(granularity: str, expected: str) -> None:
-    assert readable_url(URL, granularity) == expected
+    assert make_url_readable(URL, granularity) == expected
     settings = config(["url"], url_granularity=granularity)
     assert render(settings, "", world("url", URL)).prefix == f"url: {expected} |||"
 
@@ -82,7 +82,9 @@ def test_each_granularity_renders_its_part_of_the_url(granularity: str, expected
 def test_parts_of_odd_addresses(
     url: str, host: str | None, domain: str | None, suffix: str | None, path: str | None
 ) -> None:
-    found = [readable_url(url, name) for name in ("host", "registered_domain", "suffix", "path")]
+    found = [
+        make_url_readable(url, name) for name in ("host", "registered_domain", "suffix", "path")
+    ]
     assert found == [host, domain, suffix, path]
 
 

@@ -12,7 +12,7 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.text.tokens import text_positions
+from bsmeta.data.text.tokens import map_text_positions
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered, Renderer
@@ -186,7 +186,7 @@ def test_removing_what_was_inserted_gives_the_text_back(case: tuple) -> None:
     settings, text, records = case
     rendered = render(settings, text, *records)
     assert without_spans(rendered) == text == rendered.text
-    (length,) = text_positions(np.array([len(rendered.body)], np.int32), rendered.spans)
+    (length,) = map_text_positions(np.array([len(rendered.body)], np.int32), rendered.spans)
     assert length == len(text)
 
 

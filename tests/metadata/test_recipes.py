@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.metadata import Phase
-from bsmeta.metadata.checks import metadata_problems
+from bsmeta.metadata.checks import find_metadata_problems
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
 from tests.data.helpers import page, run, small_config, small_tokenizer, write_shard
@@ -44,8 +44,10 @@ def test_each_recipe_is_held_to_what_it_renders() -> None:
 @pytest.mark.parametrize("base", ["demo", "v2"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_composes_and_reads(name: str, base: str) -> None:
-    metadata = compose(CausalLMConfig, base, [f"+recipes={name}"]).data_config.metadata_config
-    assert metadata_problems(metadata) == []
+    metadata = compose_command_line(
+        CausalLMConfig, base, [f"+recipes={name}"]
+    ).data_config.metadata_config
+    assert find_metadata_problems(metadata) == []
     renderer = Renderer(metadata)
     document = DocumentDecoder(metadata).decode(LINE)
     one = renderer.render(document, metadata.metadata_list)
@@ -60,7 +62,7 @@ def test_a_recipe_composes_and_reads(name: str, base: str) -> None:
 
 
 def test_meco_cools_down_in_the_same_run() -> None:
-    config = compose(CausalLMConfig, "v2", ["+recipes=meco"])
+    config = compose_command_line(CausalLMConfig, "v2", ["+recipes=meco"])
     assert config.data_config.metadata_config.schedule == [
         Phase(share=0.9),
         Phase(share=0.1, metadata_probability=0.0),
@@ -69,7 +71,7 @@ def test_meco_cools_down_in_the_same_run() -> None:
 
 def test_meco_is_what_the_paper_did() -> None:
     """Its appendix A: optimizer and schedule; every sequence of its code begins with the URL."""
-    config = compose(CausalLMConfig, "v2", ["+recipes=meco", "max_train_steps=2000"])
+    config = compose_command_line(CausalLMConfig, "v2", ["+recipes=meco", "max_train_steps=2000"])
     metadata = config.data_config.metadata_config
     assert (config.learning_rate, config.weight_decay) == (3e-3, 0.033)
     assert (config.adam_beta1, config.adam_beta2) == (0.9, 0.95)
@@ -84,7 +86,9 @@ def test_meco_is_what_the_paper_did() -> None:
 def test_meco_trains_on_no_text_without_its_url_before_the_cooldown(tmp_path: Path) -> None:
     """Documents several sequences long, packed: each chunk of each sequence begins with a URL."""
     write_shard(tmp_path / "a.jsonl.gz", [page(number, 150) for number in range(40)])
-    metadata = compose(CausalLMConfig, "demo", ["+recipes=meco"]).data_config.metadata_config
+    metadata = compose_command_line(
+        CausalLMConfig, "demo", ["+recipes=meco"]
+    ).data_config.metadata_config
     settings = {**vars(metadata), "schedule": [], "max_seq_len": 64}
     data = small_config(tmp_path, num_streams=1, window_documents=40, **settings)
     url = small_tokenizer().encode("URL: example.org\n\n")

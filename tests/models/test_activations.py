@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
 from transformers.activations import ACT2FN, NewGELUActivation
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.models.activations import fuse_activations
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
@@ -116,7 +116,7 @@ def test_a_run_trains_the_fused_form_and_exports_the_original(
     file.write_text(json.dumps(shape.to_dict()))
     length = "data_config.metadata_config.max_seq_len=64"
     config = replace(
-        compose(CausalLMConfig, "demo", [length]),
+        compose_command_line(CausalLMConfig, "demo", [length]),
         model_config_file=str(file),
         out_dir=str(tmp_path / "run"),
     )
@@ -148,7 +148,9 @@ def test_the_estimate_counts_the_fused_form(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(GPT2Config(vocab_size=4096, **GPT2).to_dict()))
     length = "data_config.metadata_config.max_seq_len=64"
-    config = replace(compose(CausalLMConfig, "demo", [length]), model_config_file=str(file))
+    config = replace(
+        compose_command_line(CausalLMConfig, "demo", [length]), model_config_file=str(file)
+    )
     modules = list(CausalLanguageModel(config).shape().model.modules())
     assert not any(isinstance(module, NewGELUActivation) for module in modules)
     assert sum(isinstance(module, nn.GELU) for module in modules) == 2

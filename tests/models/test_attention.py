@@ -31,7 +31,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models import attention
-from bsmeta.models.layers import layers_of
+from bsmeta.models.layers import list_layers
 from tests.models.architectures import ARCHITECTURES, shape_of
 
 SMALL = {
@@ -66,8 +66,8 @@ def packed_as_alone(model: nn.Module, implementation: str) -> None:
     """Two rows, each of two documents, against each document on its own."""
     parts = [torch.randint(0, 96, (2, n)) for n in (70, 58)]
     positions = torch.cat([torch.arange(70), torch.arange(58)]).expand(2, -1)
-    arguments = attention.attention_arguments(
-        implementation, positions, attention.borders_of(positions)
+    arguments = attention.build_attention_arguments(
+        implementation, positions, attention.compute_borders(positions)
     )
     packed = run(model, torch.cat(parts, 1), positions, **arguments)
     alone = [run(model, one, torch.arange(one.shape[1]).expand(2, -1)) for one in parts]
@@ -99,8 +99,8 @@ def test_packed_documents_do_not_see_each_other(shape: Any, implementation: str)
 def test_packed_documents_do_not_see_each_other_in_flash_attention(shape: Any) -> None:
     model = built(shape, attention.FLASH).to("cuda", torch.bfloat16)
     ids, positions = torch.randint(0, 96, (2, 128)).cuda(), torch.arange(64).repeat(2, 2).cuda()
-    arguments = attention.attention_arguments(
-        attention.FLASH, positions, attention.borders_of(positions)
+    arguments = attention.build_attention_arguments(
+        attention.FLASH, positions, attention.compute_borders(positions)
     )
     packed = run(model, ids, positions, **arguments)
     second = run(model, ids[:, 64:].contiguous(), positions[:, :64])
@@ -108,7 +108,7 @@ def test_packed_documents_do_not_see_each_other_in_flash_attention(shape: Any) -
 
 
 def test_borders_of_documents() -> None:
-    borders = attention.borders_of(POSITIONS)
+    borders = attention.compute_borders(POSITIONS)
     assert borders.dtype == torch.int32
     assert borders.tolist() == [0, 5, 8, 10, 11, 16]
 
@@ -146,8 +146,8 @@ def test_flash_attention_gets_the_documents_borders(monkeypatch: pytest.MonkeyPa
     ids = torch.randint(0, 96, (2, 8))
     expected = run(model, ids, POSITIONS)
     model.config._attn_implementation = attention.FLASH
-    arguments = attention.attention_arguments(
-        attention.FLASH, POSITIONS, attention.borders_of(POSITIONS)
+    arguments = attention.build_attention_arguments(
+        attention.FLASH, POSITIONS, attention.compute_borders(POSITIONS)
     )
     found = run(model, ids, POSITIONS, **arguments)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -155,14 +155,14 @@ def test_flash_attention_gets_the_documents_borders(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_mask_of_packed_documents() -> None:
-    mask = attention.packed_mask(torch.tensor([[1, 1, 2]]))
+    mask = attention.build_packed_mask(torch.tensor([[1, 1, 2]]))
     assert mask.tolist() == [[[[True, False, False], [True, True, False], [False, False, True]]]]
 
 
 def test_sdpa_computes_the_same_with_our_mask_as_with_that_of_transformers() -> None:
     """On a GPU the mask is made without asking the device anything."""
     model, ids = built(GPT2, "sdpa"), torch.randint(0, 96, (2, 8))
-    mask = attention.packed_mask((POSITIONS == 0).cumsum(1))
+    mask = attention.build_packed_mask((POSITIONS == 0).cumsum(1))
     found = run(model, ids, POSITIONS, attention_mask=mask)
     torch.testing.assert_close(found, run(model, ids, POSITIONS), rtol=1e-5, atol=1e-6)
 
@@ -174,8 +174,8 @@ def test_losses_and_gradients_with_borders_are_those_with_a_mask(shape: Any) -> 
     results = []
     for implementation in ("sdpa", attention.VARLEN):
         model = built(shape, implementation)
-        borders = attention.borders_of(positions)
-        arguments = attention.attention_arguments(implementation, positions, borders)
+        borders = attention.compute_borders(positions)
+        arguments = attention.build_attention_arguments(implementation, positions, borders)
         inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False}
         logits = model(**inputs, **arguments).logits
         loss = functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
@@ -206,8 +206,8 @@ def test_every_architecture_without_an_obstacle_computes_the_same(name: str) -> 
     ids = torch.randint(0, 4096, (2, 64))
     packed = torch.cat([torch.arange(40), torch.arange(24)]).expand(2, -1)
     whole = torch.arange(64).expand(2, -1)
-    borders = attention.borders_of(packed)
-    arguments = attention.attention_arguments(attention.VARLEN, packed, borders)
+    borders = attention.compute_borders(packed)
+    arguments = attention.build_attention_arguments(attention.VARLEN, packed, borders)
     of_packed, of_whole = run(eager, ids, packed), run(eager, ids, whole)
     torch.testing.assert_close(run(varlen, ids, packed, **arguments), of_packed,
                                rtol=1e-5, atol=1e-6)  # fmt: skip
@@ -280,7 +280,7 @@ def test_the_kernel_is_called_as_its_version_of_torch_has_it(
     positions = torch.cat([torch.arange(20), torch.arange(4)]).expand(2, -1)
     expected = run(built(shape, "eager"), ids, positions)
     model = built(shape, attention.VARLEN)
-    borders = attention.borders_of(positions)
+    borders = attention.compute_borders(positions)
     calls: list[tuple[int, ...]] = []
     called = attention.VarlenKernel(kernel)
 
@@ -294,7 +294,7 @@ def test_the_kernel_is_called_as_its_version_of_torch_has_it(
         attention, "has_varlen_kernel", lambda query, window: window is None or takes
     )
 
-    arguments = attention.attention_arguments(attention.VARLEN, positions, borders)
+    arguments = attention.build_attention_arguments(attention.VARLEN, positions, borders)
     logits = run(model, ids, positions, **arguments)
 
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
@@ -339,7 +339,7 @@ def test_every_token_has_the_number_of_its_document(rows: list[list[int]]) -> No
     length = max(map(sum, rows))
     lengths = [[*row, length - sum(row)] for row in rows]
     positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
-    borders = attention.pad_borders(attention.borders_of(positions), 1000)
+    borders = attention.pad_borders(attention.compute_borders(positions), 1000)
     numbers = attention.number_documents(borders, len(rows), length)
     expected = (positions.flatten() == 0).cumsum(0).view(len(rows), length)
     assert torch.equal(numbers, expected)
@@ -351,7 +351,7 @@ def test_compiled_layers_see_one_shape_whatever_the_number_of_documents(shape: A
     counter = CompileCounter()
     torch.compiler.reset()
     try:
-        for layer in layers_of(model):
+        for layer in list_layers(model):
             layer.compile(dynamic=False, backend=counter)
         graphs = []
         for cut in (40, 70, 100):
@@ -359,8 +359,8 @@ def test_compiled_layers_see_one_shape_whatever_the_number_of_documents(shape: A
             positions = torch.cat([torch.arange(cut), torch.arange(128 - cut)]).expand(2, -1)
             if cut == 100:
                 positions = torch.arange(128).expand(2, -1)  # one document
-            borders = attention.pad_borders(attention.borders_of(positions), 256)
-            arguments = attention.attention_arguments(attention.VARLEN, positions, borders)
+            borders = attention.pad_borders(attention.compute_borders(positions), 256)
+            arguments = attention.build_attention_arguments(attention.VARLEN, positions, borders)
             compiled = run(model, ids, positions, **arguments)
             torch.testing.assert_close(compiled, run(plain, ids, positions), rtol=1e-4, atol=1e-5)
             graphs.append(counter.frame_count)
@@ -385,7 +385,7 @@ def test_the_kernel_is_one_operation_of_the_compiled_graph(
     borders = torch.tensor([0, 9, 16, 32, 32], dtype=torch.int32)
 
     def attend() -> torch.Tensor:
-        return attention.causal_attention(
+        return attention.attend_causally(
             nn.Identity(), query, key, key, None, cu_seq_lens_q=borders, max_length_q=16
         )[0]
 
@@ -418,7 +418,7 @@ def test_whole_rows_take_no_mask(
     monkeypatch.setattr(functional, "scaled_dot_product_attention", record)
     model = built(shape, implementation)
     for positions, length in ((joined, 64), (padded, 40)):
-        arguments = attention.attention_arguments(implementation, positions, None)
+        arguments = attention.build_attention_arguments(implementation, positions, None)
         assert arguments == {}
         logits = run(model, ids, positions)
         torch.testing.assert_close(logits[:, :length], expected[:, :length], rtol=1e-4, atol=1e-5)
@@ -431,8 +431,8 @@ def test_a_model_whose_tokens_see_those_after_them_still_does() -> None:
     small = {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}
     shape = BertConfig(**small, attention_probs_dropout_prob=0.0)
     ids, positions = torch.randint(0, 96, (2, 16)), torch.arange(16).expand(2, -1)
-    borders = attention.borders_of(positions)
-    arguments = attention.attention_arguments(attention.VARLEN, positions, borders)
+    borders = attention.compute_borders(positions)
+    arguments = attention.build_attention_arguments(attention.VARLEN, positions, borders)
     logits = run(built(shape, attention.VARLEN), ids, positions, **arguments)
     expected = run(built(shape, "eager"), ids, positions)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)

@@ -16,8 +16,8 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.cross_entropy import (
     IGNORED,
     ChunkedLoss,
-    chunked_cross_entropy,
     compute_chunk_rows,
+    compute_chunked_cross_entropy,
 )
 
 SMALL = {"vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -56,7 +56,7 @@ def test_losses_and_gradients_are_those_of_torch(
     leaves = [problem["hidden"], problem["weight"], *([bias] if bias is not None else [])]
     expected = plain(problem, bias)
     wanted = torch.autograd.grad(expected.sum() * 0.3, leaves)
-    found = chunked_cross_entropy(
+    found = compute_chunked_cross_entropy(
         problem["hidden"], problem["weight"], bias, problem["targets"], rows
     )
     torch.testing.assert_close(found[:-1], expected, rtol=1e-5, atol=1e-6)
@@ -72,7 +72,7 @@ def test_under_autocast_products_are_in_bf16_and_sums_in_float32(
     leaves = [problem["hidden"], problem["weight"]]
     with torch.autocast("cpu", torch.bfloat16):
         expected = plain(problem, None)
-        found = chunked_cross_entropy(*leaves, None, problem["targets"], 7)
+        found = compute_chunked_cross_entropy(*leaves, None, problem["targets"], 7)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found[:-1], expected, rtol=1e-5, atol=1e-5)
     wanted = torch.autograd.grad(expected.sum(), leaves)
@@ -83,7 +83,7 @@ def test_under_autocast_products_are_in_bf16_and_sums_in_float32(
 
 def test_without_gradient_none_is_made(problem: dict[str, torch.Tensor]) -> None:
     with torch.no_grad():
-        found = chunked_cross_entropy(
+        found = compute_chunked_cross_entropy(
             problem["hidden"], problem["weight"], None, problem["targets"], 7
         )
     assert found.grad_fn is None
@@ -133,7 +133,7 @@ def test_the_logits_of_the_whole_batch_are_never_kept(classes: int, padded: int)
     targets = torch.randint(0, classes, (512,))
 
     def chunked(h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return chunked_cross_entropy(h, w, None, targets, 32)[-1]
+        return compute_chunked_cross_entropy(h, w, None, targets, 32)[-1]
 
     def whole(h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(h @ w.t(), targets, reduction="sum")
@@ -193,7 +193,7 @@ def test_products_have_aligned_classes_and_the_results_of_the_true_ones(
     wanted = torch.autograd.grad(expected.sum(), leaves)
 
     with ProductWidths() as products:
-        losses = chunked_cross_entropy(hidden, weight, bias, problem["targets"], 7)
+        losses = compute_chunked_cross_entropy(hidden, weight, bias, problem["targets"], 7)
 
     assert products.widths == {64}
     torch.testing.assert_close(losses[:-1], expected, rtol=1e-6, atol=1e-6)

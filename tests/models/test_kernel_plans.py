@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bsmeta.models.kernel_plans import leave_out_planned_attention, without_planned_attention
+from bsmeta.models.kernel_plans import disable_planned_attention, disable_planned_attention_for_good
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def test_the_setting_of_before_comes_back_after_an_error(was_enabled: bool) -> N
     inside: list[bool] = []
 
     def fail() -> None:
-        with without_planned_attention():
+        with disable_planned_attention():
             inside.append(torch.backends.cuda.cudnn_sdp_enabled())
             inside.append(torch.backends.cuda.flash_sdp_enabled())
             inside.append(torch.backends.cuda.mem_efficient_sdp_enabled())
@@ -37,7 +37,7 @@ def test_the_setting_of_before_comes_back_after_an_error(was_enabled: bool) -> N
 
 def test_a_process_may_leave_it_out_for_good() -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
-    leave_out_planned_attention()
-    with without_planned_attention():
+    disable_planned_attention_for_good()
+    with disable_planned_attention():
         pass
     assert not torch.backends.cuda.cudnn_sdp_enabled()

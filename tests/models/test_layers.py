@@ -25,7 +25,13 @@ from transformers import (
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models import layers
-from bsmeta.models.layers import compile_layers, encoder_layers, layers_of, recompute, use_liger
+from bsmeta.models.layers import (
+    compile_layers,
+    list_encoder_layers,
+    list_layers,
+    recompute_activations,
+    use_liger,
+)
 
 LLAMA = LlamaConfig(
     vocab_size=96,
@@ -120,8 +126,8 @@ def model() -> nn.Module:
 def test_every_so_many_layers_are_recomputed(
     model: nn.Module, every: int, expected: list[bool]
 ) -> None:
-    recompute(model, every)
-    assert [layer.gradient_checkpointing for layer in layers_of(model)] == expected
+    recompute_activations(model, every)
+    assert [layer.gradient_checkpointing for layer in list_layers(model)] == expected
 
 
 def test_each_layer_is_compiled_for_one_shape(
@@ -134,7 +140,7 @@ def test_each_layer_is_compiled_for_one_shape(
         return forward
 
     monkeypatch.setattr(torch, "compile", compile_forward)
-    forwards = [layer.forward for layer in layers_of(model)]
+    forwards = [layer.forward for layer in list_layers(model)]
     compile_layers(model)
     assert compiled == [(forward, {"dynamic": False}) for forward in forwards]
 
@@ -188,4 +194,4 @@ def test_the_layers_of_an_encoder(shape: type[PreTrainedConfig], count: int) -> 
         vocab_size=96, hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
         intermediate_size=32,
     )  # fmt: skip
-    assert len(encoder_layers(AutoModel.from_config(config))) == count
+    assert len(list_encoder_layers(AutoModel.from_config(config))) == count

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 
 from bsmeta.config.causal_lm import LoraKeys
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.models.lora import ADAPTER, add_adapters, merged
+from bsmeta.models.lora import ADAPTER, add_adapters, merge_adapters
 from tests.conftest import REPOSITORY
 from tests.models.architectures import shape_of
 from tests.models.lora_shape import SHAPE
@@ -40,7 +40,7 @@ def test_a_merged_model_computes_the_same(kind: str, tmp_path: Path) -> None:
             nn.init.normal_(parameter)
     after, weights = model(ids).logits, model.state_dict()
     copies = {name: value.clone() for name, value in weights.items()}
-    model.save_pretrained(tmp_path, state_dict=merged(model, weights))
+    model.save_pretrained(tmp_path, state_dict=merge_adapters(model, weights))
     assert all(torch.equal(copies[name], value) for name, value in model.state_dict().items())
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert not any("lora" in name for name in loaded.state_dict())
@@ -60,7 +60,7 @@ def test_adapters_of_fused_experts_are_merged_exactly(name: str, tmp_path: Path)
     for weight, parameter in model.named_parameters():
         if "experts" in weight and "lora_B" in weight:
             nn.init.normal_(parameter)
-    after, weights = model(ids).logits, merged(model, model.state_dict())
+    after, weights = model(ids).logits, merge_adapters(model, model.state_dict())
     assert {name: weight.shape for name, weight in weights.items()} == plain
     model.save_pretrained(tmp_path, state_dict=weights)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
@@ -82,7 +82,7 @@ def test_transposed_experts_are_merged_exactly() -> None:
         if "lora_B" in weight:
             nn.init.normal_(parameter)
     after = model(ids).logits
-    copy.load_state_dict(merged(model, model.state_dict()))
+    copy.load_state_dict(merge_adapters(model, model.state_dict()))
     assert (after - before).abs().max() > 0.01
     torch.testing.assert_close(copy(ids).logits, after, rtol=1e-4, atol=1e-4)
 

@@ -9,7 +9,7 @@ import pytest
 
 from bsmeta.core.errors import CheckpointError, DataError
 from bsmeta.models.manifest import read_manifest, write_model_manifest
-from bsmeta.models.pretrained import load_weights, model_damage
+from bsmeta.models.pretrained import list_model_damage, load_weights
 from tests.core.hostile_names import HOSTILE_NAMES
 from tests.models.saved_models import save_model
 
@@ -28,7 +28,7 @@ def test_a_manifest_cannot_list_a_file_elsewhere(tmp_path: Path, name: str) -> N
     assert message.startswith(f"{tmp_path}/manifest.json: ")
     if not message.endswith("expected sizes and checksums of files"):  # JSON has no such text
         assert f"the name {name!r} cannot be used for a file in {tmp_path}" in message
-    assert model_damage(tmp_path) == [message]
+    assert list_model_damage(tmp_path) == [message]
 
 
 def test_files_in_the_cache_of_the_hub_are_links(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_files_in_the_cache_of_the_hub_are_links(tmp_path: Path) -> None:
     snapshot.mkdir(parents=True)
     (snapshot / "x").symlink_to("../../blobs/0")
     write_model_manifest(snapshot)
-    assert model_damage(snapshot) == []
+    assert list_model_damage(snapshot) == []
 
 
 def test_a_flipped_byte_is_found_by_the_manifest(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_flipped_byte_is_found_by_the_manifest(tmp_path: Path) -> None:
     (folder / "README.md").write_text("# A model")
     write_model_manifest(folder)
     (folder / "README.md").write_text("# My model")  # people edit it
-    assert model_damage(folder) == []
+    assert list_model_damage(folder) == []
     file = folder / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -55,16 +55,16 @@ def test_a_flipped_byte_is_found_by_the_manifest(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is damaged; .*\n .*model.safetensors: \d+ bytes, xxh3"):
         load_weights(str(folder), "model_name=x")
     (folder / "config.json").unlink()
-    assert len(model_damage(folder)) == 2
+    assert len(list_model_damage(folder)) == 2
 
 
 def test_a_model_in_a_checkpoint_is_compared_with_the_checkpoints_manifest(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "checkpoint-3step" / "model")
-    (problem,) = model_damage(folder)
+    (problem,) = list_model_damage(folder)
     assert "manifest.json: cannot be read" in problem
     write_model_manifest(folder.parent)
-    assert model_damage(folder) == []
+    assert list_model_damage(folder) == []
     (folder / "config.json").write_text("{}")
     (folder.parent / "state").mkdir()  # of no concern to the model
-    (problem,) = model_damage(folder)
+    (problem,) = list_model_damage(folder)
     assert "config.json: 2 bytes" in problem

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.models.architectures import shape_of
 
@@ -31,7 +31,7 @@ def build(
         "data_config.packing=pad",  # GPT-OSS cannot keep documents apart
         *overrides,
     )
-    task = CausalLanguageModel(compose(CausalLMConfig, "demo", keys))
+    task = CausalLanguageModel(compose_command_line(CausalLMConfig, "demo", keys))
     torch.manual_seed(0)
     return task, task.build_model().eval()
 

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 from transformers import GPT2Config, LlamaConfig, MusicgenConfig
 
-from bsmeta.models.shapes import count_layers, head_groups, hidden_size_of, positions_of, text_shape
+from bsmeta.models.shapes import (
+    count_head_groups,
+    count_layers,
+    count_positions,
+    find_text_shape,
+    read_hidden_size,
+)
 from tests.models.architectures import SMALL, shape_of
 
 PACKAGE = Path(__file__).resolve().parents[2] / "bsmeta"
@@ -27,12 +33,12 @@ READERS = {"config/model_file.py", "models/shapes.py"}
 
 def test_sizes_of_a_nested_and_of_a_flat_config() -> None:
     for shape in (NESTED, LlamaConfig(**SMALL)):
-        assert positions_of(shape) == 128
-        assert hidden_size_of(shape) == 32
+        assert count_positions(shape) == 128
+        assert read_hidden_size(shape) == 32
         assert count_layers(shape) == 2
-        assert head_groups(shape) == (4, 2)
-    assert positions_of(GPT2Config(n_positions=77)) == 77
-    assert text_shape(NESTED) is NESTED.text_config
+        assert count_head_groups(shape) == (4, 2)
+    assert count_positions(GPT2Config(n_positions=77)) == 77
+    assert find_text_shape(NESTED) is NESTED.text_config
 
 
 def test_a_config_with_two_language_models_is_that_of_its_decoder() -> None:
@@ -40,7 +46,7 @@ def test_a_config_with_two_language_models_is_that_of_its_decoder() -> None:
     shape = MusicgenConfig(
         text_encoder={"model_type": "t5"}, audio_encoder={"model_type": "encodec"}, decoder=decoder
     )
-    assert hidden_size_of(shape) == 24
+    assert read_hidden_size(shape) == 24
 
 
 def test_no_other_module_reads_a_size_from_a_config() -> None:

@@ -15,10 +15,10 @@ import numpy as np
 from bsmeta.config.evaluating import EvaluateConfig, SliceConfig
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.report import write_report
-from bsmeta.studies.results import results_of
-from bsmeta.studies.runs import measurement_path, settings_of
+from bsmeta.studies.results import compute_results
+from bsmeta.studies.runs import hash_settings, locate_measurement
 from bsmeta.tasks.causal_lm.evaluation import report as evaluation
-from bsmeta.tasks.causal_lm.evaluation.arms import configured_comparisons
+from bsmeta.tasks.causal_lm.evaluation.arms import list_comparisons
 from bsmeta.tasks.causal_lm.evaluation.readings import (
     BYTES,
     COLUMNS,
@@ -35,10 +35,10 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
     make_rows,
     make_slice_rows,
 )
-from bsmeta.tasks.causal_lm.evaluation.slices import slices_of
+from bsmeta.tasks.causal_lm.evaluation.slices import list_slices
 from bsmeta.tasks.classification import report as classification
 from bsmeta.tasks.classification.examples import Chunk
-from bsmeta.tasks.classification.results import Results, TestSet, compare
+from bsmeta.tasks.classification.results import Results, TestSet, compare_systems
 from bsmeta.tasks.disambiguation import report as disambiguation
 from bsmeta.tasks.spelling import evaluate as spelling
 from bsmeta.tasks.spelling.config import SecConfig
@@ -82,7 +82,7 @@ def evaluation_page(folder: Path, marks: Marks = PLAIN) -> Path:
         [CHECKPOINT, "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz", "too short", *TYPES], marks
     )
     config = EvaluateConfig(checkpoint=checkpoint, bootstrap_resamples=200, seed=1)
-    comparisons = configured_comparisons(config, types)
+    comparisons = list_comparisons(config, types)
     sizes = random.integers(200, 2000, (count, 1, len(edges))).repeat(2, axis=1).astype(float)
     sums = {}
     for comparison in comparisons:
@@ -96,7 +96,7 @@ def evaluation_page(folder: Path, marks: Marks = PLAIN) -> Path:
         sums[comparison.name] = ComparisonSums(values, everyone, random.random(count) < 0.2)
     totals = sizes[:, 0].sum(1)
     metrics_of = partial(compute_paired_metrics, resamples=200, seed=1)
-    slices = slices_of(
+    slices = list_slices(
         [SliceConfig(by="length", edges=[3000])], {"length": totals.astype(int).tolist()}
     )
     names = [f"held-out.jsonl.gz:{number}" for number in range(count)]
@@ -177,8 +177,8 @@ def study_page(folder: Path, marks: Marks = PLAIN) -> Path:
                 tokens=np.array(targets) * (1.15 if has_metadata else 1.0),
                 flops=np.array(targets) * 6e9 * (1.15 if has_metadata else 1.0),
             )  # fmt: skip
-            run = replace(run, settings=settings_of(study, arm, seed))
-            run.save(measurement_path(study, arm, seed))
+            run = replace(run, settings=hash_settings(study, arm, seed))
+            run.save(locate_measurement(study, arm, seed))
     commands = {
         f"{arm} seed {seed}": f"BSMETA_CONFIG=demo bash experiments/train.sh seed={seed} "
         f"'data_config.metadata_config.metadata_list=[{arm}]' out_dir=runs/{arm}-seed{seed}"
@@ -186,7 +186,7 @@ def study_page(folder: Path, marks: Marks = PLAIN) -> Path:
         for arm in ARMS
         for seed in study.seeds
     }
-    write_report(results_of(study), Path("experiments/studies/nine.yaml"), commands, [])
+    write_report(compute_results(study), Path("experiments/studies/nine.yaml"), commands, [])
     return folder / "report.html"
 
 
@@ -205,7 +205,7 @@ def classification_page(folder: Path, marks: Marks = PLAIN) -> Path:
         for system, share in {"model": 0.8, "TF-IDF + linear SVM": 0.7, "most frequent label": 0.1,
                               "model, first chunk only": 0.78}.items()
     }  # fmt: skip
-    systems = compare(truth, predicted, truth, len(names), resamples=200, seed=1)
+    systems = compare_systems(truth, predicted, truth, len(names), resamples=200, seed=1)
     counts = dict(zip(names, np.bincount(truth).tolist(), strict=True))
     test = TestSet(
         source, tuple(names), [Chunk([], 0, 1, 0, "")] * 450,
@@ -223,7 +223,7 @@ def classification_page(folder: Path, marks: Marks = PLAIN) -> Path:
         for n in range(1, 7)
     ]  # fmt: skip
     facts = {"checkpoint": checkpoint}
-    classification.report(results, epochs, folder, facts)
+    classification.report_results(results, epochs, folder, facts)
     return folder / "report.html"
 
 
@@ -243,7 +243,7 @@ def spelling_page(folder: Path, marks: Marks = PLAIN) -> Path:
     results = spelling.score_test_sets(config, sets, judge, ALONE)
     checkpoint, texts = marked([CHECKPOINT, "data/spelling"], marks)
     facts = {"checkpoint": checkpoint, "test sets": texts, "intervals": INTERVALS}
-    spelling.report("sec", results, facts, folder)
+    spelling.report_results("sec", results, facts, folder)
     return folder / "report.html"
 
 
@@ -257,12 +257,12 @@ def disambiguation_page(folder: Path, marks: Marks = PLAIN) -> Path:
     ]
     some = scored(rows)
     earlier, source, checkpoint = marked(["an earlier model", "dev.jsonl.gz", CHECKPOINT], marks)
-    results = disambiguation.results_of(
+    results = disambiguation.compute_results(
         some, {earlier: random.random(600) < 0.7}, source=source, chosen=None, resamples=200,
         seed=1,
     )  # fmt: skip
     facts = {"checkpoint": checkpoint, "intervals": INTERVALS}
-    disambiguation.report(results, [], folder, facts)
+    disambiguation.report_results(results, [], folder, facts)
     return folder / "report.html"
 
 

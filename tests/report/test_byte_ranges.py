@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from bsmeta.report.byte_ranges import byte_ranges
+from bsmeta.report.byte_ranges import name_byte_ranges
 
 
 def test_every_part_but_the_last_has_two_ends() -> None:
-    assert byte_ranges([0, 128, 512, 2048]) == ["0–127", "128–511", "512–2,047", "2,048 and on"]
-    assert byte_ranges([0]) == ["0 and on"]
-    assert byte_ranges([]) == []
+    assert name_byte_ranges([0, 128, 512, 2048]) == [
+        "0–127",
+        "128–511",
+        "512–2,047",
+        "2,048 and on",
+    ]
+    assert name_byte_ranges([0]) == ["0 and on"]
+    assert name_byte_ranges([]) == []

@@ -16,16 +16,16 @@ from bsmeta.report.page import Page, Section, write_report
 from tests.conftest import REPOSITORY
 
 
-@figures.styled
+@figures.style_figure
 def broken() -> object:
-    figure, (axes,) = figures.canvas(2.0)
+    figure, (axes,) = figures.create_figure(2.0)
     axes.set_title("$\\frac{$", parse_math=True)
     return figure
 
 
-@figures.styled
+@figures.style_figure
 def whole() -> object:
-    figure, (axes,) = figures.canvas(2.0)
+    figure, (axes,) = figures.create_figure(2.0)
     axes.plot([0, 1], [0, 1])
     axes.set_title("\U00012345\U00012346 🚀")
     return figure

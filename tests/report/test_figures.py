@@ -65,7 +65,7 @@ def test_texts_of_matplotlib_itself_are_no_formulas(
     ],
 )
 def test_names_are_short_and_printable(name: str, shown: str) -> None:
-    assert figures.short_name(name) == shown
+    assert figures.shorten_name(name) == shown
 
 
 def test_a_name_has_few_lines() -> None:
@@ -83,19 +83,19 @@ def test_colors_of_text_stand_out_in_both_schemes() -> None:
 
 
 def test_names_of_lines_are_moved_apart() -> None:
-    assert figures.spread([1, 5, 9], 1, 0, 10) == [1, 5, 9]
-    assert figures.spread([5, 5, 5], 1, 0, 10) == [4, 5, 6]
-    assert figures.spread([9.8, 9.9], 1, 0, 10) == [9, 10]
-    assert figures.spread([0, 0.5, 0.6, 4], 1, 0, 10) == [0, 1, 2, 4]
+    assert figures.spread_values([1, 5, 9], 1, 0, 10) == [1, 5, 9]
+    assert figures.spread_values([5, 5, 5], 1, 0, 10) == [4, 5, 6]
+    assert figures.spread_values([9.8, 9.9], 1, 0, 10) == [9, 10]
+    assert figures.spread_values([0, 0.5, 0.6, 4], 1, 0, 10) == [0, 1, 2, 4]
 
 
 def test_amounts_on_axes_are_short() -> None:
     amounts = (999_999.7, 12_500, 480, 3.2e15, 2_000_000_000)
-    assert [figures.short_number(amount) for amount in amounts] == [
+    assert [figures.shorten_number(amount) for amount in amounts] == [
         "1M", "12.5k", "480", "3.2e15", "2B"
     ]  # fmt: skip
 
 
 def test_looks_of_series_differ_without_color() -> None:
-    looks = [figures.look(number) for number in range(10)]
+    looks = [figures.look_of_series(number) for number in range(10)]
     assert len({(look.marker, str(look.line)) for look in looks}) == 10

@@ -19,13 +19,13 @@ from markdown_it.token import Token
 from selectolax.lexbor import LexborHTMLParser
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import ModelCardConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.secrets import redact
 from bsmeta.report import markdown
-from bsmeta.tasks.causal_lm.model_card import model_card
+from bsmeta.tasks.causal_lm.model_card import write_model_card
 from tests.conftest import REPOSITORY
 from tests.report.conftest import cases
 from tests.report.hostile import FIGURES, MARKUP
@@ -77,23 +77,23 @@ def blocks(source: str) -> list[str]:
 
 def check(text: str) -> None:
     """Writes a text in each position, and reads the document as GitHub's Markdown."""
-    shown = markdown.in_one_line(text)
-    assert elements(markdown.paragraph(text)) <= PLAIN_ELEMENTS
-    assert text_of(markdown.paragraph(text)) == shown
-    assert text_of(f"x {markdown.inline(text)} y") == (f"x {shown} y" if shown else "x  y")
-    assert text_of(f"x {markdown.code(text)} y") == (f"x {shown} y" if shown else "x  y")
-    item = f"- {markdown.paragraph(text)}: {markdown.inline(text)}"
+    shown = markdown.join_lines(text)
+    assert elements(markdown.escape_paragraph(text)) <= PLAIN_ELEMENTS
+    assert text_of(markdown.escape_paragraph(text)) == shown
+    assert text_of(f"x {markdown.escape_inline(text)} y") == (f"x {shown} y" if shown else "x  y")
+    assert text_of(f"x {markdown.format_code(text)} y") == (f"x {shown} y" if shown else "x  y")
+    item = f"- {markdown.escape_paragraph(text)}: {markdown.escape_inline(text)}"
     assert elements(item) <= PLAIN_ELEMENTS
     assert blocks(item) == blocks("- a: b")
-    heading = f"{markdown.heading(f'{text}.', 2)}\n\nx"
-    assert text_of(heading) == f"{markdown.in_one_line(f'{text}.')}x"
+    heading = f"{markdown.format_heading(f'{text}.', 2)}\n\nx"
+    assert text_of(heading) == f"{markdown.join_lines(f'{text}.')}x"
 
-    fence = GITHUB.parse(f"x\n\n{markdown.fenced(text, 'sh')}\n\nx")[3]
+    fence = GITHUB.parse(f"x\n\n{markdown.format_code_block(text, 'sh')}\n\nx")[3]
     assert (fence.type, fence.info) == ("fence", "sh")
-    assert blocks(f"{markdown.fenced(text)}\n\nx") == ["fence", *blocks("x")]
+    assert blocks(f"{markdown.format_code_block(text)}\n\nx") == ["fence", *blocks("x")]
 
-    rows = [[markdown.inline(text), markdown.code_cell(text)], ["a", "b"]]
-    table = markdown.table(["c", markdown.inline(text)], rows, [False, True])
+    rows = [[markdown.escape_inline(text), markdown.format_code_cell(text)], ["a", "b"]]
+    table = markdown.format_table(["c", markdown.escape_inline(text)], rows, [False, True])
     cells = [token for token in GITHUB.parse(table) if token.type == "inline"]
     read = ["".join(part.content for part in cell.children or ()) for cell in cells]
     assert read == ["c", shown, shown, shown, "a", "b"]
@@ -112,7 +112,8 @@ def test_any_text_is_text_in_every_position(text: str) -> None:
 @given(TEXTS)
 def test_another_renderer_makes_no_elements_either(text: str) -> None:
     """Python-Markdown, with the extensions that documentation sites use."""
-    source = f"{markdown.paragraph(text)}\n\n- {markdown.paragraph(text)}: {markdown.inline(text)}"
+    paragraph = markdown.escape_paragraph(text)
+    source = f"{paragraph}\n\n- {paragraph}: {markdown.escape_inline(text)}"
     tree = LexborHTMLParser(python_markdown.markdown(source, extensions=["extra", "sane_lists"]))
     assert {node.tag for node in tree.css("*")} <= TAGS
     assert {name for node in tree.css("*") for name in node.attributes} == set()
@@ -120,22 +121,24 @@ def test_another_renderer_makes_no_elements_either(text: str) -> None:
 
 def test_what_needs_no_escape_stays_readable() -> None:
     text = "+4.6 (-1.0 to 2.0), [url] of held_out.jsonl: 5.3% = #3, don't; a/b@main C:x"
-    assert markdown.inline(text) == text.replace("b@main", "b\\@main")
-    assert markdown.paragraph("+4.6 of #3") == "+4.6 of #3"
+    assert markdown.escape_inline(text) == text.replace("b@main", "b\\@main")
+    assert markdown.escape_paragraph("+4.6 of #3") == "+4.6 of #3"
 
 
 def test_sentences_have_their_own_markup() -> None:
     sentence = "# **Supported**: `a*b` of <b> and *c*"
-    assert markdown.sentence(sentence) == ("\\# **Supported**: `a*b` of &lt;b&gt; and \\*c\\*")
-    assert elements(markdown.sentence(sentence)) == {
-        "paragraph_open", "paragraph_close", "inline", "text", "text_special", "strong_open",
-        "strong_close", "code_inline",
-    } - {"text_special"} | (elements(markdown.sentence(sentence)) & {"text_special"})  # fmt: skip
+    assert markdown.escape_sentence(sentence) == (
+        "\\# **Supported**: `a*b` of &lt;b&gt; and \\*c\\*"
+    )
+    assert elements(markdown.escape_sentence(sentence)) - {"text_special"} == {
+        "paragraph_open", "paragraph_close", "inline", "text", "strong_open", "strong_close",
+        "code_inline",
+    }  # fmt: skip
 
 
 @given(TEXTS)
 def test_no_sentence_has_more_than_its_own_markup(text: str) -> None:
-    assert elements(markdown.sentence(text)) <= PLAIN_ELEMENTS | {
+    assert elements(markdown.escape_sentence(text)) <= PLAIN_ELEMENTS | {
         "strong_open", "strong_close", "code_inline"
     }  # fmt: skip
 
@@ -186,7 +189,7 @@ def test_names_are_text_in_pages(
 @cache
 def demo_config() -> CausalLMConfig:
     """Composed once: that takes longer than to write a model card."""
-    return compose(CausalLMConfig, "demo", [])
+    return compose_command_line(CausalLMConfig, "demo", [])
 
 
 @cache
@@ -210,7 +213,9 @@ def card(mark: str) -> str:
         push_to_hub=f"owner/name{mark}",
         model_card=ModelCardConfig(license=[f"mit{mark}"], language=[f"en{mark}"]),
     )
-    return model_card(changed, Path("none.jsonl"), ["train.py", f"seed={mark}", f"out_dir=a{mark}"])
+    return write_model_card(
+        changed, Path("none.jsonl"), ["train.py", f"seed={mark}", f"out_dir=a{mark}"]
+    )
 
 
 FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)

@@ -22,7 +22,7 @@ GAINS = Table(
 
 
 def test_cells_are_formatted_as_their_columns() -> None:
-    assert GAINS.texts() == [
+    assert GAINS.format_cells() == [
         ["a|b", "1,200", "+4.6 (+3.9 to +5.3)", "-1.0 to +2.0"],
         ["worse", "7", "-1.5", "–"],
         ["unknown", "0", "–", "over one text"],
@@ -30,13 +30,13 @@ def test_cells_are_formatted_as_their_columns() -> None:
 
 
 def test_rows_are_sorted_from_the_lowest_value_on() -> None:
-    assert [row[0] for row in GAINS.sorted_by("gain").texts()] == ["unknown", "worse", "a|b"]
+    assert [row[0] for row in GAINS.sorted_by("gain").format_cells()] == ["unknown", "worse", "a|b"]
     assert [row[0] for row in GAINS.rows] == ["a|b", "worse", "unknown"]
 
 
 def test_columns_are_left_out() -> None:
-    assert GAINS.without("texts", "interval").texts()[1] == ["worse", "-1.5"]
-    assert GAINS.without("texts", "interval").heads == ["slice", "gain"]
+    assert GAINS.drop_columns("texts", "interval").format_cells()[1] == ["worse", "-1.5"]
+    assert GAINS.drop_columns("texts", "interval").heads == ["slice", "gain"]
 
 
 def test_markdown_aligns_numbers_and_escapes_bars() -> None:

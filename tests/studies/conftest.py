@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
-from bsmeta.studies.runs import Measurement, measurement_path, settings_of
+from bsmeta.studies.runs import Measurement, hash_settings, locate_measurement
 from tests.studies.simulated import flat, measurement
 
 SEEDS = [1, 2, 3]
@@ -52,8 +52,8 @@ def a_run(bits: list[float], shown: float | None, seed: int, share: float = 1.0)
 
 
 def save(study: StudyConfig, arm: str, seed: int, run: Measurement) -> None:
-    run = replace(run, settings=settings_of(study, arm, seed))
-    run.save(measurement_path(study, arm, seed))
+    run = replace(run, settings=hash_settings(study, arm, seed))
+    run.save(locate_measurement(study, arm, seed))
 
 
 @pytest.fixture

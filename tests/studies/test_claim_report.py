@@ -4,29 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bsmeta.studies.claim_report import answer, claim_tables, declared_table, sentences
+from bsmeta.studies.claim_report import (
+    answer_claims,
+    make_claim_tables,
+    make_declared_table,
+    write_sentences,
+)
 from bsmeta.studies.config import ClaimConfig, StudyConfig
-from bsmeta.studies.report import effect_table, exploratory_tables
-from bsmeta.studies.results import results_of
+from bsmeta.studies.report import make_effect_table, make_exploratory_tables
+from bsmeta.studies.results import compute_results
 
 
 def test_the_words_and_tables_of_a_study(kept: StudyConfig) -> None:
-    results = results_of(kept)
-    words = sentences(results)
+    results = compute_results(kept)
+    words = write_sentences(results)
     assert len(words) == 3
     assert words[0].startswith("**Supported**: URL beats text alone: -0.4990 bits per byte")
     assert words[0].endswith("after correction for 3 claims.")
     # with metadata -0.25 more, and the control at half the tokens: at the same text tokens
     assert words[1].startswith("**Open**: URL beats its control: shuffled was trained on 2,000")
     assert words[2].startswith("**Supported**: the control beats text alone: -0.99")
-    claims, declared, precision = claim_tables(results)
-    assert answer(results) == "3 claims are declared: 2 supported, 1 open."
-    assert claims.texts()[0][5] == "supported"
-    assert claims.texts()[1][1:] == ["–", "–", "–", "–", "open"]
-    assert declared.texts()[0] == ["URL beats text alone", "0.1000", "0.0200, 0.0000", "72%",
+    claims, declared, precision = make_claim_tables(results)
+    assert answer_claims(results) == "3 claims are declared: 2 supported, 1 open."
+    assert claims.format_cells()[0][5] == "supported"
+    assert claims.format_cells()[1][1:] == ["–", "–", "–", "–", "open"]
+    assert declared.format_cells()[0] == ["URL beats text alone", "0.1000", "0.0200, 0.0000", "72%",
                                 "URL, without metadata", "text alone"]  # fmt: skip
-    assert precision.texts()[1][1:] == ["–", "–", "–"]
-    rows = effect_table(results).texts()  # the largest gain first
+    assert precision.format_cells()[1][1:] == ["–", "–", "–"]
+    rows = make_effect_table(results).format_cells()  # the largest gain first
     assert [row[:2] for row in rows] == [
         ["shuffled", "without"], ["shuffled", "with"], ["URL", "with"], ["URL", "without"],
     ]  # fmt: skip
@@ -44,12 +49,12 @@ def test_the_words_and_tables_of_a_study(kept: StudyConfig) -> None:
 
 
 def test_without_claims_nothing_is_decided(kept: StudyConfig) -> None:
-    results = results_of(replace(kept, claims={}))
-    assert sentences(results) == [
+    results = compute_results(replace(kept, claims={}))
+    assert write_sentences(results) == [
         "No claim was declared: nothing is tested, and everything below is exploratory."
     ]
-    assert claim_tables(results) == []
-    assert exploratory_tables(results)[0].title == "Bits per byte"
+    assert make_claim_tables(results) == []
+    assert make_exploratory_tables(results)[0].title == "Bits per byte"
 
 
 def test_the_declared_claims_before_any_run(study: StudyConfig) -> None:
@@ -57,7 +62,7 @@ def test_the_declared_claims_before_any_run(study: StudyConfig) -> None:
         label="saves a tenth", arm="url", at=0.5, saves=0.1, bytes=[100], minus_bytes=[0, 100],
         smallest_difference=0.02,
     )  # fmt: skip
-    (row,) = declared_table(replace(study, claims={"a": saving})).texts()
+    (row,) = make_declared_table(replace(study, claims={"a": saving})).format_cells()
     assert row == [
         "saves a tenth",
         "0.0200",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from bsmeta.studies.claims import Claim, decide
+from bsmeta.studies.claims import Claim, decide_claims
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.runs import Measurement
 from tests.studies.simulated import flat, measured, measurement
@@ -46,7 +46,9 @@ def only(claims: list[Claim]) -> Claim:
 def test_a_claim_is_a_paired_t_test_over_seeds() -> None:
     declared = study({"a": claim()})
     base, own = (2.0, 2.2, 1.9, 2.1), (1.9, 2.05, 1.85, 1.98)
-    found = only(decide(declared, measured(declared, {"none": runs(*base), "url": runs(*own)})))
+    found = only(
+        decide_claims(declared, measured(declared, {"none": runs(*base), "url": runs(*own)}))
+    )
     assert found.effect is not None
     assert found.effect.value == pytest.approx(-0.105)
     expected = ttest_1samp(np.subtract(own, base), 0).pvalue
@@ -67,7 +69,7 @@ def test_a_contrast_between_two_pairs_of_arms_is_paired_by_seed() -> None:
         "url_long": (1.81, 2.02, 1.7, 1.93),
     }
     verdict = only(
-        decide(declared, measured(declared, {arm: runs(*own) for arm, own in bits.items()}))
+        decide_claims(declared, measured(declared, {arm: runs(*own) for arm, own in bits.items()}))
     )
     short = np.subtract(bits["url"], bits["none"])
     long = np.subtract(bits["url_long"], bits["none_long"])
@@ -77,7 +79,7 @@ def test_a_contrast_between_two_pairs_of_arms_is_paired_by_seed() -> None:
 
     del bits["url_long"]
     waiting = only(
-        decide(declared, measured(declared, {arm: runs(*own) for arm, own in bits.items()}))
+        decide_claims(declared, measured(declared, {arm: runs(*own) for arm, own in bits.items()}))
     )
     assert (waiting.verdict, waiting.reason) == ("open", "url_long has not been measured")
 
@@ -87,7 +89,7 @@ def test_the_verdict_follows_from_the_interval() -> None:
     spread = np.array([-0.01, 0.0, 0.0, 0.01])
     verdicts = {
         shift: only(
-            decide(
+            decide_claims(
                 declared,
                 measured(declared, {"none": runs(*[2.0] * 4), "url": runs(*(2 + shift + spread))}),
             )
@@ -105,7 +107,7 @@ def test_a_supported_claim_may_be_too_small_to_matter() -> None:
     declared = study({"a": claim()})
     spread = np.array([-0.001, 0.0, 0.0, 0.001])
     bits = {"none": runs(*[2.0] * 4), "url": runs(*(1.99 + spread))}
-    found = only(decide(declared, measured(declared, bits)))
+    found = only(decide_claims(declared, measured(declared, bits)))
     assert (found.verdict, found.excludes_interest) == ("supported", True)
 
 
@@ -115,7 +117,7 @@ def test_every_declared_claim_counts_in_the_correction() -> None:
     several = {f"b{number}": claim(arm="title") for number in range(8)}
     declared = study({"a": claim(), **several}, arms=arms)
     base, own = (2.0, 2.2, 1.9, 2.1), (1.9, 2.05, 1.85, 1.98)
-    found = decide(declared, measured(declared, {"none": runs(*base), "url": runs(*own)}))
+    found = decide_claims(declared, measured(declared, {"none": runs(*base), "url": runs(*own)}))
     assert found[0].corrected == pytest.approx(9 * found[0].p_value)
     assert found[0].verdict == "undecided"
     assert {one.verdict for one in found[1:]} == {"open"}
@@ -125,7 +127,7 @@ def test_every_declared_claim_counts_in_the_correction() -> None:
 def test_nothing_is_decided_before_the_declared_seeds_are_measured() -> None:
     declared = study({"a": claim()})
     bits = {"none": runs(2.0, 2.0, 2.0), "url": runs(1.0, 1.01, 1.02)}
-    found = only(decide(declared, measured(declared, bits)))
+    found = only(decide_claims(declared, measured(declared, bits)))
     assert (found.verdict, found.reason) == ("open", "3 of 4 declared seeds")
     assert found.effect is not None
     assert found.corrected == 1.0
@@ -134,7 +136,7 @@ def test_nothing_is_decided_before_the_declared_seeds_are_measured() -> None:
 def test_one_seed_decides_nothing() -> None:
     declared = study({"a": claim()}, seeds=[1])
     bits = {"none": runs(2.0, noise=0.1), "url": runs(1.999, noise=0.1)}
-    found = only(decide(declared, measured(declared, bits)))
+    found = only(decide_claims(declared, measured(declared, bits)))
     assert (found.verdict, found.reason) == (
         "open", "one seed, which shows no variation over seeds"
     )  # fmt: skip
@@ -146,7 +148,9 @@ def test_documents_are_a_source_of_error_too() -> None:
     declared = study({"a": claim()})
     gain = np.where(np.arange(20) < 5, -0.4, 0.1)[None, :, None]
     own = [measurement(flat(2.0) + gain) for _ in SEEDS]
-    found = only(decide(declared, measured(declared, {"none": runs(*[2.0] * 4), "url": own})))
+    found = only(
+        decide_claims(declared, measured(declared, {"none": runs(*[2.0] * 4), "url": own}))
+    )
     assert found.effect is not None
     assert found.effect.deviation == pytest.approx(0, abs=1e-12)
     assert found.effect.document_error == pytest.approx(gain.std(ddof=1) / 20**0.5)
@@ -162,12 +166,12 @@ def test_a_claim_about_saved_data_reads_the_other_arm_further_on() -> None:
 
     base = [run(2.5 + 0.01 * seed, 2.0 + 0.01 * seed) for seed in SEEDS]
     own = [run(1.9 + 0.011 * seed, 1.0) for seed in SEEDS]
-    found = only(decide(declared, measured(declared, {"none": base, "url": own})))
+    found = only(decide_claims(declared, measured(declared, {"none": base, "url": own})))
     assert found.effect is not None
     assert found.effect.value == pytest.approx(-0.0975)
     assert found.verdict == "supported"
     beyond = study({"a": claim(saves=0.2)}, curve=[0.8, 1.0])
-    found = only(decide(beyond, measured(beyond, {"none": base, "url": own})))
+    found = only(decide_claims(beyond, measured(beyond, {"none": base, "url": own})))
     assert found.verdict == "open"
     assert found.reason == "none was trained on 1,000 text tokens, not on 1,250"
 
@@ -179,7 +183,7 @@ def test_a_contrast_of_positions_cancels_what_is_the_same_everywhere() -> None:
     change = np.array([0.3, 5.0, -0.1])
     base = [measurement(flat(2.0 + 0.1 * seed, bins=3)) for seed in SEEDS]
     own = [measurement(flat(2.0 - 0.2 * seed, bins=3) + change + 0.001 * seed) for seed in SEEDS]
-    found = only(decide(declared, measured(declared, {"none": base, "url": own})))
+    found = only(decide_claims(declared, measured(declared, {"none": base, "url": own})))
     assert found.effect is not None
     assert found.effect.value == pytest.approx(-0.4)
     assert found.effect.deviation == pytest.approx(0, abs=1e-12)  # the level of a seed cancels
@@ -195,7 +199,9 @@ def test_types_are_compared_over_the_documents_that_have_both() -> None:
         measurement(flat(2.0), flat(1.0), {"title": title + 0.01 * seed, "url": url})
         for seed in SEEDS
     ]
-    found = only(decide(declared, measured(declared, {"none": runs(*[2.0] * 4), "url": own})))
+    found = only(
+        decide_claims(declared, measured(declared, {"none": runs(*[2.0] * 4), "url": own}))
+    )
     assert found.effect is not None
     assert found.effect.units == 10
     assert found.effect.value == pytest.approx(-0.475)

@@ -17,9 +17,9 @@ from bsmeta.studies.cloze import (
     TITLE,
     WORD,
     Page,
+    ask_titles,
+    ask_words,
     read_pages,
-    title_questions,
-    word_questions,
     write_tasks,
 )
 from tests.conftest import REPOSITORY
@@ -93,7 +93,7 @@ def test_words_are_on_about_as_many_pages() -> None:
     alone = [page(number, f"word{chr(97 + number)}") for number in range(8)]
     shared = [page(10 + number, "shared") for number in range(8)]
     others = [page(20 + number, "") for number in range(74)]
-    asked = list(word_questions([*alone, *shared, *others]))
+    asked = list(ask_words([*alone, *shared, *others]))
     rights = {one["choices"][one["answer"]] for one in asked}
     assert rights == {f" word{chr(97 + number)}" for number in range(8)}  # no match for `shared`
 
@@ -104,7 +104,7 @@ def test_a_title_is_not_shown_and_the_others_are_of_its_host() -> None:
         return Page(f"https://{host}/{number}", host, f"Title {number} — {host}", "", line)
 
     of_a = [page(number, "a.org") for number in range(10, 14)]
-    asked = list(title_questions([*of_a, page(20, "b.org"), page(21, "b.org")]))
+    asked = list(ask_titles([*of_a, page(20, "b.org"), page(21, "b.org")]))
     assert len(asked) == 6
     for one in asked:
         assert "Title 1" not in one["beginning"]

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bsmeta.core.environment import machine_hash
-from bsmeta.studies.conditions import permutation_p_value
+from bsmeta.core.environment import hash_machine_name
+from bsmeta.studies.conditions import compute_permutation_p_value
 from bsmeta.studies.config import StudyConfig
-from bsmeta.studies.declaration import declaration_file, declare, in_declared_order
+from bsmeta.studies.declaration import declare_study, locate_declaration, restore_declared_order
 from bsmeta.studies.report import write_report
-from bsmeta.studies.results import Results, results_of
-from bsmeta.studies.runs import Launcher, runs_of
+from bsmeta.studies.results import Results, compute_results
+from bsmeta.studies.runs import Launcher, list_runs
 from tests.studies.conftest import save
 from tests.studies.simulated import flat, measurement
 
@@ -52,7 +52,7 @@ def results(
             run = measurement(text, None if arm == "none" else text)
             given = (starts or {}).get((arm, seed), [start(machine, 4 * number + place)])
             save(study, arm, seed, replace(run, facts={**run.facts, "trained": given}))
-    return results_of(study)
+    return compute_results(study)
 
 
 def test_a_difference_that_depends_on_the_machine_is_named(study: StudyConfig) -> None:
@@ -101,7 +101,7 @@ def test_arms_of_a_seed_on_different_machines_are_named(study: StudyConfig) -> N
 
 
 def test_older_measurements_are_compared_without_their_machines(kept: StudyConfig) -> None:
-    found = results_of(kept)
+    found = compute_results(kept)
     assert found.conditions == []
     assert found.shared[-1] == (
         "Machine and times of 9 of 9 runs are not recorded (measurements that are older than the "
@@ -114,17 +114,17 @@ def test_the_permutation_test_holds_its_level() -> None:
     rejected = 0
     for _ in range(300):
         values = generator.normal(size=8)
-        p_value = permutation_p_value([values[:4], values[4:]])
+        p_value = compute_permutation_p_value([values[:4], values[4:]])
         assert p_value is not None
         rejected += p_value <= 0.05
     assert rejected <= 27  # 99.9% of binomial draws of 300 at 5%
 
 
 def test_too_few_seeds_have_no_p_value() -> None:
-    assert permutation_p_value([np.array([1.0, 2.0]), np.array([3.0])]) is None
-    assert permutation_p_value([np.arange(3.0)]) is None
-    assert permutation_p_value([np.arange(3.0), np.arange(3.0)]) is None  # at best 2 of 20
-    separated = permutation_p_value([np.arange(4.0), np.arange(4.0) + 10])
+    assert compute_permutation_p_value([np.array([1.0, 2.0]), np.array([3.0])]) is None
+    assert compute_permutation_p_value([np.arange(3.0)]) is None
+    assert compute_permutation_p_value([np.arange(3.0), np.arange(3.0)]) is None  # at best 2 of 20
+    separated = compute_permutation_p_value([np.arange(4.0), np.arange(4.0) + 10])
     assert separated == pytest.approx(2 / 70)
 
 
@@ -133,20 +133,20 @@ def test_a_run_beside_arms_of_another_machine_says_so(
 ) -> None:
     """The launcher's script fails at once here: the words come before it starts."""
     text = flat(2.0, bins=2)
-    here = [start(machine_hash(), 0)]
+    here = [start(hash_machine_name(), 0)]
     for seed, starts in ((1, here), (2, [start("elsewhere", 1)])):
         run = measurement(text)
         save(study, "none", seed, replace(run, facts={**run.facts, "trained": starts}))
     launcher = Launcher(study)
-    monkeypatch.setattr(launcher, "command", lambda run: ["false"])
-    launcher.make_all([run for run in runs_of(study) if run.arm == "url" and run.seed < 3])
+    monkeypatch.setattr(launcher, "build_command", lambda run: ["false"])
+    launcher.make_all([run for run in list_runs(study) if run.arm == "url" and run.seed < 3])
     printed = capsys.readouterr().out
     assert "url seed 2: other arms of seed 2 were trained on another machine" in printed
     assert "url seed 1: other arms" not in printed
 
 
 def seeds_of(study: StudyConfig) -> list[int]:
-    return list(dict.fromkeys(run.seed for run in runs_of(study)))
+    return list(dict.fromkeys(run.seed for run in list_runs(study)))
 
 
 def test_seeds_are_trained_in_a_random_order_and_their_arms_together(study: StudyConfig) -> None:
@@ -154,7 +154,7 @@ def test_seeds_are_trained_in_a_random_order_and_their_arms_together(study: Stud
     order = seeds_of(study)
     assert sorted(order) == SEEDS
     assert order != SEEDS
-    assert [run.seed for run in runs_of(study)] == [seed for seed in order for _ in study.arms]
+    assert [run.seed for run in list_runs(study)] == [seed for seed in order for _ in study.arms]
     assert seeds_of(study) == order  # the same on every machine
     assert seeds_of(replace(study, title="another")) != order
     more = seeds_of(replace(study, seeds=[*SEEDS, 13, 14]))
@@ -164,19 +164,19 @@ def test_seeds_are_trained_in_a_random_order_and_their_arms_together(study: Stud
 
 def test_a_declared_study_keeps_its_order(study: StudyConfig) -> None:
     study = replace(study, seeds=SEEDS)
-    declare(study)
-    assert in_declared_order(replace(study, random_order=False)).random_order
-    declared = json.loads(declaration_file(study).read_text())
+    declare_study(study)
+    assert restore_declared_order(replace(study, random_order=False)).random_order
+    declared = json.loads(locate_declaration(study).read_text())
     del declared["random_order"]  # as before the key existed
-    declaration_file(study).write_text(json.dumps(declared))
-    assert seeds_of(in_declared_order(study)) == SEEDS
+    locate_declaration(study).write_text(json.dumps(declared))
+    assert seeds_of(restore_declared_order(study)) == SEEDS
 
 
 def test_a_study_that_was_started_without_a_declaration_keeps_its_order(kept: StudyConfig) -> None:
-    assert not declaration_file(kept).exists()
-    assert not in_declared_order(kept).random_order
+    assert not locate_declaration(kept).exists()
+    assert not restore_declared_order(kept).random_order
 
 
 def test_a_new_study_has_the_order_of_its_file_s_key(study: StudyConfig) -> None:
-    assert in_declared_order(study).random_order
-    assert not in_declared_order(replace(study, random_order=False)).random_order
+    assert restore_declared_order(study).random_order
+    assert not restore_declared_order(replace(study, random_order=False)).random_order

@@ -9,26 +9,26 @@ from pathlib import Path
 import pytest
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.studies.claim_report import sentences
+from bsmeta.studies.claim_report import write_sentences
 from bsmeta.studies.config import ClaimConfig, DownstreamConfig, StudyConfig
-from bsmeta.studies.declaration import as_declared, declaration_file, declare
-from bsmeta.studies.results import results_of
-from bsmeta.studies.runs import Launcher, measurement_path, runs_of
+from bsmeta.studies.declaration import declare_study, locate_declaration, restore_declared
+from bsmeta.studies.results import compute_results
+from bsmeta.studies.runs import Launcher, list_runs, locate_measurement
 from tests.studies.study_files import CLAIM, SMALL_STUDY, finished, loaded
 
 
 @pytest.fixture
 def declared(kept: StudyConfig) -> StudyConfig:
     """A study of three arms and three seeds that was declared before it was measured."""
-    declare(kept)
+    declare_study(kept)
     return kept
 
 
 def test_a_removed_seed_changes_no_verdict(declared: StudyConfig) -> None:
-    whole = sentences(results_of(declared))
-    results = results_of(replace(declared, seeds=[1, 2]))
+    whole = write_sentences(compute_results(declared))
+    results = compute_results(replace(declared, seeds=[1, 2]))
     assert results.seeds == [1, 2, 3]
-    assert sentences(results) == whole
+    assert write_sentences(results) == whole
     assert results.notes == [
         "The seed 3 was declared before the first run and is no longer in the study's file: the "
         "verdicts need what was declared, so the measurements count, and claims are open without "
@@ -38,18 +38,21 @@ def test_a_removed_seed_changes_no_verdict(declared: StudyConfig) -> None:
 
 def test_claims_are_open_while_a_removed_seed_is_not_measured(declared: StudyConfig) -> None:
     for arm in declared.arms:
-        measurement_path(declared, arm, 3).unlink()
-    results = results_of(replace(declared, seeds=[1, 2]))
+        locate_measurement(declared, arm, 3).unlink()
+    results = compute_results(replace(declared, seeds=[1, 2]))
     assert results.seeds == [1, 2]
-    assert "**Open**: URL beats text alone: 2 of 3 declared seeds; so far " in sentences(results)[0]
+    assert (
+        "**Open**: URL beats text alone: 2 of 3 declared seeds; so far "
+        in write_sentences(results)[0]
+    )
 
 
 def test_a_removed_arm_is_named_and_counts(declared: StudyConfig) -> None:
     without = {name: arm for name, arm in declared.arms.items() if name != "shuffled"}
-    results = results_of(replace(declared, arms=without))
+    results = compute_results(replace(declared, arms=without))
     assert "shuffled" in results.arms
     assert "The arm shuffled was declared before the first run" in results.notes[-1]
-    assert len(sentences(results)) == 3
+    assert len(write_sentences(results)) == 3
 
 
 def test_the_declared_claims_are_tested_and_no_others(declared: StudyConfig) -> None:
@@ -57,7 +60,7 @@ def test_the_declared_claims_are_tested_and_no_others(declared: StudyConfig) -> 
     easier = replace(first, smallest_difference=9.0)
     added = replace(first, label="something that was seen")
     changed = {name: easier, **dict(others[1:]), "seen": added}
-    study_now, notes = as_declared(replace(declared, claims=changed))
+    study_now, notes = restore_declared(replace(declared, claims=changed))
     assert list(study_now.claims) == list(declared.claims)
     assert study_now.claims[name].smallest_difference == first.smallest_difference
     assert len(notes) == 1
@@ -68,30 +71,30 @@ def test_nothing_is_declared_again_by_removing_what_was_run(declared: StudyConfi
     """Without the arms and seeds of all runs, the file looks like that of a study not begun."""
     other = replace(declared, seeds=[7], claims={})
     with pytest.raises(ConfigurationError, match="added, removed or changed since the first run"):
-        declare(other)
+        declare_study(other)
     with pytest.raises(ConfigurationError, match=r"baseline none, found url"):
-        declare(replace(declared, baseline="url"))
+        declare_study(replace(declared, baseline="url"))
     coarse = replace(declared.measure, max_documents=3)
     with pytest.raises(ConfigurationError, match=r"holds a study with measure \{"):
-        declare(
-            replace(declared, measure=coarse, results_dir=str(declaration_file(declared).parent))
+        declare_study(
+            replace(declared, measure=coarse, results_dir=str(locate_declaration(declared).parent))
         )
 
 
 def test_a_declaration_that_is_older_than_claims_about_tasks_is_read(
     declared: StudyConfig,
 ) -> None:
-    file = declaration_file(declared)
+    file = locate_declaration(declared)
     older = json.loads(file.read_text())
     del older["downstream"]
     for claim in older["claims"].values():
         for key in ("task", "shots", "prompt", "against_prompt", "score"):
             del claim[key]
     file.write_text(json.dumps(older))
-    declare(declared)
-    whole, notes = as_declared(declared)
+    declare_study(declared)
+    whole, notes = restore_declared(declared)
     assert (whole, notes) == (declared, [])
-    assert [claim.verdict for claim in results_of(declared).claims] == [
+    assert [claim.verdict for claim in compute_results(declared).claims] == [
         "supported", "open", "supported",
     ]  # fmt: skip
 
@@ -100,9 +103,9 @@ def test_the_declared_tasks_are_read_whatever_the_file_says(kept: StudyConfig) -
     quiz = ClaimConfig(label="a", arm="url", task="quiz", shots=5, smallest_difference=0.1)
     tasks = DownstreamConfig(tasks=["quiz"], limit=9)
     declared = replace(kept, claims={"quiz": quiz}, downstream=tasks)
-    declare(declared)
+    declare_study(declared)
     easier = replace(tasks, limit=2, arms=["none", "url"])
-    study, notes = as_declared(replace(declared, downstream=easier))
+    study, notes = restore_declared(replace(declared, downstream=easier))
     assert study.downstream == replace(tasks, arms=["none", "url"])
     assert notes == [
         "The tasks (downstream) of the study's file are not those that were declared with its "
@@ -111,57 +114,57 @@ def test_the_declared_tasks_are_read_whatever_the_file_says(kept: StudyConfig) -
 
 
 def test_a_damaged_declaration_is_refused(declared: StudyConfig) -> None:
-    file = declaration_file(declared)
+    file = locate_declaration(declared)
     no_claims = json.dumps({"seeds": [1], "arms": {}, "claims": ["url"]})
     for content in ("{", "[]", json.dumps({"seeds": [1]}), no_claims):
         file.write_text(content)
         with pytest.raises(DataError, match=r"study\.json: not the declaration of a study"):
-            results_of(declared)
+            compute_results(declared)
 
 
 def test_arms_and_seeds_may_be_added_but_nothing_changed(tmp_path: Path) -> None:
-    declare(loaded(tmp_path))
+    declare_study(loaded(tmp_path))
     arms = SMALL_STUDY["arms"] | {"title": {"overrides": []}}
-    declare(loaded(tmp_path, seeds=[1, 2, 3], arms=arms))
+    declare_study(loaded(tmp_path, seeds=[1, 2, 3], arms=arms))
     earlier = r"overrides \['max_train_steps=20'\], found \['learning_rate=1'\]"
     with pytest.raises(ConfigurationError, match=f"holds a study with {earlier}"):
-        declare(loaded(tmp_path, overrides=["learning_rate=1"]))
+        declare_study(loaded(tmp_path, overrides=["learning_rate=1"]))
     changed = SMALL_STUDY["arms"] | {"url": {"overrides": ["learning_rate=1"]}}
     with pytest.raises(
         ConfigurationError, match=r"arms\.url\.overrides .* found \['learning_rate=1'\]"
     ):
-        declare(loaded(tmp_path, arms=changed))
+        declare_study(loaded(tmp_path, arms=changed))
 
 
 def test_kept_settings_and_commands_hold_no_secrets(tmp_path: Path) -> None:
     secret = "https://" + "a1" * 12 + "@host.invalid"
     study = loaded(tmp_path, overrides=["max_train_steps=20", f"run_name={secret}"])
-    declare(study)
+    declare_study(study)
     kept = json.loads((tmp_path / "study" / "study.json").read_text())
     hidden = "run_name=https://[redacted]@host.invalid"
     assert kept["overrides"] == ["max_train_steps=20", hidden]
-    declare(study)  # they have not changed
-    line = Launcher(study).line(runs_of(study)[0])
+    declare_study(study)  # they have not changed
+    line = Launcher(study).format_command(list_runs(study)[0])
     assert line is not None
     assert hidden in line
     assert secret not in line
 
 
 def test_a_start_replaces_the_kept_settings_in_one_operation(tmp_path: Path) -> None:
-    declare(loaded(tmp_path))
+    declare_study(loaded(tmp_path))
     with (tmp_path / "study" / "study.json").open() as earlier:  # by another task of an array
-        declare(loaded(tmp_path, seeds=[1, 2, 3]))
+        declare_study(loaded(tmp_path, seeds=[1, 2, 3]))
         assert json.load(earlier)["seeds"] == [3, 1]
     assert json.loads((tmp_path / "study" / "study.json").read_text())["seeds"] == [1, 2, 3]
 
 
 def test_claims_are_declared_before_the_first_run(tmp_path: Path) -> None:
-    declare(loaded(tmp_path, claims={"a": CLAIM}))
+    declare_study(loaded(tmp_path, claims={"a": CLAIM}))
     larger = {"a": {**CLAIM, "smallest_difference": 0.02}}
-    declare(loaded(tmp_path, claims=larger))  # nothing has been run
+    declare_study(loaded(tmp_path, claims=larger))  # nothing has been run
     finished(tmp_path, "none-seed3", step=20, targets=4000)
     worded = {"a": {**larger["a"], "label": "it helps", "pilot_deviation": 0.01}}
-    declare(loaded(tmp_path, claims=worded))  # the test is the same
+    declare_study(loaded(tmp_path, claims=worded))  # the test is the same
     changes = {
         "a changed": {"a": CLAIM},
         "b added": {**larger, "b": CLAIM},
@@ -169,10 +172,10 @@ def test_claims_are_declared_before_the_first_run(tmp_path: Path) -> None:
     }
     for what, claims in changes.items():
         with pytest.raises(ConfigurationError, match=f"claims: {what[0]} added, removed or chan"):
-            declare(loaded(tmp_path, claims=claims))
+            declare_study(loaded(tmp_path, claims=claims))
     kept = json.loads((tmp_path / "study" / "study.json").read_text())
     assert kept["claims"]["a"]["smallest_difference"] == 0.02
-    declare(loaded(tmp_path, claims=larger, seeds=[3, 1, 7]))
+    declare_study(loaded(tmp_path, claims=larger, seeds=[3, 1, 7]))
     assert json.loads((tmp_path / "study" / "study.json").read_text())["seeds"] == [3, 1]
 
 
@@ -180,15 +183,17 @@ def test_the_tasks_of_claims_are_declared_before_the_first_run(tmp_path: Path) -
     quiz = {**CLAIM, "task": "quiz", "shots": 5}
     tasks = {"tasks": ["quiz"], "shots": [5]}
     more = {**tasks, "shots": [0, 5]}
-    declare(loaded(tmp_path, claims={"a": quiz}, downstream=tasks))
-    declare(loaded(tmp_path, claims={"a": quiz}, downstream=more))  # nothing has been run
+    declare_study(loaded(tmp_path, claims={"a": quiz}, downstream=tasks))
+    declare_study(loaded(tmp_path, claims={"a": quiz}, downstream=more))  # nothing has been run
     finished(tmp_path, "none-seed3", step=20, targets=4000)
-    declare(loaded(tmp_path, claims={"a": quiz}, downstream={**more, "arms": ["none", "url"]}))
+    declare_study(
+        loaded(tmp_path, claims={"a": quiz}, downstream={**more, "arms": ["none", "url"]})
+    )
     with pytest.raises(ConfigurationError, match=r"downstream.limit=9, expected None: changed sin"):
-        declare(loaded(tmp_path, claims={"a": quiz}, downstream={**more, "limit": 9}))
+        declare_study(loaded(tmp_path, claims={"a": quiz}, downstream={**more, "limit": 9}))
     for other in ({**quiz, "shots": 0}, {**quiz, "score": "accuracy"}, CLAIM):
         with pytest.raises(ConfigurationError, match="claims: a added, removed or changed since"):
-            declare(loaded(tmp_path, claims={"a": other}, downstream=more))
+            declare_study(loaded(tmp_path, claims={"a": other}, downstream=more))
     kept = json.loads((tmp_path / "study" / "study.json").read_text())
     assert kept["claims"]["a"]["task"] == "quiz"
     assert kept["downstream"] == {
@@ -197,8 +202,8 @@ def test_the_tasks_of_claims_are_declared_before_the_first_run(tmp_path: Path) -
 
 
 def test_without_claims_about_them_tasks_may_change(tmp_path: Path) -> None:
-    declare(loaded(tmp_path, claims={"a": CLAIM}, downstream={"tasks": ["quiz"]}))
+    declare_study(loaded(tmp_path, claims={"a": CLAIM}, downstream={"tasks": ["quiz"]}))
     finished(tmp_path, "none-seed3", step=20, targets=4000)
-    declare(loaded(tmp_path, claims={"a": CLAIM}, downstream={"tasks": ["riddle"]}))
+    declare_study(loaded(tmp_path, claims={"a": CLAIM}, downstream={"tasks": ["riddle"]}))
     kept = json.loads((tmp_path / "study" / "study.json").read_text())
     assert kept["downstream"] is None

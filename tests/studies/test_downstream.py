@@ -13,31 +13,33 @@ import torch
 from scipy.stats import binom
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.data import DataConfig
-from bsmeta.config.saved_runs import to_yaml
+from bsmeta.config.saved_runs import write_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.studies import downstream
 from bsmeta.studies.cloze import CLOZE, SITE, TITLE, WORD, read_pages, write_tasks
 from bsmeta.studies.config import ArmConfig, DownstreamConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.downstream import (
-    conditioned_model,
-    downstream_tables,
-    filled,
-    missing_harness,
-    model_table,
+    explain_missing_harness,
+    fill_prompt,
+    make_conditioned_model,
+    make_downstream_tables,
+    make_model_table,
+    make_study_table,
     score_choices,
     score_model,
     score_study,
-    study_table,
 )
-from bsmeta.studies.runs import runs_of
+from bsmeta.studies.runs import list_runs
 from bsmeta.studies.task_scores import Score, find_scores
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.studies.bigram import followers, known_pages, write_model, write_pages
 from tests.studies.test_cloze import SAMPLE, questions
 
-needs_harness = pytest.mark.skipif(missing_harness() is not None, reason=str(missing_harness()))
+needs_harness = pytest.mark.skipif(
+    explain_missing_harness() is not None, reason=str(explain_missing_harness())
+)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +52,9 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model of the demo with random weights."""
     folder = tmp_path_factory.mktemp("demo")
-    language_model = CausalLanguageModel(compose(CausalLMConfig, "demo", [f"out_dir={folder}"]))
+    language_model = CausalLanguageModel(
+        compose_command_line(CausalLMConfig, "demo", [f"out_dir={folder}"])
+    )
     torch.manual_seed(0)
     model = language_model.build_model()
     language_model.export(model, model.state_dict(), folder / "model")
@@ -58,9 +62,9 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_prompt_is_filled_from_the_question() -> None:
-    assert filled("url: {url} ||| ", {"url": "a.b", "text": "x"}) == "url: a.b ||| "
+    assert fill_prompt("url: {url} ||| ", {"url": "a.b", "text": "x"}) == "url: a.b ||| "
     with pytest.raises(ConfigurationError, match="names host; expected fields of the task's"):
-        filled("{host}", {"url": "a.b"})
+        fill_prompt("{host}", {"url": "a.b"})
 
 
 def test_the_table_of_a_model_has_paired_differences() -> None:
@@ -69,7 +73,7 @@ def test_the_table_of_a_model_has_paired_differences() -> None:
         Score("cloze", 0, "url: {url}", [1.0, 1.0, 0.0, 1.0], [19.0, 25.0, 19.0, 25.0], [10] * 4),
         Score("cloze", 5, "", [0.0, 0.0, 0.0, 1.0]),
     ]
-    assert model_table("demo", scores).texts() == [
+    assert make_model_table("demo", scores).format_cells() == [
         ["cloze", "0", "4", "accuracy", "0.500 ± 0.289", "0.750 ± 0.250", "+0.250 ± 0.250"],
         ["cloze", "0", "4", "bits per byte", "2.250 ± 0.144", "2.200 ± 0.173", "-0.050 ± 0.029"],
         ["cloze", "5", "4", "accuracy", "0.250 ± 0.250", "–", "–"],
@@ -79,8 +83,8 @@ def test_the_table_of_a_model_has_paired_differences() -> None:
 def test_bits_per_byte_weigh_answers_by_their_bytes_and_leave_out_lost_ones() -> None:
     """(10 + 60) / (10 + 30); the third answer has no bytes that count."""
     score = Score("cloze", 0, "", [1.0, 0.0, 1.0], [10.0, 60.0, 0.0], [10, 30, 0])
-    table = model_table("demo", [score])
-    assert table.texts()[1][4].startswith("1.750 ± ")
+    table = make_model_table("demo", [score])
+    assert table.format_cells()[1][4].startswith("1.750 ± ")
     assert "1 of cloze." in table.note
 
 
@@ -102,7 +106,7 @@ def test_the_table_of_a_study_pairs_seeds_and_questions() -> None:
         "url": [of_seed(0.5, 0.7, one) for one in easy],
     }
     labels = {"none": "text alone", "url": "URL"}
-    rows = study_table(arms, labels, "none").texts()
+    rows = make_study_table(arms, labels, "none").format_cells()
     assert [row[:4] for row in rows] == [
         ["cloze", "0", "text alone", "no"],
         ["cloze", "0", "URL", "no"],
@@ -153,7 +157,7 @@ def test_a_context_that_is_read_once_gives_the_scores_of_the_harness(demo_model:
         for number, context in enumerate(("Macro", page.line[:200], page.line[:400] * 30))
         for choice in choices
     ]
-    ours = conditioned_model(demo_model, "cpu").loglikelihood(requests)
+    ours = make_conditioned_model(demo_model, "cpu").loglikelihood(requests)
     theirs = HFLM(pretrained=str(demo_model), device="cpu", batch_size=1).loglikelihood(requests)
     assert len({value for value, _ in ours}) == 12
     assert [value for value, _ in ours] == pytest.approx([value for value, _ in theirs], rel=1e-4)
@@ -205,10 +209,10 @@ def finished(tmp_path: Path) -> StudyConfig:
         measure=MeasureConfig(validation_file=str(tmp_path / "test.jsonl")),
         downstream=DownstreamConfig(arms=["none", "url"], tasks=[SITE], shots=[0]),
     )  # fmt: skip
-    config = compose(CausalLMConfig, "demo", [f"out_dir={tmp_path / 'run'}"])
-    for run in runs_of(study):
+    config = compose_command_line(CausalLMConfig, "demo", [f"out_dir={tmp_path / 'run'}"])
+    for run in list_runs(study):
         write_model(run.folder / "model", followers(pages), 0.5 if run.arm == "url" else None)
-        (run.folder / "config.yaml").write_text(to_yaml(config))
+        (run.folder / "config.yaml").write_text(write_yaml(config))
         (run.folder / "metrics.jsonl").write_text("")
         (run.folder / "status.json").write_text('{"state": "done"}')
     return study
@@ -217,7 +221,7 @@ def finished(tmp_path: Path) -> StudyConfig:
 @pytest.mark.slow
 @needs_harness
 def test_a_study_scores_its_finished_models_once(finished: StudyConfig) -> None:
-    runs = runs_of(finished)
+    runs = list_runs(finished)
     lines = list(score_study(finished, runs, "cpu"))
     assert [line.partition(": ")[0] for line in lines] == [
         "downstream tasks of none seed 1",
@@ -234,16 +238,16 @@ def test_a_study_scores_its_finished_models_once(finished: StudyConfig) -> None:
     assert scores.scores[0].bits == pytest.approx([1.0] * 24, abs=1e-3)
     assert {*scores.scores[0].hosts} == {f"host{number}.example" for number in range(6)}
     assert scores.facts["scored"]["lm_eval"] == version("lm_eval")
-    (table,) = downstream_tables(finished, ["none", "url", "title"], [1])
-    assert [row[2] for row in table.texts()] == ["none", "url"]
-    assert downstream_tables(finished, ["none", "url"], [1, 2]) == []
+    (table,) = make_downstream_tables(finished, ["none", "url", "title"], [1])
+    assert [row[2] for row in table.format_cells()] == ["none", "url"]
+    assert make_downstream_tables(finished, ["none", "url"], [1, 2]) == []
 
 
 def test_without_the_harness_a_study_says_so_if_there_is_something_to_score(
     finished: StudyConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    runs = runs_of(finished)
+    runs = list_runs(finished)
     assert list(score_study(finished, runs, "cpu")) == [
         "downstream tasks are left out: lm_eval is not installed: pip install -e .[downstream]"
     ]
@@ -268,7 +272,7 @@ def test_the_model_reads_five_other_pages_with_their_answers(
     write_tasks(DataConfig(validation_file=str(SAMPLE)), tmp_path / "tasks", names, 5)
     settings = DownstreamConfig(tasks=names, shots=[5], limit=8)
     score_model(demo_model, settings, "cpu", tmp_path / "tasks")
-    decode = conditioned_model(demo_model, "cpu").tokenizer.decode
+    decode = make_conditioned_model(demo_model, "cpu").tokenizer.decode
     shown = [decode(context) for context in contexts]
     assert len(shown) == 24
     for number, name in enumerate(names):

@@ -13,12 +13,12 @@ import pytest
 from scipy.stats import binom
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.studies.claim_report import claim_tables, sentences
-from bsmeta.studies.claims import Claim, decide
+from bsmeta.studies.claim_report import make_claim_tables, write_sentences
+from bsmeta.studies.claims import Claim, decide_claims
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig, load_study
-from bsmeta.studies.declaration import as_declared, declaration_file, declare
+from bsmeta.studies.declaration import declare_study, locate_declaration, restore_declared
 from bsmeta.studies.report import write_report
-from bsmeta.studies.results import Results, results_of
+from bsmeta.studies.results import Results, compute_results
 from tests.conftest import REPOSITORY
 from tests.studies.conftest import a_run, save
 from tests.studies.simulated import flat, measured, measurement
@@ -53,7 +53,7 @@ def decided(cluster: str, sites: list[str]) -> Claim:
         measurement(flat(2 + 0.1001 * seed, len(sites)) - gain, targets=[1000], sites=names)
         for seed in range(3)
     ]
-    (claim,) = decide(study, measured(study, {"none": base, "arm": own}))
+    (claim,) = decide_claims(study, measured(study, {"none": base, "arm": own}))
     return claim
 
 
@@ -106,13 +106,13 @@ def keep(study: StudyConfig, sites: list[str]) -> StudyConfig:
 
 def test_the_declared_unit_counts(study: StudyConfig) -> None:
     by_host = replace(keep(study, ["a.org", "b.org"] * 10), cluster="host")
-    declare(by_host)
-    assert json.loads(declaration_file(study).read_text())["cluster"] == "host"
+    declare_study(by_host)
+    assert json.loads(locate_declaration(study).read_text())["cluster"] == "host"
     with pytest.raises(
         ConfigurationError, match=r"cluster=document: changed since the first run.*cluster=host"
     ):
-        declare(replace(by_host, cluster="document"))
-    restored, notes = as_declared(replace(by_host, cluster="document"))
+        declare_study(replace(by_host, cluster="document"))
+    restored, notes = restore_declared(replace(by_host, cluster="document"))
     assert restored.cluster == "host"
     assert notes == [
         "The study's file has cluster: document, the declaration has host, which the verdicts "
@@ -122,20 +122,20 @@ def test_the_declared_unit_counts(study: StudyConfig) -> None:
 
 def test_an_older_declaration_is_one_of_documents(study: StudyConfig) -> None:
     keep(study, ["a.org", "b.org"] * 10)
-    declare(study)
-    declared = json.loads(declaration_file(study).read_text())
+    declare_study(study)
+    declared = json.loads(locate_declaration(study).read_text())
     del declared["cluster"]
     older = json.dumps(declared)
-    declaration_file(study).write_text(older)
-    declare(study)
-    assert declaration_file(study).read_text() == older  # nothing is declared afterward
+    locate_declaration(study).write_text(older)
+    declare_study(study)
+    assert locate_declaration(study).read_text() == older  # nothing is declared afterward
     with pytest.raises(ConfigurationError, match="cluster=host: changed since the first run"):
-        declare(replace(study, cluster="host"))
+        declare_study(replace(study, cluster="host"))
 
 
 def test_a_report_over_hosts(study: StudyConfig) -> None:
     sites = ["a.org"] * 8 + ["b.org"] * 8 + [""] * 4
-    results = results_of(replace(keep(study, sites), cluster="host"))
+    results = compute_results(replace(keep(study, sites), cluster="host"))
     assert "2 hosts are few: intervals over them are wide" in results.notes[-2]
     assert results.notes[-1] == (
         "4 of 20 documents have no host that is known: each of them counts as a host by itself."
@@ -168,20 +168,20 @@ def results_with_correlated_hosts(study: StudyConfig) -> Results:
         run = a_run([4.0, 3.0, 2.0], -0.25, seed)
         without = np.concatenate([run.without[:2], nats])
         save(study, "url", seed, replace(run, sites=sites, without=without))
-    return results_of(study)
+    return compute_results(study)
 
 
 def test_the_report_shows_what_hosts_would_change(study: StudyConfig) -> None:
     results = results_with_correlated_hosts(study)
     assert (results.claims[0].verdict, results.by_host[0].verdict) == ("supported", "undecided")
-    assert sentences(results)[0].startswith("**Supported**: URL beats text alone: -0.2491")
+    assert write_sentences(results)[0].startswith("**Supported**: URL beats text alone: -0.2491")
     note, few = results.notes[-2:]
     assert note.startswith("The declared verdicts are about other documents of the same hosts.")
     assert "URL beats text alone (supported; undecided over hosts)" in note
     assert few.startswith("2 hosts are few")
-    table = claim_tables(results)[1]
+    table = make_claim_tables(results)[1]
     assert table.title == "Are the documents of a host independent?"
-    row = table.texts()[0]
+    row = table.format_cells()[0]
     # ten documents of one value and ten of another: 2 hosts have an error of 0.25, 20 documents one
     # of 0.5 / 2 / sqrt(19)
     assert row[3] == "19.0"
@@ -196,7 +196,7 @@ def test_the_report_shows_what_hosts_would_change(study: StudyConfig) -> None:
 def test_the_verdicts_of_a_published_study_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """meco_small declared no unit, so its verdicts are over documents; hosts stand beside them."""
     monkeypatch.chdir(REPOSITORY)
-    results = results_of(load_study(Path("experiments/studies/meco_small.yaml")))
+    results = compute_results(load_study(Path("experiments/studies/meco_small.yaml")))
     assert results.hosts == 5
     assert [claim.verdict for claim in results.claims] == [
         "refuted", "undecided", "supported", "supported",

@@ -16,13 +16,13 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from bsmeta.core.environment import machine_hash
+from bsmeta.core.environment import hash_machine_name
 from bsmeta.studies.claims import SUPPORTED
 from bsmeta.studies.config import TEXT, WITH, WITHOUT, ArmConfig, StudyConfig, load_study
 from bsmeta.studies.measuring import measure_all
 from bsmeta.studies.report import write_report
-from bsmeta.studies.results import Results, as_dict, results_of
-from bsmeta.studies.runs import find_measurement, overrides_of, runs_of
+from bsmeta.studies.results import Results, compute_results, results_as_dict
+from bsmeta.studies.runs import find_measurement, list_overrides, list_runs
 from tests.conftest import REPOSITORY, command, run_warm
 
 SCRIPT = runpy.run_path(str(REPOSITORY / "experiments/known_answers.py"))
@@ -37,13 +37,13 @@ def make_study(folder: Path, monkeypatch: pytest.MonkeyPatch, corpus_seed: int =
 
 
 def train(study: StudyConfig) -> None:
-    for run in runs_of(study):
-        overrides = overrides_of(study, run)
+    for run in list_runs(study):
+        overrides = list_overrides(study, run)
         assert overrides is not None
         start = [*command(REPOSITORY / "bsmeta/train.py", processes=1), "--config-name", "demo"]
         done = run_warm([*start, *overrides, f"out_dir={run.folder}"], OMP_NUM_THREADS="1")
         assert done.returncode == 0, done.stderr[-4000:]
-    measure_all(study, runs_of(study), torch.device("cpu"))
+    measure_all(study, list_runs(study), torch.device("cpu"))
 
 
 @pytest.mark.slow
@@ -62,12 +62,12 @@ def test_a_measurement_has_the_records_of_its_run(
     )
     train(study)
     orders = []
-    for run in runs_of(study):
+    for run in list_runs(study):
         measurement = find_measurement(study, run.arm, run.seed)
         assert measurement is not None
         (start,) = measurement.facts["trained"]
         measured = measurement.facts["measured"]
-        assert start["machine"] == measured["machine"] == machine_hash()
+        assert start["machine"] == measured["machine"] == hash_machine_name()
         assert start["started"] < start["ended"] <= measured["started"] < measured["ended"]
         assert start["versions"] == measured["versions"]
         assert start["threads"] == 1
@@ -146,12 +146,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> StudyConfig:
 
 @pytest.fixture(scope="module")
 def results(study: StudyConfig) -> Results:
-    return results_of(study)
+    return compute_results(study)
 
 
 @pytest.mark.slow
 def test_the_study_finds_what_is_there_and_nothing_else(results: Results) -> None:
-    answers = list(SCRIPT["answers"](as_dict(results)))
+    answers = list(SCRIPT["answers"](results_as_dict(results)))
     assert [one.name for one in answers if not one.holds] == []
     assert len(answers) == 15
     for one in answers:
@@ -162,7 +162,7 @@ def test_the_study_finds_what_is_there_and_nothing_else(results: Results) -> Non
 
 @pytest.mark.slow
 def test_only_the_claims_that_hold_are_supported(results: Results) -> None:
-    found = as_dict(results)
+    found = results_as_dict(results)
     assert list(SCRIPT["verdicts"](found)) == []
     assert {claim["name"] for claim in found["claims"] if claim["verdict"] == SUPPORTED} == {
         "one_bit", "three_bits", "not_shuffled", "in_the_topic", "half_the_data",
@@ -187,7 +187,7 @@ def test_the_data_saved_is_that_of_the_raw_measurements(
 
     def curve(arm: str) -> tuple[np.ndarray, np.ndarray]:
         bits, tokens = [], []
-        for run in runs_of(study):
+        for run in list_runs(study):
             if run.arm == arm:
                 found = find_measurement(study, run.arm, run.seed)
                 assert found is not None
@@ -225,7 +225,7 @@ def test_what_the_arms_share_is_measured(study: StudyConfig, results: Results) -
 
 @pytest.mark.slow
 def test_the_report_has_every_number_and_its_command(study: StudyConfig, results: Results) -> None:
-    commands = {run.name: f"train.sh seed={run.seed}" for run in runs_of(study)}
+    commands = {run.name: f"train.sh seed={run.seed}" for run in list_runs(study)}
     files = write_report(results, Path("study.yaml"), commands, [])
     names = {file.name for file in files}
     assert {"report.md", "report.html", "results.json", "claims.pdf"} <= names
@@ -267,7 +267,7 @@ def test_metadata_without_content_gains_nothing_in_repeated_studies(
             claims={},
         )
         train(study)
-        for arm in results_of(study).arms.values():
+        for arm in compute_results(study).arms.values():
             for mode, by_axis in arm.effects.items():
                 effect = by_axis[TEXT]
                 assert effect is not None

@@ -9,11 +9,11 @@ import pytest
 
 from bsmeta.studies.config import StudyConfig
 from bsmeta.studies.report import write_report
-from bsmeta.studies.results import results_of
+from bsmeta.studies.results import compute_results
 
 
 def test_a_report_needs_the_measurements_alone(kept: StudyConfig) -> None:
-    files = write_report(results_of(kept), Path("study.yaml"), {"none seed 1": "train.sh"}, [])
+    files = write_report(compute_results(kept), Path("study.yaml"), {"none seed 1": "train.sh"}, [])
     assert {file.name for file in files} >= {"report.md", "report.html", "claims.pdf", "gains.png"}
     text = (Path(kept.out_dir) / "report.md").read_text()
     claims, exploratory = (

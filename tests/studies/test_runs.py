@@ -13,20 +13,20 @@ import pytest
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.studies.config import StudyConfig, load_study
-from bsmeta.studies.declaration import declare
+from bsmeta.studies.declaration import declare_study
 from bsmeta.studies.runs import (
     Launcher,
     Progress,
     Run,
-    check,
-    curve_steps,
+    check_study,
+    drop_replaced_overrides,
     find_measurement,
-    last_of_each_key,
-    measurement_path,
-    overrides_of,
-    progress_of,
-    runs_of,
-    settings_of,
+    hash_settings,
+    list_curve_steps,
+    list_overrides,
+    list_runs,
+    locate_measurement,
+    read_progress,
 )
 from tests.launching.helpers import EXPERIMENTS, environment, pasted
 from tests.studies.conftest import a_run, save
@@ -54,7 +54,7 @@ def study_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[
 def test_seeds_come_first_then_the_baseline_and_last_what_follows_from_others(
     tmp_path: Path,
 ) -> None:
-    assert [run.folder.name for run in runs_of(loaded(tmp_path))] == [
+    assert [run.folder.name for run in list_runs(loaded(tmp_path))] == [
         "none-seed3", "url-seed3", "short-seed3", "none-seed1", "url-seed1", "short-seed1",
     ]  # fmt: skip
 
@@ -97,8 +97,8 @@ def test_the_printed_commands_can_be_pasted(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_a_report_can_be_pasted(tmp_path: Path) -> None:
-    (run, *_) = runs_of(study := loaded(tmp_path))
-    line = Launcher(study).line(run)
+    (run, *_) = list_runs(study := loaded(tmp_path))
+    line = Launcher(study).format_command(run)
     assert line is not None
     assert "seed=3" in pasted(f"{line}  # {run.name}", tmp_path)
 
@@ -108,22 +108,22 @@ def test_a_configuration_file_is_composed_as_the_runs_compose_it(tmp_path: Path)
     own.write_text("defaults: [demo, _self_]\nmax_train_steps: 40\n")
     arms = {"none": {"overrides": ["max_train_steps=60"]}, "url": {"overrides": [URL]}}
     study = loaded(tmp_path, config=str(own), overrides=[], arms=arms)
-    none, url = runs_of(study)[:2]
-    assert "extra_steps_to_eval_save_at=[6,31,60]" in (overrides_of(study, none) or [])
-    assert "extra_steps_to_eval_save_at=[4,21,40]" in (overrides_of(study, url) or [])
+    none, url = list_runs(study)[:2]
+    assert "extra_steps_to_eval_save_at=[6,31,60]" in (list_overrides(study, none) or [])
+    assert "extra_steps_to_eval_save_at=[4,21,40]" in (list_overrides(study, url) or [])
     with pytest.raises(ConfigurationError, match=r"arm short: .*\n.*nonsense_key"):
-        check(loaded(tmp_path, config=str(own), overrides=["nonsense_key=3"]))
+        check_study(loaded(tmp_path, config=str(own), overrides=["nonsense_key=3"]))
     with pytest.raises(ConfigurationError, match="other.yaml: there is no such file"):
-        check(loaded(tmp_path, config=str(tmp_path / "other.yaml")))
+        check_study(loaded(tmp_path, config=str(tmp_path / "other.yaml")))
 
 
 def test_an_arm_gets_as_many_text_tokens_as_another(tmp_path: Path) -> None:
     study = loaded(tmp_path)
-    short = runs_of(study)[2]
+    short = list_runs(study)[2]
     finished(tmp_path, "none-seed3", step=20, targets=4000)  # 200 text tokens a step
-    assert overrides_of(study, short) is None
+    assert list_overrides(study, short) is None
     finished(tmp_path, "url-seed3", step=20, targets=3000)
-    overrides = overrides_of(study, short)
+    overrides = list_overrides(study, short)
     assert overrides is not None
     assert "max_train_steps=15" in overrides
     assert "extra_steps_to_eval_save_at=[2,8,15]" in overrides
@@ -162,11 +162,13 @@ def test_a_run_that_was_measured_elsewhere_is_not_made_again(
 ) -> None:
     study = loaded(tmp_path, results_dir=str(tmp_path / "kept"))
     run = measurement(flat(2.0), targets=(4000,), steps=np.array([20]))
-    replace(run, settings=settings_of(study, "none", 3)).save(measurement_path(study, "none", 3))
-    none, _, short = runs_of(study)[:3]
-    assert progress_of(study, none) == Progress("done", 20, 4000, 4000, 2.5)
+    replace(run, settings=hash_settings(study, "none", 3)).save(
+        locate_measurement(study, "none", 3)
+    )
+    none, _, short = list_runs(study)[:3]
+    assert read_progress(study, none) == Progress("done", 20, 4000, 4000, 2.5)
     finished(tmp_path, "url-seed3", step=20, targets=3000)
-    assert "max_train_steps=15" in (overrides_of(study, short) or [])  # 200 text tokens a step
+    assert "max_train_steps=15" in (list_overrides(study, short) or [])  # 200 text tokens a step
     started = []
 
     def execute(launcher: Launcher, command: list[str], run: Run) -> int:
@@ -174,21 +176,21 @@ def test_a_run_that_was_measured_elsewhere_is_not_made_again(
         return 0
 
     monkeypatch.setattr(Launcher, "execute", execute)
-    assert Launcher(study).make_all(runs_of(study)[:2], ["measure"]) == 0
+    assert Launcher(study).make_all(list_runs(study)[:2], ["measure"]) == 0
     assert started == [(["measure"], "url seed 3")]  # nothing is trained
 
 
 def test_a_branch_starts_from_its_stable_run(tmp_path: Path) -> None:
     study = loaded(tmp_path, arms=BRANCHED, overrides=SHORT, curve=[0.5, 1.0])
-    check(study)
+    check_study(study)
     names = ["none", "none_18", "url", "url_18"]
-    assert [run.arm for run in runs_of(study)] == [*names, *names]
-    url, branch = runs_of(study)[2:4]
-    assert "extra_steps_to_eval_save_at=[10,16,20]" in (overrides_of(study, url) or [])
+    assert [run.arm for run in list_runs(study)] == [*names, *names]
+    url, branch = list_runs(study)[2:4]
+    assert "extra_steps_to_eval_save_at=[10,16,20]" in (list_overrides(study, url) or [])
 
-    assert overrides_of(study, branch) is None
+    assert list_overrides(study, branch) is None
     finished(tmp_path, "url-seed3", step=20, targets=4000)
-    assert overrides_of(study, branch) == [
+    assert list_overrides(study, branch) == [
         "num_warmup_steps=2",
         URL,
         "save_steps=1",
@@ -209,7 +211,7 @@ def test_a_branch_whose_checkpoint_is_not_here_says_so(
 ) -> None:
     study = loaded(tmp_path, arms=BRANCHED, seeds=[3])
     finished(tmp_path, "url-seed3", step=20, targets=4000)
-    (branch,) = (run for run in runs_of(study) if run.arm == "url_18")
+    (branch,) = (run for run in list_runs(study) if run.arm == "url_18")
     assert Launcher(study).make_all([branch]) == 1
     assert "checkpoint-16step: url seed 3 was trained on another machine" in capsys.readouterr().out
 
@@ -217,23 +219,23 @@ def test_a_branch_whose_checkpoint_is_not_here_says_so(
 def test_a_branch_after_the_end_of_its_stable_run_is_refused(tmp_path: Path) -> None:
     late = {"branch_of": "url", "branch_at": 21, "decay_steps": 2}
     with pytest.raises(ConfigurationError, match=r"branch_at=21: expected a step of url, which .*"):
-        check(loaded(tmp_path, arms={**BRANCHED, "late": late}, overrides=SHORT))
+        check_study(loaded(tmp_path, arms={**BRANCHED, "late": late}, overrides=SHORT))
 
 
 def test_a_branch_that_begins_elsewhere_is_another_measurement(tmp_path: Path) -> None:
     study = loaded(tmp_path, arms=BRANCHED)
     other = loaded(tmp_path, arms=BRANCHED | {"url_18": {**BRANCHED["url_18"], "branch_at": 15}})
-    assert settings_of(study, "url_18", 3) != settings_of(other, "url_18", 3)
-    assert settings_of(study, "url", 3) == settings_of(other, "url", 3)
-    declare(study)
+    assert hash_settings(study, "url_18", 3) != hash_settings(other, "url_18", 3)
+    assert hash_settings(study, "url", 3) == hash_settings(other, "url", 3)
+    declare_study(study)
     with pytest.raises(ConfigurationError, match=r"arms\.url_18\.branch_at 16, found 15"):
-        declare(other)
+        declare_study(other)
 
 
 def test_a_misspelt_key_is_found_before_the_first_run(tmp_path: Path) -> None:
     arms = {"none": {"overrides": ["learning_rat=1"]}}
     with pytest.raises(ConfigurationError, match=r"(?s)arm none: .*learning_rat "):
-        check(loaded(tmp_path, arms=arms))
+        check_study(loaded(tmp_path, arms=arms))
 
 
 def test_values_that_a_run_would_refuse_are_found_before_the_first_run(tmp_path: Path) -> None:
@@ -241,7 +243,7 @@ def test_values_that_a_run_would_refuse_are_found_before_the_first_run(tmp_path:
     arms = {"none": {"overrides": [NONE, templates, "max_train_steps=0"]}}
     message = r"(?s)arm none: .*max_train_steps.*metadata_templates .* found the type title"
     with pytest.raises(ConfigurationError, match=message):
-        check(loaded(tmp_path, arms=arms, overrides=[]))
+        check_study(loaded(tmp_path, arms=arms, overrides=[]))
 
 
 def test_a_type_that_an_arm_is_not_trained_with_is_found_before_the_first_run(
@@ -253,13 +255,13 @@ def test_a_type_that_an_arm_is_not_trained_with_is_found_before_the_first_run(
         match=r"claims.a.metadata=title: expected what the arm url is trained with: without, or "
         r"of \['url'\]",
     ):
-        check(loaded(tmp_path, claims={"a": title}))
+        check_study(loaded(tmp_path, claims={"a": title}))
     with pytest.raises(ConfigurationError, match=r"claims.a.against_metadata=with: .* arm none "):
-        check(loaded(tmp_path, claims={"a": {**CLAIM, "against_metadata": "with"}}))
-    check(loaded(tmp_path, claims={"a": {**CLAIM, "metadata": "with"}}))
+        check_study(loaded(tmp_path, claims={"a": {**CLAIM, "against_metadata": "with"}}))
+    check_study(loaded(tmp_path, claims={"a": {**CLAIM, "metadata": "with"}}))
     contrast = {**CLAIM, "metadata": "with", "minus_arm": "none", "minus_against": "short"}
     with pytest.raises(ConfigurationError, match=r"claims.a.metadata=with: .* arm none "):
-        check(loaded(tmp_path, claims={"a": contrast}))
+        check_study(loaded(tmp_path, claims={"a": contrast}))
 
 
 def test_the_declared_claims_are_printed_before_anything_is_run(tmp_path: Path) -> None:
@@ -273,8 +275,8 @@ def test_the_declared_claims_are_printed_before_anything_is_run(tmp_path: Path) 
 
 def test_the_steps_of_a_curve(tmp_path: Path) -> None:
     study = loaded(tmp_path, curve=[0.001, 0.5])
-    assert curve_steps(study, "none", 100) == [1, 50, 100]
-    assert curve_steps(study, "none", 1) == [1]
+    assert list_curve_steps(study, "none", 100) == [1, 50, 100]
+    assert list_curve_steps(study, "none", 1) == [1]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +292,7 @@ def test_the_steps_of_a_curve(tmp_path: Path) -> None:
     ],
 )
 def test_only_the_last_override_of_a_key_is_printed(overrides: list[str], kept: list[str]) -> None:
-    assert last_of_each_key(overrides) == kept
+    assert drop_replaced_overrides(overrides) == kept
 
 
 def test_no_command_of_a_run_gives_a_key_twice(tmp_path: Path) -> None:
@@ -303,8 +305,8 @@ def test_no_command_of_a_run_gives_a_key_twice(tmp_path: Path) -> None:
             for name, arm in study.arms.items()
         },
     )
-    for run in runs_of(study):
-        overrides = overrides_of(study, run)
+    for run in list_runs(study):
+        overrides = list_overrides(study, run)
         if overrides is None:  # waits for another run
             continue
         keys = [override.partition("=")[0] for override in overrides]
@@ -322,5 +324,5 @@ def test_a_measurement_is_read_as_it_was_written(study: StudyConfig) -> None:
     assert found.sites.tolist() == ["a.org"] * 20
     assert np.allclose(found.without, run.without, rtol=1e-6)
     assert list(found.types) == ["url"]
-    assert measurement_path(study, "url", 1).stat().st_size < 10_000
+    assert locate_measurement(study, "url", 1).stat().st_size < 10_000
     assert find_measurement(study, "url", 2) is None

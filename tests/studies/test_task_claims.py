@@ -14,16 +14,16 @@ import yaml
 from scipy.special import stdtrit
 
 from bsmeta.core.process import exit_code
-from bsmeta.studies.claim_report import claim_tables, declared_table, sentences
+from bsmeta.studies.claim_report import make_claim_tables, make_declared_table, write_sentences
 from bsmeta.studies.config import ClaimConfig, DownstreamConfig, StudyConfig
-from bsmeta.studies.report import claim_plot, write_report
-from bsmeta.studies.results import as_dict, results_of
+from bsmeta.studies.report import draw_claim_plot, write_report
+from bsmeta.studies.results import compute_results, results_as_dict
 from bsmeta.studies.task_scores import (
     Score,
     TaskScores,
+    hash_score_settings,
+    locate_scores,
     save_scores,
-    scores_path,
-    scores_settings,
 )
 from tests.conftest import REPOSITORY
 from tests.studies.conftest import SEEDS, TARGETS, a_run, save
@@ -61,8 +61,10 @@ def answers(arm: str, seed: int, hosts: int = 10) -> list[Score]:
 
 
 def save_answers(study: StudyConfig, arm: str, seed: int, hosts: int = 10) -> None:
-    settings = scores_settings(study, arm, seed)
-    save_scores(TaskScores(settings, {}, answers(arm, seed, hosts)), scores_path(study, arm, seed))
+    settings = hash_score_settings(study, arm, seed)
+    save_scores(
+        TaskScores(settings, {}, answers(arm, seed, hosts)), locate_scores(study, arm, seed)
+    )
 
 
 @pytest.fixture
@@ -90,10 +92,10 @@ def t_p_value(value: float, over_seeds: float, over_questions: float) -> float:
 
 def test_the_verdict_follows_from_the_files_alone(scored: StudyConfig) -> None:
     """Beside numpy and scipy, from the JSON; Holm's factors over both kinds of claims."""
-    results = results_of(scored)
+    results = compute_results(scored)
     found = {claim.name: claim for claim in results.claims}
     read = {
-        (arm, seed): json.loads(scores_path(scored, arm, seed).read_text())["scores"][1]
+        (arm, seed): json.loads(locate_scores(scored, arm, seed).read_text())["scores"][1]
         for arm in ("none", "url")
         for seed in SEEDS
     }
@@ -122,31 +124,31 @@ def test_the_verdict_follows_from_the_files_alone(scored: StudyConfig) -> None:
         largest = max(largest, min((5 - place) * p_values[number], 1.0))
         steps[results.claims[number].name] = largest
     assert {name: claim.corrected for name, claim in found.items()} == pytest.approx(steps)
-    alone = results_of(replace(scored, claims={"quiz": scored.claims["quiz"]})).claims[0]
+    alone = compute_results(replace(scored, claims={"quiz": scored.claims["quiz"]})).claims[0]
     assert alone.corrected == pytest.approx(expected["quiz"], rel=1e-6)
     assert found["quiz"].corrected > alone.corrected
 
 
 def test_a_claim_is_open_while_the_scores_of_a_seed_are_missing(scored: StudyConfig) -> None:
-    scores_path(scored, "url", 2).unlink()
-    results = results_of(scored)
+    locate_scores(scored, "url", 2).unlink()
+    results = compute_results(scored)
     assert [claim.verdict for claim in results.claims] == [
         "supported", "open", "supported", "open", "open",
     ]  # fmt: skip
-    words = sentences(results)[3]
+    words = write_sentences(results)[3]
     assert words.startswith(
         "**Open**: URL answers with fewer bits: 2 of 3 declared seeds have scores of quiz; so far -"
     )
     for seed in (1, 3):
-        scores_path(scored, "url", seed).unlink()
-    assert sentences(results_of(scored))[4] == (
+        locate_scores(scored, "url", seed).unlink()
+    assert write_sentences(compute_results(scored))[4] == (
         "**Open**: URL answers more questions: url has no scores of quiz."
     )
 
 
 def test_words_and_tables_name_the_unit_and_its_sign(scored: StudyConfig) -> None:
-    results = results_of(scored)
-    text, _, _, bits, accuracy = sentences(results)
+    results = compute_results(scored)
+    text, _, _, bits, accuracy = write_sentences(results)
     assert text.startswith("**Supported**: URL beats text alone: -0.4990 bits per byte, 95% inter")
     assert bits.startswith("**Supported**: URL answers with fewer bits: -0.2")
     assert " bits per byte of the right answers, 95% interval -0.27" in bits
@@ -154,25 +156,25 @@ def test_words_and_tables_name_the_unit_and_its_sign(scored: StudyConfig) -> Non
     assert " accuracy, 95% interval +0.13" in accuracy
     assert "(above 0: as claimed); p = 0.0" in accuracy
 
-    claims, declared, precision = claim_tables(results)
+    claims, declared, precision = make_claim_tables(results)
     units = ["bits per byte"] * 3 + ["bits per byte of the right answers", "accuracy"]
     for table in (claims, declared, precision):
-        assert [row[1] for row in table.texts()] == units
-    assert claims.texts()[3][2].startswith("-0.2")
-    row = claims.texts()[4]
+        assert [row[1] for row in table.format_cells()] == units
+    assert claims.format_cells()[3][2].startswith("-0.2")
+    row = claims.format_cells()[4]
     assert row[2].startswith("+0.2")
     assert row[3].startswith("+0.1")
     low, high = (float(end) for end in row[4].split(" to "))
     assert low < float(row[2]) < high
     assert "above 0 for accuracy" in claims.note
     assert "(of a task: questions)" in precision.note
-    assert declared.texts()[3][2:] == [
+    assert declared.format_cells()[3][2:] == [
         "0.0500", "0.0100, 0.0100", "42%", "URL, quiz, 5 shots", "text alone, quiz, 5 shots",
     ]  # fmt: skip
 
 
 def test_the_json_has_the_difference_in_its_own_sign(scored: StudyConfig) -> None:
-    text, *_, bits, accuracy = as_dict(results_of(scored))["claims"]
+    text, *_, bits, accuracy = results_as_dict(compute_results(scored))["claims"]
     assert (text["unit"], text["as_claimed"]) == ("bits per byte", "below 0")
     assert bits["unit"] == "bits per byte of the right answers"
     assert bits["difference"]["value"] < 0
@@ -184,13 +186,15 @@ def test_the_json_has_the_difference_in_its_own_sign(scored: StudyConfig) -> Non
 
 
 def test_each_unit_has_an_axis_of_its_own(scored: StudyConfig) -> None:
-    figure = claim_plot(results_of(scored))
+    figure = draw_claim_plot(compute_results(scored))
     assert [axes.get_xlabel() for axes in figure.axes] == [
         "difference in bits per byte (left of 0: fewer bits, as claimed)",
         "difference in bits per byte of the right answers (left of 0: fewer bits, as claimed)",
         "difference in accuracy (right of 0: higher, as claimed)",
     ]
-    text_alone = claim_plot(results_of(replace(scored, claims={"a": scored.claims["beats"]})))
+    text_alone = draw_claim_plot(
+        compute_results(replace(scored, claims={"a": scored.claims["beats"]}))
+    )
     assert len(text_alone.axes) == 1
     values = [line.get_xdata()[0] for line in figure.axes[2].lines if len(line.get_xdata()) == 1]
     assert min(values) > 0.04  # the accuracy, and its smallest difference of interest
@@ -200,14 +204,16 @@ def test_each_unit_has_an_axis_of_its_own(scored: StudyConfig) -> None:
 
 
 def test_without_claims_about_tasks_no_table_has_units(kept: StudyConfig) -> None:
-    results = results_of(kept)
-    assert all(column.head != "unit" for table in claim_tables(results) for column in table.columns)
-    (row, *_) = declared_table(kept).texts()
+    results = compute_results(kept)
+    assert all(
+        column.head != "unit" for table in make_claim_tables(results) for column in table.columns
+    )
+    (row, *_) = make_declared_table(kept).format_cells()
     assert row[1] == "0.1000"
 
 
 def test_hosts_of_the_questions_are_the_units_if_they_are_declared(scored: StudyConfig) -> None:
-    results = results_of(replace(scored, cluster="host"))
+    results = compute_results(replace(scored, cluster="host"))
     quiz = results.claims[3]
     assert quiz.task is not None
     assert (quiz.task.unit, quiz.task.hosts) == ("host", 10)
@@ -218,27 +224,27 @@ def test_hosts_of_the_questions_are_the_units_if_they_are_declared(scored: Study
     assert (
         "quiz: the hosts of its questions are not known, so the error of its claims is over "
         "questions, each by itself, in place of hosts."
-    ) in results_of(replace(scored, cluster="host")).notes
+    ) in compute_results(replace(scored, cluster="host")).notes
 
 
 def test_the_table_of_hosts_has_the_tasks_whose_hosts_are_known(scored: StudyConfig) -> None:
     run = a_run([4.0, 3.0, 2.0], None, 1)
     save(scored, "none", 1, replace(run, sites=np.array(["a.org", "b.org"] * 10)))
-    results = results_of(scored)
-    title, rows = claim_tables(results)[1].title, claim_tables(results)[1].texts()
+    results = compute_results(scored)
+    title, rows = make_claim_tables(results)[1].title, make_claim_tables(results)[1].format_cells()
     assert title == "Are the documents of a host independent?"
     assert [row[1] for row in rows[3:]] == ["bits per byte of the right answers", "accuracy"]
     assert rows[4][2].startswith("+0.1")
     assert rows[4][3].startswith("+0.1")
-    over_hosts = as_dict(results)["claims"][4]["over_hosts"]
+    over_hosts = results_as_dict(results)["claims"][4]["over_hosts"]
     assert over_hosts["hosts"] == 10
     assert over_hosts["difference"]["value"] == pytest.approx(0.205)
     for seed in SEEDS:
         for arm in ("none", "url"):
             save_answers(scored, arm, seed, hosts=0)
-    results = results_of(scored)
-    assert claim_tables(results)[1].texts()[4][2:6] == ["–"] * 4
-    assert as_dict(results)["claims"][4]["over_hosts"] is None
+    results = compute_results(scored)
+    assert make_claim_tables(results)[1].format_cells()[4][2:6] == ["–"] * 4
+    assert results_as_dict(results)["claims"][4]["over_hosts"] is None
 
 
 def test_a_claim_about_a_task_is_tested_against_machine_and_order_in_its_sign(
@@ -251,7 +257,9 @@ def test_a_claim_about_a_task_is_tested_against_machine_and_order_in_its_sign(
                                  ("shuffled", [4.0, 3.0, 2.002], 0.0)):  # fmt: skip
             run = a_run(bits, shown, seed, 0.5 if arm == "shuffled" else 1.0)
             save(scored, arm, seed, replace(run, facts={**run.facts, "trained": trained}))
-    found = {test.name: test for test in results_of(scored).conditions if test.factor == "order"}
+    found = {
+        test.name: test for test in compute_results(scored).conditions if test.factor == "order"
+    }
     assert min(found["URL answers more questions (accuracy)"].means.values()) > 0.1
     bits = found["URL answers with fewer bits (bits per byte of the right answers)"]
     assert max(bits.means.values()) < -0.1
@@ -292,7 +300,7 @@ def test_a_report_needs_neither_the_harness_nor_the_models(
 
 
 def test_the_page_has_the_tasks_of_claims_before_what_is_exploratory(scored: StudyConfig) -> None:
-    write_report(results_of(scored), Path("study.yaml"), {}, [])
+    write_report(compute_results(scored), Path("study.yaml"), {}, [])
     text = (Path(scored.out_dir) / "report.md").read_text()
     exploratory = text.index("## Exploratory: no claim was declared about what follows")
     assert text.index("URL answers more questions") < exploratory

@@ -19,13 +19,13 @@ from bsmeta.studies.task_scores import (
     Score,
     TaskEffect,
     TaskScores,
+    compute_task_effect,
     find_all_scores,
     find_scores,
+    hash_score_settings,
     load_scores,
+    locate_scores,
     save_scores,
-    scores_path,
-    scores_settings,
-    task_effect,
 )
 
 SEEDS = [1, 2, 3, 4]
@@ -77,7 +77,7 @@ def drawn(shift: float, seed: int, count: int = 30) -> np.ndarray:
 def effect(
     runs: Mapping[tuple[str, int], TaskScores], cluster: str = "document", **changes: Any
 ) -> TaskEffect:
-    return task_effect(study(), claim(**changes), runs, cluster)
+    return compute_task_effect(study(), claim(**changes), runs, cluster)
 
 
 def test_bits_are_a_paired_ratio_with_an_error_over_seeds_and_questions() -> None:
@@ -138,7 +138,7 @@ def test_an_arm_is_compared_with_itself_by_the_prompt() -> None:
 
 def test_a_declaration_without_the_prompt_of_its_claim_is_refused() -> None:
     with pytest.raises(DataError, match=r"downstream\.prompts: found none, expected one for .*"):
-        task_effect(
+        compute_task_effect(
             replace(study(), downstream=DownstreamConfig(tasks=["quiz"], shots=[5])),
             claim(against="url", prompt=True),
             {},
@@ -162,7 +162,7 @@ def test_nothing_is_decided_without_the_scores_of_a_declared_seed_or_arm() -> No
     apart = {("none", 1): runs["none", 1], ("url", 2): runs["url", 2]}
     assert effect(apart).reason == "no seed has scores of both arms on quiz"
     single = study(seeds=[1])
-    reason = task_effect(single, claim(), runs, "document").reason
+    reason = compute_task_effect(single, claim(), runs, "document").reason
     assert reason == "one seed, which shows no variation over seeds"
 
 
@@ -217,8 +217,8 @@ def test_runs_that_answered_other_questions_are_not_compared() -> None:
 def test_scores_are_read_as_they_were_written(tmp_path: Path) -> None:
     made = study(tmp_path)
     run = scored(drawn(0, 1), correct=np.eye(30)[0], hosts=["a.org"] * 30)
-    run = TaskScores(scores_settings(made, "url", 1), {"scored": {"lm_eval": "1"}}, run.scores)
-    path = scores_path(made, "url", 1)
+    run = TaskScores(hash_score_settings(made, "url", 1), {"scored": {"lm_eval": "1"}}, run.scores)
+    path = locate_scores(made, "url", 1)
     assert path == tmp_path / "kept/url-seed1.tasks.json"
     save_scores(run, path)
     read = find_scores(made, "url", 1)
@@ -235,8 +235,8 @@ def test_scores_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 def test_scores_made_with_other_settings_are_refused(tmp_path: Path) -> None:
     made = study(tmp_path)
-    run = replace(scored(drawn(0, 1)), settings=scores_settings(made, "url", 1))
-    save_scores(run, scores_path(made, "url", 1))
+    run = replace(scored(drawn(0, 1)), settings=hash_score_settings(made, "url", 1))
+    save_scores(run, locate_scores(made, "url", 1))
     fewer = replace(made, downstream=replace(TASKS, arms=["none", "url"]))
     assert find_scores(fewer, "url", 1) is not None  # no score depends on the other arms
     for changed in (
@@ -248,7 +248,7 @@ def test_scores_made_with_other_settings_are_refused(tmp_path: Path) -> None:
             find_scores(changed, "url", 1)
     elsewhere = replace(made, results_dir=None)
     other = replace(elsewhere, downstream=replace(TASKS, limit=5))
-    assert scores_path(elsewhere, "url", 1).parent != scores_path(other, "url", 1).parent
+    assert locate_scores(elsewhere, "url", 1).parent != locate_scores(other, "url", 1).parent
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from bsmeta.report.inference import Estimate, Interval
 from bsmeta.studies.config import ClaimConfig
-from bsmeta.studies.units import ACCURACIES, ANSWER_BITS, TEXT_BITS, Unit, unit_of
+from bsmeta.studies.units import ACCURACIES, ANSWER_BITS, TEXT_BITS, Unit, find_unit
 
 TESTED = Estimate(-0.25, Interval(-0.5, 0.125))
 
@@ -20,14 +20,14 @@ TESTED = Estimate(-0.25, Interval(-0.5, 0.125))
     ],
 )
 def test_the_unit_follows_from_the_task_and_its_score(claim: ClaimConfig, unit: Unit) -> None:
-    assert unit_of(claim) == unit
+    assert find_unit(claim) == unit
 
 
 def test_fewer_bits_are_shown_below_0() -> None:
     assert TEXT_BITS.side == "below 0"
-    assert TEXT_BITS.shown(TESTED) == TESTED
+    assert TEXT_BITS.convert_to_unit(TESTED) == TESTED
 
 
 def test_a_higher_accuracy_is_shown_above_0() -> None:
     assert ACCURACIES.side == "above 0"
-    assert ACCURACIES.shown(TESTED) == Estimate(0.25, Interval(-0.125, 0.5))
+    assert ACCURACIES.convert_to_unit(TESTED) == Estimate(0.25, Interval(-0.125, 0.5))

@@ -159,7 +159,7 @@ class BudgetTask(Task):
 
 def main(config: BudgetConfig) -> int:
     from bsmeta.core.signals import StopRequest
-    from bsmeta.training.run import run
+    from bsmeta.training.run import run_training
     from bsmeta.training.run_folder import note_early_stop
 
     if kill_at := os.environ.get("KILL_AT"):
@@ -175,7 +175,7 @@ def main(config: BudgetConfig) -> int:
         }
     stop = StopRequest()
     stop.install(partial(note_early_stop, Path(config.out_dir)), os.getppid())
-    return run(config, BudgetTask(config), deepspeed, stop)
+    return run_training(config, BudgetTask(config), deepspeed, stop)
 
 
 if __name__ == "__main__":

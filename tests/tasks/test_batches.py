@@ -12,21 +12,30 @@ import pytest
 
 from bsmeta.training import task
 from bsmeta.training.processes import ALONE, Processes
-from bsmeta.training.task import batched, batches_of, batches_within, spread
+from bsmeta.training.task import (
+    run_on_all_ranks,
+    sort_into_batches,
+    sort_into_budgeted_batches,
+    split_into_lists,
+)
 
 
 def test_batches_are_sorted_by_length() -> None:
-    assert [b.tolist() for b in batches_of([3, 1, 9, 4, 1], 2)] == [[1, 4], [0, 3], [2]]
-    assert [b.tolist() for b in batches_within([3, 1, 9, 4, 1], 8)] == [[1, 4], [0, 3], [2]]
-    assert [b.tolist() for b in batches_within([3, 3, 3], 8)] == [[0, 1], [2]]
-    assert batches_of([], 2) == batches_within([], 8) == []
-    assert list(batched("abcde", 2)) == [["a", "b"], ["c", "d"], ["e"]]
+    assert [b.tolist() for b in sort_into_batches([3, 1, 9, 4, 1], 2)] == [[1, 4], [0, 3], [2]]
+    assert [b.tolist() for b in sort_into_budgeted_batches([3, 1, 9, 4, 1], 8)] == [
+        [1, 4],
+        [0, 3],
+        [2],
+    ]
+    assert [b.tolist() for b in sort_into_budgeted_batches([3, 3, 3], 8)] == [[0, 1], [2]]
+    assert sort_into_batches([], 2) == sort_into_budgeted_batches([], 8) == []
+    assert list(split_into_lists("abcde", 2)) == [["a", "b"], ["c", "d"], ["e"]]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_rank_runs_as_often_and_gets_all_results(world_size: int) -> None:
     lengths = np.array([3, 1, 9, 4, 1, 5, 2])
-    batches = batches_within(lengths, 8)
+    batches = sort_into_budgeted_batches(lengths, 8)
     runs: list[list[list[int]]] = []
     parts: list[dict[int, list[int]]] = []
 
@@ -41,7 +50,7 @@ def test_every_rank_runs_as_often_and_gets_all_results(world_size: int) -> None:
             def gather(self, value: Any) -> list[Any]:
                 return exchange(value)
 
-        found = spread(batches, run, Shared(number, world_size))
+        found = run_on_all_ranks(batches, run, Shared(number, world_size))
         runs.append(own)
         return found
 
@@ -64,5 +73,5 @@ def test_long_scoring_is_logged(
     monkeypatch.setattr(task, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     caplog.set_level("INFO", logger="bsmeta")
     single = [np.array([number]) for number in range(8)]
-    assert spread(single, lambda numbers: numbers * 2, ALONE) == [*range(0, 16, 2)]
+    assert run_on_all_ranks(single, lambda numbers: numbers * 2, ALONE) == [*range(0, 16, 2)]
     assert caplog.messages == ["scoring: 2 of 8 batches", "scoring: 5 of 8 batches"]

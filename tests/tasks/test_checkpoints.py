@@ -8,7 +8,7 @@ import pytest
 
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.tasks import checkpoints
-from bsmeta.tasks.checkpoints import Location, locate, report_folder
+from bsmeta.tasks.checkpoints import Location, locate_model, report_folder
 from tests.tasks.run_folders import write_held_out, write_run_folder
 
 
@@ -20,7 +20,7 @@ def test_a_model_on_the_hub_without_a_recipe_is_read_by_the_defaults(
         raise error
 
     monkeypatch.setattr(checkpoints, "hf_hub_download", download)
-    assert locate("hf://owner/name") == Location("hf://owner/name", "owner/name", None, None)
+    assert locate_model("hf://owner/name") == Location("hf://owner/name", "owner/name", None, None)
 
 
 def test_the_configuration_of_the_run_comes_before_the_recipe(tmp_path: Path) -> None:
@@ -28,10 +28,10 @@ def test_the_configuration_of_the_run_comes_before_the_recipe(tmp_path: Path) ->
     model.mkdir()
     for file in (model / "config.json", model / "metadata.yaml"):
         file.write_text("{}")
-    assert locate(str(model)).config == model / "metadata.yaml"
-    assert not locate(str(model)).has_run_config
+    assert locate_model(str(model)).config == model / "metadata.yaml"
+    assert not locate_model(str(model)).has_run_config
     (tmp_path / "config.yaml").write_text("seed: 1\n")
-    found = locate(str(model))
+    found = locate_model(str(model))
     assert (found.config, found.has_run_config) == (tmp_path.resolve() / "config.yaml", True)
 
 
@@ -42,7 +42,7 @@ def test_a_configuration_near_a_model_of_no_run_is_not_its_own(tmp_path: Path) -
         file.write_text("{}")
     for folder in (tmp_path, model.parent):
         (folder / "config.yaml").write_text("db: postgres\n")
-    assert locate(str(model)).config == model / "metadata.yaml"
+    assert locate_model(str(model)).config == model / "metadata.yaml"
 
 
 def test_a_checkpoint_has_a_configuration_of_its_own(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_checkpoint_has_a_configuration_of_its_own(tmp_path: Path) -> None:
     for folder in (tmp_path, saved):
         (folder / "config.yaml").write_text("seed: 1\n")
     for named in (tmp_path, saved, saved / "model"):
-        assert locate(str(named)).config == saved / "config.yaml"
+        assert locate_model(str(named)).config == saved / "config.yaml"
 
 
 def test_files_of_one_name_have_folders_of_their_own(

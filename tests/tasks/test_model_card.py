@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.schema import RunConfig
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.classification.config import ClassificationConfig
@@ -44,13 +44,13 @@ def read_front_matter(config: RunConfig, **given: Any) -> dict[str, Any]:
 def test_the_license_of_the_sample_is_that_of_no_other_data(
     overrides: list[str], license_: list[str] | None
 ) -> None:
-    config = compose(CausalLMConfig, "demo", overrides)
+    config = compose_command_line(CausalLMConfig, "demo", overrides)
     assert read_front_matter(config).get("license") == license_
     assert describes_training_data(config) == (license_ is not None or "data=c4_en" in overrides)
 
 
 def test_results_are_in_the_model_index() -> None:
-    config = compose(CausalLMConfig, "demo", ["push_to_hub=me/small"])
+    config = compose_command_line(CausalLMConfig, "demo", ["push_to_hub=me/small"])
     front = read_front_matter(
         config, results={"bits_per_byte_with": 2.25}, held_out="pages 1.jsonl.gz"
     )
@@ -79,7 +79,7 @@ def test_results_are_in_the_model_index() -> None:
 
 
 def test_the_card_of_a_classifier(tmp_path: Path) -> None:
-    config = compose(
+    config = compose_command_line(
         ClassificationConfig,
         "demo_classification",
         [f"out_dir={tmp_path}", "push_to_hub=me/leanings", "model_card.license=[mit]"],
@@ -111,7 +111,9 @@ def test_the_card_of_a_classifier(tmp_path: Path) -> None:
 
 
 def test_the_card_of_a_run_that_was_not_evaluated(tmp_path: Path) -> None:
-    config = compose(SecConfig, "sec", [f"out_dir={tmp_path}", "datasets=[/data/a.txt,b.txt]"])
+    config = compose_command_line(
+        SecConfig, "sec", [f"out_dir={tmp_path}", "datasets=[/data/a.txt,b.txt]"]
+    )
     write_task_card(
         config,
         tmp_path,

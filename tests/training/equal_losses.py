@@ -165,7 +165,7 @@ def trained(config: CausalLMConfig, stage: int | str | None, observed: Observed)
     task = CausalLanguageModel(config)
     with observed.watching():
         reshards = True if stage == "FSDP2" else None
-        running.run(config, task, deepspeed_config(config, stage), StopRequest(), reshards)
+        running.run_training(config, task, deepspeed_config(config, stage), StopRequest(), reshards)
     chunks = task._chunked is not None and task._chunked.pays(128)
     assert chunks == (config.loss_chunk_logits < 128 * 4096)
     events = map(json.loads, (Path(config.out_dir) / "metrics.jsonl").read_text().splitlines())

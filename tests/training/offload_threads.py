@@ -12,7 +12,7 @@ import sys
 import torch
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.training.distributed import start
+from bsmeta.training.distributed import create_accelerator
 
 
 def main(text: str) -> None:
@@ -22,7 +22,7 @@ def main(text: str) -> None:
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
     }
-    start(CausalLMConfig(trackers=[]), config, None)
+    create_accelerator(CausalLMConfig(trackers=[]), config, None)
     print(f"threads: {torch.get_num_threads()}", flush=True)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.launch import Launch
-from bsmeta.training.device_memory import DeviceMemory, memory_notes, memory_rows
+from bsmeta.training.device_memory import DeviceMemory, list_memory_notes, list_memory_rows
 from tests.conftest import run_warm
 from tests.warm import REPOSITORY
 
@@ -30,21 +30,21 @@ DEVICE = DeviceMemory(80 * GIB, "NVIDIA H100")
 
 
 def test_need_and_device_are_shown() -> None:
-    assert memory_rows(Need(2 * GIB, 9 * GIB), DEVICE) == [
+    assert list_memory_rows(Need(2 * GIB, 9 * GIB), DEVICE) == [
         (
             "memory",
             "9.00 GiB needed of 80.00 GiB on each device (NVIDIA H100), without buffers and "
             "fragmentation",
         )
     ]
-    assert memory_rows(Need(2 * GIB, None), DEVICE) == []
+    assert list_memory_rows(Need(2 * GIB, None), DEVICE) == []
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_a_batch_that_cannot_fit_is_noted(recomputes: bool) -> None:
     config = CausalLMConfig(gradient_checkpointing=recomputes)
-    assert [*memory_notes(Need(2 * GIB, 80 * GIB), DEVICE, config)] == []
-    (note,) = memory_notes(Need(2 * GIB, 81 * GIB), DEVICE, config)
+    assert [*list_memory_notes(Need(2 * GIB, 80 * GIB), DEVICE, config)] == []
+    (note,) = list_memory_notes(Need(2 * GIB, 81 * GIB), DEVICE, config)
     remedy = "" if recomputes else "gradient_checkpointing=true, "
     assert note == (
         "the run needs 81.00 GiB on each device, of which weights, gradients and optimizer take "

@@ -20,7 +20,7 @@ from bsmeta.core.errors import CheckpointError
 from bsmeta.models.manifest import Manifest, describe_file, read_manifest, write_manifest
 from bsmeta.training.checkpoint import Checkpoint
 from bsmeta.training.engines_states import check_states, restrict_to_values
-from bsmeta.training.resuming import convert
+from bsmeta.training.resuming import convert_to_universal
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
 RUN = ("trackers=[]", "max_train_steps=2", "num_warmup_steps=1", "save_steps=2")
@@ -106,7 +106,7 @@ def test_the_converter_imports_nothing_from_the_working_folder(
     saved = Checkpoint(tmp_path / "checkpoint-2step", 2)
     (saved.folder / "state" / "pytorch_model").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="DeepSpeed could not convert it"):
-        convert(saved, tmp_path / "converted")
+        convert_to_universal(saved, tmp_path / "converted")
     assert not (tmp_path / "was_run").exists()
 
 

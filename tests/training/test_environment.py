@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from bsmeta.core.environment import machine_hash
+from bsmeta.core.environment import hash_machine_name
 from bsmeta.training.run_folder import ENVIRONMENT, read_environments
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
@@ -22,7 +22,7 @@ def test_each_start_of_a_run_is_recorded(launch: Launch, tmp_path: Path) -> None
     assert (first["step"], second["step"]) == (0, 2)
     assert first["started"] < first["ended"] <= second["started"] < second["ended"]
     for start in (first, second):
-        assert start["machine"] == machine_hash()
+        assert start["machine"] == hash_machine_name()
         assert start["processes"] == 1
         assert {"commit", "is_clean", "versions", "processor", "threads", "device"} <= set(start)
 

@@ -25,26 +25,26 @@ from transformers.activations import NewGELUActivation
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import CheckedRun
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import OPTIMIZERS
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.batch import StepData
-from bsmeta.models.layers import layers_of, recompute
+from bsmeta.models.layers import list_layers, recompute_activations
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training.cuda_rules import follow_cuda_rules
 from bsmeta.training.estimate import (
     Counts,
     Stage,
-    activations,
     count_optimizer_bytes,
     count_parameters,
     count_state,
-    estimate,
+    estimate_activations,
+    estimate_run,
     format_duration,
     format_size,
     measure_state,
-    probe,
+    probe_run,
 )
 from bsmeta.training.optimization import build_optimizer
 from bsmeta.training.task import Shape
@@ -76,7 +76,7 @@ def llama() -> torch.nn.Module:
 
 
 def test_parameters_are_counted_without_weights() -> None:
-    task = CausalLanguageModel(compose(CausalLMConfig, "demo"))
+    task = CausalLanguageModel(compose_command_line(CausalLMConfig, "demo"))
     shape = task.shape().model
     assert {one.device.type for one in shape.parameters()} == {"meta"}
     counted = count_parameters(shape)
@@ -137,7 +137,7 @@ def left_for_backward(model: torch.nn.Module, half: bool) -> int:
 
 def planned(model: Any, **values: Any) -> Shape:
     return Shape(
-        model, model.base_model, layers_of(model), rows=4, length=128, outputs=512, **values
+        model, model.base_model, list_layers(model), rows=4, length=128, outputs=512, **values
     )
 
 
@@ -145,7 +145,7 @@ def planned(model: Any, **values: Any) -> Shape:
 @pytest.mark.parametrize(("half", "copies"), [(False, False), (True, False), (True, True)])
 def test_activations_are_those_of_a_real_forward_pass(make: Any, half: bool, copies: bool) -> None:
     with torch.device("meta"):
-        counted = activations(planned(make()), half=half, copies=copies)
+        counted = estimate_activations(planned(make()), half=half, copies=copies)
     model = make().base_model
     model = model if copies or not half else model.bfloat16()
     output = 4 * 128 * 64 * (2 if half else 4)
@@ -158,15 +158,15 @@ def gpt2_xl(fused: bool) -> GPT2LMHeadModel:
     shape.attn_pdrop = shape.embd_pdrop = shape.resid_pdrop = 0.0
     with torch.device("meta"):
         model = GPT2LMHeadModel(shape)
-    for layer in layers_of(model):
+    for layer in list_layers(model):
         layer.mlp.act = torch.nn.GELU(approximate="tanh") if fused else NewGELUActivation()
     return model
 
 
 def xl_gib(model: GPT2LMHeadModel) -> float:
     """Activations of 8 x 1,024 tokens in bf16 with float32 weights, without the loss."""
-    shape = Shape(model, model.base_model, layers_of(model), rows=8, length=1024, outputs=50257)
-    return round(activations(shape, half=True, copies=True).layers / 2**30, 1)
+    shape = Shape(model, model.base_model, list_layers(model), rows=8, length=1024, outputs=50257)
+    return round(estimate_activations(shape, half=True, copies=True).layers / 2**30, 1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts by the rules of CUDA in any case")
@@ -179,7 +179,7 @@ def test_autocast_of_cuda_keeps_more_than_that_of_a_cpu() -> None:
 
 
 def test_deepspeed_computes_all_operations_in_half_precision() -> None:
-    counted = activations(planned(gpt2()), half=True, copies=False, casts=False)
+    counted = estimate_activations(planned(gpt2()), half=True, copies=False, casts=False)
     output = 4 * 128 * 64 * 2
     model = gpt2().base_model.bfloat16()
     ids = torch.ones(4, 128, dtype=torch.long)
@@ -200,9 +200,9 @@ def test_deepspeed_computes_all_operations_in_half_precision() -> None:
 @pytest.mark.parametrize("every", [1, 2])
 def test_activations_with_recomputation_are_those_of_a_real_forward_pass(every: int) -> None:
     model = llama().train()
-    counted = activations(planned(model, recompute_every=every), half=False, copies=False)
+    counted = estimate_activations(planned(model, recompute_every=every), half=False, copies=False)
     plain = left_for_backward(model.base_model, half=False)
-    recompute(model, every)
+    recompute_activations(model, every)
     left = left_for_backward(model.base_model, half=False)
     hidden = 4 * 128 * 64 * 4
     layer = (plain - left) / (4 // every) + hidden
@@ -227,8 +227,8 @@ def test_the_tracker_of_torch_counts_the_same(eight_devices: DeviceMesh) -> None
     with torch.device("meta"):
         model = published(2)
     wide = {"rows": 2, "length": 512, "outputs": model.config.vocab_size}
-    counted = activations(
-        Shape(model, model.base_model, layers_of(model), **wide), half=True, copies=False
+    counted = estimate_activations(
+        Shape(model, model.base_model, list_layers(model), **wide), half=True, copies=False
     )
     size = count_optimizer_bytes(model, OPTIMIZERS["adamw"])
     parts = count_state(count_parameters(model), size, "FSDP2", 8, half=True)
@@ -271,7 +271,7 @@ def test_a_model_that_needs_more_than_ids_has_no_activations() -> None:
     model = torch.nn.Linear(2, 2)
     needs = Shape(model, model, [], rows=1, length=1, outputs=2)
     with pytest.raises(TypeError, match="input_ids"):
-        activations(needs, half=False, copies=False)
+        estimate_activations(needs, half=False, copies=False)
 
 
 def test_sizes_and_times_as_a_person_reads_them() -> None:
@@ -392,11 +392,11 @@ CHECKED = CheckedRun(
 def test_a_probe_reports_data_that_cannot_be_read() -> None:
     config = CausalLMConfig(max_train_steps=8, num_warmup_steps=1, estimate_steps=4)
     with pytest.raises(DataError, match="shard 7 cannot be read"):
-        probe(config, BreakingTask(config), CHECKED)
+        probe_run(config, BreakingTask(config), CHECKED)
     AcceleratorState._reset_state(reset_partial_state=True)  # other tests begin with their own
 
 
 def test_a_task_that_does_not_describe_its_model_is_refused_with_the_reason() -> None:
     config = CausalLMConfig(task="spelling")
     with pytest.raises(ConfigurationError, match="task=spelling does not describe its model"):
-        estimate(config, ToyTask(config), CHECKED, is_main=True)
+        estimate_run(config, ToyTask(config), CHECKED, is_main=True)

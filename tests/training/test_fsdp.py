@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.training.fsdp import described, read_full_tensors
+from bsmeta.training.fsdp import read_full_tensors, read_tensor_shapes
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 with tempfile.TemporaryDirectory() as made:
@@ -41,7 +41,7 @@ def change(folder: Path) -> Metadata:
 
 
 def test_whole_tensors_by_prefix(folder: Path) -> None:
-    assert described(folder) == {
+    assert read_tensor_shapes(folder) == {
         "model/weight": (torch.Size([2, 3]), torch.float32),
         "optimizer/step/weight": (torch.Size([]), torch.float32),
     }
@@ -64,7 +64,7 @@ def test_a_part_outside_of_the_folder_is_refused(folder: Path) -> None:
         part.relative_path = "../other.distcp"
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match=r"names \.\./other\.distcp, outside of its folder"):
-        described(folder)
+        read_tensor_shapes(folder)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_anything_else_is_refused(folder: Path, content: bytes) -> None:
     """With little memory: Python's table for the last one would take 64 GB."""
     (folder / ".metadata").write_bytes(content)
     with pytest.raises(CheckpointError) as error:
-        described(folder)
+        read_tensor_shapes(folder)
     assert str(error.value).startswith(f"{folder / '.metadata'}: cannot be read (")
 
 
@@ -95,7 +95,7 @@ def test_a_changed_description_is_read_or_refused(changes: list[tuple[int, bytes
         (Path(folder) / ".metadata").write_bytes(content)
         (Path(folder) / "__0_0.distcp").write_bytes(bytes(10_000))
         try:
-            found = described(Path(folder))
+            found = read_tensor_shapes(Path(folder))
         except CheckpointError:
             return
     assert all(isinstance(dtype, torch.dtype) for _, dtype in found.values())
@@ -117,7 +117,7 @@ def test_a_description_of_another_form_is_refused(
     setattr(metadata, attribute, value)
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match=reason):
-        described(folder)
+        read_tensor_shapes(folder)
 
 
 def test_more_than_the_files_hold_is_not_allocated(folder: Path) -> None:
@@ -152,5 +152,5 @@ def test_code_is_not_run(folder: Path, tmp_path: Path) -> None:
     call = module + name + pickle.STACK_GLOBAL + argument + pickle.TUPLE1 + pickle.REDUCE
     (folder / ".metadata").write_bytes(pickle.PROTO + b"\4" + call + pickle.STOP)
     with pytest.raises(CheckpointError, match=r"metadata\.os\.system does not describe a tensor"):
-        described(folder)
+        read_tensor_shapes(folder)
     assert not (tmp_path / "was_run").exists()

@@ -13,14 +13,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from bsmeta.config.cards import CARDS
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.schema import OPTIMIZERS
-from bsmeta.models.layers import layers_of
+from bsmeta.models.layers import list_layers
 from bsmeta.training.cuda_rules import follow_cuda_rules
 from bsmeta.training.device_fit import RESERVED
 from bsmeta.training.estimate import (
-    activations,
     count_optimizer_bytes,
     count_parameters,
     count_state,
+    estimate_activations,
 )
 from bsmeta.training.task import Shape
 from tests.conftest import REPOSITORY
@@ -80,9 +80,9 @@ def test_a_preset_fits_a_gpu_of_80_gb(name: str, monkeypatch: pytest.MonkeyPatch
     chunk = CausalLMConfig().loss_chunk_logits
 
     def needed(chunk: int) -> float:
-        planned = Shape(model, model.base_model, layers_of(model), **sizes, loss_chunk=chunk)
+        planned = Shape(model, model.base_model, list_layers(model), **sizes, loss_chunk=chunk)
         with follow_cuda_rules():
-            return activations(planned, half=True, copies=True).total(recomputing=False)
+            return estimate_activations(planned, half=True, copies=True).total(recomputing=False)
 
     held = count_state(
         count_parameters(model),

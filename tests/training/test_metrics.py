@@ -26,12 +26,12 @@ from bsmeta.training.metrics import (
     Progress,
     Throughput,
     Tracker,
-    arguments,
+    make_tracker_arguments,
     run_name,
     start_trackers,
 )
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.task import flops_per_token
+from bsmeta.training.task import compute_flops_per_token
 from tests.training.tied_embeddings import Tied
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
@@ -49,7 +49,7 @@ def test_the_name_is_made_once(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_is_the_same_one_at_each_tracker(tmp_path: Path) -> None:
-    first, second = arguments(tmp_path, 0), arguments(tmp_path, 4)
+    first, second = make_tracker_arguments(tmp_path, 0), make_tracker_arguments(tmp_path, 4)
     assert (first["tensorboard"], second["tensorboard"]) == ({}, {"purge_step": 5})
     assert first["wandb"] == second["wandb"]
     assert first["trackio"] == second["trackio"]
@@ -203,8 +203,8 @@ def test_the_state_of_the_progress_is_a_copy_that_loads_into_another_run() -> No
 def test_speed_counts_tokens_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 3.0, 100.0, 101.0])
     monkeypatch.setattr(metrics_module.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(metrics_module, "peak_flops", lambda device: 6 * 872 * 1000.0)
-    speed = Throughput(flops_per_token(Tied()), CPU, world_size=2)
+    monkeypatch.setattr(metrics_module, "find_peak_flops", lambda device: 6 * 872 * 1000.0)
+    speed = Throughput(compute_flops_per_token(Tied()), CPU, world_size=2)
     speed.add(tokens=90, padding=10, wait=0.25)
     speed.add(tokens=210, padding=90, wait=0.5)
     figures = speed.metrics()
@@ -247,4 +247,4 @@ def test_the_bf16_peak_of_a_gpu(
     name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert metrics_module.peak_flops(torch.device("cuda")) == peak
+    assert metrics_module.find_peak_flops(torch.device("cuda")) == peak

@@ -14,23 +14,23 @@ import pytest
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import value_problems
-from bsmeta.config.compose import compose
+from bsmeta.config.checks import find_value_problems
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.learning_rate import RatePlan
-from bsmeta.config.saved_runs import to_yaml
+from bsmeta.config.saved_runs import write_yaml
 from bsmeta.config.steps import set_branch_length
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.manifest import Manifest, describe_file, write_manifest
 from bsmeta.training.checkpoint import FORMAT, Checkpoint
 from bsmeta.training.engine import FSDP, PLAIN
 from bsmeta.training.resuming import (
-    changed_settings,
     check_exports,
     check_optimizer,
     check_origin,
     check_task,
     find_branch_problems,
-    resumes,
+    find_changed_settings,
+    may_resume,
 )
 from tests.conftest import run_warm
 from tests.test_main_job import Documents, Steps, figures, job, kill_when, run
@@ -101,11 +101,13 @@ def test_a_folder_written_in_another_way_is_no_changed_setting(
     monkeypatch.chdir(tmp_path)
     saved = Checkpoint(tmp_path / "runs/one/checkpoint-2step", 2)
     saved.folder.mkdir(parents=True)
-    (saved.folder / "config.yaml").write_text(to_yaml(CausalLMConfig(out_dir="runs/one", seed=1)))
+    (saved.folder / "config.yaml").write_text(
+        write_yaml(CausalLMConfig(out_dir="runs/one", seed=1))
+    )
     same = CausalLMConfig(out_dir=str(tmp_path / "runs/one"), seed=2)
-    assert changed_settings(saved, same) == {"seed": [1, 2]}
+    assert find_changed_settings(saved, same) == {"seed": [1, 2]}
     other = CausalLMConfig(out_dir="runs/two", seed=1)
-    assert changed_settings(saved, other) == {"out_dir": ["runs/one", "runs/two"]}
+    assert find_changed_settings(saved, other) == {"out_dir": ["runs/one", "runs/two"]}
 
 
 def test_the_best_cannot_be_exported_if_it_may_have_no_model(tmp_path: Path) -> None:
@@ -121,11 +123,13 @@ def test_the_best_cannot_be_exported_if_it_may_have_no_model(tmp_path: Path) -> 
 def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     saved = Checkpoint(tmp_path / "checkpoint-2step", 2)
     saved.folder.mkdir()
-    (saved.folder / "config.yaml").write_text(to_yaml(CausalLMConfig(optimizer_type="muon")))
-    check_optimizer(saved, changed_settings(saved, CausalLMConfig(optimizer_type="muon", seed=1)))
+    (saved.folder / "config.yaml").write_text(write_yaml(CausalLMConfig(optimizer_type="muon")))
+    check_optimizer(
+        saved, find_changed_settings(saved, CausalLMConfig(optimizer_type="muon", seed=1))
+    )
     expected = r"optimizer_type=adamw: .*checkpoint-2step has the state of muon; expected"
     with pytest.raises(ConfigurationError, match=expected):
-        check_optimizer(saved, changed_settings(saved, CausalLMConfig()))
+        check_optimizer(saved, find_changed_settings(saved, CausalLMConfig()))
 
 
 METADATA = "data_config.metadata_config"
@@ -285,11 +289,11 @@ def test_what_a_branch_may_begin_from(stable: dict[str, Any], problem: str | Non
 )
 def test_what_is_no_decay(changes: dict[str, Any], keys: list[str]) -> None:
     config = branch(**changes)
-    assert [problem.key for problem in value_problems(config)] == keys
+    assert [problem.key for problem in find_value_problems(config)] == keys
 
 
 def test_the_group_of_the_schedule() -> None:
-    config = compose(CausalLMConfig, "demo", ["schedule=wsd"])
+    config = compose_command_line(CausalLMConfig, "demo", ["schedule=wsd"])
     assert (config.lr_scheduler_type, config.decay_shape) == ("wsd", "1-sqrt")
     assert RatePlan.of(config, config.max_train_steps).decay_start == 540
 
@@ -301,7 +305,7 @@ def test_another_runs_checkpoint_begins_a_run_only_where_there_is_none(tmp_path:
     own.mkdir()
 
     def answer(named: str | None) -> bool:
-        return resumes(named, own.resolve())
+        return may_resume(named, own.resolve())
 
     assert (answer(None), answer("latest"), answer(f"{other}/checkpoint-4step")) == (
         False, True, True,
@@ -338,7 +342,7 @@ def test_states_of_deepspeed_need_trust_unless_they_are_the_runs_own(tmp_path: P
 
 
 def test_trust_is_not_saved() -> None:
-    assert "trust" not in to_yaml(CausalLMConfig(trust_checkpoint=True))
+    assert "trust" not in write_yaml(CausalLMConfig(trust_checkpoint=True))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.training.run import resuming_command
+from bsmeta.training.run import describe_resuming_command
 from tests.waiting import wait_until
 from tests.warm import ENVIRONMENT, REPOSITORY, Warm
 
@@ -33,7 +33,7 @@ from tests.warm import ENVIRONMENT, REPOSITORY, Warm
     ],
 )  # fmt: skip
 def test_the_command_resumes(arguments: list[str], processes: int, command: str) -> None:
-    assert resuming_command(arguments, processes) == command
+    assert describe_resuming_command(arguments, processes) == command
 
 
 def test_it_is_printed_after_an_interrupt(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.training.run import push
+from bsmeta.training.run import push_model
 from tests.training.hub_server import HubServer
 from tests.waiting import STUCK_S
 from tests.warm import REPOSITORY
@@ -48,7 +48,7 @@ def last_event(run_folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("server", ["good"], indirect=True)
 def test_a_finished_model_is_uploaded(server: HubServer, run_folder: Path) -> None:
-    assert push(run_folder, "owner/name", 7, timeout_s=STUCK_S)
+    assert push_model(run_folder, "owner/name", 7, timeout_s=STUCK_S)
     assert server.repositories == ["owner/name"]
     assert {name: server.files[name] for name in FILES} == FILES
     assert server.tokens == {f"Bearer {TOKEN}"}
@@ -73,7 +73,7 @@ def test_a_server_that_misbehaves_is_only_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert not push(run_folder, "owner/name", 7, timeout_s=timeout_s)
+        assert not push_model(run_folder, "owner/name", 7, timeout_s=timeout_s)
     event = last_event(run_folder)
     assert (event["event"], event["pushed"]) == ("push", False)
     assert problem in event["problem"]
@@ -87,9 +87,9 @@ def test_a_server_that_is_not_there_is_only_a_warning(
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nobody listens
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert not push(run_folder, "owner/name", 7, timeout_s=STUCK_S)
+    assert not push_model(run_folder, "owner/name", 7, timeout_s=STUCK_S)
     assert not last_event(run_folder)["pushed"]
-    assert not push(run_folder / "nowhere", "no such name!", 7, timeout_s=STUCK_S)
+    assert not push_model(run_folder / "nowhere", "no such name!", 7, timeout_s=STUCK_S)
     assert "metrics.jsonl could not be written" in caplog.text
 
 
@@ -100,7 +100,7 @@ def test_an_upload_imports_nothing_from_the_working_folder(
     for module in ("huggingface_hub", "json", "httpx"):
         (run_folder / f"{module}.py").write_text("open('was_run', 'w').close()\n")
     monkeypatch.chdir(run_folder)
-    assert push(run_folder, "owner/name", 7, timeout_s=STUCK_S)
+    assert push_model(run_folder, "owner/name", 7, timeout_s=STUCK_S)
     assert not (run_folder / "was_run").exists()
 
 
@@ -126,7 +126,7 @@ def test_a_run_is_done_whatever_the_server_does(
 def test_a_repository_is_created_private_unless_it_is_to_be_public(
     server: HubServer, run_folder: Path, private: bool
 ) -> None:
-    assert push(run_folder, "owner/name", 7, private=private, timeout_s=STUCK_S)
+    assert push_model(run_folder, "owner/name", 7, private=private, timeout_s=STUCK_S)
     assert server.private == [private]
 
 
@@ -139,5 +139,5 @@ def test_a_model_without_its_own_settings_is_uploaded_with_those_of_its_run(
     if has_recipe:
         (run_folder / "model" / "metadata.yaml").write_text("data_config: {}\n")
 
-    assert push(run_folder, "owner/name", 7, timeout_s=STUCK_S)
+    assert push_model(run_folder, "owner/name", 7, timeout_s=STUCK_S)
     assert ("config.yaml" in server.files) == (not has_recipe)

@@ -21,7 +21,7 @@ from bsmeta.training.run_folder import (
     METRICS,
     Log,
     RunFolder,
-    last_events,
+    read_last_events,
     read_status,
     write_refusal,
     write_status,
@@ -123,11 +123,11 @@ def test_a_refusal_does_not_wait_for_accelerate() -> None:
 
 def test_the_last_whole_event_of_a_kind_counts(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
-    assert last_events(metrics) == {}
+    assert read_last_events(metrics) == {}
     events = [("step", 4), ("eval", 4), ("step", 8), ("eval", 8), ("save", 8)]
     lines = [json.dumps({"event": kind, "step": step}) + "\n" for kind, step in events]
     metrics.write_text("".join(lines) + '{"event": "eval", "st')
-    assert last_events(metrics) == {
+    assert read_last_events(metrics) == {
         "step": {"event": "step", "step": 8},
         "eval": {"event": "eval", "step": 8},
     }

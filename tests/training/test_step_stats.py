@@ -70,7 +70,7 @@ def test_losses_are_packed_as_their_sum_and_a_pair_for_each_part() -> None:
     sums = LossSums.unpack(packed.tolist(), ["url", "none"])
     assert sums.loss == 3.5
     assert sums.parts == {"url": (7.0, 8.0), "none": (0.0, 0.0)}
-    assert sums.part_means() == {"url": 0.875}
+    assert sums.compute_part_means() == {"url": 0.875}
 
 
 def test_before_the_first_step_only_its_data_is_reduced() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from bsmeta.training.task import Loss, flops_per_token
+from bsmeta.training.task import Loss, compute_flops_per_token
 from tests.training.tied_embeddings import Tied
 
 
 def test_flops_per_token_leave_out_embeddings_that_are_only_looked_up() -> None:
-    assert flops_per_token(Tied()) == 6 * (100 * 8 + 8 * 8 + 8)
+    assert compute_flops_per_token(Tied()) == 6 * (100 * 8 + 8 * 8 + 8)
 
 
 def test_a_loss_without_targets_is_zero_and_keeps_its_graph() -> None:

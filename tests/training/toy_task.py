@@ -97,7 +97,7 @@ class ToyTask(Task):
 
 def main(config: CausalLMConfig) -> int:
     from bsmeta.core.signals import StopRequest
-    from bsmeta.training.run import run
+    from bsmeta.training.run import run_training
     from bsmeta.training.run_folder import note_early_stop
 
     stage = os.environ.get("TOY_ZERO_STAGE")
@@ -117,7 +117,7 @@ def main(config: CausalLMConfig) -> int:
     stop = StopRequest()
     stop.install(partial(note_early_stop, Path(config.out_dir)), os.getppid())
     reshards = True if stage == "fsdp2" else None
-    return run(config, ToyTask(config), deepspeed, stop, reshards)
+    return run_training(config, ToyTask(config), deepspeed, stop, reshards)
 
 
 if __name__ == "__main__":

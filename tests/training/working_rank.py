@@ -12,7 +12,7 @@ from pathlib import Path
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.progress import report_progress
 from bsmeta.core.signals import StopRequest
-from bsmeta.training.distributed import start
+from bsmeta.training.distributed import create_accelerator
 from bsmeta.training.processes import Processes
 from bsmeta.training.watchdog import Watchdog
 
@@ -21,7 +21,7 @@ LIMIT_S = 10
 
 def main(folder: Path) -> None:
     config = CausalLMConfig(trackers=[], out_dir=str(folder))
-    processes = Processes.of_group(start(config, None, None).device)
+    processes = Processes.of_group(create_accelerator(config, None, None).device)
     with Watchdog(processes, LIMIT_S, StopRequest()) as watchdog:
         watchdog.enter("before the barrier")
         for _ in range(15 * LIMIT_S * processes.rank):

@@ -21,7 +21,7 @@ from typing import IO, NamedTuple, cast
 from isal import igzip
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.files import UnsafeNameError, building, path_inside
+from bsmeta.core.files import UnsafeNameError, build_atomically, join_inside
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 
@@ -68,7 +68,7 @@ def unpack(archive: Path, folder: Path, max_bytes: int, advance: Advance = lambd
         DataError: If the archive is damaged, or a member is refused; the folder does not appear.
     """
     try:
-        with building(folder) as part:
+        with build_atomically(folder) as part:
             part.mkdir(parents=True)
             _write_members(archive, part, max_bytes, advance)
     except DataError:
@@ -83,44 +83,44 @@ def _write_members(archive: Path, folder: Path, max_bytes: int, advance: Advance
     written = 0
     for number, member in enumerate(read_members(archive, max_bytes), 1):
         if number > MOST_FILES:
-            raise _refused(archive, member.name, f"more than {MOST_FILES:,} files")
+            raise _make_refusal(archive, member.name, f"more than {MOST_FILES:,} files")
 
-        path = _member_path(archive, member.name, folder)
+        path = _resolve_member_path(archive, member.name, folder)
         try:
             content = member.open_content()
             if content is None:
                 path.mkdir(parents=True, exist_ok=True)
                 continue
             if written + member.size > max_bytes:
-                raise _refused(archive, member.name, f"more than {max_bytes:,} bytes unpacked")
+                raise _make_refusal(archive, member.name, f"more than {max_bytes:,} bytes unpacked")
 
             path.parent.mkdir(parents=True, exist_ok=True)
             with content, open(path, "xb") as file:
                 while block := content.read(_BLOCK):
                     written += len(block)
                     if written > max_bytes:  # the stated sizes were wrong
-                        raise _refused(
+                        raise _make_refusal(
                             archive, member.name, f"more than {max_bytes:,} bytes unpacked"
                         )
                     file.write(block)
                     advance(written)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise _refused(archive, member.name, "a path that is there already") from error
+            raise _make_refusal(archive, member.name, "a path that is there already") from error
 
 
-def _member_path(archive: Path, name: str, folder: Path) -> Path:
+def _resolve_member_path(archive: Path, name: str, folder: Path) -> Path:
     """Returns the path of a member; archivers may write a folder as `a/`, and a path as `./a`."""
     if name in (".", "./"):
         return folder
 
     relative = name.removeprefix("./").removesuffix("/")
     try:
-        return path_inside(folder, relative, str(archive))
+        return join_inside(folder, relative, str(archive))
     except UnsafeNameError as error:
-        raise _refused(archive, name, error.reason) from error
+        raise _make_refusal(archive, name, error.reason) from error
 
 
-def _refused(archive: Path, name: str, reason: str) -> DataError:
+def _make_refusal(archive: Path, name: str, reason: str) -> DataError:
     return DataError(f"{archive} is not unpacked: {name!r}: {reason}")
 
 
@@ -129,9 +129,9 @@ def _read_zip_members(archive: Path, max_bytes: int) -> Iterator[Member]:
         for info in file.infolist():
             mode = info.external_attr >> 16
             if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise _refused(archive, info.filename, "a link or a device")
+                raise _make_refusal(archive, info.filename, "a link or a device")
             if info.compress_type not in _ZIP_METHODS:  # zipfile decompresses others without limit
-                raise _refused(
+                raise _make_refusal(
                     archive, info.filename, "compressed with a method other than deflate"
                 )
 
@@ -146,13 +146,13 @@ class _ZipContent(io.FileIO):
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > LIST_BYTES:
-            raise _refused(
+            raise _make_refusal(
                 Path(str(self.name)), "its list of members", f"more than {LIST_BYTES:,} bytes"
             )
 
         data = super().read(-1 if size is None else size)
         if data.count(_ZIP_ENTRY) > MOST_FILES:
-            raise _refused(
+            raise _make_refusal(
                 Path(str(self.name)), "its list of members", f"more than {MOST_FILES:,} files"
             )
         return data
@@ -171,7 +171,7 @@ def _read_tar_members(archive: Path, max_bytes: int) -> Iterator[Member]:
             # tarfile keeps all members in memory.
             file.members.clear()  # type: ignore[attr-defined]
             if not (info.isfile() or info.isdir()):
-                raise _refused(archive, info.name, "a link or a device")
+                raise _make_refusal(archive, info.name, "a link or a device")
 
             def open_content(info: tarfile.TarInfo = info) -> IO[bytes] | None:
                 return None if info.isdir() else file.extractfile(info)
@@ -183,7 +183,7 @@ def _read_tar_members(archive: Path, max_bytes: int) -> Iterator[Member]:
 def _check_globals(archive: Path, headers: Mapping[str, str]) -> None:
     """Limits the headers that apply to all later members, and to which each member may add."""
     if len(headers) > _MOST_GLOBALS or sum(map(len, headers.values())) > HEADER_BYTES:
-        raise _refused(archive, "its global headers", f"more than {HEADER_BYTES:,} bytes")
+        raise _make_refusal(archive, "its global headers", f"more than {HEADER_BYTES:,} bytes")
 
 
 def _open_decompressed(archive: Path) -> IO[bytes]:
@@ -265,7 +265,7 @@ class _TarContent:
     def seek(self, position: int) -> int:
         """Skips content up to a position."""
         if position < self._position:
-            raise _refused(self._archive, "a header", "a size that leads backwards")
+            raise _make_refusal(self._archive, "a header", "a size that leads backwards")
         while self._position < position:
             if not self._read_block(position - self._position):
                 break
@@ -276,7 +276,7 @@ class _TarContent:
         if self._header_budget is not None:
             self._header_budget -= size
             if size < 0 or self._header_budget < 0:
-                raise _refused(self._archive, "a header", f"more than {HEADER_BYTES:,} bytes")
+                raise _make_refusal(self._archive, "a header", f"more than {HEADER_BYTES:,} bytes")
 
         blocks = []
         while size > 0 and (block := self._read_block(size)):
@@ -289,5 +289,5 @@ class _TarContent:
         data = self._content.read(min(max_size, _BLOCK))
         self._position += len(data)
         if self._position > self._max_bytes:
-            raise _refused(self._archive, "its content", "more bytes than its files may have")
+            raise _make_refusal(self._archive, "its content", "more bytes than its files may have")
         return data

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from bsmeta.core.files import replacing, sync
-from bsmeta.core.progress import exclusively
+from bsmeta.core.files import replace_atomically, sync_to_disk
+from bsmeta.core.progress import hold_lock
 from bsmeta.data.io.file_ref import FileRef
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Cache:
         """Loads the facts of a kind about a file's current content; None if not cached."""
         return read_arrays(self._facts_path(path, kind))
 
-    def make(self, path: str | FileRef, kind: str, compute: Callable[[], Arrays]) -> None:
+    def ensure_facts(self, path: str | FileRef, kind: str, compute: Callable[[], Arrays]) -> None:
         """Computes and caches facts about a file, unless readable facts are already cached.
 
         Raises:
@@ -52,7 +52,7 @@ class Cache:
         """
         facts_path = self._facts_path(path, kind)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with exclusively(f"{facts_path}.lock", f"{kind} of {path}"):
+        with hold_lock(f"{facts_path}.lock", f"{kind} of {path}"):
             if read_arrays(facts_path) is None:
                 write_arrays(facts_path, compute())
 
@@ -87,7 +87,7 @@ def read_arrays(path: Path) -> Arrays | None:
 
 
 @contextlib.contextmanager
-def kept_if_possible(subject: str) -> Iterator[None]:
+def keep_if_possible(subject: str) -> Iterator[None]:
     """Logs a warning instead of raising an error if cached data cannot be written.
 
     Without the data, later runs only take more time.
@@ -104,6 +104,6 @@ def kept_if_possible(subject: str) -> Iterator[None]:
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Writes arrays to a file atomically, even if the machine crashes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as part:
+    with replace_atomically(path) as part:
         np.savez(part, **arrays)  # type: ignore[arg-type]
-        sync(part)
+        sync_to_disk(part)

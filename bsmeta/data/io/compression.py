@@ -76,7 +76,7 @@ def read_content(path: str, file: BinaryIO, point: AccessPoint | None = None) ->
         DamagedFileError: If the file is damaged, after everything before the damage is yielded.
     """
     if path.endswith(".gz"):
-        return inflate(file) if point is None else _inflate_from(file, point)
+        return decompress_gzip(file) if point is None else _inflate_from(file, point)
 
     file.seek(0 if point is None else point.offset)
     if path.endswith(".zst"):
@@ -94,7 +94,7 @@ def _read_first_block(file: BinaryIO) -> bytes:
     return data
 
 
-def inflate(file: BinaryIO) -> Iterator[bytes]:
+def decompress_gzip(file: BinaryIO) -> Iterator[bytes]:
     """Yields the content of a gzip file of any number of members."""
     data = _read_first_block(file)
     if not data.startswith(GZIP_MARK):

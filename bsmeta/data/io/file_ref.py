@@ -51,7 +51,7 @@ class FileRef:
 
     def __str__(self) -> str:
         commit = f"@{self.version}" if self.scheme == HUB else ""
-        return f"{root_of(self.scheme, self.container)}{commit}/{self.path}"
+        return f"{find_root(self.scheme, self.container)}{commit}/{self.path}"
 
     @property
     def place(self) -> str:
@@ -74,10 +74,10 @@ class FileRef:
             name: Name of the file as a shard.
         """
         if self.scheme == HUB:
-            return {root_of(self.scheme, self.container): self.version, name: self.size}
+            return {find_root(self.scheme, self.container): self.version, name: self.size}
         return {name: {"bytes": self.size, "etag": self.etag}}
 
 
-def root_of(scheme: str, container: str) -> str:
+def find_root(scheme: str, container: str) -> str:
     """Returns the URL of a data set or a bucket."""
     return f"{scheme}://datasets/{container}" if scheme == HUB else f"{scheme}://{container}"

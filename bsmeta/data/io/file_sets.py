@@ -30,9 +30,9 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import format_bytes, free_bytes, name_fault, path_inside
+from bsmeta.core.files import format_bytes, join_inside, measure_free_bytes, name_fault
 from bsmeta.core.parsing import decode_json, decode_yaml, parse_json
-from bsmeta.core.secrets import hide_values, shown_url
+from bsmeta.core.secrets import format_url, hide_values
 from bsmeta.data.io.archives import SUFFIXES, unpack
 from bsmeta.data.io.remote import (
     CONTENT_RANGE,
@@ -40,9 +40,9 @@ from bsmeta.data.io.remote import (
     TransientError,
     check_encoding,
     check_transient,
-    refuse_slow,
-    shown_server,
-    transport_errors,
+    convert_transport_errors,
+    format_server,
+    refuse_slow_response,
 )
 
 STATE_FOLDER = ".download"
@@ -74,7 +74,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     unpacked_bytes: int | None = None
 
     def __str__(self) -> str:
-        return shown_url(self.address)
+        return format_url(self.address)
 
     @property
     def target(self) -> str:
@@ -234,7 +234,7 @@ class FileSet:
         """Refuses a disk that is too small for the missing entries."""
         compressed = sum(entry.bytes - self._count_bytes(entry) for entry in missing)
         unpacked = sum(entry.unpacked_bytes or 0 for entry in missing)
-        free = free_bytes(self.folder)
+        free = measure_free_bytes(self.folder)
         if free < compressed + unpacked:
             raise ConfigurationError(
                 f"folder={self.folder}: {format_bytes(free)} are free, and "
@@ -245,7 +245,7 @@ class FileSet:
 
     def _path(self, name: str) -> Path:
         """Returns the path of a name of the manifest in the target folder."""
-        return path_inside(self.folder, name, "the manifest")
+        return join_inside(self.folder, name, "the manifest")
 
     def _count_bytes(self, entry: Entry) -> int:
         """Returns how many bytes of a file are already in the folder."""
@@ -384,7 +384,7 @@ def _open_from(entry: Entry, start: int, timeout: float) -> Iterator[Iterator[by
     if start:
         headers["Range"] = f"bytes={start}-"
     with (
-        transport_errors(str(entry), shown_server(entry.address)),
+        convert_transport_errors(str(entry), format_server(entry.address)),
         httpx2.stream(
             "GET", entry.address, headers=headers, timeout=timeout, follow_redirects=True
         ) as response,
@@ -392,7 +392,7 @@ def _open_from(entry: Entry, start: int, timeout: float) -> Iterator[Iterator[by
         _check_response(response, entry, start)
         is_whole_file = response.status_code != 206
         extra_bytes = start if is_whole_file else 0
-        yield refuse_slow(_skip_bytes(response.iter_raw(), extra_bytes), timeout)
+        yield refuse_slow_response(_skip_bytes(response.iter_raw(), extra_bytes), timeout)
 
 
 def _read_local(entry: Entry, start: int) -> Iterator[bytes]:

@@ -15,9 +15,9 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from bsmeta.core.errors import DataError, show
+from bsmeta.core.errors import DataError, format_value
 from bsmeta.core.parsing import JSONDecoder
-from bsmeta.core.printable import printable
+from bsmeta.core.printable import make_printable
 from bsmeta.data.io.compression import GZIP_MARK, LFS_POINTER, DamagedFileError
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.files import open_file, shard_content
@@ -253,8 +253,8 @@ def _conversion_command(path: str | FileRef, jq_filter: str) -> str:
 
 def _quote_start(head: bytes) -> str:
     """Returns `it begins with "…"`, with the first characters of a file on one line."""
-    text = printable(head[:_HEAD].decode(errors="replace"))
-    return f"it begins with {show(' '.join(text.split())[:_SHOWN].rstrip())}"
+    text = make_printable(head[:_HEAD].decode(errors="replace"))
+    return f"it begins with {format_value(' '.join(text.split())[:_SHOWN].rstrip())}"
 
 
 def _is_object(line: bytes) -> bool:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Generator
 from typing import BinaryIO, cast
 
-from bsmeta.core.progress import reporting
+from bsmeta.core.progress import report_each
 from bsmeta.data.io.compression import AccessPoint, read_content
 from bsmeta.data.io.file_ref import FileRef
 
@@ -25,7 +25,7 @@ def open_file(path: str | FileRef, blocks: int = 1) -> BinaryIO:
     return cast(BinaryIO, RemoteFile(path, blocks))
 
 
-def size_of(path: str | FileRef) -> int:
+def measure_file(path: str | FileRef) -> int:
     """Returns the size of a file in bytes."""
     return path.size if isinstance(path, FileRef) else os.path.getsize(path)
 
@@ -33,9 +33,9 @@ def size_of(path: str | FileRef) -> int:
 def refuse_bad_copy(path: str | FileRef) -> None:
     """Raises a `DataError` if a rejected document may come from a bad copy of a remote file."""
     if isinstance(path, FileRef):
-        from bsmeta.data.io.remote_file import refuse_bad_copy_of
+        from bsmeta.data.io.remote_file import refuse_bad_cached_copy
 
-        refuse_bad_copy_of(path)
+        refuse_bad_cached_copy(path)
 
 
 def shard_content(
@@ -56,4 +56,4 @@ def shard_content(
 
         yield from read_remote_content(path, file, point)
     else:
-        yield from reporting(read_content(path, file, point))
+        yield from report_each(read_content(path, file, point))

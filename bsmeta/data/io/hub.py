@@ -29,10 +29,10 @@ from huggingface_hub.errors import HfUriError
 from huggingface_hub.utils import build_hf_headers, get_session, get_token_to_send, parse_hf_uri
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.files import replacing
+from bsmeta.core.files import replace_atomically
 from bsmeta.core.parsing import decode_json
-from bsmeta.core.secrets import hide
-from bsmeta.data.io.cache import kept_if_possible
+from bsmeta.core.secrets import declare_secrets
+from bsmeta.data.io.cache import keep_if_possible
 from bsmeta.data.io.file_ref import EVERYWHERE, HUB, FileRef, RemoteSettings
 from bsmeta.data.io.remote import (
     Pattern,
@@ -42,9 +42,9 @@ from bsmeta.data.io.remote import (
     check_encoding,
     check_range,
     check_transient,
-    refuse_slow,
-    shown_server,
-    transport_errors,
+    convert_transport_errors,
+    format_server,
+    refuse_slow_response,
 )
 from bsmeta.data.io.verifier import Verifier
 
@@ -65,7 +65,7 @@ class Hub(Store):
 
     @property
     def server(self) -> str:
-        return shown_server(constants.ENDPOINT)
+        return format_server(constants.ENDPOINT)
 
     def is_offline(self) -> bool:
         return bool(constants.is_offline_mode())
@@ -107,13 +107,13 @@ class Hub(Store):
             self._check_commit(response, ref)
             check_encoding(response)
             check_range(self, response, ref, start)
-            yield refuse_slow(response.iter_raw(), constants.HF_HUB_DOWNLOAD_TIMEOUT)
+            yield refuse_slow_response(response.iter_raw(), constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
     def list_files(self, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:
         folder = Path(settings.folder) / "listings"
-        revision_file = folder / _listing_name(pattern, pattern.revision)
+        revision_file = folder / _name_listing(pattern, pattern.revision)
         if self.is_offline():
-            listing = _load(revision_file)
+            listing = _load_listing(revision_file)
             if listing is None:
                 raise DataError(
                     f"HF_HUB_OFFLINE is set, and {folder} has no listing of {pattern.pattern} in "
@@ -121,18 +121,18 @@ class Hub(Store):
                     "HF_HUB_OFFLINE, or use local files"
                 )
         else:
-            commit = commit_of(
+            commit = resolve_commit(
                 pattern.container, pattern.revision, settings.retries, constants.ENDPOINT
             )
-            commit_file = folder / _listing_name(pattern, commit)
-            listing = _load(commit_file)
+            commit_file = folder / _name_listing(pattern, commit)
+            listing = _load_listing(commit_file)
             if listing is None:
                 listing = Listing(commit, self._list_tree(pattern, commit, settings.retries))
-                _save(commit_file, listing)
+                _save_listing(commit_file, listing)
 
             # Offline, the commit of a revision is unknown: its listing is looked up by revision.
             if revision_file != commit_file:
-                _save(revision_file, listing)
+                _save_listing(revision_file, listing)
 
         return [
             FileRef(
@@ -173,13 +173,13 @@ class Hub(Store):
         Raises:
             DataError: If the Hub refuses or cannot be reached, or the next page is on another host.
         """
-        attempts = Retries(retries, self.advice())
+        attempts = Retries(retries, self.write_advice())
         next_page: str | None = url
         while next_page:
             request = partial(self._get_page, next_page, subject, answer_type)
             page, next_page = attempts.call(subject, request)
             if next_page and urlsplit(next_page)[:2] != urlsplit(url)[:2]:
-                host = shown_server(next_page).partition("://")[2]
+                host = format_server(next_page).partition("://")[2]
                 raise DataError(
                     f"{subject}: the next page of the listing is on another host, {host}, which "
                     "must not get the token; set HF_ENDPOINT to the Hub itself, or to a mirror "
@@ -192,7 +192,7 @@ class Hub(Store):
     ) -> tuple[Answer, str | None]:
         """Returns a page of a JSON response, and the URL of the next page."""
         with self._open(url, subject) as response:
-            chunks = refuse_slow(response.iter_bytes(), constants.HF_HUB_DOWNLOAD_TIMEOUT)
+            chunks = refuse_slow_response(response.iter_bytes(), constants.HF_HUB_DOWNLOAD_TIMEOUT)
             body = b"".join(chunks)
             link = response.links.get("next", {}).get("url")
 
@@ -212,10 +212,10 @@ class Hub(Store):
         if self.is_offline():
             raise DataError(f"{subject}: HF_HUB_OFFLINE is set, and this is not in the cache")
 
-        hide(get_token_to_send(None))  # it may come from a file
+        declare_secrets(get_token_to_send(None))  # it may come from a file
         timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
         try:
-            with transport_errors(subject, f"{self.server} (HF_ENDPOINT)"):
+            with convert_transport_errors(subject, f"{self.server} (HF_ENDPOINT)"):
                 all_headers = build_hf_headers(headers=headers)
                 with get_session().stream(
                     "GET", url, headers=all_headers, timeout=timeout
@@ -273,11 +273,11 @@ class Hub(Store):
             etag = etag.removeprefix("W/").strip('"')
             if commit is not None and (commit != ref.version or etag not in ("", ref.etag)):
                 expected = f"commit {ref.version}, ETag {ref.etag}"
-                raise self.changed(ref, f"commit {commit}, ETag {etag}", expected)
+                raise self.make_changed_error(ref, f"commit {commit}, ETag {etag}", expected)
 
 
 @cache
-def commit_of(repo: str, revision: str, retries: int, endpoint: str) -> str:
+def resolve_commit(repo: str, revision: str, retries: int, endpoint: str) -> str:
     """Returns the commit of a revision; resolved once, so that a run reads only one commit."""
     if COMMIT.fullmatch(revision):
         return revision
@@ -331,14 +331,14 @@ class Listing(msgspec.Struct):
     files: list[ListedFile]
 
 
-def _listing_name(pattern: Pattern, revision: str) -> str:
+def _name_listing(pattern: Pattern, revision: str) -> str:
     """Returns the name of the file in which a listing is cached."""
     request = json.dumps([pattern.container, revision, pattern.folder, pattern.is_deep])
     request_hash = xxhash.xxh3_64_hexdigest(request.encode())
     return f"{pattern.container.replace('/', '--')}-{request_hash}.json"
 
 
-def _load(path: Path) -> Listing | None:
+def _load_listing(path: Path) -> Listing | None:
     """Reads a cached listing; returns None if there is none, or it cannot be read."""
     try:
         return decode_json(path.read_bytes(), Listing)
@@ -346,8 +346,8 @@ def _load(path: Path) -> Listing | None:
         return None
 
 
-def _save(path: Path, listing: Listing) -> None:
-    with kept_if_possible("the listing of a data set is"):
+def _save_listing(path: Path, listing: Listing) -> None:
+    with keep_if_possible("the listing of a data set is"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
+        with replace_atomically(path) as part:
             part.write_bytes(msgspec.json.encode(listing))

@@ -31,9 +31,9 @@ import numpy as np
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import UserError
 from bsmeta.core.exit_codes import EXIT_USER_ERROR
-from bsmeta.core.files import full_disk_error, refuse_undecodable
+from bsmeta.core.files import explain_full_disk, refuse_undecodable
 from bsmeta.core.process import exit_code
-from bsmeta.core.progress import reporting
+from bsmeta.core.progress import report_each
 from bsmeta.data.io.cache import Arrays, Cache
 from bsmeta.data.io.compression import (
     BLOCK,
@@ -44,9 +44,9 @@ from bsmeta.data.io.compression import (
     read_zst_blocks,
 )
 from bsmeta.data.io.file_ref import FileRef
-from bsmeta.data.io.files import open_file, shard_content, size_of
+from bsmeta.data.io.files import measure_file, open_file, shard_content
 from bsmeta.data.io.shard_reader import ShardReader
-from bsmeta.data.io.shards import check_are_files, expand, is_parquet
+from bsmeta.data.io.shards import check_are_files, is_parquet, list_entry_files
 from bsmeta.metadata.records import WholeLine
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class ShardIndex:
         content = np.frombuffer(b"".join(packed), np.uint8)
         return cls({"numbers": numbers, "ends": ends, "windows": content})
 
-    def last_before(self, line: int) -> AccessPoint | None:
+    def find_last_before(self, line: int) -> AccessPoint | None:
         """Returns the last point from which a line can be reached; None if there is none.
 
         A point may lie inside a line, and that line cannot be reached from it.
@@ -137,11 +137,11 @@ class IndexCache:
             DataError: If the shard is on the Hub and cannot be reached.
         """
         if not is_parquet(path):
-            self._cache.make(path, KIND, lambda: build_index(path).arrays)
+            self._cache.ensure_facts(path, KIND, lambda: build_index(path).arrays)
 
     def request(self, path: str | FileRef) -> None:
         """Requests a background build of the index of a shard, if it is worth one."""
-        if is_parquet(path) or size_of(path) < SMALLEST:
+        if is_parquet(path) or measure_file(path) < SMALLEST:
             return
         self._requests.put(path)
         if self._builder != os.getpid():
@@ -166,7 +166,7 @@ def build_index(path: str | FileRef) -> ShardIndex:
 
     with open_file(path) as file:
         line_ends = _find_line_ends(file)
-    raw = np.arange(0, size_of(path), SPACING)
+    raw = np.arange(0, measure_file(path), SPACING)
     lines = np.searchsorted(line_ends, raw)
     offsets = raw
     bits = np.zeros_like(raw)
@@ -180,7 +180,7 @@ def _build_zst_index(path: str | FileRef) -> ShardIndex:
     next_point = SPACING  # bytes of content
     with open_file(path) as file:
         try:
-            for frame, block in reporting(read_zst_blocks(file)):
+            for frame, block in report_each(read_zst_blocks(file)):
                 if frame != current_frame and raw >= next_point:
                     points.append((raw, lines, frame, 0))
                     next_point = raw + SPACING
@@ -229,7 +229,7 @@ def _find_line_ends(file: BinaryIO) -> np.ndarray:
     """Returns the offsets of all line ends (int64)."""
     ends = [np.zeros(0, np.int64)]
     block_start = 0
-    for block in reporting(iter(lambda: file.read(BLOCK), b"")):
+    for block in report_each(iter(lambda: file.read(BLOCK), b"")):
         ends.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + block_start)
         block_start += len(block)
     return np.concatenate(ends)
@@ -290,7 +290,7 @@ class LineReader(ShardReader):
             if number != self.line:
                 self._go_to(number, may_load_index=may_load_index)
                 may_load_index = False
-            line = self._next()
+            line = self._read_next()
             if line is None:
                 break
             lines.append(bytes(line) if copies else line)
@@ -305,12 +305,12 @@ class LineReader(ShardReader):
                 self._index = self._indexes.load(self.path)
 
             # A point within the lines that were already read would only read them again.
-            point = self._index.last_before(line) if self._index else None
+            point = self._index.find_last_before(line) if self._index else None
             if line < self.line or (point and point.line > self.line + len(self._lines)):
                 self.close()
                 self._open_at(point)
 
-        while self.line < line and self._next() is not None:
+        while self.line < line and self._read_next() is not None:
             pass
 
     @property
@@ -323,7 +323,7 @@ class LineReader(ShardReader):
         self._blocks.close()
         self._file.close()
 
-    def _next(self) -> WholeLine | None:
+    def _read_next(self) -> WholeLine | None:
         """Returns the next line; None if the shard ends or is damaged."""
         while not self._lines:
             if not self._read_block():
@@ -400,7 +400,7 @@ def main() -> int:
     try:
         shards: set[str | FileRef] = set()
         for entry in arguments.shards:
-            shards.update(expand(entry, config))
+            shards.update(list_entry_files(entry, config))
         paths = sorted(shards, key=str)
         refuse_undecodable(paths, "shards")
         check_are_files(paths)
@@ -408,7 +408,7 @@ def main() -> int:
             indexes.build(path)
             print(path)
     except (UserError, OSError) as error:
-        print(f"error: {full_disk_error(error) or error}", file=sys.stderr)
+        print(f"error: {explain_full_disk(error) or error}", file=sys.stderr)
         return EXIT_USER_ERROR
     return 0
 

@@ -33,7 +33,7 @@ import msgspec
 
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.core.parsing import decode_json
-from bsmeta.core.secrets import hide
+from bsmeta.core.secrets import declare_secrets
 from bsmeta.data.io.file_ref import FileRef, RemoteSettings
 from bsmeta.data.io.remote import (
     Pattern,
@@ -42,10 +42,10 @@ from bsmeta.data.io.remote import (
     TransientError,
     check_range,
     check_transient,
+    convert_transport_errors,
     describe_error,
-    refuse_slow,
-    shown_server,
-    transport_errors,
+    format_server,
+    refuse_slow_response,
 )
 from bsmeta.data.io.verifier import Verifier
 
@@ -103,14 +103,14 @@ class Bucket(Store):
 
     @contextlib.contextmanager
     def open_range(self, ref: FileRef, start: int, stop: int) -> Iterator[Iterator[bytes]]:
-        url, headers = self._content_request(ref)
+        url, headers = self._make_content_request(ref)
         headers |= {"Range": f"bytes={start}-{stop - 1}"}
         subject = f"{ref}, bytes {start} to {stop}"
         with self._request("GET", url, ref, subject, headers) as response:
             self._check_version(response, ref)
             check_range(self, response, ref, start)
             # The raw bytes are the stored ones, whatever their Content-Encoding.
-            yield refuse_slow(response.iter_raw(), TIMEOUT)
+            yield refuse_slow_response(response.iter_raw(), TIMEOUT)
 
     def verifier(self, ref: FileRef) -> Verifier | None:
         if MD5_ETAG.fullmatch(ref.etag):
@@ -118,7 +118,7 @@ class Bucket(Store):
         return None
 
     @abstractmethod
-    def _content_request(self, ref: FileRef) -> tuple[str, Headers]:
+    def _make_content_request(self, ref: FileRef) -> tuple[str, Headers]:
         """Returns the URL and the headers that request the content of an object."""
 
     @abstractmethod
@@ -148,8 +148,8 @@ class Bucket(Store):
             source: The requested object, or the pattern of the requested listing.
             subject: The same, for messages.
         """
-        with transport_errors(subject, self.server):
-            client = http_client(os.getpid())
+        with convert_transport_errors(subject, self.server):
+            client = create_http_client(os.getpid())
             with client.stream(method, url, headers=headers) as response:
                 if response.status_code >= 300:
                     self._check_status(response, source, subject)
@@ -157,7 +157,7 @@ class Bucket(Store):
 
     def _get_body(self, url: str, pattern: Pattern, subject: str, headers: Headers) -> bytes:
         with self._request("GET", url, pattern, subject, headers) as response:
-            return b"".join(refuse_slow(response.iter_bytes(), TIMEOUT))
+            return b"".join(refuse_slow_response(response.iter_bytes(), TIMEOUT))
 
     def _check_status(
         self, response: httpx2.Response, source: FileRef | Pattern, subject: str
@@ -173,7 +173,7 @@ class Bucket(Store):
 
         is_gone = status in (412, 416) or (status == 404 and code != "NoSuchBucket")
         if is_gone and isinstance(source, FileRef):
-            raise self.changed(source, answer, f"the object of ETag {source.etag}")
+            raise self.make_changed_error(source, answer, f"the object of ETag {source.etag}")
 
         bucket = source.container
         region = response.headers.get("x-amz-bucket-region")
@@ -193,7 +193,7 @@ class Bucket(Store):
 
 
 @cache
-def http_client(process: int) -> httpx2.Client:
+def create_http_client(process: int) -> httpx2.Client:
     """Returns the HTTP client of a process; connections do not survive a fork."""
     return httpx2.Client(timeout=TIMEOUT)
 
@@ -202,7 +202,7 @@ def http_client(process: int) -> httpx2.Client:
 def list_objects(store: Bucket, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:
     """Lists the objects in the folder of a pattern (and below it, if the pattern is deep)."""
     subject = f"{pattern.root}/{pattern.folder}".rstrip("/")
-    attempts = Retries(settings.retries, store.advice())
+    attempts = Retries(settings.retries, store.write_advice())
     objects: list[FileRef] = []
     page: str | None = ""
     while page is not None:
@@ -214,7 +214,7 @@ def list_objects(store: Bucket, pattern: Pattern, settings: RemoteSettings) -> l
     return objects
 
 
-def _literal_prefix(pattern: Pattern) -> str:
+def _extract_literal_prefix(pattern: Pattern) -> str:
     """Returns the part of a pattern before its first wildcard; every match begins with it."""
     return re.split(r"[*?\[]", pattern.pattern, maxsplit=1)[0]
 
@@ -237,7 +237,7 @@ class S3(Bucket):
 
     @property
     def server(self) -> str:
-        return shown_server(self._client(None).meta.endpoint_url)
+        return format_server(self._create_client(None).meta.endpoint_url)
 
     def list_page(
         self,
@@ -247,12 +247,12 @@ class S3(Bucket):
         settings: RemoteSettings,
     ) -> tuple[list[FileRef], str]:
         bucket = pattern.container
-        parameters = {"Prefix": _literal_prefix(pattern), "EncodingType": "url"}
+        parameters = {"Prefix": _extract_literal_prefix(pattern), "EncodingType": "url"}
         if not pattern.is_deep:
             parameters["Delimiter"] = "/"
         if page:
             parameters["ContinuationToken"] = page
-        url = self._sign("list_objects_v2", bucket, parameters)
+        url = self._presign_request("list_objects_v2", bucket, parameters)
 
         try:
             listing = ElementTree.fromstring(self._get_body(url, pattern, subject, {}))
@@ -306,20 +306,20 @@ class S3(Bucket):
             parameters["PartNumber"] = part
 
         def request() -> httpx2.Headers:
-            url = self._sign("head_object", ref.container, parameters)
+            url = self._presign_request("head_object", ref.container, parameters)
             with self._request("HEAD", url, ref, str(ref), {}) as response:
                 return response.headers
 
-        return Retries(ref.settings.retries, self.advice()).call(str(ref), request)
+        return Retries(ref.settings.retries, self.write_advice()).call(str(ref), request)
 
-    def _content_request(self, ref: FileRef) -> tuple[str, Headers]:
-        url = self._sign("get_object", ref.container, {"Key": ref.path})
+    def _make_content_request(self, ref: FileRef) -> tuple[str, Headers]:
+        url = self._presign_request("get_object", ref.container, {"Key": ref.path})
         return url, {"If-Match": f'"{ref.etag}"', "Accept-Encoding": "identity"}
 
     def _check_version(self, response: httpx2.Response, ref: FileRef) -> None:
         etag = response.headers.get("ETag", "").removeprefix("W/").strip('"')
         if etag not in ("", ref.etag):
-            raise self.changed(ref, f"ETag {etag}", f"ETag {ref.etag}")
+            raise self.make_changed_error(ref, f"ETag {etag}", f"ETag {ref.etag}")
 
     def _read_error_code(self, body: bytes) -> str:
         match = re.search(rb"<Code>([\w.]+)</Code>", body)
@@ -345,23 +345,23 @@ class S3(Bucket):
             "s3:ListBucket of the bucket and s3:GetObject of its objects, or the name is wrong"
         )
 
-    def _sign(self, method: str, bucket: str, parameters: dict[str, Any]) -> str:
+    def _presign_request(self, method: str, bucket: str, parameters: dict[str, Any]) -> str:
         """Returns the presigned URL of a request; it grants access until it expires."""
         with self._errors():
-            client = self._client(self.regions.get(bucket))
+            client = self._create_client(self.regions.get(bucket))
 
             # The credentials may come from a file or from the machine, so they are not hidden yet.
             credentials = self._session.get_credentials()
             if credentials is not None:
                 frozen = credentials.get_frozen_credentials()
-                hide(frozen.secret_key, frozen.token)
+                declare_secrets(frozen.secret_key, frozen.token)
 
             bucket_parameters = {"Bucket": bucket, **parameters}
             return str(
                 client.generate_presigned_url(method, Params=bucket_parameters, ExpiresIn=EXPIRY)
             )
 
-    def _client(self, region: str | None) -> Any:
+    def _create_client(self, region: str | None) -> Any:
         """Returns botocore's client for a region; None is the configured one."""
         from botocore import UNSIGNED
         from botocore.config import Config
@@ -504,7 +504,7 @@ class CloudStorage(Bucket):
 
     @property
     def server(self) -> str:
-        return shown_server(self._endpoint)
+        return format_server(self._endpoint)
 
     def list_page(
         self,
@@ -515,7 +515,7 @@ class CloudStorage(Bucket):
     ) -> tuple[list[FileRef], str]:
         bucket = pattern.container
         fields = "items(name,size,generation,md5Hash,crc32c),nextPageToken"
-        parameters = {"prefix": _literal_prefix(pattern), "fields": fields}
+        parameters = {"prefix": _extract_literal_prefix(pattern), "fields": fields}
         if not pattern.is_deep:
             parameters["delimiter"] = "/"
         if page:
@@ -543,7 +543,7 @@ class CloudStorage(Bucket):
         ]
         return refs, listing.nextPageToken
 
-    def _content_request(self, ref: FileRef) -> tuple[str, Headers]:
+    def _make_content_request(self, ref: FileRef) -> tuple[str, Headers]:
         name = f"b/{quote(ref.container, safe='')}/o/{quote(ref.path, safe='')}"
         url = f"{self._endpoint}/storage/v1/{name}?alt=media&generation={ref.version}"
         # If gzip were not accepted, the store would decompress objects stored with this encoding.
@@ -552,7 +552,9 @@ class CloudStorage(Bucket):
     def _check_version(self, response: httpx2.Response, ref: FileRef) -> None:
         generation = response.headers.get("x-goog-generation", ref.version)
         if generation != ref.version:
-            raise self.changed(ref, f"generation {generation}", f"generation {ref.version}")
+            raise self.make_changed_error(
+                ref, f"generation {generation}", f"generation {ref.version}"
+            )
 
     def _read_error_code(self, body: bytes) -> str:
         try:
@@ -589,5 +591,5 @@ class CloudStorage(Bucket):
                 f"gs://… cannot be read: {describe_error(error)}; run gcloud auth "
                 "application-default login, or correct GOOGLE_APPLICATION_CREDENTIALS"
             ) from None
-        hide(self._credentials.token)
+        declare_secrets(self._credentials.token)
         return {"Authorization": f"Bearer {self._credentials.token}"}

@@ -106,7 +106,11 @@ class ParquetReader(ShardReader):
                     end = self._first_row + len(self._batch)
                     rows = numbers[len(lines) : bisect.bisect_left(numbers, end)]
                     batch = _select_rows(self._batch, [row - self._first_row for row in rows])
-                    lines += _partial_lines(batch, self._late) if self._late else json_lines(batch)
+                    lines += (
+                        _encode_partial_rows(batch, self._late)
+                        if self._late
+                        else encode_rows(batch)
+                    )
                     self.line = rows[-1] + 1
 
         self.ended = len(lines) < len(numbers)
@@ -134,7 +138,7 @@ class ParquetReader(ShardReader):
             batch = next(self._batches, None)
             if batch is None:
                 raise ValueError(f"it ends before row {row + 1}")
-            self._batch = without_views(batch)
+            self._batch = cast_views(batch)
             report_progress()
         return True
 
@@ -146,9 +150,9 @@ class ParquetReader(ShardReader):
         self._first_row = ends[group - 1] if group else 0
         self._batch = NO_ROWS
 
-        chunks = self._source.column_chunks(group, self._columns)
+        chunks = self._source.describe_column_chunks(group, self._columns)
         batch_rows = _choose_batch_rows(chunks, ends[group] - self._first_row, self._late)
-        self._batches = self._source.batches(group, self._columns, batch_rows)
+        self._batches = self._source.read_batches(group, self._columns, batch_rows)
 
     @contextlib.contextmanager
     def _record_damage(self) -> Iterator[None]:
@@ -221,16 +225,16 @@ def _is_safe(kind: pa.DataType) -> bool:
     return is_text or types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
 
 
-def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+def cast_views(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Casts the views of a batch, because few of Arrow's functions accept views."""
-    column_types = [plain_type(kind) for kind in batch.schema.types]
+    column_types = [remove_views(kind) for kind in batch.schema.types]
     if column_types == batch.schema.types:
         return batch
     return batch.cast(pa.schema([*zip(batch.schema.names, column_types, strict=True)]))
 
 
 @lru_cache
-def plain_type(kind: pa.DataType) -> pa.DataType:
+def remove_views(kind: pa.DataType) -> pa.DataType:
     """Returns a type whose strings, binary values, and lists of them, are no views."""
     if types.is_string_view(kind):
         return pa.large_string()
@@ -239,18 +243,18 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
     # A list view of plain values is read as it is: Arrow fails to cast one that has nulls only.
     inner_types = [kind.field(number).type for number in range(kind.num_fields)]
-    if [plain_type(inner_type) for inner_type in inner_types] == inner_types:
+    if [remove_views(inner_type) for inner_type in inner_types] == inner_types:
         return kind
 
     if types.is_struct(kind):
-        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
+        return pa.struct([field.with_type(remove_views(field.type)) for field in kind])
     if types.is_map(kind):
-        return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
+        return pa.map_(remove_views(kind.key_type), remove_views(kind.item_type))
     if types.is_fixed_size_list(kind):
-        return pa.list_(plain_type(kind.value_type), kind.list_size)
+        return pa.list_(remove_views(kind.value_type), kind.list_size)
     if types.is_large_list(kind) or types.is_large_list_view(kind):
-        return pa.large_list(plain_type(kind.value_type))
-    return pa.list_(plain_type(kind.value_type))
+        return pa.large_list(remove_views(kind.value_type))
+    return pa.list_(remove_views(kind.value_type))
 
 
 def _is_any_list(kind: pa.DataType) -> bool:
@@ -272,58 +276,58 @@ def _select_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
-def json_lines(batch: pa.RecordBatch) -> list[bytes]:
+def encode_rows(batch: pa.RecordBatch) -> list[bytes]:
     """Returns the rows of a batch, each as a JSON object.
 
     Strings that are not UTF-8 are copied as they are; decoding the line reports them.
     """
     if not batch.num_columns:
         return [b"{}"] * batch.num_rows
-    return list(map(_ENCODER.encode, _to_objects(batch.schema, batch.columns)))
+    return list(map(_ENCODER.encode, _build_objects(batch.schema, batch.columns)))
 
 
-def _partial_lines(batch: pa.RecordBatch, late: Sequence[str]) -> list[PartialLine]:
+def _encode_partial_rows(batch: pa.RecordBatch, late: Sequence[str]) -> list[PartialLine]:
     """Returns the rows of a batch; their late columns, which are lists, are not converted yet."""
     late = [name for name in late if name in batch.schema.names]
     late_columns: list[dict[str, Callable[[], bytes]]] = [{} for _ in range(batch.num_rows)]
     for name in late:
         lists = batch.column(name)
         for row in np.flatnonzero(_list_lengths(lists)).tolist():
-            late_columns[row][name] = partial(element, lists, row)
-    return list(map(PartialLine, json_lines(batch.drop_columns(late)), late_columns))
+            late_columns[row][name] = partial(encode_element, lists, row)
+    return list(map(PartialLine, encode_rows(batch.drop_columns(late)), late_columns))
 
 
-def element(array: pa.Array, row: int) -> bytes:
+def encode_element(array: pa.Array, row: int) -> bytes:
     """Returns one element of an array as JSON."""
-    return _ENCODER.encode(_to_values(array.slice(row, 1))[0])
+    return _ENCODER.encode(_convert_values(array.slice(row, 1))[0])
 
 
-def _to_values(array: pa.Array) -> list[Any]:
+def _convert_values(array: pa.Array) -> list[Any]:
     """Converts the elements of an array to Python values for JSON; a list becomes a tuple."""
     kind = array.type
     if types.is_string(kind) or types.is_large_string(kind):
-        return _to_texts(array)
+        return _convert_to_texts(array)
     if types.is_integer(kind) or types.is_boolean(kind):
         return array.to_pylist()
 
     if types.is_struct(kind) and kind.num_fields:
-        return _restore_nulls(array, _to_objects(kind, array.flatten()))
+        return _restore_nulls(array, _build_objects(kind, array.flatten()))
     if _is_any_list(kind):
-        return _restore_nulls(array, _to_tuples(array))
+        return _restore_nulls(array, _convert_to_tuples(array))
     if types.is_dictionary(kind):
-        return _to_values(array.dictionary_decode())
+        return _convert_values(array.dictionary_decode())
 
     if types.is_timestamp(kind):
-        return _to_texts(_format_timestamps(array))
+        return _convert_to_texts(_format_timestamps(array))
     if types.is_date(kind):
         return _drop_distant_dates(array).to_pylist()
 
     if types.is_binary(kind):
-        return _to_texts(array.view(pa.string()))
+        return _convert_to_texts(array.view(pa.string()))
     if types.is_large_binary(kind):
-        return _to_texts(array.view(pa.large_string()))
+        return _convert_to_texts(array.view(pa.large_string()))
     if types.is_fixed_size_binary(kind):
-        return _to_values(array.cast(pa.binary()))
+        return _convert_values(array.cast(pa.binary()))
     return [_shorten_floats(value, kind) for value in array.to_pylist(maps_as_pydicts="lossy")]
 
 
@@ -335,15 +339,15 @@ def _restore_nulls(array: pa.Array, values: list[Any]) -> list[Any]:
     return [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]
 
 
-def _to_objects(fields: Iterable[pa.Field], columns: Sequence[pa.Array]) -> list[Any]:
+def _build_objects(fields: Iterable[pa.Field], columns: Sequence[pa.Array]) -> list[Any]:
     """Builds an object for each row; of fields with the same name, the last one counts."""
     named_columns = {field.name: column for field, column in zip(fields, columns, strict=True)}
-    build_object = _object_builder(tuple(named_columns))
-    return list(map(build_object, *map(_to_values, named_columns.values())))
+    build_object = _make_object_builder(tuple(named_columns))
+    return list(map(build_object, *map(_convert_values, named_columns.values())))
 
 
 @lru_cache
-def _object_builder(names: tuple[str, ...]) -> Callable[..., Any]:
+def _make_object_builder(names: tuple[str, ...]) -> Callable[..., Any]:
     """Returns a function that builds an object from the values of its fields.
 
     The objects are not tracked by the garbage collector: a page has hundreds of them.
@@ -363,14 +367,14 @@ def _list_lengths(array: pa.Array) -> np.ndarray:
     return lengths.to_numpy()
 
 
-def _to_tuples(array: pa.Array) -> list[Any]:
+def _convert_to_tuples(array: pa.Array) -> list[Any]:
     """Converts lists to tuples; null becomes an empty one."""
-    values = tuple(_to_values(array.flatten()))
+    values = tuple(_convert_values(array.flatten()))
     bounds = [0, *np.cumsum(_list_lengths(array)).tolist()]
     return [values[begin:end] for begin, end in itertools.pairwise(bounds)]
 
 
-def _to_texts(array: pa.Array) -> list[Any]:
+def _convert_to_texts(array: pa.Array) -> list[Any]:
     """Converts strings; one that is not UTF-8 becomes JSON that is not UTF-8, either."""
     try:
         return array.to_pylist()

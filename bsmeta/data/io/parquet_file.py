@@ -101,7 +101,7 @@ class ParquetSource:
             raise ValueError(f"a row group has {min(rows)} rows")
         self.ends = [*itertools.accumulate(rows)]
 
-    def column_chunks(
+    def describe_column_chunks(
         self, group: int, columns: Collection[str] | None = None
     ) -> list[ColumnChunk]:
         """Describes the selected columns of a row group.
@@ -126,7 +126,7 @@ class ParquetSource:
             )
         return [_describe_chunk(leaf, metadata.column(leaf.number)) for leaf in leaves]
 
-    def batches(
+    def read_batches(
         self,
         group: int,
         columns: Collection[str] | None,
@@ -138,7 +138,7 @@ class ParquetSource:
         """Yields the rows of a row group in batches, decoded page by page.
 
         Args:
-            columns: As in `column_chunks`.
+            columns: As in `describe_column_chunks`.
             rows: Maximum number of rows of a batch.
             indexed: Leaves of the schema, texts, to be read as indices of a dictionary.
             use_threads: Whether columns are decoded in parallel. The threads of Arrow do not

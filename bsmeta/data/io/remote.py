@@ -29,9 +29,9 @@ import httpx2
 from huggingface_hub.utils import parse_ratelimit_headers
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.progress import report_progress, reporting
-from bsmeta.core.secrets import redact, shown_url
-from bsmeta.data.io.file_ref import FileRef, RemoteSettings, root_of
+from bsmeta.core.progress import report_each, report_progress
+from bsmeta.core.secrets import format_url, redact
+from bsmeta.data.io.file_ref import FileRef, RemoteSettings, find_root
 from bsmeta.data.io.verifier import Verifier
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Pattern:
     @property
     def root(self) -> str:
         """URL of the data set or the bucket."""
-        return root_of(self.scheme, self.container)
+        return find_root(self.scheme, self.container)
 
     @property
     def folder(self) -> str:
@@ -197,14 +197,14 @@ class Store(ABC):
         """Returns whether only cached content can be read."""
         return False
 
-    def advice(self) -> str:
+    def write_advice(self) -> str:
         """Returns advice for a user whose server cannot be reached."""
         return (
             f"see whether {self.server} can be reached from here ({self.variable}, a proxy), start "
             "again later, or raise data_config.hub_retries"
         )
 
-    def changed(self, ref: FileRef, actual: str, expected: str) -> DataError:
+    def make_changed_error(self, ref: FileRef, actual: str, expected: str) -> DataError:
         """Returns the error for a file that differs from the listed one."""
         return DataError(
             f"{ref}: the file has changed since it was listed: found {actual}, expected "
@@ -331,14 +331,14 @@ class Retries:
             delay -= REPORTED_S
 
 
-def shown_server(url: str) -> str:
+def format_server(url: str) -> str:
     """Returns the scheme, host and port of a URL, without user and password."""
-    scheme, separator, location = shown_url(url).partition("://")
+    scheme, separator, location = format_url(url).partition("://")
     return f"{scheme}{separator}{location.partition('/')[0]}"
 
 
 @contextlib.contextmanager
-def transport_errors(subject: str, server: str) -> Iterator[None]:
+def convert_transport_errors(subject: str, server: str) -> Iterator[None]:
     """Turns the errors of an HTTP request into errors of this module.
 
     Raises:
@@ -355,7 +355,7 @@ def transport_errors(subject: str, server: str) -> Iterator[None]:
         ) from None
 
 
-def refuse_slow(chunks: Iterator[bytes], timeout: float) -> Iterator[bytes]:
+def refuse_slow_response(chunks: Iterator[bytes], timeout: float) -> Iterator[bytes]:
     """Yields the chunks of a response as long as they arrive fast enough.
 
     Args:
@@ -367,7 +367,7 @@ def refuse_slow(chunks: Iterator[bytes], timeout: float) -> Iterator[bytes]:
     period = SLOW_TIMEOUTS * timeout
     period_start = time.monotonic()
     received = 0  # bytes in this period
-    for chunk in reporting(chunks):
+    for chunk in report_each(chunks):
         yield chunk
         received += len(chunk)
 
@@ -426,7 +426,7 @@ def check_range(store: Store, response: httpx2.Response, ref: FileRef, start: in
     last_byte = int(match[2])
     file_size = match[3]
     if file_size not in ("*", str(ref.size)):
-        raise store.changed(ref, f"{file_size} bytes", f"{ref.size} bytes")
+        raise store.make_changed_error(ref, f"{file_size} bytes", f"{ref.size} bytes")
     if length not in (None, str(last_byte + 1 - start)):
         raise TransientError(f"{length} bytes in an answer that announces {content_range}")
 

@@ -23,9 +23,9 @@ from filelock import FileLock, Timeout
 from fsspec.spec import AbstractBufferedFile
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.files import replacing
+from bsmeta.core.files import replace_atomically
 from bsmeta.core.progress import report_progress
-from bsmeta.data.io.cache import kept_if_possible
+from bsmeta.data.io.cache import keep_if_possible
 from bsmeta.data.io.compression import AccessPoint, DamagedFileError, read_content
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.remote import CancelledError
@@ -44,7 +44,7 @@ class BadCopyError(DataError):
     """A remote file was read from a cached copy that does not match its hash."""
 
 
-def bad_copy_error(ref: FileRef) -> BadCopyError:
+def make_bad_copy_error(ref: FileRef) -> BadCopyError:
     """Returns the error for a cached copy that was read before it turned out to be bad."""
     return BadCopyError(
         f"{ref}: the downloaded copy (in {ref.settings.folder}) did not have the listed hash "
@@ -98,7 +98,7 @@ def _skip_same(blocks: Iterator[bytes], count: int, digest: bytes, ref: FileRef)
             count -= len(block) - len(remainder)
 
     if count or skipped_hash.digest() != digest:
-        raise bad_copy_error(ref)
+        raise make_bad_copy_error(ref)
     return remainder
 
 
@@ -129,7 +129,7 @@ def check_copy(ref: FileRef) -> bool:
     return was_right is None and old_digest == new_digest
 
 
-def refuse_bad_copy_of(ref: FileRef) -> None:
+def refuse_bad_cached_copy(ref: FileRef) -> None:
     """Raises a `DataError` if a rejected document may come from a bad cached copy."""
     try:
         was_right = check_copy(ref)
@@ -138,7 +138,7 @@ def refuse_bad_copy_of(ref: FileRef) -> None:
             raise
         return  # the file is not cached completely, so the copy cannot be blamed
     if not was_right:
-        raise bad_copy_error(ref)
+        raise make_bad_copy_error(ref)
 
 
 class BlockCache:
@@ -212,15 +212,15 @@ class BlockCache:
         return self._folder / "blocks" / name[:2] / name
 
     def _write_block(self, path: Path, block: bytes) -> None:
-        with kept_if_possible("a block of a remote file is"):  # the disk may be full
+        with keep_if_possible("a block of a remote file is"):  # the disk may be full
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as part:
+            with replace_atomically(path) as part:
                 part.write_bytes(block + xxhash.xxh3_64_digest(block))
 
         self._unchecked_bytes += len(block) + CHECKSUM_BYTES
         if self._unchecked_bytes >= self._limit * CHECK_INTERVAL:
             self._unchecked_bytes = 0
-            evict(self._folder / "blocks", self._limit)
+            evict_blocks(self._folder / "blocks", self._limit)
 
 
 def _is_cancelled(cancelled: threading.Event) -> bool:
@@ -261,7 +261,7 @@ class _BlockFile(NamedTuple):
     path: Path
 
 
-def evict(folder: Path, limit: int) -> None:
+def evict_blocks(folder: Path, limit: int) -> None:
     """Removes the least recently read blocks if the folder has more than `limit` bytes.
 
     Other processes may evict concurrently: files that are already gone are skipped.
@@ -395,7 +395,7 @@ class RemoteFile(AbstractBufferedFile):
 
         if self._is_right is False:
             check_copy(self._ref)
-            raise bad_copy_error(self._ref)
+            raise make_bad_copy_error(self._ref)
         return block
 
     def _fetch(self, start: int, cancelled: threading.Event) -> bytes:

@@ -32,7 +32,7 @@ def open_shard(
     return LineReader(path, indexes)
 
 
-def first_lines(path: str | FileRef, count: int) -> list[bytes]:
+def read_first_lines(path: str | FileRef, count: int) -> list[bytes]:
     """Reads the first lines of a shard, with all columns."""
     with contextlib.closing(open_shard(path)) as reader:
         return [bytes(line) for line in reader.read(0, count)]

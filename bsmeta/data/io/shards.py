@@ -27,11 +27,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import xxhash
 
-from bsmeta.config.data import REMOTE, DataConfig, check_data, in_dataset
+from bsmeta.config.data import REMOTE, DataConfig, check_data, resolve_in_dataset
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import refuse_undecodable
-from bsmeta.core.progress import reporting
-from bsmeta.data.io.cache import Cache, kept_if_possible, read_arrays, write_arrays
+from bsmeta.core.progress import report_each
+from bsmeta.data.io.cache import Cache, keep_if_possible, read_arrays, write_arrays
 from bsmeta.data.io.file_ref import EVERYWHERE, FileRef, RemoteSettings
 from bsmeta.data.io.files import open_file
 from bsmeta.data.io.samples import hash_samples
@@ -57,7 +57,7 @@ class Shard:
             location of the data.
         size: Size of the file in bytes.
         changed: Time of the last change of a local file, in ns since 1970; 0 for others.
-        samples: Hash of samples of the content (see `with_samples`); empty if not computed.
+        samples: Hash of samples of the content (see `add_sample_hashes`); empty if not computed.
     """
 
     name: str
@@ -72,7 +72,7 @@ def is_parquet(path: str | FileRef) -> bool:
     return str(path).endswith(PARQUET)
 
 
-def numbered(path: str | FileRef, number: int) -> str:
+def describe_position(path: str | FileRef, number: int) -> str:
     """Returns the name of a document of a shard for messages: `line 1`, or `row 1`.
 
     Args:
@@ -90,8 +90,8 @@ def list_shards(config: DataConfig) -> list[Shard]:
             or a name is not in UTF-8.
     """
     paths: list[str | FileRef] = []
-    for entry in entries_of(config):
-        paths += expand(entry, config)
+    for entry in list_entries(config):
+        paths += list_entry_files(entry, config)
     files_by_identity = {file.identity: file for file in _stat_paths(sorted(paths, key=str))}
 
     held_out = _stat_held_out(config)
@@ -101,7 +101,7 @@ def list_shards(config: DataConfig) -> list[Shard]:
         if not is_excluded(file.path, config) and not file.is_same_file(held_out)
     ]
     if not files:
-        validation_path(config)  # raises if it is a pattern that matches all of them
+        find_validation_path(config)  # raises if it is a pattern that matches all of them
         raise DataError(
             f"data_config.train_file={config.train_file} leaves no training shard: "
             f"all of its {len(files_by_identity)} files are the validation file "
@@ -179,24 +179,24 @@ def _map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -
     chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
     with ThreadPoolExecutor(READERS) as pool:
         results = pool.map(lambda chunk: [function(item) for item in chunk], chunks)
-        return [*itertools.chain.from_iterable(reporting(results))]
+        return [*itertools.chain.from_iterable(report_each(results))]
 
 
-def entries_of(config: DataConfig) -> list[str]:
+def list_entries(config: DataConfig) -> list[str]:
     """Returns the entries of `train_file` and `dataset_name`: paths, globs and URLs."""
     entries = config.train_file
     if not entries:
         if config.dataset_name:
-            return [in_dataset(EVERYWHERE, config)]
+            return [resolve_in_dataset(EVERYWHERE, config)]
         raise ConfigurationError(
             "data_config.train_file is not set; expected a path, a glob, or a list of them "
             "(or data_config.dataset_name, a folder or a data set on the Hub)"
         )
     entries = [entries] if isinstance(entries, (str, os.PathLike)) else list(entries)
-    return [in_dataset(str(entry), config) for entry in entries]
+    return [resolve_in_dataset(str(entry), config) for entry in entries]
 
 
-def expand(entry: str, config: DataConfig) -> list[str | FileRef]:
+def list_entry_files(entry: str, config: DataConfig) -> list[str | FileRef]:
     """Lists the files that an entry of `train_file` names.
 
     Args:
@@ -237,7 +237,7 @@ def _expand_local(entry: str) -> list[str]:
 def check_are_files(paths: Sequence[str | FileRef]) -> None:
     """Refuses folders, broken links and pipes, because skipping them could silently lose data."""
     problems = [
-        f"{path} is {what_it_is(path)}"
+        f"{path} is {describe_non_file(path)}"
         for path in paths
         if not isinstance(path, FileRef) and not os.path.isfile(path)
     ]
@@ -249,7 +249,7 @@ def check_are_files(paths: Sequence[str | FileRef]) -> None:
         )
 
 
-def what_it_is(path: str) -> str:
+def describe_non_file(path: str) -> str:
     """Describes the object at a path that is not a file, as a noun phrase."""
     if os.path.isdir(path):
         return "a folder"
@@ -258,7 +258,7 @@ def what_it_is(path: str) -> str:
     return "no regular file"
 
 
-def remote_settings(config: DataConfig) -> RemoteSettings:
+def read_remote_settings(config: DataConfig) -> RemoteSettings:
     """Returns the configured settings for reading remote files."""
     check_data(config)
     folder = Cache(config.cache_dir).folder / "hub"  # despite its name, for files of all servers
@@ -270,11 +270,11 @@ def remote_settings(config: DataConfig) -> RemoteSettings:
     )
 
 
-def validation_path(config: DataConfig) -> str | FileRef | None:
+def find_validation_path(config: DataConfig) -> str | FileRef | None:
     """Returns the path of the validation file; None without one.
 
-    A local file may be missing: training refuses that (`held_out.held_out`), unless its data is
-    prepared and has been filtered.
+    A local file may be missing: training refuses that (`held_out.read_held_out`), unless its data
+    is prepared and has been filtered.
 
     Raises:
         ConfigurationError: If the path is a malformed URL.
@@ -282,7 +282,7 @@ def validation_path(config: DataConfig) -> str | FileRef | None:
     """
     if not config.validation_file:
         return None
-    entry = in_dataset(config.validation_file, config)
+    entry = resolve_in_dataset(config.validation_file, config)
     if not entry.startswith(REMOTE):
         return entry
 
@@ -299,13 +299,15 @@ def validation_path(config: DataConfig) -> str | FileRef | None:
 def _list_remote(entry: str, config: DataConfig, key: str) -> list[FileRef]:
     from bsmeta.data.io.stores import list_remote_files
 
-    return list_remote_files(entry, config.dataset_revision, SUFFIXES, remote_settings(config), key)
+    return list_remote_files(
+        entry, config.dataset_revision, SUFFIXES, read_remote_settings(config), key
+    )
 
 
 def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
     """Returns whether a file is excluded by its name, or is named like the validation file."""
     name = os.path.basename(str(path))
-    held_out = in_dataset(config.validation_file or "", config)
+    held_out = resolve_in_dataset(config.validation_file or "", config)
     held_out_name = os.path.basename(held_out)
     if name == held_out_name or (held_out.startswith(REMOTE) and fnmatch(name, held_out_name)):
         return True
@@ -314,14 +316,14 @@ def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
 
 def _stat_held_out(config: DataConfig) -> os.stat_result | None:
     """Returns the status of a local validation file; None without one."""
-    held_out = config.validation_file and in_dataset(config.validation_file, config)
+    held_out = config.validation_file and resolve_in_dataset(config.validation_file, config)
     try:
         return os.stat(held_out) if held_out else None
     except OSError:
         return None
 
 
-def some_of(shards: Sequence[Shard], count: int = 3) -> list[Shard]:
+def select_shards(shards: Sequence[Shard], count: int = 3) -> list[Shard]:
     """Selects up to `count` shards from the first to the last, the same on every rank."""
     if not shards:
         return []
@@ -340,7 +342,7 @@ def shard_names(paths: Sequence[str | FileRef]) -> list[str]:
     return [Path(path).relative_to(common_folder).as_posix() for path in full_paths]
 
 
-def with_samples(shards: Sequence[Shard], cache: Cache | None = None) -> list[Shard]:
+def add_sample_hashes(shards: Sequence[Shard], cache: Cache | None = None) -> list[Shard]:
     """Returns the shards, the local ones with the hash of their samples.
 
     The hash is equal for a copy of the file, wherever and whenever it was made, and almost surely
@@ -371,7 +373,7 @@ def with_samples(shards: Sequence[Shard], cache: Cache | None = None) -> list[Sh
     new_hashes = _map_in_threads(lambda index: _hash_shard(local[index]), missing)
     hashes[missing] = [new_hash.encode() for new_hash in new_hashes]
     if cache_file is not None and missing:
-        with kept_if_possible("the hashes of the shards are"):
+        with keep_if_possible("the hashes of the shards are"):
             write_arrays(cache_file, {"stated": states, "hashes": hashes})
 
     by_name = {
@@ -381,14 +383,14 @@ def with_samples(shards: Sequence[Shard], cache: Cache | None = None) -> list[Sh
     return [replace(shard, samples=by_name.get(shard.name, "")) for shard in shards]
 
 
-def shards_fingerprint(shards: Sequence[Shard]) -> dict[str, Any]:
+def fingerprint_shards(shards: Sequence[Shard]) -> dict[str, Any]:
     """Returns facts about shards that must not change before a run is resumed; JSON-serializable.
 
     Remote shards are identified by their listing (`FileRef.identity`), others by their size and the
     hash of their samples.
 
     Args:
-        shards: The local ones must come from `with_samples`.
+        shards: The local ones must come from `add_sample_hashes`.
     """
     facts: dict[str, Any] = {}
     for shard in shards:
@@ -406,7 +408,7 @@ def check_is_listed(shard: Shard) -> None:
         DataError: If the file is another one, or cannot be read.
     """
     if shard.samples and _hash_shard(shard) != shard.samples:
-        raise _other_file_error(shard)
+        raise _make_other_file_error(shard)
 
 
 def _hash_shard(shard: Shard) -> str:
@@ -423,11 +425,11 @@ def _hash_shard(shard: Shard) -> str:
         raise DataError(f"data_config.train_file: {shard.path} cannot be read: {error}") from error
 
     if size != shard.size:
-        raise _other_file_error(shard)
+        raise _make_other_file_error(shard)
     return samples_hash
 
 
-def _other_file_error(shard: Shard) -> DataError:
+def _make_other_file_error(shard: Shard) -> DataError:
     return DataError(
         f"data_config.train_file: {shard.path} on {socket.gethostname()} is not the file that was "
         f"listed at the start (of {shard.size:,} bytes); expected the same files on all machines, "

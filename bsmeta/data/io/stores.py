@@ -13,14 +13,14 @@ from functools import cache, partial
 
 from fsspec.utils import glob_translate
 
-from bsmeta.core.errors import ConfigurationError, DataError, missing_extra
-from bsmeta.core.secrets import shown_url
+from bsmeta.core.errors import ConfigurationError, DataError, explain_missing_extra
+from bsmeta.core.secrets import format_url
 from bsmeta.data.io.file_ref import HUB, FileRef, RemoteSettings
 from bsmeta.data.io.remote import Retries, Store
 
 
 @cache
-def store_of(scheme: str) -> Store:
+def find_store(scheme: str) -> Store:
     """Returns the store of a scheme; `tf` stands for all schemes that TensorFlow reads.
 
     Raises:
@@ -39,15 +39,15 @@ def store_of(scheme: str) -> Store:
 
         return S3() if scheme == "s3" else CloudStorage()
     except ModuleNotFoundError as error:
-        remedy = missing_extra(error)
+        remedy = explain_missing_extra(error)
         if remedy is None:
             raise
         raise ConfigurationError(f"{scheme}://… cannot be read: {remedy}") from error
 
 
 def store_of_file(ref: FileRef) -> Store:
-    """Returns the store that reads a file; raises the errors of `store_of`."""
-    return store_of("tf" if ref.settings.by_tensorflow else ref.scheme)
+    """Returns the store that reads a file; raises the errors of `find_store`."""
+    return find_store("tf" if ref.settings.by_tensorflow else ref.scheme)
 
 
 def list_remote_files(
@@ -68,13 +68,13 @@ def list_remote_files(
         ConfigurationError: If the URL is malformed.
         DataError: If the server refuses or cannot be reached, or nothing matches.
     """
-    store = store_of("tf" if settings.by_tensorflow else url.partition("://")[0])
+    store = find_store("tf" if settings.by_tensorflow else url.partition("://")[0])
     try:
         pattern = store.parse(url, revision)
         glob_translate(pattern.pattern)
     except ValueError as error:
         raise ConfigurationError(
-            f"{key}={shown_url(url)}: expected {store.form}, where PATH is a file, a folder or a "
+            f"{key}={format_url(url)}: expected {store.form}, where PATH is a file, a folder or a "
             f"glob ({error})"
         ) from error
 
@@ -103,5 +103,5 @@ def read_range(ref: FileRef, start: int, stop: int, cancelled: threading.Event) 
         CancelledError: If reading was cancelled.
     """
     store = store_of_file(ref)
-    attempts = Retries(ref.settings.retries, store.advice(), cancelled)
+    attempts = Retries(ref.settings.retries, store.write_advice(), cancelled)
     return attempts.read(str(ref), partial(store.open_range, ref, stop=stop), start, stop, ref.size)

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.progress import reporting
+from bsmeta.core.progress import report_each
 from bsmeta.data.io.file_ref import FileRef, RemoteSettings
 from bsmeta.data.io.remote import Pattern, Store, TransientError
 from bsmeta.data.io.samples import hash_samples
@@ -22,7 +22,7 @@ BLOCK = 1 << 20
 
 
 @cache
-def tensorflow() -> Any:
+def import_tensorflow() -> Any:
     """Imports TensorFlow without log output and without GPUs, which are reserved for training.
 
     Raises:
@@ -53,7 +53,7 @@ class TensorFlowFiles(Store):
     server = "TensorFlow's file system"
 
     def __init__(self) -> None:
-        self._tf = tensorflow()
+        self._tf = import_tensorflow()
         self._checked: set[FileRef] = set()  # files that were compared with their listing
 
     def parse(self, url: str, revision: str | None) -> Pattern:
@@ -65,7 +65,7 @@ class TensorFlowFiles(Store):
         root = f"{pattern.root}/{pattern.folder}".rstrip("/")
         refs: list[FileRef] = []
         with self._errors(root):
-            for folder, _, names in reporting(self._tf.io.gfile.walk(root)):
+            for folder, _, names in report_each(self._tf.io.gfile.walk(root)):
                 folder_path = folder.removeprefix(pattern.root).strip("/")
                 paths = [f"{folder_path}/{name}".lstrip("/") for name in names]
                 refs += [
@@ -90,19 +90,19 @@ class TensorFlowFiles(Store):
                 self._check_content(ref, file)
                 self._checked.add(ref)
             file.seek(start)
-            yield reporting(iter(lambda: file.read(BLOCK), b""))
+            yield report_each(iter(lambda: file.read(BLOCK), b""))
 
     def _check_content(self, ref: FileRef, file: Any) -> None:
         """Raises a `DataError` if an open file is not the listed one."""
         actual = f"{file.size()} bytes, xxh3 {hash_samples(file, file.size())}"
         expected = f"{ref.size} bytes, xxh3 {ref.etag}"
         if actual != expected:
-            raise self.changed(ref, f"{actual} in samples", expected)
+            raise self.make_changed_error(ref, f"{actual} in samples", expected)
 
     def verifier(self, ref: FileRef) -> None:
         return None
 
-    def advice(self) -> str:
+    def write_advice(self) -> str:
         return "start again later, or raise data_config.hub_retries"
 
     @contextlib.contextmanager

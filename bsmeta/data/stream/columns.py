@@ -18,16 +18,29 @@ from typing import Any
 
 import msgspec
 
-from bsmeta.config.data import DataConfig, source_configs
-from bsmeta.config.metadata import MetadataConfig, phase_configs
-from bsmeta.core.errors import HYDRA, Problem, UserError, much_like, nearest, show
+from bsmeta.config.data import DataConfig, configure_sources
+from bsmeta.config.metadata import MetadataConfig, configure_phases
+from bsmeta.core.errors import (
+    HYDRA,
+    Problem,
+    UserError,
+    find_similar,
+    format_value,
+    suggest_nearest,
+)
 from bsmeta.core.parsing import JSONDecoder
 from bsmeta.data.io.file_start import describe_start, explain_no_document, has_document
-from bsmeta.data.io.shard_lines import first_lines
-from bsmeta.data.io.shards import Shard, entries_of, list_shards, some_of, validation_path
+from bsmeta.data.io.shard_lines import read_first_lines
+from bsmeta.data.io.shards import (
+    Shard,
+    find_validation_path,
+    list_entries,
+    list_shards,
+    select_shards,
+)
 from bsmeta.metadata.decoding import SOURCE_KEY, TEXT, make_decoder
 from bsmeta.metadata.metadata_type import CONFIG_KEY
-from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
+from bsmeta.metadata.processors import PROCESSORS, find_type, map_columns
 from bsmeta.metadata.records import UNREADABLE, BadDocument
 
 DOCUMENTS = 64
@@ -54,19 +67,19 @@ _NAME = JSONDecoder(str)
 _OBJECT = JSONDecoder(dict[str, Any])
 
 
-def column_problems(config: DataConfig) -> Iterator[Problem]:
+def find_column_problems(config: DataConfig) -> Iterator[Problem]:
     """Yields problems: files without documents, and paths that no first document has.
 
     Shards that are not on a local disk yield nothing; the run itself then checks them.
     """
-    for name, data in source_configs(config).items():
+    for name, data in configure_sources(config).items():
         with contextlib.suppress(UserError, OSError, EOFError):  # the run itself reports these
-            yield from document_problems(config, name, local_shards(data))
+            yield from find_document_problems(config, name, list_local_shards(data))
     with contextlib.suppress(UserError, OSError, EOFError):
-        yield from _held_out_problems(config)
+        yield from _find_held_out_problems(config)
 
 
-def document_problems(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
+def find_document_problems(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
     """Lists the problems with the first documents of a source: it has none, or they lack a path.
 
     Args:
@@ -76,12 +89,16 @@ def document_problems(config: DataConfig, name: str, shards: Sequence[Shard]) ->
         OSError: If a shard cannot be opened.
         DataError: If a shard is remote and cannot be read.
     """
-    return _no_document_problems(config, name, shards) or absent_paths(config, name, shards)
+    return _find_no_document_problems(config, name, shards) or find_absent_paths(
+        config, name, shards
+    )
 
 
-def _no_document_problems(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
+def _find_no_document_problems(
+    config: DataConfig, name: str, shards: Sequence[Shard]
+) -> list[Problem]:
     """Returns one problem if no shard has a document: some shards may be empty, but not all."""
-    candidates = dict.fromkeys((*some_of(shards, SHARDS[-1]), *shards))
+    candidates = dict.fromkeys((*select_shards(shards, SHARDS[-1]), *shards))
     if not candidates or any(has_document(shard.path) for shard in candidates):
         return []
 
@@ -89,7 +106,7 @@ def _no_document_problems(config: DataConfig, name: str, shards: Sequence[Shard]
     others = f", and none of {len(shards)} files has a document" if len(shards) > 1 else ""
     return [
         Problem(
-            source_key(config, name, "train_file"),
+            name_source_key(config, name, "train_file"),
             HYDRA,
             f"{shards[0].path}, which {start.content}{others}",
             "a file of documents",
@@ -98,11 +115,11 @@ def _no_document_problems(config: DataConfig, name: str, shards: Sequence[Shard]
     ]
 
 
-def _held_out_problems(config: DataConfig) -> Iterator[Problem]:
+def _find_held_out_problems(config: DataConfig) -> Iterator[Problem]:
     """Yields the local held-out file if it has no document; prepared data needs none."""
     if not config.validation_file or config.prepared or "://" in config.validation_file:
         return
-    path = validation_path(config)
+    path = find_validation_path(config)
     if not isinstance(path, str) or not os.path.isfile(path):
         return
 
@@ -113,7 +130,7 @@ def _held_out_problems(config: DataConfig) -> Iterator[Problem]:
         yield Problem("data_config.validation_file", HYDRA, content, expected, start.remedy)
 
 
-def source_key(config: DataConfig, name: str, key: str) -> str:
+def name_source_key(config: DataConfig, name: str, key: str) -> str:
     """Returns the full name of a key of a source, which may override the key of the run."""
     for number, source in enumerate(config.sources):
         if source.name == name and getattr(source, key):
@@ -121,57 +138,58 @@ def source_key(config: DataConfig, name: str, key: str) -> str:
     return f"data_config.{key}"
 
 
-def type_problems(config: DataConfig) -> list[Problem]:
+def find_type_problems(config: DataConfig) -> list[Problem]:
     """Lists the types of `metadata_list` that are unknown and in none of the first documents.
 
     Empty if not all shards are on a local disk; the run itself then checks them.
     """
-    shards = {name: local_shards(data) for name, data in source_configs(config).items()}
-    return unknown_types(config, shards) if all(shards.values()) else []
+    shards = {name: list_local_shards(data) for name, data in configure_sources(config).items()}
+    return find_unknown_types(config, shards) if all(shards.values()) else []
 
 
-def missing_types(config: DataConfig) -> list[str]:
+def describe_missing_types(config: DataConfig) -> list[str]:
     """Describes the types of `metadata_list` that no first document has: a message per source.
 
     Sources whose shards are not on a local disk have no message. Shards that cannot be read are
     ignored here: the run itself reports them.
     """
-    types = _recorded_types(config.metadata_config)
+    types = _collect_recorded_types(config.metadata_config)
     messages = [
-        _describe_missing_types(data, name, types) for name, data in source_configs(config).items()
+        _describe_missing_types(data, name, types)
+        for name, data in configure_sources(config).items()
     ]
     return [message for message in messages if message]
 
 
-def local_shards(config: DataConfig) -> list[Shard]:
+def list_local_shards(config: DataConfig) -> list[Shard]:
     """Lists the training shards; empty if any is remote or prepared data replaces them."""
     with contextlib.suppress(UserError, OSError):
         # Only the run itself requests files from the Hub.
-        if not config.prepared and not any("://" in entry for entry in entries_of(config)):
+        if not config.prepared and not any("://" in entry for entry in list_entries(config)):
             return list_shards(config)
     return []
 
 
-def _first_lines(shards: Sequence[Shard], max_shards: int, count: int) -> list[bytes]:
+def _read_first_lines(shards: Sequence[Shard], max_shards: int, count: int) -> list[bytes]:
     """Reads the first `count` lines of each of up to `max_shards` shards.
 
     Unreadable shards are skipped: the run itself reports them.
     """
     lines: list[bytes] = []
-    for shard in some_of(shards, max_shards):
+    for shard in select_shards(shards, max_shards):
         with contextlib.suppress(UserError, OSError, EOFError):
-            lines += first_lines(shard.path, count)
+            lines += read_first_lines(shard.path, count)
     return lines
 
 
-def unknown_types(config: DataConfig, sources: Mapping[str, Sequence[Shard]]) -> list[Problem]:
+def find_unknown_types(config: DataConfig, sources: Mapping[str, Sequence[Shard]]) -> list[Problem]:
     """Lists the types of `metadata_list` that are unknown and in none of the first documents.
 
     Args:
         sources: The shards of each source, by its name.
     """
-    configs = source_configs(config)
-    requested = _recorded_types(config.metadata_config)
+    configs = configure_sources(config)
+    requested = _collect_recorded_types(config.metadata_config)
     mapped: set[str] = set()
     for data in configs.values():
         mapped |= {key for key in data.columns if key != TEXT}
@@ -192,18 +210,18 @@ def unknown_types(config: DataConfig, sources: Mapping[str, Sequence[Shard]]) ->
         lines = []
         for shards in unmapped_sources:
             sampled = min(len(shards), SHARDS[-1])
-            lines += _first_lines(shards, SHARDS[-1], -(-count // max(sampled, 1)))
-        present = {*_types_in(lines)}
+            lines += _read_first_lines(shards, SHARDS[-1], -(-count // max(sampled, 1)))
+        present = {*_list_types_in(lines)}
         unknown -= present
         if unmapped_sources and not lines:  # the run itself reports why
             return []
 
     if not unknown:
         return []
-    return [_unknown_problem(config, unknown, sorted({*present, *mapped}), lines)]
+    return [_describe_unknown_types(config, unknown, sorted({*present, *mapped}), lines)]
 
 
-def _unknown_problem(
+def _describe_unknown_types(
     config: DataConfig, unknown: set[str], present: Sequence[str], lines: Sequence[bytes]
 ) -> Problem:
     """Describes unknown types.
@@ -220,10 +238,10 @@ def _unknown_problem(
     reason = f"none of the first {len(lines):,} documents has"
     if not lines:
         reason = "data_config.columns does not have"
-    suggestion = nearest(missing[0], candidates)
+    suggestion = suggest_nearest(missing[0], candidates)
     expected = f"types that there are: {', '.join(present) or 'none'}{suggestion}"
 
-    alike = {name: much_like(name, candidates) for name in missing}
+    alike = {name: find_similar(name, candidates) for name in missing}
     corrected = dict.fromkeys(alike.get(name, name) for name in requested)
     fix = f"{key}=[{','.join(name for name in corrected if name)}]"
     if any(alike.values()):
@@ -234,24 +252,24 @@ def _unknown_problem(
     return Problem(key, HYDRA, f"{', '.join(missing)}, which {reason}", expected, fix)
 
 
-def absent_paths(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
+def find_absent_paths(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
     """Lists problems with paths that no document of a few shards has, nor any of more shards.
 
     Args:
         name: The source; "" without a mixture.
     """
-    key = source_key(config, name, "columns")
-    columns = {TEXT: TEXT, **source_configs(config)[name].columns}
+    key = name_source_key(config, name, "columns")
+    columns = {TEXT: TEXT, **configure_sources(config)[name].columns}
     problems: list[Problem] = []
     for max_shards in SHARDS:
-        rows = map(_decode_object, _first_lines(shards, max_shards, DOCUMENTS))
-        problems = [*_path_problems(key, columns, (row for row in rows if row is not None))]
+        rows = map(_decode_object, _read_first_lines(shards, max_shards, DOCUMENTS))
+        problems = [*_find_path_problems(key, columns, (row for row in rows if row is not None))]
         if not problems:
             break
     return problems
 
 
-def _path_problems(
+def _find_path_problems(
     key: str, columns: Mapping[str, str], rows: Iterable[dict[str, Any]]
 ) -> Iterator[Problem]:
     """Yields a problem for each path that no row has; nothing if there are no rows."""
@@ -268,10 +286,10 @@ def _path_problems(
         return
     for name, path in columns.items():
         if path not in values:
-            yield _path_problem(key, name, path, values, objects, count)
+            yield _describe_path_problem(key, name, path, values, objects, count)
 
 
-def _path_problem(
+def _describe_path_problem(
     key: str, name: str, path: str, values: set[str], objects: set[str], count: int
 ) -> Problem:
     """Describes the path of a column that no document has.
@@ -288,14 +306,14 @@ def _path_problem(
     alike = _find_like_names(path, available) or _find_like_names(name, available)
     if name == TEXT and not alike:
         alike = [candidate for candidate in TEXT_NAMES if candidate in values]
-    best = next(iter((*inside, *alike)), much_like(path, available))
+    best = next(iter((*inside, *alike)), find_similar(path, available))
 
     if path in objects:
-        content = f"{show(path)}, which is an object"
+        content = f"{format_value(path)}, which is an object"
         hint = f"; in it: {', '.join(inside)}"
     else:
-        content = f"{show(path)}, which none of the first {count} documents has"
-        hint = f" (did you mean {alike[0]}?)" if alike else nearest(path, available)
+        content = f"{format_value(path)}, which none of the first {count} documents has"
+        hint = f" (did you mean {alike[0]}?)" if alike else suggest_nearest(path, available)
 
     ellipsis = ", …" if len(available) > SHOWN else ""
     columns = ", ".join(available[:SHOWN]) or "none"
@@ -333,23 +351,23 @@ def _collect_paths(row: dict[str, Any], prefix: str, values: set[str], objects: 
             values.add(path)
 
 
-def _recorded_types(config: MetadataConfig) -> set[str]:
+def _collect_recorded_types(config: MetadataConfig) -> set[str]:
     """Collects the types that documents may get, except types without records."""
     types: set[str] = set()
-    for phase in phase_configs(config):
+    for phase in configure_phases(config):
         if phase.metadata_probability > 0:
             types.update(phase.metadata_list)
-    return {name for name in types if not type_of(name).always_present}
+    return {name for name in types if not find_type(name).always_present}
 
 
 def _describe_missing_types(config: DataConfig, source: str, types: set[str]) -> str:
     """Describes the types that no first document of a source has; "" if there are none."""
     metadata = config.metadata_config
-    shards = local_shards(config)
+    shards = list_local_shards(config)
     if not types or not shards:
         return ""
     try:
-        lines = first_lines(shards[0].path, DOCUMENTS)
+        lines = read_first_lines(shards[0].path, DOCUMENTS)
     except (UserError, OSError, EOFError):
         return ""
     if not lines:  # an empty shard says nothing about the documents of the others
@@ -366,7 +384,7 @@ def _describe_missing_types(config: DataConfig, source: str, types: set[str]) ->
 
     lacks_all = len(missing) == len(metadata.metadata_list)
     consequence = "; it would train on text alone" if lacks_all else ""
-    columns = [name for name in config.columns if name != TEXT] or _types_in(lines)
+    columns = [name for name in config.columns if name != TEXT] or _list_types_in(lines)
     hint = ""
     if not config.columns:
         plain = [name for name in missing if _is_plain(name, lines)]
@@ -384,9 +402,9 @@ def _is_plain(name: str, lines: Sequence[bytes]) -> bool:
     return any(isinstance(row.get(name), (str, int, float)) for row in rows)
 
 
-def _types_in(lines: Sequence[bytes]) -> list[str]:
+def _list_types_in(lines: Sequence[bytes]) -> list[str]:
     """Lists the metadata types of some lines, from their columns and their lists of records."""
-    keys = column_keys()
+    keys = map_columns()
     types: set[str] = set()
     for line in lines:
         with contextlib.suppress(*UNREADABLE, KeyError):

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from bsmeta.config.data import DataConfig, source_configs
+from bsmeta.config.data import DataConfig, configure_sources
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shard_reader import ShardReader
 from bsmeta.data.io.shards import Shard, check_is_listed, list_shards
-from bsmeta.data.stream.plan import Share, deal, sequence_order
+from bsmeta.data.stream.plan import Share, deal_documents, order_sequences
 from bsmeta.data.stream.window import PlacedWindow, Window
 from bsmeta.metadata.decoding import make_decoder
 
@@ -55,7 +55,7 @@ class Corpus:
             reader = self._open(share.shard)
             number = first_window if index == first_share else 0
             while not reader.ended:
-                documents = share.documents(number, self.config.window_documents)
+                documents = share.list_documents(number, self.config.window_documents)
                 # Nothing here may keep the lines while the window is processed.
                 yield PlacedWindow(
                     index,
@@ -85,11 +85,14 @@ def open_corpora(
     """
     return [
         Corpus(name, data, list_shards(data) if shards is None else shards[name])
-        for name, data in source_configs(config).items()
+        for name, data in configure_sources(config).items()
     ]
 
 
 def deal_corpora(config: DataConfig, corpora: Sequence[Corpus]) -> list[list[list[Share]]]:
     """Deals the documents of each corpus; returns the shares of each stream of each corpus."""
-    order = sequence_order(config)
-    return [deal(corpus.shards, order.portions(number)) for number, corpus in enumerate(corpora)]
+    order = order_sequences(config)
+    return [
+        deal_documents(corpus.shards, order.count_portions(number))
+        for number, corpus in enumerate(corpora)
+    ]

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bsmeta.config.data import DataConfig, source_configs
+from bsmeta.config.data import DataConfig, configure_sources
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import UserError
 from bsmeta.data.io.compression import DamagedFileError
 from bsmeta.data.io.files import open_file, shard_content
-from bsmeta.data.io.shards import Shard, is_parquet, some_of
-from bsmeta.data.stream.columns import local_shards
+from bsmeta.data.io.shards import Shard, is_parquet, select_shards
+from bsmeta.data.stream.columns import list_local_shards
 from bsmeta.metadata.decoding import Decoder, make_decoder
 from bsmeta.metadata.records import BadDocument
 
@@ -72,7 +72,7 @@ class _Sample:
     texts: list[str]
 
 
-def data_size(config: DataConfig, tokenizer_folder: str | None = None) -> DataSize | None:
+def estimate_data_size(config: DataConfig, tokenizer_folder: str | None = None) -> DataSize | None:
     """Estimates the size of the training data; None unless all shards are on this machine.
 
     Args:
@@ -82,12 +82,12 @@ def data_size(config: DataConfig, tokenizer_folder: str | None = None) -> DataSi
     text_bytes = 0.0
     is_exact = True
     texts: list[str] = []
-    for data in source_configs(config).values():
-        shards = local_shards(data)
+    for data in configure_sources(config).values():
+        shards = list_local_shards(data)
         samples: list[_Sample] = []
         sampled_bytes = 0.0  # of the shards, not of their text
-        for shard in some_of(shards, SHARDS):
-            sample = _sample(shard, data)
+        for shard in select_shards(shards, SHARDS):
+            sample = _sample_shard(shard, data)
             if sample is not None:
                 samples.append(sample)
                 sampled_bytes += sample.share * shard.size
@@ -104,24 +104,24 @@ def data_size(config: DataConfig, tokenizer_folder: str | None = None) -> DataSi
     if text_bytes == 0:
         return None
 
-    length = _bytes_per_token(tokenizer_folder, texts)
+    length = _measure_bytes_per_token(tokenizer_folder, texts)
     tokens = text_bytes / (length or BYTES_PER_TOKEN)
     return DataSize(documents, text_bytes, tokens, is_exact, is_tokenized=length is not None)
 
 
-def _sample(shard: Shard, config: DataConfig) -> _Sample | None:
+def _sample_shard(shard: Shard, config: DataConfig) -> _Sample | None:
     """Samples the first documents of a shard; None if unreadable, which the run itself reports."""
     decoder = make_decoder(MetadataConfig(metadata_list=[]), config.columns, content=config.content)
     with contextlib.suppress(UserError, DamagedFileError, OSError, EOFError):
         if is_parquet(shard.path):
-            lines, share = _first_rows(shard, decoder)
+            lines, share = _read_first_rows(shard, decoder)
         else:
-            lines, share = _first_content(shard)
-        return _measure(lines, share, decoder)
+            lines, share = _read_first_content(shard)
+        return _measure_lines(lines, share, decoder)
     return None
 
 
-def _first_rows(shard: Shard, decoder: Decoder) -> tuple[Sequence[bytes], float]:
+def _read_first_rows(shard: Shard, decoder: Decoder) -> tuple[Sequence[bytes], float]:
     """Reads the first rows of a table; also returns their share of its rows."""
     from bsmeta.data.io.parquet import ParquetReader
 
@@ -132,7 +132,7 @@ def _first_rows(shard: Shard, decoder: Decoder) -> tuple[Sequence[bytes], float]
         return lines, len(lines) / max(reader.rows, 1)
 
 
-def _first_content(shard: Shard) -> tuple[Sequence[bytes], float]:
+def _read_first_content(shard: Shard) -> tuple[Sequence[bytes], float]:
     """Reads the first whole lines of a shard; also returns their share of its bytes."""
     content = bytearray()
     position = 0  # in the file, before the last block
@@ -150,7 +150,7 @@ def _first_content(shard: Shard) -> tuple[Sequence[bytes], float]:
     return bytes(content).splitlines(), 1.0
 
 
-def _measure(lines: Sequence[bytes], share: float, decoder: Decoder) -> _Sample:
+def _measure_lines(lines: Sequence[bytes], share: float, decoder: Decoder) -> _Sample:
     """Counts the documents of some lines, and keeps some of their text."""
     documents = 0
     text_bytes = 0
@@ -167,7 +167,7 @@ def _measure(lines: Sequence[bytes], share: float, decoder: Decoder) -> _Sample:
     return _Sample(documents, text_bytes, share, texts)
 
 
-def _bytes_per_token(folder: str | None, texts: Sequence[str]) -> float | None:
+def _measure_bytes_per_token(folder: str | None, texts: Sequence[str]) -> float | None:
     """Measures the mean length of tokens in texts; None without a tokenizer that loads quickly."""
     file = Path(folder or "") / "tokenizer.json"
     if folder is None or not file.is_file():

@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import BY_TEXT, DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.stream.plan import Phases
-from bsmeta.data.text.tokenizer import tokenizer_fingerprint
+from bsmeta.data.text.tokenizer import fingerprint_tokenizer
 
 
-def fingerprint(
+def collect_fingerprint(
     config: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
@@ -31,8 +31,8 @@ def fingerprint(
     prepared data stay valid.
 
     Args:
-        shards: See `shards.shards_fingerprint`.
-        held_out: See `held_out_fingerprint`.
+        shards: See `shards.fingerprint_shards`.
+        held_out: See `identify_held_out`.
     """
     facts: dict[str, Any] = {
         "seed": seed,
@@ -60,12 +60,12 @@ def fingerprint(
 
     return facts | {
         "metadata_config": dataclasses.asdict(config.metadata_config),
-        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "tokenizer": fingerprint_tokenizer(tokenizer),
         "shards": dict(shards),
     }
 
 
-def saved_fingerprint(saved: dict[str, Any]) -> dict[str, Any]:
+def complete_saved_fingerprint(saved: dict[str, Any]) -> dict[str, Any]:
     """Completes a saved fingerprint: newer metadata settings get their defaults, so no effect."""
     settings = dataclasses.asdict(MetadataConfig()) | saved["metadata_config"]
     return saved | {"metadata_config": settings}

@@ -2,7 +2,7 @@
 
 `shards` excludes the validation file by its name. Here the texts and URLs of its documents are
 stored as 64-bit fingerprints (xxh3) in the cache folder, and every training document is compared
-with them. URLs are compared in the form of `normalized_url`.
+with them. URLs are compared in the form of `normalize_url`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import xxhash
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
-from bsmeta.core.files import file_hash
+from bsmeta.core.files import hash_file
 from bsmeta.core.parsing import decode_json
-from bsmeta.data.io.cache import Cache, kept_if_possible
+from bsmeta.data.io.cache import Cache, keep_if_possible
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_start import explain_no_document
 from bsmeta.data.io.shard_lines import open_shard
-from bsmeta.data.io.shards import numbered, validation_path, what_it_is
+from bsmeta.data.io.shards import describe_non_file, describe_position, find_validation_path
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
 from bsmeta.metadata.document import NO_COLUMN, Document
 from bsmeta.metadata.processors import ADDRESS_KEY
@@ -42,27 +42,27 @@ _URL = re.compile(r"\s*(?:https?:)?(?://)?([^/?#]*)([^?#]*)(\?[^#]+)?", re.IGNOR
 _PORT = re.compile(r":(?:80|443)?$")
 
 
-def held_out_fingerprint(config: DataConfig) -> str:
+def identify_held_out(config: DataConfig) -> str:
     """Identifies the held-out data: a hash of the validation file, or why there is none.
 
     Raises:
         DataError: If the file is on the Hub, which cannot be reached.
     """
-    path = validation_path(config)
+    path = find_validation_path(config)
     if path is None:
         return "nothing"
     if isinstance(path, FileRef):
         return path.etag
-    return file_hash(path) if os.path.exists(path) else NOT_THERE
+    return hash_file(path) if os.path.exists(path) else NOT_THERE
 
 
-def held_out(config: DataConfig) -> HeldOutFingerprints | None:
+def read_held_out(config: DataConfig) -> HeldOutFingerprints | None:
     """Reads the documents that must not be trained on; None without a validation file.
 
     Raises:
         DataError: If the file is missing or cannot be read: its content would be trained on.
     """
-    path = validation_path(config)
+    path = find_validation_path(config)
     if path is None:
         return None
 
@@ -74,7 +74,7 @@ def held_out(config: DataConfig) -> HeldOutFingerprints | None:
         )
     if not isinstance(path, FileRef) and not os.path.isfile(path):  # a pipe would block the run
         raise DataError(
-            f"data_config.validation_file: {path} is {what_it_is(path)}; expected a file of "
+            f"data_config.validation_file: {path} is {describe_non_file(path)}; expected a file of "
             "documents"
         )
 
@@ -108,16 +108,16 @@ class HeldOutFingerprints:
         arrays = cache.load(path, kind)
         if arrays is None:
             computed = {"fingerprints": _compute_fingerprints(path, columns)}
-            with kept_if_possible("the hashes of held-out documents are"):
-                cache.make(path, kind, lambda: computed)
+            with keep_if_possible("the hashes of held-out documents are"):
+                cache.ensure_facts(path, kind, lambda: computed)
             arrays = computed
         return cls(arrays["fingerprints"])
 
-    def overlap(self, document: Document) -> str:
+    def find_overlap(self, document: Document) -> str:
         """Names the part that a document shares with a held-out one: `text`, `url` or nothing."""
         if _hash_text(document.whole_text) in self._fingerprints:
             return "text"
-        for url in document.addresses(ADDRESS_KEY):
+        for url in document.collect_addresses(ADDRESS_KEY):
             if _hash_url(url) in self._fingerprints:
                 return "url"
         return ""
@@ -129,11 +129,11 @@ def _hash_text(text: str) -> int:
 
 def _hash_url(url: str) -> int | None:
     """Hashes a URL, differently from an equal text; None if it is blank."""
-    normalized = normalized_url(url)
+    normalized = normalize_url(url)
     return xxhash.xxh3_64_intdigest(normalized.encode(), seed=1) if normalized else None
 
 
-def normalized_url(url: str) -> str:
+def normalize_url(url: str) -> str:
     """Returns a URL without the parts that rarely distinguish pages.
 
     Removed or normalized are the scheme (http or https), the default port of either, upper case in
@@ -176,22 +176,22 @@ def _compute_fingerprints(path: str | FileRef, columns: Mapping[str, str] | None
                     document = _read_document(decoder, line, is_mapped=bool(columns))
                 except BadDocument as error:
                     if bytes(line).strip():
-                        unreadable.append(f"{numbered(path, number)}: {error}")
+                        unreadable.append(f"{describe_position(path, number)}: {error}")
                     continue
 
                 if document.text:
                     texts.add(_hash_text(document.text))
-                hashes = map(_hash_url, document.addresses(ADDRESS_KEY))
+                hashes = map(_hash_url, document.collect_addresses(ADDRESS_KEY))
                 urls |= {url_hash for url_hash in hashes if url_hash is not None}
 
     if reader.damage:
-        unreadable.append(f"{numbered(path, reader.line)}: {reader.damage}")
+        unreadable.append(f"{describe_position(path, reader.line)}: {reader.damage}")
     if unreadable or not texts:
-        raise _unusable_file(path, unreadable)
+        raise _make_unusable_file_error(path, unreadable)
     return np.array(sorted(texts | urls), np.uint64)
 
 
-def _unusable_file(path: str | FileRef, unreadable: Sequence[str]) -> DataError:
+def _make_unusable_file_error(path: str | FileRef, unreadable: Sequence[str]) -> DataError:
     """Describes a held-out file with unreadable lines, or without text."""
     omitted = f", and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
     problems = f"{', '.join(unreadable[:SHOWN])}{omitted}" or "no text in it"

@@ -17,15 +17,15 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig
-from bsmeta.config.metadata import phase_starts
+from bsmeta.config.metadata import compute_phase_starts
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.lines import LONG_FRAME, begins_with_long_frame
-from bsmeta.data.io.shards import Shard, shards_fingerprint, some_of
+from bsmeta.data.io.shards import Shard, fingerprint_shards, select_shards
 from bsmeta.data.stream.corpora import Corpus, deal_corpora
 from bsmeta.data.stream.counts import count_skipped
-from bsmeta.data.stream.fingerprint import fingerprint
-from bsmeta.data.stream.plan import Phases, Position, Share, order_of, sequence_order
+from bsmeta.data.stream.fingerprint import collect_fingerprint
+from bsmeta.data.stream.plan import Phases, Position, Share, draw_order, order_sequences
 from bsmeta.data.stream.reasons import HALF_USED, count_bad
 from bsmeta.data.stream.survey import Survey
 from bsmeta.data.stream.window import Window
@@ -99,7 +99,7 @@ class LogicalStream:
                     current = current._replace(sequence=index + 1, emitted=current.emitted + 1)
                     position_after = current if index + 1 < len(packed) else position
                     packed_window, row = packed[index]
-                    sequence = packed_window.sequence(row, self.stream, position_after)
+                    sequence = packed_window.make_sequence(row, self.stream, position_after)
                     if unreported:
                         sequence.counts += count_skipped(unreported, keys)
                         unreported.clear()
@@ -119,7 +119,7 @@ class LogicalStream:
         as large.
         """
         emitted = begin.emitted - begin.sequence
-        order = order_of(self.shares, self.seed, begin.epoch, self.stream)
+        order = draw_order(self.shares, self.seed, begin.epoch, self.stream)
         windows = self.corpus.windows(begin.epoch, order, begin.share, begin.window)
         for share, number, window in windows:
             sequences, skipped = self._pack_window(window, emitted)
@@ -145,7 +145,7 @@ class LogicalStream:
         while True:
             packed = self.maker.pack(window, documents)
             first = len(sequences) if by_text else 0
-            remaining = self.phases.left(self.stream, emitted)
+            remaining = self.phases.count_left(self.stream, emitted)
             last = len(packed) if remaining is None else min(first + remaining, len(packed))
             sequences += [(packed, index) for index in range(first, last)]
             if last == len(packed):
@@ -153,8 +153,8 @@ class LogicalStream:
 
             # The next phase begins inside the window.
             if not by_text:
-                opened = packed.documents(0, last)
-                skipped[HALF_USED] += len(opened & packed.documents(last, len(packed)))
+                opened = packed.list_documents(0, last)
+                skipped[HALF_USED] += len(opened & packed.list_documents(last, len(packed)))
                 used_documents |= opened
             emitted += last - first
             phase = self.phases.of(self.stream, emitted)
@@ -215,8 +215,10 @@ class LiveStreams:
                     LogicalStream(number, shares, corpus, maker, config, seed, phases)
                 )
 
-        facts = shards_fingerprint(self.shards)
-        self.fingerprint = fingerprint(config, tokenizer, seed, phases, facts, survey.held_out)
+        facts = fingerprint_shards(self.shards)
+        self.fingerprint = collect_fingerprint(
+            config, tokenizer, seed, phases, facts, survey.held_out
+        )
 
     def __len__(self) -> int:
         """Number of streams of all sources."""
@@ -231,7 +233,7 @@ class LiveStreams:
     def warn_of_slow_resumes(self) -> None:
         """Logs a warning if any of a few sampled Zstandard shards begins with a very long frame."""
         zst = [shard for shard in self.shards if str(shard.path).endswith(".zst")]
-        slow = [shard.name for shard in some_of(zst) if begins_with_long_frame(shard.path)]
+        slow = [shard.name for shard in select_shards(zst) if begins_with_long_frame(shard.path)]
         if slow:
             log.warning(
                 "%s: the first Zstandard frame is longer than %d MB, and a frame can only be read "
@@ -242,7 +244,7 @@ class LiveStreams:
             )
 
 
-def phases_of(
+def find_phases(
     config: DataConfig, max_train_steps: int, global_batch_size: int, decay_start: int | None = None
 ) -> Phases:
     """Finds the sequences at which the metadata schedule switches phases.
@@ -254,11 +256,11 @@ def phases_of(
     Raises:
         ConfigurationError: If the decay begins before a phase that precedes it in the schedule.
     """
-    starts = phase_starts(config.metadata_config, max_train_steps, decay_start)
+    starts = compute_phase_starts(config.metadata_config, max_train_steps, decay_start)
     if starts != sorted(starts):
         raise ConfigurationError(
             f"data_config.metadata_config.schedule: the phase at_decay would begin after step "
             f"{starts[-1]}, before the one that comes first (after step {starts[-2]}); expected "
             "phases in their order: change the shares, or the decay"
         )
-    return Phases(tuple(start * global_batch_size for start in starts), sequence_order(config))
+    return Phases(tuple(start * global_batch_size for start in starts), order_sequences(config))

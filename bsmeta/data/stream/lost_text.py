@@ -17,12 +17,12 @@ from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import DataConfig, source_configs
+from bsmeta.config.data import DataConfig, configure_sources
 from bsmeta.config.task_entry import Row
-from bsmeta.core.errors import HYDRA, Problem, UserError, refuse, show
-from bsmeta.data.io.shard_lines import first_lines
-from bsmeta.data.io.shards import some_of
-from bsmeta.data.stream.columns import local_shards
+from bsmeta.core.errors import HYDRA, Problem, UserError, format_value, raise_problems
+from bsmeta.data.io.shard_lines import read_first_lines
+from bsmeta.data.io.shards import select_shards
+from bsmeta.data.stream.columns import list_local_shards
 from bsmeta.data.text.lossless import is_lossless
 from bsmeta.data.text.lost_share import LostShare
 from bsmeta.metadata.decoding import make_decoder
@@ -46,7 +46,7 @@ SAMPLE_CHARACTERS = 100_000
 def sample_texts(config: DataConfig, lines: Mapping[str, Sequence[bytes]]) -> list[str]:
     """Decodes the beginnings of the texts of some lines of each source; skips bad documents."""
     texts = []
-    for name, data in source_configs(config).items():
+    for name, data in configure_sources(config).items():
         decoder = make_decoder(data.metadata_config, data.columns, name, data.content)
         for line in lines.get(name, ()):
             with contextlib.suppress(BadDocument):
@@ -74,17 +74,17 @@ def measure_sample(
         sample_texts(config.data_config, lines),
         takes_written_tokens=config.data_config.metadata_config.special_tokens_in_text,
     )
-    refuse([*_problems(config, lost)])
+    raise_problems([*_find_problems(config, lost)])
     return lost
 
 
-def _problems(config: CausalLMConfig, lost: LostShare) -> Iterator[Problem]:
+def _find_problems(config: CausalLMConfig, lost: LostShare) -> Iterator[Problem]:
     limit = config.data_config.max_lost_text
     if lost.share <= limit:
         return
 
     name = config.tokenizer_name or config.model_name
-    measured = f"{show(limit)}, but the tokenizer {name} loses {lost}"
+    measured = f"{format_value(limit)}, but the tokenizer {name} loses {lost}"
     expected = (
         f"a tokenizer that gives back at least {100 * (1 - limit):g}% of the bytes: the model "
         "cannot learn what is lost, and evaluations leave it out"
@@ -97,7 +97,7 @@ def _problems(config: CausalLMConfig, lost: LostShare) -> Iterator[Problem]:
     yield Problem(KEY, HYDRA, measured, expected, fix)
 
 
-def lost_text_rows(config: CausalLMConfig) -> list[Row]:
+def list_lost_text_rows(config: CausalLMConfig) -> list[Row]:
     """Returns the row of the start-up table about lost text.
 
     Only files on this machine are read; for others, the run itself measures when it starts.
@@ -106,8 +106,8 @@ def lost_text_rows(config: CausalLMConfig) -> list[Row]:
         ConfigurationError: If the tokenizer loses more than `max_lost_text`, or cannot be loaded.
     """
     data = config.data_config
-    lines = local_lines(data)
-    file = _tokenizer_file(config.tokenizer_name or config.model_name)
+    lines = read_local_lines(data)
+    file = _find_tokenizer_file(config.tokenizer_name or config.model_name)
     if file is None or not any(lines.values()):
         return [("lost text", "not measured before the run reads its data")]
 
@@ -125,21 +125,21 @@ def _is_lossless(file: str) -> bool:
         return False
 
 
-def local_lines(config: DataConfig) -> dict[str, list[bytes]]:
+def read_local_lines(config: DataConfig) -> dict[str, list[bytes]]:
     """Reads some of the first lines of each source, if its shards are on a local disk.
 
     Shards that cannot be read are skipped: the run itself reports them.
     """
     lines: dict[str, list[bytes]] = {}
-    for name, data in source_configs(config).items():
+    for name, data in configure_sources(config).items():
         lines[name] = []
-        for shard in some_of(local_shards(data)):
+        for shard in select_shards(list_local_shards(data)):
             with contextlib.suppress(UserError, OSError, EOFError):
-                lines[name] += first_lines(shard.path, SAMPLE_LINES)
+                lines[name] += read_first_lines(shard.path, SAMPLE_LINES)
     return lines
 
 
-def _tokenizer_file(name: str) -> str | None:
+def _find_tokenizer_file(name: str) -> str | None:
     """Finds the file of a tokenizer in a folder or in the Hub's cache; None if it is not there.
 
     This is `tokenizer.json`; a folder may have a vocabulary instead, which transformers converts.

@@ -14,15 +14,15 @@ The j-th sequence of a source has a window of positions in the period; always se
 whose window ends first meets all windows (Baruah et al. 1996, "Proportionate progress: a notion of
 fairness in resource allocation"). If S and D have a common divisor, the streams of a source yield
 different numbers of sequences, some even none: its documents are dealt to them in proportion
-(`portions`).
+(`count_portions`).
 
-Documents are dealt evenly for any number of streams and shards (`deal`). Whole shards cannot be
-divided evenly among any number of streams, and the number of documents in a shard is unknown until
-it has been read. So the bytes of all shards, laid end to end, are cut into parts of equal length,
-one per stream. If a cut falls inside a shard, its documents are dealt to the streams on both sides
-in proportion to their bytes, one run of documents at a time. The lines of any window then follow
-directly from a stream's share. The cost is that each stream of a divided shard skips the documents
-of the others, using access points where the shard has them.
+Documents are dealt evenly for any number of streams and shards (`deal_documents`). Whole shards
+cannot be divided evenly among any number of streams, and the number of documents in a shard is
+unknown until it has been read. So the bytes of all shards, laid end to end, are cut into parts of
+equal length, one per stream. If a cut falls inside a shard, its documents are dealt to the streams
+on both sides in proportion to their bytes, one run of documents at a time. The lines of any window
+then follow directly from a stream's share. The cost is that each stream of a divided shard skips
+the documents of the others, using access points where the shard has them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bsmeta.config.data import DataConfig, parts_of
+from bsmeta.config.data import DataConfig, compute_parts
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data import derive, permutation
+from bsmeta.data import derive_seed, permute
 from bsmeta.data.io.shards import PARQUET, Shard
 
 VERSION = 2
@@ -137,13 +137,13 @@ class Phases:
         """Returns the phase of a stream's next sequence after it has yielded `emitted`."""
         return bisect.bisect_right(self.starts, self.order.number(stream, emitted)) - 1
 
-    def left(self, stream: int, emitted: int) -> int | None:
+    def count_left(self, stream: int, emitted: int) -> int | None:
         """Counts the sequences until the stream's next phase; None in the last phase."""
         phase = self.of(stream, emitted)
         if phase + 1 == len(self.starts):
             return None
 
-        return self.order.before(stream, self.starts[phase + 1]) - emitted
+        return self.order.count_before(stream, self.starts[phase + 1]) - emitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Division:
         return range(first + worker * self.world_size, endless, self.world_size * self.workers)
 
 
-def sequences_done(positions: dict[int, Position], order: SequenceOrder) -> int:
+def count_sequences_done(positions: dict[int, Position], order: SequenceOrder) -> int:
     """Counts the sequences that a run has consumed, from the positions of all its streams.
 
     Raises:
@@ -210,7 +210,7 @@ def sequences_done(positions: dict[int, Position], order: SequenceOrder) -> int:
     emitted = [positions[stream].emitted if stream in positions else 0 for stream in order.streams]
     done = sum(emitted)
 
-    expected = [order.before(stream, done) for stream in order.streams]
+    expected = [order.count_before(stream, done) for stream in order.streams]
     if emitted != expected or set(positions) - set(order.streams):
         raise ConfigurationError(
             f"the saved data state is incomplete: its streams have yielded {emitted} sequences, "
@@ -231,7 +231,7 @@ class SequenceOrder:
     """
 
     def __init__(self, weights: Sequence[float], num_streams: int) -> None:
-        self._sources = period_of(tuple(parts_of(weights)))
+        self._sources = assign_period(tuple(compute_parts(weights)))
         self._num_streams = num_streams
         self._is_mixture = len(weights) > 1
         self._period = math.lcm(len(self._sources), num_streams)
@@ -251,13 +251,13 @@ class SequenceOrder:
         periods, index = divmod(index, len(offsets))
         return periods * self._period + int(offsets[index])
 
-    def before(self, stream: int, number: int) -> int:
+    def count_before(self, stream: int, number: int) -> int:
         """Counts the sequences of a stream that come before sequence `number` of the run."""
         offsets = self._offsets(stream)
         periods, remainder = divmod(number, self._period)
         return periods * len(offsets) + int(np.searchsorted(offsets, remainder))
 
-    def portions(self, source: int) -> list[int]:
+    def count_portions(self, source: int) -> list[int]:
         """Counts the sequences that each stream of a source yields per period."""
         first = source * self._num_streams
         return [len(self._offsets(first + index)) for index in range(self._num_streams)]
@@ -282,14 +282,14 @@ class SequenceOrder:
         return np.sort(indices + turn * size)
 
 
-def sequence_order(config: DataConfig) -> SequenceOrder:
+def order_sequences(config: DataConfig) -> SequenceOrder:
     """Returns the order of the sequences of a run."""
     weights = [source.weight for source in config.sources] or [1.0]
     return SequenceOrder(weights, config.num_streams)
 
 
 @lru_cache(maxsize=4)
-def period_of(parts: tuple[int, ...]) -> np.ndarray:
+def assign_period(parts: tuple[int, ...]) -> np.ndarray:
     """Assigns a source to each sequence of a period (uint16[D]).
 
     Args:
@@ -323,7 +323,7 @@ def period_of(parts: tuple[int, ...]) -> np.ndarray:
 class Share:
     """The documents of a shard that one stream owns; all of them by default.
 
-    Documents are grouped in runs, and run r falls into slot r * step mod cycle (`step_of`). The
+    Documents are grouped in runs, and run r falls into slot r * step mod cycle (`choose_step`). The
     fractions r * step / cycle are spread evenly over 0 to 1 from the first run on, so any prefix of
     a shard is divided in about the same proportion, and no periodicity in the documents is aliased.
 
@@ -345,7 +345,7 @@ class Share:
         """Whether no other stream owns documents of the shard."""
         return self.high - self.low == self.cycle
 
-    def documents(self, window: int, count: int) -> Sequence[int]:
+    def list_documents(self, window: int, count: int) -> Sequence[int]:
         """Returns the shard-level numbers of the documents of a window, increasing.
 
         Args:
@@ -360,7 +360,7 @@ class Share:
         cycles, indices = np.divmod(runs, len(stream_runs))
         return ((cycles * self.cycle + stream_runs[indices]) * self.run + offsets).tolist()
 
-    def window_from(self, document: int, count: int) -> int:
+    def find_window(self, document: int, count: int) -> int:
         """Returns the window that contains the stream's first document at or after `document`.
 
         Args:
@@ -382,24 +382,24 @@ class Share:
 @lru_cache(maxsize=1024)
 def find_runs(low: int, high: int, cycle: int) -> np.ndarray:
     """Lists the runs of a cycle that fall into the slots from `low` to before `high` (int64)."""
-    slots = np.arange(cycle) * step_of(cycle) % cycle
+    slots = np.arange(cycle) * choose_step(cycle) % cycle
     return np.flatnonzero((low <= slots) & (slots < high))
 
 
-def step_of(cycle: int) -> int:
+def choose_step(cycle: int) -> int:
     """Returns the slot step between consecutive runs: near the golden section, and odd."""
     return int(cycle * (5**0.5 - 1) / 2) | 1
 
 
-def deal(shards: Sequence[Shard], portions: Sequence[int]) -> list[list[Share]]:
+def deal_documents(shards: Sequence[Shard], portions: Sequence[int]) -> list[list[Share]]:
     """Deals the documents of shards to streams; returns the shares of each stream.
 
     Args:
         shards: The shards in order, as if laid end to end.
         portions: The portion of each stream, relative to the others'.
     """
-    ends = [*itertools.accumulate(map(weight, shards))]
-    cuts = cuts_of(ends, portions)
+    ends = [*itertools.accumulate(map(weigh_shard, shards))]
+    cuts = find_cuts(ends, portions)
     cycle = 1 << (SLOTS * len(portions) - 1).bit_length()
 
     shares: list[list[Share]] = [[] for _ in portions]
@@ -420,13 +420,13 @@ def deal(shards: Sequence[Shard], portions: Sequence[int]) -> list[list[Share]]:
     return shares
 
 
-def weight(shard: Shard) -> int:
+def weigh_shard(shard: Shard) -> int:
     """Returns the weight of a shard when documents are dealt: its bytes, as if compressed."""
     is_compressed = shard.name.endswith((".gz", ".zst", PARQUET))
     return max(shard.size if is_compressed else shard.size // COMPRESSION, 1)
 
 
-def cuts_of(ends: Sequence[int], portions: Sequence[int]) -> list[int]:
+def find_cuts(ends: Sequence[int], portions: Sequence[int]) -> list[int]:
     """Finds the end of every stream except the last, inside a shard only if necessary.
 
     Args:
@@ -451,7 +451,7 @@ def cuts_of(ends: Sequence[int], portions: Sequence[int]) -> list[int]:
     return cuts
 
 
-def order_of(shares: Sequence[Share], seed: int, epoch: int, stream: int) -> list[Share]:
+def draw_order(shares: Sequence[Share], seed: int, epoch: int, stream: int) -> list[Share]:
     """Draws the order of a stream's shares in one epoch."""
-    order = permutation(len(shares), derive(seed, "shares", epoch, stream))
+    order = permute(len(shares), derive_seed(seed, "shares", epoch, stream))
     return [shares[index] for index in order]

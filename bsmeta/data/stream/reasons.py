@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bsmeta.data.io.lines import BYTE_ORDER_MARK, LONGEST_LINE, OVERLONG
-from bsmeta.metadata.processors import type_of
+from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.records import BadDocument, Line
 
 REASONS = (  # common to all types; a metadata type lists its own in `MetadataType.reasons`
@@ -54,7 +54,7 @@ def list_reasons(keys: Sequence[str]) -> list[str]:
     """Lists the reasons of bad documents, including the reasons of the metadata types `keys`."""
     reasons = dict.fromkeys(REASONS)
     for key in keys:
-        reasons |= dict.fromkeys(type_of(key).reasons)
+        reasons |= dict.fromkeys(find_type(key).reasons)
     return [*reasons]
 
 

@@ -14,26 +14,26 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bsmeta.config.data import DataConfig, check_data, source_configs
-from bsmeta.core.errors import ConfigurationError, DataError, UserError, refuse
+from bsmeta.config.data import DataConfig, check_data, configure_sources
+from bsmeta.core.errors import ConfigurationError, DataError, UserError, raise_problems
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_start import explain_no_document
-from bsmeta.data.io.shard_lines import first_lines, has_line
+from bsmeta.data.io.shard_lines import has_line, read_first_lines
 from bsmeta.data.io.shards import (
     Shard,
-    entries_of,
+    add_sample_hashes,
+    find_validation_path,
+    list_entries,
     list_shards,
-    remote_settings,
-    some_of,
-    validation_path,
-    with_samples,
+    read_remote_settings,
+    select_shards,
 )
-from bsmeta.data.stream.columns import document_problems, source_key, unknown_types
+from bsmeta.data.stream.columns import find_document_problems, find_unknown_types, name_source_key
 from bsmeta.data.stream.corpora import Corpus, deal_corpora, open_corpora
-from bsmeta.data.stream.held_out import HeldOutFingerprints, held_out, held_out_fingerprint
+from bsmeta.data.stream.held_out import HeldOutFingerprints, identify_held_out, read_held_out
 from bsmeta.data.stream.lost_text import SAMPLE_LINES
-from bsmeta.data.stream.plan import Share, sequence_order
+from bsmeta.data.stream.plan import Share, order_sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Survey:
         Raises:
             DataError: If this machine has other shards.
         """
-        entries = _absolute_entries(config)
+        entries = _make_entries_absolute(config)
         shards: dict[str, list[Shard]] = {}
-        for name, data in source_configs(config).items():
-            settings = remote_settings(data)  # the cache of this process may be elsewhere
+        for name, data in configure_sources(config).items():
+            settings = read_remote_settings(data)  # the cache of this process may be elsewhere
             shards[name] = [
                 replace(shard, path=replace(shard.path, settings=settings))
                 if isinstance(shard.path, FileRef)
@@ -75,7 +75,7 @@ class Survey:
                 for shard in self.shards[name]
             ]
             if entries[name] != self.entries[name]:
-                shards[name] = _with_local_paths(shards[name], data)
+                shards[name] = _set_local_paths(shards[name], data)
         return open_corpora(config, shards)
 
 
@@ -92,24 +92,26 @@ def survey_data(config: DataConfig) -> Survey:
     kept_out = None
     failure = None
     try:
-        for name, data in source_configs(config).items():
-            shards[name] = with_samples(list_shards(data), Cache(data.cache_dir))
+        for name, data in configure_sources(config).items():
+            shards[name] = add_sample_hashes(list_shards(data), Cache(data.cache_dir))
 
         corpora = open_corpora(config, shards)
-        refuse(unknown_types(config, {corpus.name: corpus.shards for corpus in corpora}))
-        kept_out = held_out(config)
+        raise_problems(
+            find_unknown_types(config, {corpus.name: corpus.shards for corpus in corpora})
+        )
+        kept_out = read_held_out(config)
         for corpus, dealt in zip(corpora, deal_corpora(config, corpora), strict=True):
-            lines[corpus.name] = checked_lines(config, corpus)
+            lines[corpus.name] = read_checked_lines(config, corpus)
             _check_streams_have_documents(corpus, dealt, config)
     except UserError as error:
         if config.prepared is None:
             raise
         failure = error
 
-    path = validation_path(config)
+    path = find_validation_path(config)
     return Survey(
-        _absolute_entries(config),
-        held_out_fingerprint(config),
+        _make_entries_absolute(config),
+        identify_held_out(config),
         path if isinstance(path, FileRef) else None,
         shards,
         kept_out,
@@ -118,17 +120,17 @@ def survey_data(config: DataConfig) -> Survey:
     )
 
 
-def _absolute_entries(config: DataConfig) -> dict[str, list[str]]:
+def _make_entries_absolute(config: DataConfig) -> dict[str, list[str]]:
     """Returns the entries of each source that name its shards; paths are made absolute."""
     absolute: dict[str, list[str]] = {}
-    for name, data in source_configs(config).items():
+    for name, data in configure_sources(config).items():
         absolute[name] = [
-            entry if "://" in entry else os.path.abspath(entry) for entry in entries_of(data)
+            entry if "://" in entry else os.path.abspath(entry) for entry in list_entries(data)
         ]
     return absolute
 
 
-def _with_local_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
+def _set_local_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
     """Returns the shards with the paths that local ones have on this machine.
 
     Raises:
@@ -152,16 +154,16 @@ def _with_local_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard
     ]
 
 
-def checked_lines(config: DataConfig, corpus: Corpus) -> list[bytes]:
+def read_checked_lines(config: DataConfig, corpus: Corpus) -> list[bytes]:
     """Reads some of the first lines of a corpus after checking its first documents.
 
     Raises:
         ConfigurationError: If there is no document, or none has a path of the columns.
     """
-    refuse(document_problems(config, corpus.name, corpus.shards))
+    raise_problems(find_document_problems(config, corpus.name, corpus.shards))
     lines: list[bytes] = []
-    for shard in some_of(corpus.shards):
-        lines += first_lines(shard.path, SAMPLE_LINES)
+    for shard in select_shards(corpus.shards):
+        lines += read_first_lines(shard.path, SAMPLE_LINES)
     return lines
 
 
@@ -174,10 +176,12 @@ def _check_streams_have_documents(
         ConfigurationError: If there are too many streams.
         DataError: If a stream has none because its shards have none.
     """
-    portions = sequence_order(config).portions([*source_configs(config)].index(corpus.name))
+    portions = order_sequences(config).count_portions(
+        [*configure_sources(config)].index(corpus.name)
+    )
     for stream, (shares, portion) in enumerate(zip(dealt, portions, strict=True)):
         # The number in the shard of the stream's first document in each share.
-        first_numbers = [share.documents(0, 1)[0] for share in shares]
+        first_numbers = [share.list_documents(0, 1)[0] for share in shares]
         if portion == 0 or 0 in first_numbers:
             continue
         if any(
@@ -189,7 +193,7 @@ def _check_streams_have_documents(
         for share in shares:
             start = explain_no_document(share.shard.path)
             if start is not None:
-                key = source_key(config, corpus.name, "train_file")
+                key = name_source_key(config, corpus.name, "train_file")
                 raise DataError(f"{key}: {share.shard.path} {start}")
 
         parts = ", ".join(

@@ -27,13 +27,13 @@ import xxhash
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import BY_TEXT, DataConfig, check_data, row_length
-from bsmeta.core.errors import ConfigurationError, UserError, differing
+from bsmeta.config.data import BY_TEXT, DataConfig, check_data, compute_row_length
+from bsmeta.core.errors import ConfigurationError, UserError, describe_differences
 from bsmeta.data.batch import MicroBatch, StepData, set_up_worker
 from bsmeta.data.stream.counts import count_names
-from bsmeta.data.stream.fingerprint import saved_fingerprint
-from bsmeta.data.stream.live import LiveStreams, phases_of
-from bsmeta.data.stream.plan import Division, Position, sequence_order, sequences_done
+from bsmeta.data.stream.fingerprint import complete_saved_fingerprint
+from bsmeta.data.stream.live import LiveStreams, find_phases
+from bsmeta.data.stream.plan import Division, Position, count_sequences_done, order_sequences
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.text.chunks import PackedSequence
 
@@ -111,7 +111,7 @@ class TrainStream:
         self._division = Division.of(config, rank, world_size, global_batch_size)
 
         assert max_train_steps is not None or not config.metadata_config.schedule
-        phases = phases_of(config, max_train_steps or 0, global_batch_size, decay_start)
+        phases = find_phases(config, max_train_steps or 0, global_batch_size, decay_start)
         self._first_steps = [start // global_batch_size + 1 for start in phases.starts]
 
         survey = survey or survey_data(config)
@@ -135,20 +135,20 @@ class TrainStream:
             self._pad = tokenizer.eos_token_id
 
         self._positions: dict[int, Position] = {}
-        self._order = sequence_order(config)
+        self._order = order_sequences(config)
         if state is not None:
             self._positions = {
                 int(stream): Position.from_state(position)
                 for stream, position in state["streams"].items()
             }
-            saved = saved_fingerprint(state["fingerprint"])
+            saved = complete_saved_fingerprint(state["fingerprint"])
             current = self.fingerprint
             if is_branch:
                 done = sum(position.emitted for position in self._positions.values())
-                saved = _without_later_phases(saved, done)
-                current = _without_later_phases(current, done)
+                saved = _drop_later_phases(saved, done)
+                current = _drop_later_phases(current, done)
             _check_fingerprint(saved, current, config.on_changed_data)
-        self._done = sequences_done(self._positions, self._order)
+        self._done = count_sequences_done(self._positions, self._order)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class TrainStream:
         blocks = SequenceBlocks(
             self._sequences,
             size=config.per_device_train_batch_size,
-            length=row_length(config),
+            length=compute_row_length(config),
             pad=self._pad,
             joined=config.cross_document_attention,
             num_streams=config.num_streams if config.sources else None,
@@ -170,7 +170,9 @@ class TrainStream:
         for source in config.sources:
             names += [f"{count}/{source.name}" for count in SOURCE_COUNTS]
 
-        steps = _steps(blocks, self._accumulation, config.num_workers, names, narrow=self._narrow)
+        steps = _iterate_steps(
+            blocks, self._accumulation, config.num_workers, names, narrow=self._narrow
+        )
         first_step = self._done // self._global_batch_size + 1
         streams: dict[int, dict[str, int]] = {}  # the saved positions of this rank's streams
         for step, (batches, positions) in enumerate(steps, first_step):
@@ -198,7 +200,7 @@ class TrainStream:
     def _count_source(self, stream: int) -> Iterator[PackedSequence]:
         """Yields the sequences of a stream of a mixture, with the counts of their source added."""
         source, index = divmod(stream, self._config.num_streams)
-        portions = self._order.portions(source)
+        portions = self._order.count_portions(source)
         document_share = portions[index] / sum(portions)  # of the source's documents
         epoch = self._positions.get(stream, Position()).epoch
         for sequence in self.sequences(stream):
@@ -214,7 +216,7 @@ class TrainStream:
         return self._streams.sequences(stream, self._positions.get(stream, Position()))
 
 
-def _without_later_phases(fingerprint: dict[str, Any], done: int) -> dict[str, Any]:
+def _drop_later_phases(fingerprint: dict[str, Any], done: int) -> dict[str, Any]:
     """Removes the phases that begin after the first `done` sequences from a fingerprint."""
     starts = [start for start in fingerprint["phase_starts"] if start < done]
     return {**fingerprint, "phase_starts": starts}
@@ -226,7 +228,7 @@ def _check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_change
     Raises:
         ConfigurationError: If the data differ, unless `on_changed` is warn.
     """
-    differences = "\n".join(differing(saved, current, "in the checkpoint"))
+    differences = "\n".join(describe_differences(saved, current, "in the checkpoint"))
     if not differences:
         return
 
@@ -358,7 +360,7 @@ def stack_sequences(
     )
 
 
-def _steps(
+def _iterate_steps(
     blocks: SequenceBlocks, accumulation: int, num_workers: int, names: list[str], *, narrow: bool
 ) -> Iterator[tuple[list[MicroBatch], dict[int, Position]]]:
     """Yields the micro-batches of each step, and the position of each of their streams after it.
@@ -385,7 +387,7 @@ def _steps(
         iterator = iter(loader)
 
     try:
-        batches = _micro_batches(iterator, blocks.size, max(num_workers, 1), names, narrow)
+        batches = _iterate_micro_batches(iterator, blocks.size, max(num_workers, 1), names, narrow)
         while step := list(itertools.islice(batches, accumulation)):
             positions: dict[int, Position] = {}
             for micro_batch in step:
@@ -400,7 +402,7 @@ def _steps(
         del iterator
 
 
-def _micro_batches(
+def _iterate_micro_batches(
     blocks: Iterator[Block | UserError], size: int, workers: int, names: list[str], narrow: bool
 ) -> Iterator[PositionedBatch]:
     """Yields micro-batches of the blocks that the loader processes produce in turn; endless.

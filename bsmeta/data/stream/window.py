@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bsmeta.data import derive
+from bsmeta.data import derive_seed
 from bsmeta.data.io.shards import Shard
 from bsmeta.metadata.records import Line
 
@@ -33,9 +33,9 @@ class Window:
     lines: Sequence[Line]
     damage: str = ""
 
-    def seed(self, seed: int, purpose: str) -> int:
+    def derive_seed(self, seed: int, purpose: str) -> int:
         """Derives the seed of a choice about the whole window from the seed of the run."""
-        return derive(seed, purpose, self.epoch, self.shard.name, self.numbers[0])
+        return derive_seed(seed, purpose, self.epoch, self.shard.name, self.numbers[0])
 
 
 class PlacedWindow(NamedTuple):

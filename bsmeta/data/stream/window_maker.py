@@ -15,8 +15,8 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig
-from bsmeta.config.metadata import phase_configs
-from bsmeta.core.errors import refuse
+from bsmeta.config.metadata import configure_phases
+from bsmeta.core.errors import raise_problems
 from bsmeta.data.stream.held_out import HeldOutFingerprints
 from bsmeta.data.stream.stages.cut import cut_documents
 from bsmeta.data.stream.stages.decode import decode_lines
@@ -39,7 +39,7 @@ from bsmeta.data.stream.stages.sample import WindowSampler
 from bsmeta.data.stream.window import Window
 from bsmeta.data.text.chunks import PackedWindow
 from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.metadata.checks import row_budget_problems
+from bsmeta.metadata.checks import find_row_budget_problems
 from bsmeta.metadata.decoding import Decoder, make_decoder
 from bsmeta.metadata.metadata_type import SHUFFLED
 from bsmeta.metadata.rendering import Rendered, TypeSampler
@@ -65,7 +65,7 @@ class WindowMaker:
         held_out: HeldOutFingerprints | None = None,
         sample: Sequence[bytes] = (),
     ) -> None:
-        refuse(row_budget_problems(config))
+        raise_problems(find_row_budget_problems(config))
         self._config = config
         self._seed = seed
         self._held_out = held_out
@@ -77,7 +77,7 @@ class WindowMaker:
             text = replace(self._metadata, metadata_list=[], metadata_column_list=None)
             self._text_decoder = make_decoder(text, config.columns, content=config.content)
 
-        self._samplers = [TypeSampler(phase) for phase in phase_configs(self._metadata)]
+        self._samplers = [TypeSampler(phase) for phase in configure_phases(self._metadata)]
         self._renderer = DocumentRenderer(config)
         self._encoder = DocumentEncoder(
             tokenizer,

@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from bsmeta.core.errors import ConfigurationError, DataError, nearest
+from bsmeta.core.errors import ConfigurationError, DataError, suggest_nearest
 from bsmeta.core.progress import report_progress
 from bsmeta.data.table.text_file import (
     AUTO,
     GZIP_ERRORS,
     check_encoding,
     find_encoding,
-    not_text,
+    make_not_text_error,
     open_text,
     refuse_other_formats,
 )
@@ -145,7 +145,7 @@ class _Trial:
 
 def _try_format(form: CSVFormat, lines: Sequence[str], required: Sequence[str]) -> _Trial:
     """Reads the first lines of a file with a format."""
-    reader = _reader(lines, form.separator, form.escape)
+    reader = _iterate_records(lines, form.separator, form.escape)
     records: list[list[str]] = []
     header_line = failures = 0
     while len(records) < _SAMPLE_RECORDS:
@@ -170,7 +170,9 @@ def _try_format(form: CSVFormat, lines: Sequence[str], required: Sequence[str]) 
     )
 
 
-def _reader(lines: Iterable[str], separator: str, escape: str | None) -> Iterator[list[str]]:
+def _iterate_records(
+    lines: Iterable[str], separator: str, escape: str | None
+) -> Iterator[list[str]]:
     csv.field_size_limit(LONGEST_RECORD)  # the default is too short for many texts
     return csv.reader(
         lines,
@@ -202,7 +204,7 @@ def _read_sample(path: Path, encoding: str) -> Iterator[str]:
                 yield line
                 characters += len(line)
         except UnicodeError as error:
-            raise not_text(path, encoding, 1, error) from error
+            raise make_not_text_error(path, encoding, 1, error) from error
         except GZIP_ERRORS:
             return  # reported with the number of the row, when the rows are read
 
@@ -215,7 +217,7 @@ def _check_columns(path: Path, form: CSVFormat, required: Sequence[str], header:
         if count > 1:
             problems.append(f"column {name!r} is there {count} times; rename the others")
         elif count == 0:
-            problems.append(f"there is no column {name!r}{nearest(name, form.columns)}")
+            problems.append(f"there is no column {name!r}{suggest_nearest(name, form.columns)}")
 
     if problems:
         hint = _suggest_separator(header, required) if len(form.columns) < 2 else ""
@@ -343,7 +345,7 @@ def read_rows(
                     advance(file.tell())
                     report_progress()
         except UnicodeError as error:
-            raise not_text(path, form.encoding, lines.number, error) from error
+            raise make_not_text_error(path, form.encoding, lines.number, error) from error
         except GZIP_ERRORS as error:
             raise DataError(
                 f"{path}: damaged gzip data after row {number:,}: {error}; is the file complete?"
@@ -389,7 +391,7 @@ def _to_row(number: int, record: _Record, form: CSVFormat) -> Row:
 
 def _read_records(lines: _Lines, form: CSVFormat) -> Iterator[_Record]:
     """Yields the records after the header."""
-    reader = _reader(lines, form.separator, form.escape)
+    reader = _iterate_records(lines, form.separator, form.escape)
     blank_lines: list[int] = []  # in a table with one column, rows with empty text if others follow
     while True:
         line = lines.begin()

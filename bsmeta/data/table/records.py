@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bsmeta.core.errors import ConfigurationError, DataError, differing
+from bsmeta.core.errors import ConfigurationError, DataError, describe_differences
 from bsmeta.core.parsing import decode_json, parse_json
 from bsmeta.data.io.file_start import check_has_document
 from bsmeta.data.table.csv_file import (
@@ -34,7 +34,7 @@ from bsmeta.data.table.text_file import (
     AUTO,
     GZIP_ERRORS,
     check_encoding,
-    not_text,
+    make_not_text_error,
     open_text,
 )
 
@@ -132,7 +132,7 @@ def _read_json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
                     problem = f"no JSON object: {error}"
                 yield Row(number, line, [], problem), record
         except UnicodeError as error:
-            raise not_text(path, encoding, line, error) from error
+            raise make_not_text_error(path, encoding, line, error) from error
         except GZIP_ERRORS as error:
             raise DataError(f"{path}: damaged gzip data after row {number:,}: {error}") from error
         except OSError as error:
@@ -145,7 +145,7 @@ class RecordWriter:
     Args:
         path: The output, which appears when it is complete; its suffix determines the format.
         key: Everything that determines the records; JSON-serializable.
-        spreadsheet_safe: Whether the cells of a CSV file pass `spreadsheet_safe_cell`.
+        spreadsheet_safe: Whether the cells of a CSV file pass `escape_spreadsheet_cell`.
 
     Attributes:
         done: The number of records that an interrupted call has written.
@@ -194,10 +194,10 @@ class RecordWriter:
 
     def _write_csv(self, record: Record) -> None:
         """Appends a record to a CSV file, after the header if it is the first record."""
-        cells = flattened(record)
+        cells = flatten_record(record)
         if self._spreadsheet_safe:
             cells = {
-                spreadsheet_safe_cell(name): spreadsheet_safe_cell(cell)
+                escape_spreadsheet_cell(name): escape_spreadsheet_cell(cell)
                 for name, cell in cells.items()
             }
 
@@ -256,7 +256,7 @@ class RecordWriter:
             saved = parse_json(self._key_file.read_text())
         except (OSError, ValueError):
             saved = {}
-        differences = "\n".join(differing(saved, current, "there"))
+        differences = "\n".join(describe_differences(saved, current, "there"))
         if differences:
             raise ConfigurationError(
                 f"{self._part} was begun by another call; delete it to begin again, or name "
@@ -273,7 +273,7 @@ class RecordWriter:
         return DataError(f"output={self._path} cannot be written: {error}")
 
 
-def spreadsheet_safe_cell(cell: Any) -> Any:
+def escape_spreadsheet_cell(cell: Any) -> Any:
     """Returns a cell, with ' before a text that a spreadsheet would compute as a formula.
 
     Formulas can start programs and send cells to a server. Numbers are not changed. The first
@@ -309,7 +309,7 @@ def complete_rows(path: Path, *, quoted: bool) -> tuple[int, int]:
     return end, rows
 
 
-def flattened(record: Mapping[str, Any]) -> Record:
+def flatten_record(record: Mapping[str, Any]) -> Record:
     """Returns a record as cells of a row: `{"a": {"b": 1}}` as `{"a.b": 1}`; lists as JSON.
 
     Objects whose keys together exceed `_LONGEST_PREFIX` characters become JSON, too: otherwise, a

@@ -24,17 +24,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from bsmeta.core.errors import ConfigurationError, DataError, differing
+from bsmeta.core.errors import ConfigurationError, DataError, describe_differences
 from bsmeta.core.files import (
     UnsafeNameError,
-    building,
-    file_hash,
-    path_inside,
+    build_atomically,
+    hash_file,
+    hold_write_lock,
+    join_inside,
     write_json,
-    writing,
 )
 from bsmeta.core.parsing import decode_json
-from bsmeta.core.progress import exclusively, opaque_work, report_progress
+from bsmeta.core.progress import hold_lock, report_opaque_work, report_progress
 
 if TYPE_CHECKING:
     import datasets
@@ -114,15 +114,15 @@ def open_store(
     from datasets import load_from_disk
 
     current = json.loads(json.dumps(key))  # as it reads back: tuples are lists
-    with writing(folder, f"the rows of {folder}"):
+    with hold_write_lock(folder, f"the rows of {folder}"):
         if overwrite and folder.exists() and _read_key(folder).key != current:
             shutil.rmtree(folder)  # processes that have mapped its files keep them
         if not folder.exists():
-            with opaque_work():
-                _write(folder, current, build())
+            with report_opaque_work():
+                _write_store(folder, current, build())
         saved = _read_key(folder)
 
-    differences = "\n".join(differing(saved.key, current, "in the store"))
+    differences = "\n".join(describe_differences(saved.key, current, "in the store"))
     if differences:
         raise ConfigurationError(
             f"{folder} was built with other settings; restore them, or {remedy}:\n{differences}"
@@ -139,31 +139,31 @@ def open_store(
         if is_verifier:
             _check_values(folder, rows)
     except _UNREADABLE as error:
-        raise _damage_error(folder, str(error)) from error
+        raise _make_damage_error(folder, str(error)) from error
 
     if len(rows) != saved.rows:
-        raise _damage_error(folder, f"{len(rows):,} rows instead of {saved.rows:,}")
+        raise _make_damage_error(folder, f"{len(rows):,} rows instead of {saved.rows:,}")
     return rows
 
 
-def saved_key(folder: Path) -> dict[str, Any]:
+def read_saved_key(folder: Path) -> dict[str, Any]:
     """Returns the key of a store, as given to `open_store`; empty if there is no store."""
     return _read_key(folder).key if folder.exists() else {}
 
 
-def _write(
+def _write_store(
     folder: Path, key: dict[str, Any], rows: datasets.Dataset | Iterable[pa.RecordBatch]
 ) -> None:
     """Writes a store; an interrupted build leaves none."""
     from datasets import Dataset
 
-    with building(folder) as part:
+    with build_atomically(folder) as part:
         if isinstance(rows, Dataset):
             rows.save_to_disk(str(part))
             count = len(rows)
         else:
             count = _write_batches(iter(rows), part)
-        files = {path.name: file_hash(path) for path in sorted(part.iterdir())}
+        files = {path.name: hash_file(path) for path in sorted(part.iterdir())}
         (part / KEY).write_text(json.dumps({"key": key, "rows": count, "files": files}, indent=1))
 
 
@@ -192,11 +192,11 @@ def _check_data_files(folder: Path, saved: SavedKey) -> None:
         content = (folder / _STATE).read_bytes()
         state = decode_json(content, _State)
     except (OSError, msgspec.MsgspecError) as error:
-        raise _damage_error(folder, f"{_STATE}: {error}") from error
+        raise _make_damage_error(folder, f"{_STATE}: {error}") from error
 
     for file in state.data_files:
         if file.filename not in saved.files:
-            raise _damage_error(
+            raise _make_damage_error(
                 folder, f"{_STATE} lists {file.filename!r}, which {KEY} does not have"
             )
 
@@ -205,20 +205,20 @@ def _check_hashes(folder: Path, hashes: Mapping[str, str]) -> None:
     """Refuses a store with a file that is missing or was changed after it was built."""
     for name, expected in hashes.items():
         try:
-            actual = file_hash(path_inside(folder, name, str(folder / KEY)))
+            actual = hash_file(join_inside(folder, name, str(folder / KEY)))
         except (OSError, UnsafeNameError) as error:
-            raise _damage_error(folder, str(error)) from error
+            raise _make_damage_error(folder, str(error)) from error
         if actual != expected:
-            raise _damage_error(folder, f"{name}: other bytes than were written")
+            raise _make_damage_error(folder, f"{name}: other bytes than were written")
 
 
 def _check_values(folder: Path, rows: datasets.Dataset) -> None:
     """Refuses arrays whose offsets are out of bounds, and columns that have no plain values."""
     for column, feature in rows.features.items():
         if not _is_plain(feature):
-            raise _damage_error(folder, f"column {column!r} is of type {feature}")
+            raise _make_damage_error(folder, f"column {column!r} is of type {feature}")
 
-    with opaque_work():
+    with report_opaque_work():
         rows.data.table.validate(full=True)
 
 
@@ -235,10 +235,10 @@ def _read_key(folder: Path) -> SavedKey:
     try:
         return decode_json((folder / KEY).read_bytes(), SavedKey)
     except (OSError, msgspec.MsgspecError) as error:
-        raise _damage_error(folder, f"{KEY}: {error}") from error
+        raise _make_damage_error(folder, f"{KEY}: {error}") from error
 
 
-def _damage_error(folder: Path, reason: str) -> DataError:
+def _make_damage_error(folder: Path, reason: str) -> DataError:
     return DataError(f"{folder} is damaged ({reason}); delete the folder to build it again")
 
 
@@ -253,7 +253,7 @@ class _SavedHash(msgspec.Struct):
     hash: str
 
 
-def file_hashes(files: Sequence[Path], folder: Path) -> dict[Path, str]:
+def hash_files(files: Sequence[Path], folder: Path) -> dict[Path, str]:
     """Returns the xxh3 of each file's content, in hexadecimal.
 
     A file is read again only if its size, its modification time or its inode has changed.
@@ -264,7 +264,7 @@ def file_hashes(files: Sequence[Path], folder: Path) -> dict[Path, str]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / HASHES
     hashes: dict[Path, str] = {}
-    with exclusively(f"{path}.lock", "hashing the data sets"):
+    with hold_lock(f"{path}.lock", "hashing the data sets"):
         saved: dict[str, _SavedHash] = {}
         with contextlib.suppress(OSError, ValueError):  # without saved hashes, all are computed
             saved = decode_json(path.read_bytes(), dict[str, _SavedHash])
@@ -274,7 +274,7 @@ def file_hashes(files: Sequence[Path], folder: Path) -> dict[Path, str]:
             state = [status.st_size, status.st_mtime_ns, status.st_ino]
             name = str(file.resolve())
             if name not in saved or saved[name].state != state:
-                saved[name] = _SavedHash(state, file_hash(file))
+                saved[name] = _SavedHash(state, hash_file(file))
                 report_progress()
             hashes[file] = saved[name].hash
         write_json(path, msgspec.to_builtins(saved))

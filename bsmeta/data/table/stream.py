@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from bsmeta.core.errors import ConfigurationError, UserError, differing
-from bsmeta.data import derive, permutation
+from bsmeta.core.errors import ConfigurationError, UserError, describe_differences
+from bsmeta.data import derive_seed, permute
 from bsmeta.data.batch import MicroBatch, StepData, set_up_worker
 
 Collate = Callable[[np.ndarray, int], MicroBatch]
@@ -85,10 +85,10 @@ class FixedSize(StepOrder):
         self.steps_per_epoch = len(self._bounds) - 1
 
     def epoch(self, epoch: int) -> EpochOrder:
-        return EpochOrder(self._shuffled(epoch), self._bounds, range(self.steps_per_epoch))
+        return EpochOrder(self._shuffle(epoch), self._bounds, range(self.steps_per_epoch))
 
-    def _shuffled(self, epoch: int) -> np.ndarray:
-        return permutation(self._num_rows, derive(self._seed, "rows", epoch))
+    def _shuffle(self, epoch: int) -> np.ndarray:
+        return permute(self._num_rows, derive_seed(self._seed, "rows", epoch))
 
 
 class SimilarLengths(FixedSize):
@@ -109,10 +109,10 @@ class SimilarLengths(FixedSize):
         self._lengths = np.asarray(lengths)
 
     def epoch(self, epoch: int) -> EpochOrder:
-        shuffled = self._shuffled(epoch)
+        shuffled = self._shuffle(epoch)
         groups = np.arange(len(shuffled)) // (self.SORTED_STEPS * self._batch_size)
         rows = shuffled[np.lexsort((self._lengths[shuffled], groups))]
-        slices = permutation(self.steps_per_epoch, derive(self._seed, "steps", epoch))
+        slices = permute(self.steps_per_epoch, derive_seed(self._seed, "steps", epoch))
         return EpochOrder(rows, self._bounds, slices)
 
 
@@ -164,9 +164,9 @@ class TokenBudget(StepOrder):
         self.steps_per_epoch = len(self._bounds) - 1
 
     def epoch(self, epoch: int) -> EpochOrder:
-        shuffled = permutation(len(self._buckets), derive(self._seed, "rows", epoch))
+        shuffled = permute(len(self._buckets), derive_seed(self._seed, "rows", epoch))
         rows = shuffled[np.argsort(self._buckets[shuffled], kind="stable")]
-        slices = permutation(self.steps_per_epoch, derive(self._seed, "steps", epoch))
+        slices = permute(self.steps_per_epoch, derive_seed(self._seed, "steps", epoch))
         return EpochOrder(rows, self._bounds, slices)
 
 
@@ -226,7 +226,7 @@ class TableStream:
             )
 
         saved = fingerprint if state is None else state["fingerprint"]
-        differences = "\n".join(differing(saved, fingerprint, "in the checkpoint"))
+        differences = "\n".join(describe_differences(saved, fingerprint, "in the checkpoint"))
         if differences:
             raise ConfigurationError(
                 "the checkpoint is of a run on other rows, which cannot be continued exactly; "

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 from isal import igzip, isal_zlib
 
-from bsmeta.core.errors import ConfigurationError, DataError, nearest
+from bsmeta.core.errors import ConfigurationError, DataError, suggest_nearest
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.compression import GZIP_MARK
 from bsmeta.data.io.file_start import find_format_name, is_markup, is_sqlite_start
@@ -61,7 +61,7 @@ def open_bytes(path: Path) -> tuple[BinaryIO, io.BufferedReader]:
     try:
         file = open(path, "rb")  # noqa: SIM115  # closed by the caller
     except OSError as error:
-        near = nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())
+        near = suggest_nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())
         raise DataError(f"{path} cannot be read: {error.strerror}{near}") from error
 
     if file.peek(2)[:2] == GZIP_MARK:
@@ -236,7 +236,7 @@ def _survey_utf8(content: BinaryIO) -> _UTF8Survey:
     return survey
 
 
-def not_text(path: Path, encoding: str, line: int, error: UnicodeError) -> DataError:
+def make_not_text_error(path: Path, encoding: str, line: int, error: UnicodeError) -> DataError:
     """Returns the error for a file that is not in an encoding."""
     return DataError(
         f"{path}: after line {line:,}: not text in csv_encoding={encoding} ({error}); correct the "

@@ -24,9 +24,9 @@ _FIRST_JAMO = "\u1160"
 _LAST_JAMO = "\u11ff"
 
 
-def caseless(text: str) -> str:
+def make_caseless(text: str) -> str:
     """Returns the caseless form of a text, without space at its ends."""
-    return _SPACE.sub(" ", _fold(text)).strip(" ")
+    return _SPACE.sub(" ", _fold_text(text)).strip(" ")
 
 
 # Plain tuples: a text has thousands of segments, and named tuples would take a third longer.
@@ -61,7 +61,7 @@ class CaselessText:
         pieces: list[str] = []
         starts: list[int] = []
         ends: list[int] = []
-        for start, end, is_plain in _segments(text):
+        for start, end, is_plain in _divide_segments(text):
             if is_plain:
                 folded = text[start:end].lower()
                 starts += range(start, end)
@@ -73,7 +73,7 @@ class CaselessText:
             pieces.append(folded)
         return cls("".join(pieces), starts, ends)
 
-    def original(self, start: int, end: int) -> tuple[int, int] | None:
+    def find_original(self, start: int, end: int) -> tuple[int, int] | None:
         """Returns the offsets in the original text of a part of the caseless form (not empty).
 
         None if the part divides a character of the original, or separates it from characters that
@@ -96,7 +96,7 @@ def combines(character: str) -> bool:
     return is_mark or _FIRST_JAMO <= character <= _LAST_JAMO
 
 
-def _segments(text: str) -> list[Segment]:
+def _divide_segments(text: str) -> list[Segment]:
     """Divides a text into segments whose caseless forms, joined, are the caseless text."""
     segments: list[Segment] = []
     can_continue = False
@@ -113,10 +113,10 @@ def _segments(text: str) -> list[Segment]:
 
 @lru_cache(maxsize=1 << 16)
 def _fold_segment(text: str) -> str:
-    return _SPACE.sub(" ", _fold(text))
+    return _SPACE.sub(" ", _fold_text(text))
 
 
-def _fold(text: str) -> str:
+def _fold_text(text: str) -> str:
     if text.isascii():
         return text.lower()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())

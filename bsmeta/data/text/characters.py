@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 
-def utf8_lengths(text: str) -> np.ndarray:
+def measure_utf8_lengths(text: str) -> np.ndarray:
     """Computes the UTF-8 length of each character in bytes: int64 [len(text)]."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     wide = (points > 0x7F).astype(np.int64)
     return 1 + wide + (points > 0x7FF) + (points > 0xFFFF)
 
 
-def coverage(starts: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
+def count_coverage(starts: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
     """Counts the spans that contain each character: int64 [size]."""
     steps = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
     return np.cumsum(steps)[:size]

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
+from bsmeta.config.data import BY_TEXT, DataConfig, compute_metadata_room
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data import permutation
+from bsmeta.data import permute
 from bsmeta.data.text.encoding import EncodedDocument
 from bsmeta.data.text.tokens import NO_IDS
 
@@ -72,22 +72,22 @@ class Chunk:
     @property
     def ids(self) -> np.ndarray:
         """Token ids (int32)."""
-        return self._joined(self.document.prefix_ids, self.document.ids)
+        return self._join_prefix(self.document.prefix_ids, self.document.ids)
 
     @property
     def token_types(self) -> np.ndarray:
         """Token types (uint8): 0 for text and EOS, 1 + i for type metadata_list[i]."""
-        return self._joined(self.document.prefix_token_types, self.document.token_types)
+        return self._join_prefix(self.document.prefix_token_types, self.document.token_types)
 
     @property
     def text_starts(self) -> np.ndarray:
         """First character of the original text in each token (int32); see `EncodedDocument`."""
-        return self._joined(np.zeros_like(self.document.prefix_ids), self.document.text_starts)
+        return self._join_prefix(np.zeros_like(self.document.prefix_ids), self.document.text_starts)
 
     @property
     def text_ends(self) -> np.ndarray:
         """End of the original text's characters in each token (int32)."""
-        return self._joined(np.zeros_like(self.document.prefix_ids), self.document.text_ends)
+        return self._join_prefix(np.zeros_like(self.document.prefix_ids), self.document.text_ends)
 
     @property
     def loss_mask(self) -> np.ndarray:
@@ -95,7 +95,7 @@ class Chunk:
 
         The exceptions are the first token of the chunk, which nothing predicts, and `masked_text`.
         """
-        mask = self._joined(self.document.prefix_targets, self.document.targets).copy()
+        mask = self._join_prefix(self.document.prefix_targets, self.document.targets).copy()
         mask[[0, self.masked_text]] = False
         return mask
 
@@ -117,22 +117,24 @@ class Chunk:
         text = np.flatnonzero(token_types[first : self.stop] == 0)
         return self.prefix_length + first - self.start + int(text[0]) if len(text) else 0
 
-    def _joined(self, prefix: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    def _join_prefix(self, prefix: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Slices an array to the chunk, after the values of its prefix if there is one."""
         chunk_tokens = tokens[self.start : self.stop]
         return np.concatenate((prefix, chunk_tokens)) if self.prefixed else chunk_tokens
 
 
-def cut(encoded: EncodedDocument, config: DataConfig) -> list[Chunk]:
+def cut_document(encoded: EncodedDocument, config: DataConfig) -> list[Chunk]:
     """Cuts a document into chunks, in order; together they contain each of its tokens once.
 
     No chunk is longer than `max_seq_len`, none consists of EOS alone, and none ends inside an
     inserted string, unless that string alone is longer than a chunk. Under `row_budget=text`, none
-    has more than `max_seq_len` tokens of text and `metadata_room` tokens of metadata.
+    has more than `max_seq_len` tokens of text and `compute_metadata_room` tokens of metadata.
     """
     if config.row_budget == BY_TEXT:
-        room = metadata_room(config)
-        return [within(chunk, room) for chunk in _cut_by_text(encoded, config.metadata_config)]
+        room = compute_metadata_room(config)
+        return [
+            cut_metadata(chunk, room) for chunk in _cut_by_text(encoded, config.metadata_config)
+        ]
 
     metadata = config.metadata_config
     end = len(encoded.ids)
@@ -142,16 +144,16 @@ def cut(encoded: EncodedDocument, config: DataConfig) -> list[Chunk]:
     while start < end - 1:  # EOS alone is not worth training on
         prefixed = prefix_length > 0 and (not chunks or metadata.prefix_on == "every_piece")
         room = metadata.max_seq_len - (prefix_length if prefixed else 0)
-        stop = end if end - start <= room else _boundary(encoded.run, start, start + room)
+        stop = end if end - start <= room else _find_boundary(encoded.run, start, start + room)
         if stop == end - 1:
-            stop = _boundary(encoded.run, start, stop - 1)
+            stop = _find_boundary(encoded.run, start, stop - 1)
 
         chunks.append(Chunk(encoded, start, stop, prefixed, metadata.loss_on_first_text))
         start = stop
     return chunks
 
 
-def _boundary(run: np.ndarray, start: int, stop: int) -> int:
+def _find_boundary(run: np.ndarray, start: int, stop: int) -> int:
     """Finds the last position after `start` and up to `stop` that is not in an inserted string.
 
     It is `stop` itself if one string extends from `start` beyond `stop`.
@@ -188,7 +190,7 @@ def _cut_by_text(encoded: EncodedDocument, metadata: MetadataConfig) -> list[Chu
     return chunks
 
 
-def within(chunk: Chunk, limit: int) -> Chunk:
+def cut_metadata(chunk: Chunk, limit: int) -> Chunk:
     """Cuts the metadata of a chunk to `limit` tokens and keeps its text (`row_budget=text`).
 
     A prefix is cut but keeps its separator, or is left out if nothing else of it would fit. The
@@ -216,31 +218,31 @@ def within(chunk: Chunk, limit: int) -> Chunk:
     inserted = inserted[inserted >= document.lead - chunk.start]
     appended = document.suffix if chunk.stop == len(document.ids) else 0
     room = limit - kept_prefix - lead
-    is_kept[inserted[: fitting(document.run[tokens][inserted], room, appended)]] = True
+    is_kept[inserted[: count_fitting(document.run[tokens][inserted], room, appended)]] = True
 
     shorter = replace(
-        _with_prefix_of(document, kept_prefix) if kept_prefix < prefix else document,
+        _cut_prefix(document, kept_prefix) if kept_prefix < prefix else document,
         ids=document.ids[tokens][is_kept],
         token_types=document.token_types[tokens][is_kept],
         targets=document.targets[tokens][is_kept],
         run=document.run[tokens][is_kept],
         lead=lead,
         suffix=int(is_kept[len(is_kept) - 1 - appended : -1].sum()) if appended else 0,
-        locate=partial(_locate, document, tokens, is_kept),
+        locate=partial(_locate_kept_tokens, document, tokens, is_kept),
     )
     cut_chunk = Chunk(shorter, 0, len(shorter.ids), True, chunk.first_text_is_target)
     cut_chunk.left_out = chunk.left_out + metadata_length - cut_chunk.metadata_length
     return cut_chunk
 
 
-def _locate(
+def _locate_kept_tokens(
     document: EncodedDocument, tokens: slice, is_kept: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the characters of the original text that the kept tokens cover."""
     return document.text_starts[tokens][is_kept], document.text_ends[tokens][is_kept]
 
 
-def fitting(run: np.ndarray, room: int, divisible: int) -> int:
+def count_fitting(run: np.ndarray, room: int, divisible: int) -> int:
     """Counts the first inserted tokens that fit without dividing a string.
 
     Args:
@@ -254,7 +256,7 @@ def fitting(run: np.ndarray, room: int, divisible: int) -> int:
     return count
 
 
-def _with_prefix_of(document: EncodedDocument, length: int) -> EncodedDocument:
+def _cut_prefix(document: EncodedDocument, length: int) -> EncodedDocument:
     """Cuts the prefix of a document to `length` tokens besides BOS; 0 removes it."""
     if not length:
         return document.without_prefix
@@ -300,7 +302,7 @@ def cut_alike(plain: EncodedDocument, chunks: Sequence[Chunk], config: DataConfi
     return cuts
 
 
-def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+def pack_best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Packs chunks into as few sequences as best-fit decreasing finds.
 
     Each chunk, longest first, goes where it leaves the least room; a new sequence is opened only
@@ -340,15 +342,15 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return sequences
 
 
-def one_each(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+def pack_separately(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Puts each chunk into its own sequence, regardless of the room left (`packing: pad`)."""
     return [[chunk] for chunk in range(len(lengths))]
 
 
-PACKINGS: dict[str, Packing] = {"best_fit": best_fit, "pad": one_each}
+PACKINGS: dict[str, Packing] = {"best_fit": pack_best_fit, "pad": pack_separately}
 
 
-def fair_share(amounts: Sequence[int], total: int) -> int:
+def find_fair_share(amounts: Sequence[int], total: int) -> int:
     """Finds the largest limit for which the amounts, each cut to it, add up to `total` at most."""
     remaining = total
     for number, amount in enumerate(sorted(amounts)):
@@ -359,7 +361,7 @@ def fair_share(amounts: Sequence[int], total: int) -> int:
     return max(amounts)
 
 
-def _within_room(
+def _cut_to_room(
     chunks: Sequence[Chunk], sequences: Sequence[Sequence[int]], room: int
 ) -> list[Chunk]:
     """Cuts the metadata of sequences that have more than `room` tokens of it.
@@ -371,9 +373,9 @@ def _within_room(
     for sequence in sequences:
         sequence_amounts = [amounts[index] for index in sequence]
         if sum(sequence_amounts) > room:
-            share = fair_share(sequence_amounts, room)
+            share = find_fair_share(sequence_amounts, room)
             for index in sequence:
-                fitted[index] = within(chunks[index], share)
+                fitted[index] = cut_metadata(chunks[index], share)
     return fitted
 
 
@@ -413,12 +415,12 @@ class PackedWindow:
         types: int32[chunks], as in `PackedSequence`.
         counts: float64[chunks, c], the contribution of each chunk to the sums for the log.
         packing: A key of `PACKINGS`.
-        capacity: Tokens of a sequence, or its tokens of text if `metadata_room` is given.
+        capacity: Tokens of a sequence, or its tokens of text if `compute_metadata_room` is given.
         metadata_room: Tokens of metadata in a sequence, if these do not count toward its length.
         seed: Seed for the order of the sequences.
 
     Attributes:
-        chunks: The chunks, with metadata cut if it exceeds `metadata_room`.
+        chunks: The chunks, with metadata cut if it exceeds `compute_metadata_room`.
         packing: For each sequence, the indices of its chunks in order.
     """
 
@@ -441,10 +443,10 @@ class PackedWindow:
         else:
             text_lengths = [len(chunk) - chunk.metadata_length for chunk in chunks]
             packed = PACKINGS[packing](text_lengths, capacity)
-            chunks = _within_room(chunks, packed, metadata_room)
+            chunks = _cut_to_room(chunks, packed, metadata_room)
             lengths = [len(chunk) for chunk in chunks]
         self.chunks = chunks
-        self.packing = [packed[index] for index in permutation(len(packed), seed).tolist()]
+        self.packing = [packed[index] for index in permute(len(packed), seed).tolist()]
 
         # From here on, chunks are in the order of the shuffled sequences.
         order = np.fromiter(itertools.chain.from_iterable(self.packing), np.int64, len(chunks))
@@ -457,8 +459,8 @@ class PackedWindow:
 
         # Sequence s holds the chunks from first_chunk[s] on, chunk p the tokens from
         # first_token[p] on; plain lists, because indexing them is faster.
-        first_token = _offsets(self._lengths)
-        first_chunk = _offsets([len(sequence) for sequence in self.packing])
+        first_token = _compute_offsets(self._lengths)
+        first_chunk = _compute_offsets([len(sequence) for sequence in self.packing])
         self._first_token: list[int] = first_token.tolist()
         self._first_chunk: list[int] = first_chunk.tolist()
 
@@ -474,11 +476,11 @@ class PackedWindow:
         """Number of sequences."""
         return len(self.packing)
 
-    def documents(self, first: int, last: int) -> set[int]:
+    def list_documents(self, first: int, last: int) -> set[int]:
         """Returns the numbers of the documents with a chunk in the sequences of a range."""
         return set(self._documents[self._first_chunk[first] : self._first_chunk[last]])
 
-    def sequence(self, index: int, stream: int, position_after: Position) -> PackedSequence:
+    def make_sequence(self, index: int, stream: int, position_after: Position) -> PackedSequence:
         """Returns a sequence of stream `stream`, with the position after it."""
         first, last = self._first_chunk[index : index + 2]
         tokens = slice(self._first_token[first], self._first_token[last])
@@ -515,6 +517,6 @@ def _concatenate(chunks: Sequence[Chunk]) -> tuple[np.ndarray, np.ndarray, np.nd
     return np.concatenate(ids), np.concatenate(token_types), np.concatenate(targets)
 
 
-def _offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+def _compute_offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """Computes the start of each part, followed by the end of the last one (int64)."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))

@@ -22,7 +22,7 @@ import xxhash
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
+from bsmeta.config.data import BY_TEXT, DataConfig, compute_metadata_room
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.lost_text import LostTextFinder
@@ -34,7 +34,7 @@ from bsmeta.data.text.tokens import (
     SeparateBodies,
     TextTokenizer,
     Tokens,
-    plain_tokens,
+    slice_plain_tokens,
 )
 from bsmeta.metadata.metadata_type import CONSTANT, RANDOM
 from bsmeta.metadata.rendering import Rendered
@@ -76,7 +76,7 @@ class EncodedPrefix(NamedTuple):
 NO_PREFIX = EncodedPrefix(*NO_TOKENS, is_cut=False)
 
 
-def loss_tables(config: MetadataConfig) -> tuple[Bools, Bools]:
+def make_loss_tables(config: MetadataConfig) -> tuple[Bools, Bools]:
     """Decides which token types are in the loss: text (0) always, others as configured.
 
     Returns:
@@ -232,7 +232,7 @@ class DocumentEncoder:
         if metadata.bos_token and tokenizer.bos_token_id is not None:
             self._bos = np.array([tokenizer.bos_token_id], np.int32)
 
-        self._outside_targets, self._body_targets = loss_tables(metadata)
+        self._outside_targets, self._body_targets = make_loss_tables(metadata)
         if by_text:
             self._body_targets = ONLY_TEXT
         make_bodies = SeparateBodies if by_text else JointBodies
@@ -259,7 +259,7 @@ class DocumentEncoder:
                 f"max_seq_len={max_seq_len} for the text"
             )
 
-        room = metadata_room(config)
+        room = compute_metadata_room(config)
         if 0 < room <= len(self._separator):
             raise ConfigurationError(
                 f"data_config.row_metadata_budget={room}: no prefix would fit; expected more than "
@@ -350,7 +350,7 @@ class DocumentEncoder:
 
         suffix_ids, suffix_token_types = suffix
         ids = np.concatenate((body.ids, suffix_ids, self._eos))
-        token_types, run, targets = plain_tokens(len(ids))
+        token_types, run, targets = slice_plain_tokens(len(ids))
         if len(rendered.spans) or len(suffix_ids):
             body_part = slice(len(body.ids))
             suffix_part = slice(len(body.ids), -1)
@@ -377,7 +377,7 @@ class DocumentEncoder:
             targets=targets,
             run=run,
             lead=body.lead,
-            locate=partial(_locate, body, len(rendered.text), len(suffix_ids) + 1),
+            locate=partial(_locate_tokens, body, len(rendered.text), len(suffix_ids) + 1),
             bos=len(self._bos),
             separator=self._separator,
             suffix=len(suffix_ids),
@@ -386,7 +386,7 @@ class DocumentEncoder:
         )
 
 
-def _locate(body: Body, text_length: int, after: int) -> tuple[np.ndarray, np.ndarray]:
+def _locate_tokens(body: Body, text_length: int, after: int) -> tuple[np.ndarray, np.ndarray]:
     """Computes the characters of the original text that tokens cover.
 
     Args:

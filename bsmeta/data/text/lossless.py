@@ -30,7 +30,7 @@ def is_lossless(tokenizer: Tokenizer) -> bool:
     """
     parts = parse_json(tokenizer.to_str())
     model = parts["model"]
-    steps = pre_tokenizers_of(parts["pre_tokenizer"])
+    steps = list_pre_tokenizers(parts["pre_tokenizer"])
     if model["type"] != "BPE" or parts["normalizer"] is not None:
         return False
     if model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
@@ -44,7 +44,7 @@ def is_lossless(tokenizer: Tokenizer) -> bool:
     return has_bytes and any(step["type"] == "ByteLevel" for step in steps)
 
 
-def pre_tokenizers_of(part: dict[str, Any] | None) -> list[dict[str, Any]]:
+def list_pre_tokenizers(part: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Lists the pre-tokenizers of a tokenizer, in order; sequences may be nested."""
     if part is None:
         return []
@@ -53,7 +53,7 @@ def pre_tokenizers_of(part: dict[str, Any] | None) -> list[dict[str, Any]]:
 
     steps: list[dict[str, Any]] = []
     for inner in part["pretokenizers"]:
-        steps += pre_tokenizers_of(inner)
+        steps += list_pre_tokenizers(inner)
     return steps
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bsmeta.data.text.characters import utf8_lengths
+from bsmeta.data.text.characters import measure_utf8_lengths
 
 
 def describe_lost_bytes(lost: int, total: int) -> str:
@@ -42,7 +42,7 @@ class LostShare:
     @classmethod
     def none_of(cls, texts: Sequence[str]) -> LostShare:
         """Returns the share of texts that lose nothing."""
-        return cls(len(texts), sum(int(utf8_lengths(text).sum()) for text in texts))
+        return cls(len(texts), sum(int(measure_utf8_lengths(text).sum()) for text in texts))
 
     @property
     def share(self) -> float:

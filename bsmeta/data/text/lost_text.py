@@ -20,8 +20,8 @@ from tokenizers import Tokenizer, decoders
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.core.parsing import parse_json
-from bsmeta.data.text.characters import coverage, utf8_lengths
-from bsmeta.data.text.lossless import is_lossless, pre_tokenizers_of
+from bsmeta.data.text.characters import count_coverage, measure_utf8_lengths
+from bsmeta.data.text.lossless import is_lossless, list_pre_tokenizers
 from bsmeta.data.text.lost_share import LostShare
 from bsmeta.data.text.tokens import NO_PARTS, TextTokenizer
 
@@ -45,7 +45,7 @@ EXAMPLE_TOKENS = 3
 """Largest number of tokens in the example of a message."""
 
 
-def _unknown_id(tokenizer: Tokenizer, model: dict[str, Any]) -> int | None:
+def _find_unknown_token(tokenizer: Tokenizer, model: dict[str, Any]) -> int | None:
     """Returns the token with which the model replaces text outside its vocabulary."""
     if model["type"] == "Unigram":
         unknown: int | None = model["unk_id"]
@@ -54,7 +54,7 @@ def _unknown_id(tokenizer: Tokenizer, model: dict[str, Any]) -> int | None:
     return None if name is None else tokenizer.token_to_id(name)
 
 
-def _decoder_of(tokenizer: Tokenizer, parts: dict[str, Any]) -> Callable[[list[str]], str]:
+def _make_decoder(tokenizer: Tokenizer, parts: dict[str, Any]) -> Callable[[list[str]], str]:
     """Returns a function that joins tokens to a text as the tokenizer's decoder does.
 
     Without a decoder, it is the usual one for the model or the pre-tokenizer.
@@ -64,7 +64,7 @@ def _decoder_of(tokenizer: Tokenizer, parts: dict[str, Any]) -> Callable[[list[s
         return decode
 
     model = parts["model"]
-    steps = {step["type"]: step for step in pre_tokenizers_of(parts["pre_tokenizer"])}
+    steps = {step["type"]: step for step in list_pre_tokenizers(parts["pre_tokenizer"])}
     if "ByteLevel" in steps:
         return decoders.ByteLevel().decode
     if "Metaspace" in steps:
@@ -103,8 +103,8 @@ class LostTextFinder:
 
         parts = parse_json(tokenizer.to_str())
         self._tokenizer = tokenizer
-        self._unknown = _unknown_id(tokenizer, parts["model"])
-        self._decode = _decoder_of(tokenizer, parts)
+        self._unknown = _find_unknown_token(tokenizer, parts["model"])
+        self._decode = _make_decoder(tokenizer, parts)
         self._gap = self._decode([BORDER, BORDER]).strip(BORDER)  # WordPiece: between any two words
         self._decoded: dict[tuple[int, ...], str] = {}
         self._compared: dict[tuple[str, str], np.ndarray] = {}
@@ -263,14 +263,14 @@ def measure_lost_text(
         if lost is None:
             continue
 
-        lengths = utf8_lengths(text)
+        lengths = measure_utf8_lengths(text)
         lost_bytes += int(lengths[lost].sum())
         unknown = finder.has_unknown(tokens.ids)
-        is_unknown = coverage(starts[unknown], ends[unknown], len(text)) > 0
+        is_unknown = count_coverage(starts[unknown], ends[unknown], len(text)) > 0
         unknown_bytes += int(lengths[is_unknown].sum())
 
         if not example:
-            start, end = _first_run(lost)
+            start, end = _find_first_run(lost)
             example = text[start:end]
             touching = tokens.ids[(starts < end) & (ends > start)]
             names = [*map(tokenizer.backend_tokenizer.id_to_token, touching.tolist())]
@@ -282,7 +282,7 @@ def measure_lost_text(
     )
 
 
-def lossy_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[bool]:
+def find_lossy_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[bool]:
     """Tells for each text whether a tokenizer loses any of its characters.
 
     Raises:
@@ -300,7 +300,7 @@ def lossy_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> lis
     ]
 
 
-def _first_run(lost: np.ndarray) -> tuple[int, int]:
+def _find_first_run(lost: np.ndarray) -> tuple[int, int]:
     """Finds the start and end of the first lost part, cut to the length of an example."""
     start = int(np.argmax(lost))
     intact = np.flatnonzero(~lost[start : start + EXAMPLE_CHARACTERS])

@@ -32,7 +32,7 @@ _WORD_AND_SPACES = re.compile(r"\s*\S+\s*|\s+")
 _PART = re.compile(r"[^-–—/]+")
 
 
-def sentences(text: str, splitter: str) -> Iterator[tuple[int, int]]:
+def find_sentences(text: str, splitter: str) -> Iterator[tuple[int, int]]:
     """Yields the spans of the sentences of a text.
 
     Args:
@@ -82,18 +82,18 @@ class Span(NamedTuple):
     end: int
 
 
-def words(text: str) -> list[Span]:
+def find_words(text: str) -> list[Span]:
     """Returns the spans of the words of a text, as `text.split()` separates them."""
     return [Span(*match.span()) for match in _WORD.finditer(text)]
 
 
-def core(word: str) -> Span | None:
+def find_word_core(word: str) -> Span | None:
     """Returns the part of a word from its first letter to its last; None if it has no letter."""
     letters = [index for index, character in enumerate(word) if character.isalpha()]
     return Span(letters[0], letters[-1] + 1) if letters else None
 
 
-def cut(text: str, limit: int) -> list[str]:
+def cut_text(text: str, limit: int) -> list[str]:
     """Cuts a text into chunks that, joined, are the text again.
 
     Chunks end where a sentence ends; a longer sentence is cut between words. Whitespace between two
@@ -106,7 +106,7 @@ def cut(text: str, limit: int) -> list[str]:
     chunks: list[str] = []
     chunk_start = 0
     content: Span | None = None  # of the chunk, without whitespace at its ends; None if it is empty
-    for part in _parts(text, limit):
+    for part in _divide_text(text, limit):
         part_content = _strip_span(text, part)
         extended = content
         if part_content is not None:
@@ -129,9 +129,9 @@ def _strip_span(text: str, span: Span) -> Span | None:
     return Span(start, start + length) if length else None
 
 
-def _parts(text: str, limit: int) -> Iterator[Span]:
+def _divide_text(text: str, limit: int) -> Iterator[Span]:
     """Yields the sentences of a text; instead of a sentence longer than the limit, its words."""
-    starts = [start for start, _ in sentences(text, "rules")]
+    starts = [start for start, _ in find_sentences(text, "rules")]
     for start, end in pairwise([0, *starts[1:], len(text)]):
         if len(text[start:end].strip()) <= limit:
             yield Span(start, end)
@@ -140,6 +140,6 @@ def _parts(text: str, limit: int) -> Iterator[Span]:
                 yield Span(*match.span())
 
 
-def joined_parts(word: str) -> list[Span]:
+def divide_compound(word: str) -> list[Span]:
     """Returns the parts of a compound, between hyphens, dashes and slashes."""
     return [Span(*match.span()) for match in _PART.finditer(word)]

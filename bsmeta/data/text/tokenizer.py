@@ -23,7 +23,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.log_once import log_once
 from bsmeta.core.model_files import read_tokenizer
 from bsmeta.core.parsing import parse_json
-from bsmeta.data.text.lossless import keeps_text, pre_tokenizers_of
+from bsmeta.data.text.lossless import keeps_text, list_pre_tokenizers
 from bsmeta.data.text.word_bounds import GPT2_PATTERN, Inseparable
 from bsmeta.data.text.word_cache import Characters, WordCache, ids_and_characters
 from bsmeta.metadata.rendering import Renderer
@@ -55,7 +55,7 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
         ConfigurationError: If it cannot be loaded, or has no end-of-text token.
     """
     name = config.tokenizer_name or config.model_name
-    tokenizer = tokenizer_of(name)
+    tokenizer = load_tokenizer_from(name)
     if tokenizer.eos_token_id is None:
         raise ConfigurationError(
             f"tokenizer_name: {name} has no end-of-text token; every document ends with it. Name "
@@ -73,9 +73,9 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def new_special_tokens(config: CausalLMConfig) -> list[str]:
+def list_new_special_tokens(config: CausalLMConfig) -> list[str]:
     """Lists the special tokens of the metadata that the model's tokenizer does not have yet."""
-    vocabulary = tokenizer_of(config.tokenizer_name or config.model_name).get_vocab()
+    vocabulary = load_tokenizer_from(config.tokenizer_name or config.model_name).get_vocab()
     special = Renderer(config.data_config.metadata_config).special_tokens()
     return [token for token in special if token not in vocabulary]
 
@@ -101,7 +101,7 @@ def fill_up(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": unused}, False)
 
 
-def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
+def load_tokenizer_from(name: str) -> PreTrainedTokenizerBase:
     """Loads the tokenizer in a folder or on the Hub.
 
     Raises:
@@ -137,13 +137,13 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         )
 
 
-def padded_tokenizer_of(name: str) -> PreTrainedTokenizerBase:
+def load_padded_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a folder or Hub name, with a padding token.
 
     Raises:
         ConfigurationError: If it cannot be loaded, or has no token to pad with.
     """
-    tokenizer = tokenizer_of(name)
+    tokenizer = load_tokenizer_from(name)
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ConfigurationError(
@@ -154,7 +154,7 @@ def padded_tokenizer_of(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def tokens_with_places(
+def tokenize_with_places(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
 ) -> Iterator[tuple[list[int], np.ndarray]]:
     """Yields the ids of each text, without special tokens, and their characters.
@@ -179,7 +179,7 @@ def tokens_with_places(
         yield ids, np.array(offsets, np.int64).reshape(-1, 2)
 
 
-def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+def find_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Finds the special tokens that a model expects before and after a text."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     complete = tokenizer("a", add_special_tokens=True)["input_ids"]
@@ -188,7 +188,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
     return complete[:begin], complete[begin + len(bare) :]
 
 
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hashes a tokenizer (xxh3, hexadecimal); a slow one by its class and vocabulary."""
     if tokenizer.is_fast:
         content = tokenizer.backend_tokenizer.to_str()
@@ -201,7 +201,7 @@ class Unavailable(Exception):
     """A backend cannot replace this tokenizer; the message gives the reason."""
 
 
-def hf_backend(tokenizer: Tokenizer) -> Backend:
+def make_hf_backend(tokenizer: Tokenizer) -> Backend:
     """Returns the oracle itself, in batches and without character offsets."""
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
@@ -211,7 +211,7 @@ def hf_backend(tokenizer: Tokenizer) -> Backend:
     return encode
 
 
-def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
+def build_tiktoken_backend(tokenizer: Tokenizer) -> Backend:
     """Builds tiktoken with the tokenizer's vocabulary.
 
     Raises:
@@ -258,7 +258,7 @@ def _merge_ranks(model: dict[str, Any]) -> dict[bytes, int]:
     if model["type"] != "BPE":
         raise Unavailable("it is not BPE")
     vocabulary = model["vocab"]
-    alphabet = byte_alphabet()
+    alphabet = map_byte_alphabet()
     if not all(character in vocabulary for character in alphabet):
         raise Unavailable("its vocabulary lacks a byte")
 
@@ -269,7 +269,7 @@ def _merge_ranks(model: dict[str, Any]) -> dict[bytes, int]:
     return ids
 
 
-def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
+def compute_byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
     """Computes the byte length of each entry of a byte-level BPE vocabulary (int32).
 
     A byte-level vocabulary represents each byte as one character, so the byte length of an entry is
@@ -279,7 +279,7 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
         None for other tokenizers.
     """
     parts = parse_json(tokenizer.to_str())
-    steps = pre_tokenizers_of(parts["pre_tokenizer"])
+    steps = list_pre_tokenizers(parts["pre_tokenizer"])
     if parts["model"]["type"] != "BPE" or "ByteLevel" not in [step["type"] for step in steps]:
         return None
     if not all(map(keeps_text, steps)):
@@ -300,7 +300,7 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
     return lengths if totals == [len(probe.encode()) for probe in probes] else None
 
 
-def byte_alphabet() -> dict[str, int]:
+def map_byte_alphabet() -> dict[str, int]:
     """Maps each character of a byte-level vocabulary to the byte that it represents."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -328,7 +328,7 @@ def _split_pattern(parts: dict[str, Any]) -> str:
     raise Unavailable("it does not split the text by one pattern")
 
 
-def gigatoken_backend(tokenizer: Tokenizer) -> Backend:
+def build_gigatoken_backend(tokenizer: Tokenizer) -> Backend:
     """Builds gigatoken with the tokenizer's vocabulary.
 
     Raises:
@@ -353,16 +353,16 @@ def gigatoken_backend(tokenizer: Tokenizer) -> Backend:
     return encode
 
 
-def cached_backend(tokenizer: Tokenizer) -> Backend:
+def make_cached_backend(tokenizer: Tokenizer) -> Backend:
     """Returns the oracle, with a cache of words if they do not depend on each other."""
     try:
-        return WordCache(tokenizer).ids
+        return WordCache(tokenizer).encode_ids
     except Inseparable as reason:
         log_without_cache(reason)
-        return hf_backend(tokenizer)
+        return make_hf_backend(tokenizer)
 
 
-def character_backend(tokenizer: Tokenizer, sample: Sequence[str]) -> CharacterBackend:
+def make_character_backend(tokenizer: Tokenizer, sample: Sequence[str]) -> CharacterBackend:
     """Returns the oracle with the characters of each token, and with a cache of words if possible.
 
     Args:
@@ -396,7 +396,11 @@ def log_without_cache(reason: Inseparable) -> None:
     log_once(log, logging.INFO, f"tokenizer backend hf has no cache of words: {reason}")
 
 
-BACKENDS = {"gigatoken": gigatoken_backend, "tiktoken": tiktoken_backend, "hf": cached_backend}
+BACKENDS = {
+    "gigatoken": build_gigatoken_backend,
+    "tiktoken": build_tiktoken_backend,
+    "hf": make_cached_backend,
+}
 """The backends by name, from the fastest to the oracle."""
 
 
@@ -413,7 +417,7 @@ def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Ba
     Raises:
         ConfigurationError: If the requested backend cannot be built for this tokenizer.
     """
-    oracle = hf_backend(tokenizer)
+    oracle = make_hf_backend(tokenizer)
     expected = oracle(sample)
     for candidate in BACKENDS if name == "auto" else (name,):
         try:

@@ -26,7 +26,12 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.text.tokenizer import PROBE, byte_lengths, character_backend, choose_backend
+from bsmeta.data.text.tokenizer import (
+    PROBE,
+    choose_backend,
+    compute_byte_lengths,
+    make_character_backend,
+)
 from bsmeta.data.text.word_cache import Characters
 from bsmeta.metadata.rendering import Rendered
 
@@ -87,7 +92,7 @@ class Tokens:
         characters = begins_character.cumsum(dtype=np.int32)  # up to each byte
         return characters.take(starts) - 1, characters.take(ends - 1)
 
-    def within(self, beginning: str) -> int:
+    def count_within(self, beginning: str) -> int:
         """Counts the leading tokens that lie entirely in the beginning of the text."""
         if self._lengths is None:
             _, ends = self.characters()
@@ -204,7 +209,7 @@ class TextTokenizer:
         self._oracle = Tokenizer.from_str(fast.to_str())  # a copy: its settings are changed
         self._oracle.no_truncation()
         self._oracle.no_padding()
-        self._lengths = byte_lengths(self._oracle)
+        self._lengths = compute_byte_lengths(self._oracle)
         if self._lengths is not None:
             self._oracle.post_processor = None  # it would cut spaces off the offsets of tokens
         self._special = SpecialTokens(self._oracle)
@@ -218,7 +223,7 @@ class TextTokenizer:
             )
 
         if self._lengths is None or self._oracle.normalizer is not None:
-            self._with_characters = character_backend(self._oracle, [*sample, PROBE])
+            self._with_characters = make_character_backend(self._oracle, [*sample, PROBE])
 
     def encode(self, texts: Sequence[str], parts_of: PartsOf | None = None) -> list[Tokens]:
         """Encodes texts.
@@ -260,7 +265,7 @@ class TextTokenizer:
         return normalizer is None or normalizer.normalize_str(text) == text
 
 
-def text_positions(positions: np.ndarray, spans: np.ndarray) -> np.ndarray:
+def map_text_positions(positions: np.ndarray, spans: np.ndarray) -> np.ndarray:
     """Maps positions in the rendered body to positions in the text without its metadata.
 
     Args:
@@ -348,21 +353,23 @@ class JointBodies:
     def encode(self, rendered: Sequence[Rendered]) -> list[Body]:
         """Encodes the bodies of documents in one call of the tokenizer."""
         texts = [document.lead + document.body for document in rendered]
-        tokens = self._tokenizer.encode(texts, lambda number: _configured_parts(rendered[number]))
+        tokens = self._tokenizer.encode(
+            texts, lambda number: _find_configured_parts(rendered[number])
+        )
         return [
             self._mark_body(document, body) for document, body in zip(rendered, tokens, strict=True)
         ]
 
     def _mark_body(self, rendered: Rendered, tokens: Tokens) -> Body:
         """Finds the types and runs of the tokens of a body."""
-        token_types, run, _ = plain_tokens(len(tokens.ids))
+        token_types, run, _ = slice_plain_tokens(len(tokens.ids))
         if len(rendered.spans):
             token_types = token_types.copy()
             run = run.copy()
-            starts, ends = _characters_in_body(rendered, tokens)
+            starts, ends = _find_characters_in_body(rendered, tokens)
             mark_spans(token_types, run, starts, ends, rendered.spans, rendered.span_token_types)
 
-        lead = tokens.within(rendered.lead) if rendered.lead else 0
+        lead = tokens.count_within(rendered.lead) if rendered.lead else 0
         return Body(tokens.ids, token_types, run, lead, partial(_locate_joint, rendered, tokens))
 
 
@@ -388,7 +395,7 @@ class SeparateBodies:
         """Encodes the bodies of documents: a call for the texts, and one for new strings."""
         texts = [document.text for document in rendered]
         tokens = self._tokenizer.encode(texts, lambda _: NO_PARTS)
-        strings = [_inserted_strings(document) for document in rendered]
+        strings = [_list_inserted_strings(document) for document in rendered]
         self._learn(set(itertools.chain.from_iterable(strings)))
         bodies = [
             self._insert(document, text_tokens, document_strings)
@@ -421,13 +428,13 @@ class SeparateBodies:
         inserted = [self._cached_ids[string] for string in strings]
         lead = len(inserted[0]) if rendered.lead else 0
         if not inserted:
-            token_types, run, _ = plain_tokens(len(tokens.ids))
+            token_types, run, _ = slice_plain_tokens(len(tokens.ids))
             return Body(tokens.ids, token_types, run, 0, tokens.characters)
 
         # The number of text tokens before each string: none before the lead.
         tags = slice(1 if rendered.lead else 0, None)
         text_before = np.zeros(len(inserted), np.int64)
-        starts = text_positions(rendered.spans[:, 0], rendered.spans)
+        starts = map_text_positions(rendered.spans[:, 0], rendered.spans)
         text_before[tags] = count_tokens_before(tokens, starts)
 
         # The indices of the inserted tokens in the body.
@@ -447,7 +454,7 @@ class SeparateBodies:
         return Body(ids, token_types, run, lead, partial(_locate_separate, tokens, is_text))
 
 
-def _inserted_strings(rendered: Rendered) -> list[InsertedString]:
+def _list_inserted_strings(rendered: Rendered) -> list[InsertedString]:
     """Lists lead and tags of a document in order."""
     strings: list[InsertedString] = []
     if rendered.lead:
@@ -476,13 +483,13 @@ def count_tokens_before(tokens: Tokens, positions: np.ndarray) -> np.ndarray:
     return boundaries[boundaries.searchsorted(counts, side="right") - 1]
 
 
-def _configured_parts(rendered: Rendered) -> np.ndarray:
+def _find_configured_parts(rendered: Rendered) -> np.ndarray:
     """The parts of lead and body that come from the configuration (int[m, 2])."""
     lead = len(rendered.lead)
     return np.concatenate(([[0, lead]], rendered.own + lead)) if lead else rendered.own
 
 
-def _characters_in_body(rendered: Rendered, tokens: Tokens) -> Characters:
+def _find_characters_in_body(rendered: Rendered, tokens: Tokens) -> Characters:
     """Returns the characters of the body that its tokens cover; tokens of the lead cover none."""
     starts, ends = tokens.characters()
     lead = len(rendered.lead)
@@ -493,8 +500,8 @@ def _characters_in_body(rendered: Rendered, tokens: Tokens) -> Characters:
 
 def _locate_joint(rendered: Rendered, tokens: Tokens) -> Characters:
     """Computes the characters of the original text that the tokens of lead and body cover."""
-    starts, ends = _characters_in_body(rendered, tokens)
-    return text_positions(starts, rendered.spans), text_positions(ends, rendered.spans)
+    starts, ends = _find_characters_in_body(rendered, tokens)
+    return map_text_positions(starts, rendered.spans), map_text_positions(ends, rendered.spans)
 
 
 def _locate_separate(tokens: Tokens, is_text: np.ndarray) -> Characters:
@@ -518,7 +525,7 @@ class PlainTokens(NamedTuple):
     targets: np.ndarray
 
 
-def plain_tokens(length: int) -> PlainTokens:
+def slice_plain_tokens(length: int) -> PlainTokens:
     """Returns the values of tokens without metadata: slices of shared read-only arrays."""
     size = max(1 << (length - 1).bit_length(), 1 << 12)  # few sizes, as each stays in memory
     token_types, run, targets = _make_plain_tokens(size)

@@ -82,7 +82,7 @@ def check_separable(tokenizer: Tokenizer) -> None:
         Inseparable: If this does not follow from its parts.
     """
     parts = parse_json(tokenizer.to_str())
-    normalizers_in_order = _steps(parts["normalizer"], "normalizers")
+    normalizers_in_order = _list_steps(parts["normalizer"], "normalizers")
     for step in normalizers_in_order:
         _check_normalizer(step)
     _check_added_tokens(tokenizer, parts["added_tokens"])
@@ -94,7 +94,7 @@ def check_separable(tokenizer: Tokenizer) -> None:
     _check_model(parts["model"], parts["pre_tokenizer"], has_symbols)
 
 
-def _steps(part: Part | None, name: str) -> Sequence[Part]:
+def _list_steps(part: Part | None, name: str) -> Sequence[Part]:
     """Lists the steps of a part in order; a sequence of steps may be nested.
 
     Args:
@@ -107,7 +107,7 @@ def _steps(part: Part | None, name: str) -> Sequence[Part]:
 
     steps: list[Part] = []
     for inner in part[name]:
-        steps += _steps(inner, name)
+        steps += _list_steps(inner, name)
     return steps
 
 
@@ -158,7 +158,7 @@ def _check_added_tokens(tokenizer: Tokenizer, added: Sequence[Part]) -> None:
 
 def _check_post_processor(part: Part | None) -> None:
     """Refuses steps that may change tokens even if no special tokens are added."""
-    for step in _steps(part, "processors"):
+    for step in _list_steps(part, "processors"):
         match step:
             case {"type": "ByteLevel" | "BertProcessing" | "RobertaProcessing"}:
                 continue
@@ -179,7 +179,7 @@ def _check_model(model: Part, pre_tokenizer: Part | None, has_symbols: bool) -> 
     if model["type"] not in ("BPE", "Unigram", "WordLevel", "WordPiece"):
         raise Inseparable(f"its model {model['type']} is not known")
 
-    for step in _steps(pre_tokenizer, "pretokenizers"):
+    for step in _list_steps(pre_tokenizer, "pretokenizers"):
         match step:
             # A step that splits at every cut ends the search: later parts see each word separately.
             case {"type": "Metaspace", "replacement": symbol, "split": is_split} if (

@@ -91,14 +91,14 @@ class WordCache:
         """Number of entries, at most 2 * GENERATION."""
         return len(self._recent) + len(self._older)
 
-    def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def encode_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Encodes texts; returns the ids of each (int32[n])."""
         words = cut_words(texts, self._special)
         if words is None:
             return [np.array(encoding.ids, np.int32) for encoding in self._encode(texts)]
 
         tokens, irregular = self._find_tokens(words)
-        results = tokens.by_text(tokens.column(_ID))
+        results = tokens.divide_by_text(tokens.read_column(_ID))
         for number, encoding in self._encode_some(texts, irregular):
             results[number] = np.array(encoding.ids, np.int32)
         return results
@@ -110,10 +110,10 @@ class WordCache:
             return [ids_and_characters(encoding) for encoding in self._encode(texts)]
 
         tokens, irregular = self._find_tokens(words)
-        before = words.characters_before().repeat(tokens.counts)
-        ids = tokens.by_text(tokens.column(_ID))
-        starts = tokens.by_text(tokens.column(_START) + before)
-        ends = tokens.by_text(tokens.column(_END) + before)
+        before = words.count_characters_before().repeat(tokens.counts)
+        ids = tokens.divide_by_text(tokens.read_column(_ID))
+        starts = tokens.divide_by_text(tokens.read_column(_START) + before)
+        ends = tokens.divide_by_text(tokens.read_column(_END) + before)
         results = list(zip(ids, zip(starts, ends, strict=True), strict=True))
         for number, encoding in self._encode_some(texts, irregular):
             results[number] = ids_and_characters(encoding)
@@ -217,7 +217,7 @@ class WordCache:
         if self._special.spans(CARRIER + "".join(words)) or self._special.is_among(encoding.ids):
             return None
 
-        table = token_table(encoding)
+        table = make_token_table(encoding)
         starts = table[:, _START]
         ends = table[:, _END]
         bounds = np.cumsum([0, len(CARRIER), *map(len, words)])
@@ -259,7 +259,7 @@ class WordCache:
         if ids[: len(carrier)] != carrier or self._special.is_among(ids):
             return None
 
-        table = token_table(encoding)[len(carrier) :]
+        table = make_token_table(encoding)[len(carrier) :]
         table[:, _START:] -= len(context.before)
         return table.tobytes()
 
@@ -306,9 +306,9 @@ class SpecialPatterns:
             ]
 
         self._normalized = {number for number, token in added.items() if token.normalized}
-        self._regular = re.compile(b"(" + alternatives(regular).encode() + b")")
-        self._irregular = re.compile(alternatives(contents).encode())
-        self._all = re.compile(alternatives([*regular, *contents]))
+        self._regular = re.compile(b"(" + build_alternatives(regular).encode() + b")")
+        self._irregular = re.compile(build_alternatives(contents).encode())
+        self._all = re.compile(build_alternatives([*regular, *contents]))
         self.example = regular[0] if regular else ""
         self.has_cut = any(" " in content for content in regular)
 
@@ -329,7 +329,7 @@ class SpecialPatterns:
         return not self._normalized.isdisjoint(ids)
 
 
-def alternatives(strings: Sequence[str]) -> str:
+def build_alternatives(strings: Sequence[str]) -> str:
     """Builds a pattern that matches any of the strings, preferring the longest."""
     return "|".join(map(re.escape, sorted(strings, key=len, reverse=True))) or "(?!)"
 
@@ -361,7 +361,7 @@ class Words:
     codes: np.ndarray
     starts: np.ndarray
 
-    def characters_before(self) -> np.ndarray:
+    def count_characters_before(self) -> np.ndarray:
         """Counts the characters of the text before each of its words (int32[n])."""
         begins_character = self.codes.view(np.int8) >= -0x40  # in UTF-8
         begins_character[self.starts[self.codes[self.starts] != SPACE]] = False  # mark of a key
@@ -459,16 +459,16 @@ class WordTokens:
 
         self._bounds = np.concatenate(([0], ends))[words.bounds].tolist()
 
-    def column(self, number: int) -> np.ndarray:
+    def read_column(self, number: int) -> np.ndarray:
         """Returns a value of each token of all texts (int32)."""
         return self._columns[number].take(self._rows)
 
-    def by_text(self, values: np.ndarray) -> list[np.ndarray]:
+    def divide_by_text(self, values: np.ndarray) -> list[np.ndarray]:
         """Divides values of all tokens by text."""
         return [values[start:end] for start, end in itertools.pairwise(self._bounds)]
 
 
-def token_table(encoding: Encoding) -> np.ndarray:
+def make_token_table(encoding: Encoding) -> np.ndarray:
     """Returns the ids and characters of tokens (int32[n, COLUMNS])."""
     ids = encoding.ids
     table = np.empty((len(ids), COLUMNS), np.int32)

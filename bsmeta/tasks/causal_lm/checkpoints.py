@@ -14,14 +14,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import DataConfig, metadata_room, row_length
+from bsmeta.config.data import DataConfig, compute_metadata_room, compute_row_length
 from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.saved_runs import changed, saved_config, to_config
+from bsmeta.config.saved_runs import change_keys, convert_to_config, read_saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.model_files import new_model, read_shape, read_tokenizer
+from bsmeta.core.model_files import create_model, read_shape, read_tokenizer
 from bsmeta.data.text.tokenizer import check_vocabulary
-from bsmeta.models.pretrained import check_files, default_device, load_weights, vocabulary_of
-from bsmeta.models.shapes import positions_of
+from bsmeta.models.pretrained import check_files, choose_device, count_vocabulary, load_weights
+from bsmeta.models.shapes import count_positions
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import RECIPE, Location, read_recipe
 
@@ -53,11 +53,13 @@ def read_run_config(
     """
     path = Path(training_config_file) if training_config_file else location.config
     if path is None:
-        return changed(CausalLMConfig(), overrides)
+        return change_keys(CausalLMConfig(), overrides)
     if path.name == RECIPE:
-        return changed(to_config(read_recipe(path), CausalLMConfig, str(path)), overrides)
+        return change_keys(
+            convert_to_config(read_recipe(path), CausalLMConfig, str(path)), overrides
+        )
 
-    config = saved_config(path, {"causal_lm": TASKS["causal_lm"]}, overrides)
+    config = read_saved_config(path, {"causal_lm": TASKS["causal_lm"]}, overrides)
     assert isinstance(config, CausalLMConfig)
     return config
 
@@ -86,7 +88,7 @@ class OpenedModel:
     ) -> None:
         self.location = location
         self.train = read_run_config(location, training_config, overrides)
-        self.device = device or default_device()
+        self.device = device or choose_device()
         self._precision = precision
 
     @cached_property
@@ -150,11 +152,11 @@ def _make_initial_model(
         shape = read_shape(location.model)
         with torch.random.fork_rng():
             torch.manual_seed(train.seed)
-            return new_model(AutoModelForCausalLM, shape, dtype=dtype)
+            return create_model(AutoModelForCausalLM, shape, dtype=dtype)
 
     setting = f"{location.name}: model_name={train.model_name}"
     model = load_weights(train.model_name, setting, dtype=dtype)
-    if vocabulary > vocabulary_of(model):
+    if vocabulary > count_vocabulary(model):
         model.resize_token_embeddings(vocabulary)  # the special tokens that training added
     return model
 
@@ -168,10 +170,10 @@ def _check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: DataC
             "it is not the tokenizer that the model was trained with"
         )
 
-    positions = positions_of(model.config)
-    if positions is not None and row_length(data) > positions:
+    positions = count_positions(model.config)
+    if positions is not None and compute_row_length(data) > positions:
         length = data.metadata_config.max_seq_len
-        room = metadata_room(data)
+        room = compute_metadata_room(data)
         with_room = f" (and {room} of metadata)" if room else ""
         raise ConfigurationError(
             f"data_config.metadata_config.max_seq_len={length}{with_room}, but the model has only "

@@ -14,32 +14,40 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig, LoraKeys
-from bsmeta.config.checks import missing, model_problems, uses_model_name
+from bsmeta.config.checks import describe_missing_file, find_model_problems, uses_model_name
 from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.data import (
     BY_TEXT,
     DataConfig,
-    data_problems,
-    in_dataset,
-    local_dataset,
-    metadata_room,
-    source_configs,
+    compute_metadata_room,
+    configure_sources,
+    find_data_problems,
+    find_local_dataset,
+    resolve_in_dataset,
     train_entries,
     train_files,
 )
 from bsmeta.config.launch import Launch
 from bsmeta.config.learning_rate import RatePlan
-from bsmeta.config.metadata import MetadataConfig, phase_starts
-from bsmeta.config.model_file import positions_in
-from bsmeta.config.startup_table import evaluations
+from bsmeta.config.metadata import MetadataConfig, compute_phase_starts
+from bsmeta.config.model_file import read_positions
+from bsmeta.config.startup_table import describe_evaluations
 from bsmeta.config.steps import BatchPlan
 from bsmeta.config.task_entry import Row
-from bsmeta.core.errors import HYDRA, Problem, look_up, show
+from bsmeta.core.errors import HYDRA, Problem, format_value, look_up
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.rank import checks_for_all
-from bsmeta.data.stream.columns import column_problems, missing_types, type_problems
-from bsmeta.metadata.checks import metadata_notes, metadata_problems, row_budget_problems
-from bsmeta.tasks.causal_lm.data_rows import size_rows
+from bsmeta.core.rank import runs_shared_checks
+from bsmeta.data.stream.columns import (
+    describe_missing_types,
+    find_column_problems,
+    find_type_problems,
+)
+from bsmeta.metadata.checks import (
+    find_metadata_problems,
+    find_row_budget_problems,
+    list_metadata_notes,
+)
+from bsmeta.tasks.causal_lm.data_rows import list_size_rows
 
 FLASH = "flash_attention_2"
 FLEX = "flex_attention"
@@ -51,32 +59,34 @@ FOREIGN = (".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".z
 _METADATA = "data_config.metadata_config"
 
 
-def value_problems(config: CausalLMConfig, composition: Composition = NOTHING) -> Iterator[Problem]:
+def find_value_problems(
+    config: CausalLMConfig, composition: Composition = NOTHING
+) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
     data = config.data_config
-    yield from metadata_problems(data.metadata_config)
-    yield from row_budget_problems(data)
-    yield from model_name_problems(config, composition.overridden)
+    yield from find_metadata_problems(data.metadata_config)
+    yield from find_row_budget_problems(data)
+    yield from find_model_name_problems(config, composition.overridden)
     if data.train_file is None and data.dataset_name is None and not data.sources:
         fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files, or dataset_name)"
         yield Problem("data_config.train_file", HYDRA, "null", "the training shards", fix)
 
-    values = list(data_problems(data))
+    values = list(find_data_problems(data))
     yield from values
-    yield from _lora_problems(config)
-    files = list(file_problems(config))
+    yield from _find_lora_problems(config)
+    files = list(find_file_problems(config))
     yield from files
 
     # The content of files is checked only if the keys that name them are right.
-    if checks_for_all() and not values:
+    if runs_shared_checks() and not values:
         refused = {problem.key for problem in files}
-        for problem in column_problems(data):
+        for problem in find_column_problems(data):
             if problem.key not in refused:
                 yield problem
-        yield from type_problems(data)
+        yield from find_type_problems(data)
 
 
-def _lora_problems(config: CausalLMConfig) -> Iterator[Problem]:
+def _find_lora_problems(config: CausalLMConfig) -> Iterator[Problem]:
     """Yields adapters of random weights or without their library, and keys without effect."""
     lora = config.lora
     if lora.rank == 0:
@@ -85,19 +95,23 @@ def _lora_problems(config: CausalLMConfig) -> Iterator[Problem]:
             value = getattr(lora, name)
             if value != getattr(default, name):
                 expected = "nothing, because there are no adapters (lora.rank=0)"
-                yield Problem(f"lora.{name}", HYDRA, show(value), expected, "lora.rank=16, say")
+                yield Problem(
+                    f"lora.{name}", HYDRA, format_value(value), expected, "lora.rank=16, say"
+                )
         return
 
     if config.model_config_file is not None:
         expected = "0: adapters of a model whose weights are random (model_config_file)"
         fix = "model_config_file=null model_name=FOLDER, or lora.rank=0"
-        yield Problem("lora.rank", HYDRA, show(lora.rank), expected, fix)
+        yield Problem("lora.rank", HYDRA, format_value(lora.rank), expected, fix)
     if importlib.util.find_spec("peft") is None:
         fix = "pip install 'bsmeta[lora]', or lora.rank=0"
-        yield Problem("lora.rank", HYDRA, show(lora.rank), "an installed library, peft", fix)
+        yield Problem(
+            "lora.rank", HYDRA, format_value(lora.rank), "an installed library, peft", fix
+        )
 
 
-def start_problems(
+def find_start_problems(
     config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
     """Yields problems that depend on the launch or the DeepSpeed JSON.
@@ -126,12 +140,12 @@ def start_problems(
         if value is not None and config.data_config.validation_file is None:
             expected = "no evaluation, because there is no held-out file"
             fix = f"data_config.validation_file=FILE, or leave {key} out"
-            yield Problem(key, HYDRA, show(value), expected, fix)
+            yield Problem(key, HYDRA, format_value(value), expected, fix)
 
-    yield from speed_problems(config, launch, document)
+    yield from find_speed_problems(config, launch, document)
 
 
-def speed_problems(
+def find_speed_problems(
     config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
     """Yields options for speed that cannot run here, and keys without effect.
@@ -139,38 +153,38 @@ def speed_problems(
     Args:
         document: The DeepSpeed JSON, if there is one.
     """
-    yield from _attention_problems(config, launch)
+    yield from _find_attention_problems(config, launch)
     if config.liger_kernel:
-        yield from _liger_problems(config, launch)
+        yield from _find_liger_problems(config, launch)
 
     stage = None if document is None else look_up(document, "zero_optimization.stage")
     if config.torch_compile and stage == 3:
         expected = "false under ZeRO-3, which gathers weights between the compiled operations"
         fix = "torch_compile=false, or ZeRO-2"
-        yield Problem("torch_compile", HYDRA, show(True), expected, fix)
+        yield Problem("torch_compile", HYDRA, format_value(True), expected, fix)
 
     every = config.gradient_checkpointing_every
     if every > 1 and not config.gradient_checkpointing:
         key = "gradient_checkpointing_every"
         expected = "1, because gradient_checkpointing=false recomputes nothing"
-        yield Problem(key, HYDRA, show(every), expected, "gradient_checkpointing=true")
+        yield Problem(key, HYDRA, format_value(every), expected, "gradient_checkpointing=true")
 
 
-def _liger_problems(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
+def _find_liger_problems(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
     yield from _missing_gpu("liger_kernel", True, launch, "liger_kernel=false")
     if importlib.util.find_spec("liger_kernel") is None:
         fix = "pip install liger-kernel, or liger_kernel=false"
-        yield Problem("liger_kernel", HYDRA, show(True), "an installed library", fix)
+        yield Problem("liger_kernel", HYDRA, format_value(True), "an installed library", fix)
     if config.deterministic:
         # The kernels do not ask torch whether to be deterministic, and add with atomic operations:
         # in mixtures of experts, and in LayerNorm from pull request 815 to 945 of
         # linkedin/Liger-Kernel.
         expected = "false with deterministic=true: its kernels may add in any order"
         fix = "liger_kernel=false, or deterministic=false"
-        yield Problem("liger_kernel", HYDRA, show(True), expected, fix)
+        yield Problem("liger_kernel", HYDRA, format_value(True), expected, fix)
 
 
-def _attention_problems(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
+def _find_attention_problems(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
     key = "attn_implementation"
     implementation = config.attn_implementation
     if implementation in (FLASH, FLEX):
@@ -181,55 +195,59 @@ def _attention_problems(config: CausalLMConfig, launch: Launch) -> Iterator[Prob
     if config.mixed_precision == "no":
         expected = "another one in float32: flash attention computes in bf16 or fp16"
         fix = f"mixed_precision=bf16, or {key}=sdpa"
-        yield Problem(key, HYDRA, show(implementation), expected, fix)
+        yield Problem(key, HYDRA, format_value(implementation), expected, fix)
     if config.torch_compile:
         expected = "another one with torch_compile: documents' borders have no fixed shape"
         fix = f"torch_compile=false, or {key}=varlen"
-        yield Problem(key, HYDRA, show(implementation), expected, fix)
+        yield Problem(key, HYDRA, format_value(implementation), expected, fix)
     if importlib.util.find_spec("flash_attn") is None:
         expected = "an installed library (flash_attn)"
         fix = f"pip install flash-attn, or {key}=varlen"
-        yield Problem(key, HYDRA, show(implementation), expected, fix)
+        yield Problem(key, HYDRA, format_value(implementation), expected, fix)
 
 
 def _missing_gpu(key: str, value: object, launch: Launch, fix: str) -> Iterator[Problem]:
     """Yields a problem if a value that needs GPUs is set for a launch without any."""
     if launch.gpus == 0:
-        yield Problem(key, HYDRA, show(value), "another value: there is no GPU to train on", fix)
+        yield Problem(
+            key, HYDRA, format_value(value), "another value: there is no GPU to train on", fix
+        )
 
 
-def file_problems(config: CausalLMConfig) -> Iterator[Problem]:
+def find_file_problems(config: CausalLMConfig) -> Iterator[Problem]:
     """Yields missing model and data files; data only if this machine is to read them.
 
     The Hub and other remote file systems are not queried; the run itself does that.
     """
-    yield from model_problems(config)
-    yield from _local_positions_problems(config)
-    if config.accelerate_config_file is None and checks_for_all():
-        yield from _shard_problems(config)
-        yield from _held_out_problems(config)
+    yield from find_model_problems(config)
+    yield from _find_local_positions_problems(config)
+    if config.accelerate_config_file is None and runs_shared_checks():
+        yield from _find_shard_problems(config)
+        yield from _find_held_out_problems(config)
 
 
-def _shard_problems(config: CausalLMConfig) -> Iterator[Problem]:
+def _find_shard_problems(config: CausalLMConfig) -> Iterator[Problem]:
     """Yields missing files of the data, and files in a format that is not supported."""
     data = config.data_config
     if data.prepared is not None:
         if not Path(data.prepared).is_dir():
             fix = "make it with python -m bsmeta.data.prepare … out=FOLDER"
-            yield missing("data_config.prepared", data.prepared, "a folder", fix)
+            yield describe_missing_file("data_config.prepared", data.prepared, "a folder", fix)
         return
 
-    folder = local_dataset(data)
+    folder = find_local_dataset(data)
     if folder is not None and not os.path.isdir(folder):
         fix = "correct it, or name a data set on the Hub (OWNER/NAME)"
-        yield missing("data_config.dataset_name", folder, "the folder of the shards", fix)
+        yield describe_missing_file(
+            "data_config.dataset_name", folder, "the folder of the shards", fix
+        )
         return
 
     base = "the working folder" if folder is None else f"data_config.dataset_name={folder}"
-    for key, entry in missing_shards(config):
+    for key, entry in list_missing_shards(config):
         expected = "shards: a file, a folder or a glob that matches some"
         fix = f"correct it; a relative path begins in {base}"
-        yield missing(key, entry, expected, fix)
+        yield describe_missing_file(key, entry, expected, fix)
 
     entries = [*train_entries(data)]
     if data.validation_file:
@@ -238,10 +256,10 @@ def _shard_problems(config: CausalLMConfig) -> Iterator[Problem]:
         if entry.lower().endswith(FOREIGN):
             expected = "lines of JSON (.jsonl.gz, .jsonl.zst or .jsonl) or Parquet"
             fix = 'write each document as a line of JSON, with its text under "text"'
-            yield Problem(key, HYDRA, show(entry), expected, fix)
+            yield Problem(key, HYDRA, format_value(entry), expected, fix)
 
 
-def _held_out_problems(config: CausalLMConfig) -> Iterator[Problem]:
+def _find_held_out_problems(config: CausalLMConfig) -> Iterator[Problem]:
     """Yields a problem if the held-out file is missing, or is a folder.
 
     Without it, its documents could not be excluded from training. Prepared data were made with the
@@ -249,7 +267,7 @@ def _held_out_problems(config: CausalLMConfig) -> Iterator[Problem]:
     """
     key = "data_config.validation_file"
     data = config.data_config
-    held_out = data.validation_file and in_dataset(data.validation_file, data)
+    held_out = data.validation_file and resolve_in_dataset(data.validation_file, data)
     if not held_out or not _is_local(held_out) or os.path.isfile(held_out):
         return
 
@@ -259,14 +277,14 @@ def _held_out_problems(config: CausalLMConfig) -> Iterator[Problem]:
     if os.path.isdir(held_out):
         names = sorted(name for name in os.listdir(held_out) if ".jsonl" in name)
         fix = f"{key}={os.path.join(held_out, (names or ['FILE'])[0])}"
-        yield Problem(key, HYDRA, f"{show(held_out)}, which is a folder", "one file", fix)
+        yield Problem(key, HYDRA, f"{format_value(held_out)}, which is a folder", "one file", fix)
     elif not glob.has_magic(held_out) and (data.prepared is None or evaluates):
         expected = "the held-out file, whose documents are kept out of training"
         fix = f"correct it, or {key}=null to train without a held-out file"
-        yield missing(key, held_out, expected, fix)
+        yield describe_missing_file(key, held_out, expected, fix)
 
 
-def missing_shards(config: CausalLMConfig) -> list[tuple[str, str]]:
+def list_missing_shards(config: CausalLMConfig) -> list[tuple[str, str]]:
     """Returns the local entries of `train_file` that match no file on this machine, with keys."""
     data = config.data_config
     if data.prepared is not None:
@@ -285,7 +303,9 @@ def _is_local(entry: str) -> bool:
     return "://" not in entry
 
 
-def model_name_problems(config: CausalLMConfig, overridden: Collection[str]) -> Iterator[Problem]:
+def find_model_name_problems(
+    config: CausalLMConfig, overridden: Collection[str]
+) -> Iterator[Problem]:
     """Yields a problem if other keys override the `model_name` of the command line."""
     if "model_name" in overridden and not uses_model_name(config):
         expected = (
@@ -293,10 +313,10 @@ def model_name_problems(config: CausalLMConfig, overridden: Collection[str]) -> 
             "tokenizer_name are set, and take the place of model_name"
         )
         fix = f"model_config_file=null tokenizer_name=null model_name={config.model_name}"
-        yield Problem("model_name", HYDRA, show(config.model_name), expected, fix)
+        yield Problem("model_name", HYDRA, format_value(config.model_name), expected, fix)
 
 
-def _local_positions_problems(config: CausalLMConfig) -> Iterator[Problem]:
+def _find_local_positions_problems(config: CausalLMConfig) -> Iterator[Problem]:
     """Checks the positions of the model, if its config is on this disk."""
     key = "model_config_file" if config.model_config_file is not None else "model_name"
     name = getattr(config, key)
@@ -306,10 +326,10 @@ def _local_positions_problems(config: CausalLMConfig) -> Iterator[Problem]:
     except (OSError, ValueError):  # on the Hub, or refused when it is loaded
         return
     if isinstance(shape, dict):
-        yield from positions_problems(config, positions_in(shape), f"{key}={name}")
+        yield from find_positions_problems(config, read_positions(shape), f"{key}={name}")
 
 
-def positions_problems(
+def find_positions_problems(
     config: CausalLMConfig, positions: int | None, source: str
 ) -> Iterator[Problem]:
     """Yields a problem if sequences are longer than the model has positions for.
@@ -320,12 +340,12 @@ def positions_problems(
     """
     data = config.data_config
     length = data.metadata_config.max_seq_len
-    room = metadata_room(data)
+    room = compute_metadata_room(data)
     if positions is None or length + room <= positions:
         return
 
     key = "data_config.metadata_config.max_seq_len"
-    current = show(length)
+    current = format_value(length)
     expected = f"at most {positions}, the positions of the model ({source})"
     fix = f"{key}={positions}"
     if room:
@@ -335,7 +355,7 @@ def positions_problems(
     yield Problem(key, HYDRA, current, expected, fix)
 
 
-def summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
+def list_summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
     """Returns the rows for model, data, metadata, batch (also in tokens) and length of the run."""
     data = config.data_config
     metadata = data.metadata_config
@@ -345,8 +365,10 @@ def summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
 
     shards = train_files(data)
     if data.dataset_name:
-        shards += f" in {local_dataset(data) or f'{data.dataset_name} (Hugging Face Hub)'}"
-    if missing_shards(config):  # the launch may be on another machine; otherwise they are refused
+        shards += f" in {find_local_dataset(data) or f'{data.dataset_name} (Hugging Face Hub)'}"
+    if list_missing_shards(
+        config
+    ):  # the launch may be on another machine; otherwise they are refused
         shards += "; not on this machine"
 
     plan = BatchPlan.of(config, launch.num_processes)
@@ -357,7 +379,7 @@ def summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
         ("model", model),
         ("tokenizer", config.tokenizer_name or f"{config.model_name} (that of model_name)"),
         ("training data", shards),
-        *size_rows(config, launch),
+        *list_size_rows(config, launch),
         ("held-out file", data.validation_file or "– (no evaluation)"),
         (
             "metadata",
@@ -375,11 +397,11 @@ def summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
             f"{config.max_train_steps:,} x {batch * length:,} {tokens} = "
             f"{config.max_train_steps * batch * length:,} {tokens}",
         ),
-        ("evaluation", evaluations(config) if data.validation_file else "–"),
+        ("evaluation", describe_evaluations(config) if data.validation_file else "–"),
     ]
 
 
-def notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
+def list_notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
     """Returns one line for each setting that has no effect."""
     data = config.data_config
     metadata = data.metadata_config
@@ -395,7 +417,7 @@ def notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
     lines += _list_unused_exclusions(data)
 
     columns: dict[str, None] = {}  # an ordered set
-    for source in source_configs(data).values():
+    for source in configure_sources(data).values():
         columns |= dict.fromkeys(source.columns)
     unused = [name for name in columns if name not in ("text", *metadata.metadata_list)]
     if unused:
@@ -406,14 +428,14 @@ def notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
             f"data_config.row_metadata_budget is not used: under row_budget={data.row_budget}, "
             "metadata shares the max_seq_len tokens of a row with the text"
         )
-    return [*lines, *metadata_notes(metadata), *missing_types(data)]
+    return [*lines, *list_metadata_notes(metadata), *describe_missing_types(data)]
 
 
 def _list_empty_phases(
     config: MetadataConfig, max_train_steps: int, decay_start: int | None
 ) -> Iterator[str]:
     """Yields the phases of the metadata schedule that never take place."""
-    starts = [*phase_starts(config, max_train_steps, decay_start), max_train_steps]
+    starts = [*compute_phase_starts(config, max_train_steps, decay_start), max_train_steps]
     for number, (start, end) in enumerate(pairwise(starts)):
         if start != end or not config.schedule:
             continue

@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import source_configs
+from bsmeta.config.data import configure_sources
 from bsmeta.config.launch import Launch
 from bsmeta.config.steps import BatchPlan
 from bsmeta.config.task_entry import Row
-from bsmeta.data.stream.columns import local_shards
-from bsmeta.data.stream.data_size import BYTES_PER_TOKEN, DataSize, data_size
+from bsmeta.data.stream.columns import list_local_shards
+from bsmeta.data.stream.data_size import BYTES_PER_TOKEN, DataSize, estimate_data_size
 
 MANY_EPOCHS = 4
 """Up to here, repeated data is worth about as much as new (Muennighoff et al. 2023, "Scaling
@@ -21,7 +21,7 @@ _LAST_SIZE: dict[str, DataSize | None] = {}
 """The last estimate, by the settings and files that it depends on."""
 
 
-def size_rows(config: CausalLMConfig, launch: Launch) -> Iterator[Row]:
+def list_size_rows(config: CausalLMConfig, launch: Launch) -> Iterator[Row]:
     """Yields the row of the data's size, if the data is on this machine."""
     size = _find_size(config)
     if size is None:
@@ -39,7 +39,7 @@ def size_rows(config: CausalLMConfig, launch: Launch) -> Iterator[Row]:
     )
 
 
-def size_notes(config: CausalLMConfig, launch: Launch) -> Iterator[str]:
+def list_size_notes(config: CausalLMConfig, launch: Launch) -> Iterator[str]:
     """Yields a note if the run repeats its data more often than is useful."""
     size = _find_size(config)
     if size is None:
@@ -80,7 +80,7 @@ def _count_planned_tokens(config: CausalLMConfig, launch: Launch) -> int:
 
 def _find_size(config: CausalLMConfig) -> DataSize | None:
     """Returns the size of the data, which is estimated once for the table and its notes."""
-    shards = [local_shards(data) for data in source_configs(config.data_config).values()]
+    shards = [list_local_shards(data) for data in configure_sources(config.data_config).values()]
     key = repr((config.data_config, config.tokenizer_name, config.model_name, shards))
     if key not in _LAST_SIZE:
         _LAST_SIZE.clear()
@@ -91,4 +91,4 @@ def _find_size(config: CausalLMConfig) -> DataSize | None:
 def _estimate_size(config: CausalLMConfig) -> DataSize | None:
     """Estimates the size with the tokenizer of the run, if the tokenizer is on this machine."""
     folder = config.tokenizer_name or config.model_name
-    return data_size(config.data_config, folder if os.path.isdir(folder) else None)
+    return estimate_data_size(config.data_config, folder if os.path.isdir(folder) else None)

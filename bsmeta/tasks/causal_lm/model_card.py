@@ -17,38 +17,38 @@ from typing import Any
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import BY_TEXT, SCHEME, metadata_room, train_entries
-from bsmeta.config.metadata import MetadataConfig, phase_configs
+from bsmeta.config.data import BY_TEXT, SCHEME, compute_metadata_room, train_entries
+from bsmeta.config.metadata import MetadataConfig, configure_phases
 from bsmeta.config.metric_table import list_card_metrics
-from bsmeta.config.saved import changed_texts, mark
+from bsmeta.config.saved import change_texts, escape_interpolations
 from bsmeta.core.secrets import redact, redact_values
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
-from bsmeta.metadata.processors import type_of
+from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.report import markdown
-from bsmeta.report.inference import rough_intervals
+from bsmeta.report.inference import warn_of_rough_intervals
 from bsmeta.report.page import load_template
 from bsmeta.tasks.causal_lm.metrics import METRICS
 from bsmeta.tasks.checkpoints import RECIPE
 from bsmeta.tasks.model_card import (
     README,
-    fenced,
-    inline,
+    describe_training_command,
+    escape_inline,
+    format_code_block,
+    format_table,
     make_front_matter,
-    model_name,
-    public_name,
-    table,
-    training_command,
+    name_model,
+    shorten_to_public_name,
 )
-from bsmeta.training.run_folder import last_events
+from bsmeta.training.run_folder import read_last_events
 
 PROMPT = EXAMPLE_TEXT[:12]
 """The beginning of the example text, as a prompt."""
 
 
-def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) -> str:
+def write_model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) -> str:
     """Returns the card, as Markdown with the front matter of the Hub.
 
     Args:
@@ -57,7 +57,7 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
     """
     data = config.data_config
     metadata = data.metadata_config
-    events = last_events(metrics)
+    events = read_last_events(metrics)
     step = events.get("step")
     event = events.get("eval")
     results = {
@@ -75,35 +75,36 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
 
     template = load_template(
         "tasks/causal_lm/model_card.md.j2",
-        public=public_name,
+        public=shorten_to_public_name,
         percent="{:.0%}".format,
-        inline=inline,
-        fenced=fenced,
-        cells=table,
+        inline=escape_inline,
+        fenced=format_code_block,
+        cells=format_table,
     )
     card = template.render(
         config=config,
         data=data,
         metadata=metadata,
-        name=model_name(config),
+        name=name_model(config),
         model=json.dumps(config.push_to_hub or "model"),
         parts=parts,
         front_matter=_make_front_matter(config, results),
-        room=metadata_room(data),
+        room=compute_metadata_room(data),
         example=rendered.whole,
         alone={
-            markdown.code_cell(key): _render_alone(key, metadata) for key in metadata.metadata_list
+            markdown.format_code_cell(key): _render_alone(key, metadata)
+            for key in metadata.metadata_list
         },
         given=_generate_command(config),
         # of the training documents that had metadata: the least and the most
-        shares=sorted(phase.metadata_probability for phase in phase_configs(metadata)),
+        shares=sorted(phase.metadata_probability for phase in configure_phases(metadata)),
         recipe=RECIPE,
         step=step,
         event=event,
-        rough=rough_intervals(event["documents"], "documents") if event else (),
+        rough=warn_of_rough_intervals(event["documents"], "documents") if event else (),
         metrics={METRICS[name].description: f"{value:.4f}" for name, value in results.items()},
         training=_describe_training(config, step),
-        command=training_command(command),
+        command=describe_training_command(command),
     )
     return redact(card.rstrip("\n")) + "\n"
 
@@ -113,7 +114,7 @@ def _generate_command(config: CausalLMConfig) -> str | None:
     checkpoint = f"hf://{config.push_to_hub}" if config.push_to_hub else "model"
     prompt = f"'prompt=\"{PROMPT}\"'"
     for key in config.data_config.metadata_config.metadata_list:
-        kind = type_of(key)
+        kind = find_type(key)
         if not kind.is_local and kind.example is not None:
             metadata = shlex.quote(f'metadata={{{key}: "{kind.example}"}}')
             return f"bsmeta generate checkpoint={checkpoint} {metadata} {prompt}"
@@ -122,14 +123,14 @@ def _generate_command(config: CausalLMConfig) -> str | None:
 
 def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], folder: Path) -> None:
     """Writes the card, and the metadata configuration that it describes to `metadata.yaml`."""
-    card = model_card(config, metrics, command)
+    card = write_model_card(config, metrics, command)
     (folder / README).write_text(card, encoding="utf-8", errors="backslashreplace")
 
     data = config.data_config
     recipe: dict[str, Any] = {"metadata_config": asdict(data.metadata_config)}
     if data.row_budget == BY_TEXT:
         recipe |= {"row_budget": BY_TEXT, "row_metadata_budget": data.row_metadata_budget}
-    recipe = changed_texts(redact_values({"data_config": recipe}), mark)
+    recipe = change_texts(redact_values({"data_config": recipe}), escape_interpolations)
     text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
     (folder / RECIPE).write_text(text, encoding="utf-8")
 
@@ -153,7 +154,7 @@ def render_example(config: MetadataConfig) -> Rendered:
 
 def _render_types(renderer: Renderer, *keys: str) -> Rendered:
     """Renders the example text with the example values of some types."""
-    records = {key: [type_of(key).example_record(key)] for key in keys}
+    records = {key: [find_type(key).example_record(key)] for key in keys}
     return renderer.render(Document(EXAMPLE_TEXT, None, records), keys)
 
 
@@ -171,7 +172,7 @@ def _make_front_matter(config: CausalLMConfig, results: Mapping[str, float]) -> 
         datasets=datasets,
         tags=["metadata"],
         results=results,
-        held_out=public_name(config.data_config.validation_file or "none"),
+        held_out=shorten_to_public_name(config.data_config.validation_file or "none"),
     )
 
 
@@ -181,7 +182,7 @@ def _render_alone(key: str, config: MetadataConfig) -> str:
         rendered = _render_types(Renderer(config), key)
     except BadDocument:
         return ""
-    return markdown.code_cell(redact(rendered.whole))
+    return markdown.format_code_cell(redact(rendered.whole))
 
 
 def _describe_training(config: CausalLMConfig, step: dict[str, Any] | None) -> dict[str, str]:
@@ -191,10 +192,10 @@ def _describe_training(config: CausalLMConfig, step: dict[str, Any] | None) -> d
         step: The last step in the log, if there is one.
     """
     data = config.data_config
-    shards = ", ".join(public_name(entry) for _, entry in train_entries(data))
+    shards = ", ".join(shorten_to_public_name(entry) for _, entry in train_entries(data))
     facts = {
         "training shards": shards or "none",
-        "held-out shard": public_name(data.validation_file or "none"),
+        "held-out shard": shorten_to_public_name(data.validation_file or "none"),
         "steps": f"{config.max_train_steps:,}",
         "peak learning rate": f"{config.learning_rate:g}, {config.lr_scheduler_type}, "
         f"{config.num_warmup_steps:,} steps of warm-up",
@@ -203,4 +204,4 @@ def _describe_training(config: CausalLMConfig, step: dict[str, Any] | None) -> d
     }
     if step is not None:
         facts["loss of the last step"] = f"{step['loss']:.4f} nats per token"
-    return {name: inline(value) for name, value in facts.items()}
+    return {name: escape_inline(value) for name, value in facts.items()}

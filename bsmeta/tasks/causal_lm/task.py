@@ -24,38 +24,44 @@ from transformers import (
 )
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import BY_TEXT, DataConfig, row_length
+from bsmeta.config.data import BY_TEXT, DataConfig, compute_row_length
 from bsmeta.config.learning_rate import RatePlan
-from bsmeta.config.metadata import phase_configs
+from bsmeta.config.metadata import configure_phases
 from bsmeta.config.steps import BatchPlan
-from bsmeta.core.errors import ConfigurationError, refuse
+from bsmeta.core.errors import ConfigurationError, raise_problems
 from bsmeta.core.log_once import log_once
-from bsmeta.core.model_files import new_model, read_shape
+from bsmeta.core.model_files import create_model, read_shape
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.data.stream.counts import WITH_METADATA
 from bsmeta.data.stream.lost_text import measure_sample
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.data.text.tokenizer import load_tokenizer, new_special_tokens
-from bsmeta.metadata.rendering import chances
+from bsmeta.data.text.tokenizer import list_new_special_tokens, load_tokenizer
+from bsmeta.metadata.rendering import compute_chances
 from bsmeta.models import attention, layers
 from bsmeta.models.activations import fuse_activations
 from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
-from bsmeta.models.kernel_plans import leave_out_planned_attention
-from bsmeta.models.layers import compile_layers, layers_of, recompute, run_uncompiled, use_liger
-from bsmeta.models.pretrained import load_weights, vocabulary_of
+from bsmeta.models.kernel_plans import disable_planned_attention_for_good
+from bsmeta.models.layers import (
+    compile_layers,
+    list_layers,
+    recompute_activations,
+    run_uncompiled,
+    use_liger,
+)
+from bsmeta.models.pretrained import count_vocabulary, load_weights
 from bsmeta.models.rehearsal import (
     EAGER,
     TOKENS,
     check_export,
     check_loss,
+    find_unreached_weights,
     freeze_weights,
     is_tried,
-    unreached_weights,
 )
 from bsmeta.models.routers import RouterLoss
-from bsmeta.models.shapes import head_groups, positions_of, text_shape
-from bsmeta.tasks.causal_lm.checks import positions_problems
+from bsmeta.models.shapes import count_head_groups, count_positions, find_text_shape
+from bsmeta.tasks.causal_lm.checks import find_positions_problems
 from bsmeta.tasks.causal_lm.metrics import METRICS
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import Processes
@@ -134,7 +140,7 @@ class CausalLanguageModel(Task):
     def build_model(self) -> nn.Module:
         config = self._config
         architecture = self._read_architecture()
-        self._whole_rows = rows_are_whole(config.data_config, architecture.shape)
+        self._whole_rows = are_rows_whole(config.data_config, architecture.shape)
         choice = attention.choose_attention(
             config.attn_implementation,
             architecture.shape,
@@ -148,12 +154,12 @@ class CausalLanguageModel(Task):
         self._adapt_and_freeze(model, architecture.setting)
         fuse_activations(model)
 
-        self.attention = str(text_shape(model.config)._attn_implementation)
+        self.attention = str(find_text_shape(model.config)._attn_implementation)
         logger.info("attention: %s (%s)", self.attention, choice.reason)
         if config.data_config.row_budget == BY_TEXT and not self._has_fixed_length:
-            leave_out_planned_attention()
+            disable_planned_attention_for_good()
 
-        self._vocabulary = vocabulary_of(model)
+        self._vocabulary = count_vocabulary(model)
         if RouterLoss.is_added(model.config):
             self._router = RouterLoss(model)
         if config.loss_chunk_logits and ChunkedLoss.fits(model):
@@ -162,7 +168,7 @@ class CausalLanguageModel(Task):
         if config.liger_kernel:
             use_liger(model)
         if config.gradient_checkpointing:
-            recompute(model, config.gradient_checkpointing_every)
+            recompute_activations(model, config.gradient_checkpointing_every)
         if config.torch_compile:
             compile_layers(model)
         return model
@@ -174,12 +180,12 @@ class CausalLanguageModel(Task):
         options = {"dtype": torch.float32, "attn_implementation": implementation}
         if self._config.model_config_file is None:
             return load_weights(architecture.source, architecture.setting, **options)
-        with _loading_errors(architecture.key, architecture.source):
-            return new_model(AutoModelForCausalLM, architecture.shape, **options)
+        with _explain_loading_errors(architecture.key, architecture.source):
+            return create_model(AutoModelForCausalLM, architecture.shape, **options)
 
     def _resize_embeddings(self, model: PreTrainedModel) -> None:
         """Adds embeddings for the special tokens of the metadata, if the model has too few."""
-        rows = vocabulary_of(model)
+        rows = count_vocabulary(model)
         tokens = len(self.tokenizer)
         if tokens <= rows:
             return
@@ -201,11 +207,11 @@ class CausalLanguageModel(Task):
         config = self._config
         key = "model_config_file" if config.model_config_file is not None else "model_name"
         source = config.model_config_file or config.model_name
-        with _loading_errors(key, source):
+        with _explain_loading_errors(key, source):
             shape = read_shape(source)
 
         # transformers builds a model with head groups of unequal size, but cannot run it
-        heads, groups = head_groups(shape)
+        heads, groups = count_head_groups(shape)
         if heads and groups is not None and (groups < 1 or heads % groups):
             divisors = [str(number) for number in range(1, heads + 1) if heads % number == 0]
             raise ConfigurationError(
@@ -214,7 +220,9 @@ class CausalLanguageModel(Task):
             )
 
         architecture = Architecture(shape, key, source)
-        refuse([*positions_problems(config, positions_of(shape), architecture.setting)])
+        raise_problems(
+            [*find_positions_problems(config, count_positions(shape), architecture.setting)]
+        )
         return architecture
 
     def rehearse(self, model: nn.Module) -> None:
@@ -228,7 +236,7 @@ class CausalLanguageModel(Task):
             setting = f"lora.targets={lora.targets}"
 
         with torch.random.fork_rng():
-            plain = new_model(
+            plain = create_model(
                 AutoModelForCausalLM,
                 deepcopy(model.config),
                 dtype=torch.float32,
@@ -241,14 +249,14 @@ class CausalLanguageModel(Task):
     def _adapt_and_freeze(self, model: PreTrainedModel, setting: str) -> None:
         """Adds the adapters, and freezes the weights that text alone does not train."""
         self._add_adapters(model)
-        freeze_weights(model, unreached_weights(model, self._add_adapters), setting)
+        freeze_weights(model, find_unreached_weights(model, self._add_adapters), setting)
 
     def _add_adapters(self, model: PreTrainedModel) -> None:
         """Adds the adapters of `lora`, unless `lora.rank` is 0."""
         if not self._config.lora.rank:
             return
 
-        new_tokens = new_special_tokens(self._config)
+        new_tokens = list_new_special_tokens(self._config)
         if new_tokens:
             log_once(
                 logger,
@@ -265,14 +273,14 @@ class CausalLanguageModel(Task):
     def shape(self) -> Shape:
         config = self._config
         architecture = self._read_architecture()
-        text = text_shape(architecture.shape)
+        text = find_text_shape(architecture.shape)
         text.vocab_size = max(text.vocab_size, len(self.tokenizer))
 
         # All implementations of attention keep the same tensors for the backward pass, except
         # this one.
         implementation = EAGER if config.attn_implementation == EAGER else None
-        with torch.device("meta"), _loading_errors(architecture.key, architecture.source):
-            model = new_model(
+        with torch.device("meta"), _explain_loading_errors(architecture.key, architecture.source):
+            model = create_model(
                 AutoModelForCausalLM,
                 architecture.shape,
                 dtype=torch.float32,
@@ -284,9 +292,9 @@ class CausalLanguageModel(Task):
         return Shape(
             model,
             model.base_model,
-            layers_of(model),
+            list_layers(model),
             rows=config.data_config.per_device_train_batch_size,
-            length=row_length(config.data_config),
+            length=compute_row_length(config.data_config),
             outputs=text.vocab_size,
             recompute_every=config.gradient_checkpointing_every,
             loss_chunk=config.loss_chunk_logits,
@@ -466,7 +474,9 @@ class CausalLanguageModel(Task):
         # Without a mask, transformers derives it from the positions, and waits for the device.
         if self._router is None or self.attention in attention.WITH_BORDERS:
             used_borders = borders if self._takes_borders else None
-            arguments |= attention.attention_arguments(self.attention, position_ids, used_borders)
+            arguments |= attention.build_attention_arguments(
+                self.attention, position_ids, used_borders
+            )
         return arguments
 
     def _check_attention(self, model: nn.Module, like: torch.Tensor) -> None:
@@ -477,7 +487,7 @@ class CausalLanguageModel(Task):
         """
 
         def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            borders = attention.borders_of(positions)
+            borders = attention.compute_borders(positions)
             return self._token_losses(model, ids, positions, ids[:, 1:], borders)[1]
 
         was_training = model.training
@@ -498,7 +508,7 @@ class CausalLanguageModel(Task):
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(self._vocabulary, (2, TOKENS), generator=generator).to(device)
         positions = torch.arange(TOKENS, device=device).expand_as(ids)
-        borders = attention.borders_of(positions)
+        borders = attention.compute_borders(positions)
         total, losses = self._token_losses(model, ids, positions, ids[:, 1:], borders)
 
         arguments = self._arguments(ids, positions, borders)
@@ -536,8 +546,8 @@ class CausalLanguageModel(Task):
         if not documents:
             return {}
 
-        metadata = phase_configs(self._config.data_config.metadata_config)[phase]
-        sources = source_exposure(self._config.data_config, counts)
+        metadata = configure_phases(self._config.data_config.metadata_config)[phase]
+        sources = compare_source_exposure(self._config.data_config, counts)
         return {
             "documents": int(documents),
             **({"sources": sources} if sources else {}),
@@ -547,7 +557,7 @@ class CausalLanguageModel(Task):
             },
             "types": {
                 name: {**configured, "realized": counts[f"documents/{name}"] / documents}
-                for name, configured in chances(metadata).items()
+                for name, configured in compute_chances(metadata).items()
             },
         }
 
@@ -555,9 +565,9 @@ class CausalLanguageModel(Task):
         from bsmeta.tasks.causal_lm.model_card import write_card
 
         if self._config.lora.rank:
-            from bsmeta.models.lora import merged
+            from bsmeta.models.lora import merge_adapters
 
-            weights = merged(model, weights)
+            weights = merge_adapters(model, weights)
 
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self.tokenizer.save_pretrained(str(folder))
@@ -565,7 +575,7 @@ class CausalLanguageModel(Task):
         write_card(self._config, metrics, sys.argv, folder)
 
 
-def source_exposure(config: DataConfig, counts: Mapping[str, float]) -> dict[str, Any]:
+def compare_source_exposure(config: DataConfig, counts: Mapping[str, float]) -> dict[str, Any]:
     """Compares the configured and realized shares of each source of a mixture.
 
     Returns:
@@ -591,7 +601,7 @@ def source_exposure(config: DataConfig, counts: Mapping[str, float]) -> dict[str
     }
 
 
-def rows_are_whole(config: DataConfig, shape: PretrainedConfig) -> bool:
+def are_rows_whole(config: DataConfig, shape: PretrainedConfig) -> bool:
     """Whether attention treats each row as one sequence, from its first token to its last.
 
     With one document per row, the padding after it may attend to it, because no target sees the
@@ -627,7 +637,7 @@ class WithBorders:
             batches = []
             for batch in step.micro_batches:
                 positions = batch.tensors["position_ids"]
-                borders = attention.borders_of(positions)
+                borders = attention.compute_borders(positions)
                 if self._fixed_number:
                     borders = attention.pad_borders(borders, positions.numel())
                 tensors = {**batch.tensors, attention.BORDERS: borders}
@@ -636,7 +646,7 @@ class WithBorders:
 
 
 @contextmanager
-def _loading_errors(key: str, source: str) -> Iterator[None]:
+def _explain_loading_errors(key: str, source: str) -> Iterator[None]:
     """Adds the key to any error that transformers raises for a model that it cannot build.
 
     Invalid values cause errors of many types, wherever they are first used.

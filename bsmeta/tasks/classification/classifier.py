@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import decode_json, parse_json
-from bsmeta.models.layers import encoder_layers
+from bsmeta.models.layers import list_encoder_layers
 from bsmeta.tasks.classification.config import POOLINGS
 
 ENTRY = "text_classifier"
@@ -86,7 +86,7 @@ class Words(nn.Module):
             return logits
 
         if self._vectorizer is None:
-            self._vectorizer = word_features(vocabulary=self.ngrams)
+            self._vectorizer = make_vectorizer(vocabulary=self.ngrams)
             self._vectorizer.idf_ = self.idf.cpu().numpy()
         features = self._vectorizer.transform(texts)
 
@@ -97,7 +97,7 @@ class Words(nn.Module):
         return logits
 
 
-def word_features(**settings: Any) -> Any:
+def make_vectorizer(**settings: Any) -> Any:
     """Makes scikit-learn's vectorizer of words and pairs of words, sublinear in their counts."""
     # Imported here because scikit-learn takes seconds.
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -148,7 +148,7 @@ class Classifier(nn.Module):
         assert self.encoder is not None
         assert self.description.pooling is not None
         hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
-        return pool(hidden.last_hidden_state, attention_mask, self.description.pooling)
+        return pool_vectors(hidden.last_hidden_state, attention_mask, self.description.pooling)
 
     def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
         """Writes the folder, without the tokenizer, with the current weights or those given."""
@@ -183,7 +183,7 @@ class Classifier(nn.Module):
             (folder / NGRAMS).write_text(ngrams, encoding="utf-8")
 
 
-def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
+def pool_vectors(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
     """Reduces the vectors of tokens to one vector for each chunk.
 
     Args:
@@ -208,7 +208,7 @@ def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor
     return hidden[torch.arange(len(hidden), device=hidden.device), positions]
 
 
-def depth_of(encoder: nn.Module) -> dict[str, int]:
+def measure_depths(encoder: nn.Module) -> dict[str, int]:
     """Counts the layers above each parameter; the embeddings count as the lowest layer.
 
     Parameters after the layers, such as a last norm, belong to the highest one.
@@ -216,7 +216,7 @@ def depth_of(encoder: nn.Module) -> dict[str, int]:
     Returns:
         The number of layers above, by the name of the parameter.
     """
-    layers = encoder_layers(encoder)
+    layers = list_encoder_layers(encoder)
     prefixes = {id(module): f"{name}." for name, module in encoder.named_modules()}
     layer_prefixes = [prefixes[id(layer)] for layer in layers]
 
@@ -246,7 +246,7 @@ def freeze_below(encoder: PreTrainedModel, train_layers: int | None) -> None:
     if train_layers is None:
         return
 
-    count = len(encoder_layers(encoder))
+    count = len(list_encoder_layers(encoder))
     if train_layers > count:
         raise ConfigurationError(
             f"train_layers={train_layers}: expected at most {count}, the layers of the encoder"
@@ -254,7 +254,7 @@ def freeze_below(encoder: PreTrainedModel, train_layers: int | None) -> None:
             ["train_layers"],
         )
 
-    depths = depth_of(encoder)
+    depths = measure_depths(encoder)
     for name, parameter in encoder.named_parameters():
         parameter.requires_grad_(train_layers > 0 and depths[name] < train_layers)
 

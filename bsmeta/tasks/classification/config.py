@@ -12,12 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bsmeta.config.checks import is_offline, is_on_machine, is_path, missing, model_problems
+from bsmeta.config.checks import (
+    describe_missing_file,
+    find_model_problems,
+    is_offline,
+    is_on_machine,
+    is_path,
+)
 from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import LARGEST_SEED, PretrainedConfig, TableDataConfig
 from bsmeta.config.task_entry import Row
-from bsmeta.core.errors import HYDRA, Problem, show
+from bsmeta.core.errors import HYDRA, Problem, format_value
 from bsmeta.core.keys import inherited, key
 
 # Values of `method`.
@@ -129,19 +135,21 @@ class ClassificationConfig(PretrainedConfig):
     """read the table into its database, and stop"""
 
 
-def value_problems(config: ClassificationConfig, _: Composition = NOTHING) -> Iterator[Problem]:
+def find_value_problems(
+    config: ClassificationConfig, _: Composition = NOTHING
+) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
-    yield from _table_problems(config)
-    yield from model_problems(config)
-    yield from _tokenizer_problems(config)
-    yield from _class_weight_problems(config.class_weights)
-    yield from fraction_problems(config.data_config.split_fractions)
-    yield from _validation_problems(config)
-    yield from _method_problems(config)
-    yield from _results_dir_problems(config)
+    yield from _find_table_problems(config)
+    yield from find_model_problems(config)
+    yield from _find_tokenizer_problems(config)
+    yield from _find_class_weight_problems(config.class_weights)
+    yield from find_fraction_problems(config.data_config.split_fractions)
+    yield from _find_validation_problems(config)
+    yield from _find_method_problems(config)
+    yield from _find_results_dir_problems(config)
 
 
-def _table_problems(config: ClassificationConfig) -> Iterator[Problem]:
+def _find_table_problems(config: ClassificationConfig) -> Iterator[Problem]:
     """Yields a CSV file that is not set or does not exist."""
     data = config.data_config
     if data.csv is None:
@@ -149,10 +157,12 @@ def _table_problems(config: ClassificationConfig) -> Iterator[Problem]:
         fix = "data_config.csv=FILE data_config.text_column=NAME data_config.label_column=NAME"
         yield Problem("data_config.csv", HYDRA, "null", expected, fix)
     elif config.accelerate_config_file is None and not os.path.isfile(data.csv):
-        yield missing("data_config.csv", data.csv, "a CSV file", "correct data_config.csv")
+        yield describe_missing_file(
+            "data_config.csv", data.csv, "a CSV file", "correct data_config.csv"
+        )
 
 
-def _tokenizer_problems(config: ClassificationConfig) -> Iterator[Problem]:
+def _find_tokenizer_problems(config: ClassificationConfig) -> Iterator[Problem]:
     """Yields a tokenizer that cannot be loaded; every method needs one to divide long texts."""
     key = "model_name" if config.tokenizer_name is None else "tokenizer_name"
     name = getattr(config, key)
@@ -160,12 +170,12 @@ def _tokenizer_problems(config: ClassificationConfig) -> Iterator[Problem]:
     if is_elsewhere or is_path(name) or is_on_machine(name) or not is_offline():
         return
 
-    value = f"{show(name)}, which is not on this machine, and HF_HUB_OFFLINE is set"
+    value = f"{format_value(name)}, which is not on this machine, and HF_HUB_OFFLINE is set"
     expected = f"a folder with a tokenizer, by which method={config.method} divides long texts"
     yield Problem(key, HYDRA, value, expected, "tokenizer_name=FOLDER")
 
 
-def _class_weight_problems(weights: Any) -> Iterator[Problem]:
+def _find_class_weight_problems(weights: Any) -> Iterator[Problem]:
     """Yields weights that no table could have; labels are compared with the table later."""
     if weights in ("none", "balanced"):
         return
@@ -177,10 +187,10 @@ def _class_weight_problems(weights: Any) -> Iterator[Problem]:
     if len(numbers) < len(values) or not all(0 < value < math.inf for value in numbers):
         expected = "none, balanced, or labels with weights above 0"
         fix = "class_weights=balanced, or class_weights={LABEL: 2}"
-        yield Problem("class_weights", HYDRA, show(weights), expected, fix)
+        yield Problem("class_weights", HYDRA, format_value(weights), expected, fix)
 
 
-def fraction_problems(shares: Sequence[float]) -> list[Problem]:
+def find_fraction_problems(shares: Sequence[float]) -> list[Problem]:
     """Returns the problem of `split_fractions` that do not divide a table; [] if they do."""
     is_valid = len(shares) == 3 and shares[0] > 0 and min(shares) >= 0
     if is_valid and math.isclose(sum(shares), 1, abs_tol=1e-6):
@@ -188,10 +198,14 @@ def fraction_problems(shares: Sequence[float]) -> list[Problem]:
 
     key = "data_config.split_fractions"
     expected = "the shares of training (above 0), validation and test, whose sum is 1"
-    return [Problem(key, HYDRA, show(list(shares)), expected, f"{key}=[0.8,0.1,0.1], for example")]
+    return [
+        Problem(
+            key, HYDRA, format_value(list(shares)), expected, f"{key}=[0.8,0.1,0.1], for example"
+        )
+    ]
 
 
-def _validation_problems(config: ClassificationConfig) -> Iterator[Problem]:
+def _find_validation_problems(config: ClassificationConfig) -> Iterator[Problem]:
     """Yields a choice of the best checkpoint for which there is no validation split."""
     if not _lacks_validation(config) or config.keep_best_by is None:
         return
@@ -199,7 +213,7 @@ def _validation_problems(config: ClassificationConfig) -> Iterator[Problem]:
     shares = config.data_config.split_fractions
     expected = f"null, because data_config.split_fractions={shares} leaves no validation split"
     fix = "keep_best_by=null early_stopping_patience=null export_best=false, or a share for it"
-    yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
+    yield Problem("keep_best_by", HYDRA, format_value(config.keep_best_by), expected, fix)
 
 
 def _lacks_validation(config: ClassificationConfig) -> bool:
@@ -207,7 +221,7 @@ def _lacks_validation(config: ClassificationConfig) -> bool:
     return config.data_config.split_column is None and len(shares) == 3 and shares[1] == 0
 
 
-def _method_problems(config: ClassificationConfig) -> Iterator[Problem]:
+def _find_method_problems(config: ClassificationConfig) -> Iterator[Problem]:
     """Yields keys that do not fit the method."""
     method = config.method
     if config.pooling == HEAD and method != FINE_TUNE:
@@ -228,23 +242,25 @@ def _method_problems(config: ClassificationConfig) -> Iterator[Problem]:
     for field, default in (("train_layers", None), ("layer_decay", 1.0)):
         value = getattr(config, field)
         if value != default and (method in FITTED or config.pooling == HEAD):
-            expected = f"{show(default)} with method={method} pooling={config.pooling}"
-            yield Problem(field, HYDRA, show(value), expected, f"{field}={show(default)}")
+            expected = f"{format_value(default)} with method={method} pooling={config.pooling}"
+            yield Problem(
+                field, HYDRA, format_value(value), expected, f"{field}={format_value(default)}"
+            )
 
     if config.estimate and method in FITTED:
         expected = f"false: method={method} has no steps"
         yield Problem("estimate", HYDRA, "true", expected, "method=fine_tune")
 
 
-def _results_dir_problems(config: ClassificationConfig) -> Iterator[Problem]:
+def _find_results_dir_problems(config: ClassificationConfig) -> Iterator[Problem]:
     """Yields a results folder that is a file."""
     folder = Path(config.results_dir or "")
     if config.results_dir is not None and folder.exists() and not folder.is_dir():
         fix = "results_dir=results, for example"
-        yield Problem("results_dir", HYDRA, f"{show(str(folder))}, a file", "a folder", fix)
+        yield Problem("results_dir", HYDRA, f"{format_value(str(folder))}, a file", "a folder", fix)
 
 
-def summary_rows(config: ClassificationConfig, _: Launch) -> list[Row]:
+def list_summary_rows(config: ClassificationConfig, _: Launch) -> list[Row]:
     """Returns the rows for model and table."""
     data = config.data_config
     model = config.model_name
@@ -259,17 +275,17 @@ def summary_rows(config: ClassificationConfig, _: Launch) -> list[Row]:
         splits += f"; no split divides a value of {data.split_by}"
 
     return [
-        ("method", f"{config.method}{_encoder_settings(config)}"),
+        ("method", f"{config.method}{_describe_encoder_settings(config)}"),
         ("model", model),
-        ("tokenizer", _tokenizer_source(config)),
+        ("tokenizer", _name_tokenizer_source(config)),
         ("table", f"{data.csv}: {data.text_column} → {data.label_column}"),
         ("chunks", f"{data.max_length:,} {unit}; longer texts are folded"),
         ("splits", splits),
-        ("class weights", show(config.class_weights)),
+        ("class weights", format_value(config.class_weights)),
     ]
 
 
-def _encoder_settings(config: ClassificationConfig) -> str:
+def _describe_encoder_settings(config: ClassificationConfig) -> str:
     """Lists the settings of the encoder, in brackets; "" for a method without one."""
     if config.method == LINEAR:
         return ""
@@ -278,13 +294,13 @@ def _encoder_settings(config: ClassificationConfig) -> str:
     if config.method in (AUTO, FINE_TUNE) and config.pooling != HEAD:
         settings += [
             f"head_start={config.head_start}",
-            f"train_layers={show(config.train_layers)}",
+            f"train_layers={format_value(config.train_layers)}",
             f"layer_decay={config.layer_decay:g}",
         ]
     return f" ({', '.join(settings)})"
 
 
-def _tokenizer_source(config: ClassificationConfig) -> str:
+def _name_tokenizer_source(config: ClassificationConfig) -> str:
     name = config.tokenizer_name or config.model_name
     source = name if config.tokenizer_name else f"{name} (that of model_name)"
     return source if is_on_machine(name) else f"{source}; not on this machine, so from the Hub"

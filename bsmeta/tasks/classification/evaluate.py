@@ -29,25 +29,25 @@ from torch import nn
 
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.changed_values import replace_values
-from bsmeta.core.errors import ConfigurationError, DataError, UserError, nearest
-from bsmeta.core.files import replacing
+from bsmeta.core.errors import ConfigurationError, DataError, UserError, suggest_nearest
+from bsmeta.core.files import replace_atomically
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.progress import opaque_work
+from bsmeta.core.progress import report_opaque_work
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import (
     JSON_LINES,
-    flattened,
+    escape_spreadsheet_cell,
+    flatten_record,
     read_records,
-    spreadsheet_safe_cell,
 )
 from bsmeta.data.table.text_file import AUTO
-from bsmeta.data.text.tokenizer import padded_tokenizer_of
+from bsmeta.data.text.tokenizer import load_padded_tokenizer
 from bsmeta.tasks.checkpoints import (
     Location,
     announce_data,
     check_keys,
+    read_training_config,
     report_folder,
-    training_run,
 )
 from bsmeta.tasks.classification.classifier import Classifier
 from bsmeta.tasks.classification.config import (
@@ -55,24 +55,36 @@ from bsmeta.tasks.classification.config import (
     ClassificationConfig,
     ClassificationDataConfig,
 )
-from bsmeta.tasks.classification.examples import Chunk, Examples, Folding, chunks_of, open_examples
+from bsmeta.tasks.classification.examples import (
+    Chunk,
+    Examples,
+    Folding,
+    make_chunks,
+    open_examples,
+)
 from bsmeta.tasks.classification.model import (
     Scored,
     Scorer,
-    joined_texts,
+    iterate_predictions,
+    join_texts,
     label_weights,
-    labels_of,
-    listed,
+    list_labels,
     load_model,
-    predictions,
+    read_labels,
 )
-from bsmeta.tasks.classification.report import NAMES, report
-from bsmeta.tasks.classification.results import Choice, Results, TestSet, results_of, scores_of
-from bsmeta.tasks.classification.store import SPLITS, text_key
+from bsmeta.tasks.classification.report import METHOD_NAMES, report_results
+from bsmeta.tasks.classification.results import (
+    Choice,
+    Results,
+    TestSet,
+    compute_results,
+    compute_scores,
+)
+from bsmeta.tasks.classification.store import SPLITS, hash_text
 from bsmeta.tasks.classification.systems import fit_words
 from bsmeta.tasks.classification.task_interface import ClassifierTask
 from bsmeta.training.processes import FinishContext, Processes
-from bsmeta.training.run_folder import steps_and_evaluations
+from bsmeta.training.run_folder import read_steps_and_evaluations
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +96,9 @@ MODEL = "trained_model.sav"
 MAJORITY = "most frequent label"
 
 
-def run(config: EvaluateConfig, locations: Sequence[Location], context: Processes) -> None:
+def run_evaluation(
+    config: EvaluateConfig, locations: Sequence[Location], context: Processes
+) -> None:
     """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
 
     Raises:
@@ -93,22 +107,22 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Processe
     check_keys(config, "task=classification", "per_device_eval_batch_size")
     has_other_data = config.validation_file is not None
     for location in locations:
-        results = _evaluate(config, location, context)
+        results = _evaluate_checkpoint(config, location, context)
         if context.is_main:
             folder = report_folder(config, location, has_other_data=has_other_data)
-            report(results, [], folder, {"checkpoint": location.name})
+            report_results(results, [], folder, {"checkpoint": location.name})
 
 
-def _evaluate(config: EvaluateConfig, location: Location, context: Processes) -> Results:
-    train = training_run(config, location, ClassificationConfig)
+def _evaluate_checkpoint(config: EvaluateConfig, location: Location, context: Processes) -> Results:
+    train = read_training_config(config, location, ClassificationConfig)
     data = train.data_config
-    training_table = _training_table(config, location, data)
+    training_table = _configure_training_table(config, location, data)
     if context.is_main:
         announce_data(config, location, "data_config.csv", config.validation_file or data.csv)
 
     model = load_model(Path(location.model)).to(context.device)
-    tokenizer = padded_tokenizer_of(location.model)
-    labels = labels_of(model)
+    tokenizer = load_padded_tokenizer(location.model)
+    labels = read_labels(model)
 
     examples: Examples | None = None
     try:
@@ -144,21 +158,21 @@ def _evaluate(config: EvaluateConfig, location: Location, context: Processes) ->
             _note_training_texts(test, texts)
         counts = examples.label_counts("train")
         weights = label_weights(train.class_weights, examples.labels, counts)
-        baseline_predictions, notes = baselines(test, texts, truth, weights)
+        baseline_predictions, notes = predict_baselines(test, texts, truth, weights)
         test.notes.extend(notes)
 
     unweighted = [1.0] * len(labels)
-    return results_of(
+    return compute_results(
         test,
         scored,
-        scores_of(scored, unweighted),
+        compute_scores(scored, unweighted),
         baseline_predictions,
         resamples=train.bootstrap_resamples,
         seed=train.seed,
     )
 
 
-def _training_table(
+def _configure_training_table(
     config: EvaluateConfig, location: Location, data: ClassificationDataConfig
 ) -> ClassificationDataConfig:
     """Returns the configuration with which the training table is opened.
@@ -172,13 +186,13 @@ def _training_table(
     # With another file, overrides describe how that file is read; of the training table they can
     # only change the location.
     as_saved = dataclasses.replace(config, overrides={})
-    saved = training_run(as_saved, location, ClassificationConfig).data_config
+    saved = read_training_config(as_saved, location, ClassificationConfig).data_config
     return dataclasses.replace(saved, csv=data.csv, database=data.database)
 
 
 def _read_training(examples: Examples) -> tuple[Sequence[str], np.ndarray]:
     """Reads the texts of the training split, and their labels, int64 [texts]."""
-    sources = list(examples.texts("train"))
+    sources = list(examples.read_texts("train"))
     return [source.text for source in sources], np.array([source.label for source in sources])
 
 
@@ -187,9 +201,9 @@ def test_split(config: ClassificationConfig, examples: Examples) -> TestSet:
     return TestSet(
         source=f"{Path(str(config.data_config.csv)).name}, test split",
         labels=examples.labels,
-        chunks=examples.read(examples.chunks("test")),
-        groups=examples.groups("test"),
-        unit=_unit_name(config),
+        chunks=examples.read(examples.list_chunks("test")),
+        groups=examples.list_groups("test"),
+        unit=_name_unit(config),
         distribution={split: examples.label_counts(split) for split in SPLITS},
         notes=[*examples.facts["warnings"]],
     )
@@ -225,7 +239,7 @@ def read_table(
         if label not in counts:
             raise DataError(
                 f"{path}: row {row:,} has the label {label!r}, which the model does not know"
-                f"{nearest(label, labels)}; its labels are {listed(labels)}"
+                f"{suggest_nearest(label, labels)}; its labels are {list_labels(labels)}"
             )
 
         (folds,) = folding.fold([text])
@@ -234,9 +248,9 @@ def read_table(
             continue
 
         counts[label] += 1
-        group = str(text_key(text)) if data.split_by is None else record[data.split_by].strip()
+        group = str(hash_text(text)) if data.split_by is None else record[data.split_by].strip()
         groups.append(group)
-        chunks += chunks_of(folds, label_numbers[label], row)
+        chunks += make_chunks(folds, label_numbers[label], row)
 
     bad_rows.close()
     if not chunks:
@@ -253,13 +267,13 @@ def read_table(
         labels=labels,
         chunks=chunks,
         groups=groups,
-        unit=_unit_name(config),
+        unit=_name_unit(config),
         distribution={path.name: counts},
         notes=notes,
     )
 
 
-def _unit_name(config: ClassificationConfig) -> str:
+def _name_unit(config: ClassificationConfig) -> str:
     """Names the unit that is resampled for intervals, in words."""
     group = config.data_config.split_by
     return "distinct texts" if group is None else f"values of {group}"
@@ -267,15 +281,15 @@ def _unit_name(config: ClassificationConfig) -> str:
 
 def _note_training_texts(test: TestSet, training_texts: Sequence[str]) -> None:
     """Adds a note on the texts of a test set that are also in the training split."""
-    training_keys = set(map(text_key, training_texts))
-    seen = sum(text_key(text) in training_keys for text in joined_texts(test.chunks))
+    training_keys = set(map(hash_text, training_texts))
+    seen = sum(hash_text(text) in training_keys for text in join_texts(test.chunks))
     if seen:
         count = len(test.groups)
         test.notes.append(f"{seen:,} of {count:,} texts are in the training split, too")
         logger.warning("%s: %s", test.source, test.notes[-1])
 
 
-def baselines(
+def predict_baselines(
     test: TestSet,
     texts: Sequence[str],
     truth: np.ndarray,
@@ -297,15 +311,15 @@ def baselines(
     others = others or {}
     notes: list[str] = []
     predicted = {MAJORITY: np.full(len(test.groups), np.bincount(truth).argmax())}
-    if NAMES[LINEAR] not in others:
-        with opaque_work():
+    if METHOD_NAMES[LINEAR] not in others:
+        with report_opaque_work():
             words, notes = fit_words(test.labels, weights, truth, texts)
             if words is not None:
-                predicted[NAMES[LINEAR]] = words.logits(joined_texts(test.chunks)).argmax(1)
+                predicted[METHOD_NAMES[LINEAR]] = words.logits(join_texts(test.chunks)).argmax(1)
     return {**predicted, **others}, notes
 
 
-def finish(
+def finish_run(
     task: ClassifierTask,
     model: nn.Module,
     others: Mapping[str, nn.Module],
@@ -331,16 +345,16 @@ def finish(
     other_predictions: dict[str, np.ndarray] = {}
     if test.chunks:
         scored = scorer.score(model, test.chunks)
-        scores = scores_of(scored, task.weights)
+        scores = compute_scores(scored, task.weights)
         for method, system in others.items():
-            other_predictions[NAMES[method]] = scorer.score(system, test.chunks).predicted
+            other_predictions[METHOD_NAMES[method]] = scorer.score(system, test.chunks).predicted
     if context.rank != 0:
         return scores
 
-    epochs = epochs_of(context.folder / "metrics.jsonl", task.steps_per_epoch(context.size))
-    stats_file = result_file(config, STATS)
-    model_file = result_file(config, MODEL)
-    predictions_file = result_file(config, PREDICTIONS)
+    epochs = read_epochs(context.folder / "metrics.jsonl", task.steps_per_epoch(context.size))
+    stats_file = name_result_file(config, STATS)
+    model_file = name_result_file(config, MODEL)
+    predictions_file = name_result_file(config, PREDICTIONS)
 
     stats = {"epochs": epochs, "test": {"scores": scores} if scores else None}
     save_model(model_file, model, config)
@@ -352,11 +366,11 @@ def finish(
             predictions_file, scored, examples.labels, spreadsheet_safe=config.spreadsheet_safe
         )
         texts, truth = _read_training(examples)
-        predicted, notes = baselines(test, texts, truth, task.weights, other_predictions)
+        predicted, notes = predict_baselines(test, texts, truth, task.weights, other_predictions)
         test.notes.extend(notes)
         if choice is not None:
             test.notes.extend(choice.notes)
-        results = results_of(
+        results = compute_results(
             test,
             scored,
             scores,
@@ -372,18 +386,18 @@ def finish(
     if results is not None:
         facts = {"checkpoint": str(context.exported)}
         files = [stats_file, model_file, predictions_file]
-        report(results, epochs, context.folder / "evaluation", facts, files)
+        report_results(results, epochs, context.folder / "evaluation", facts, files)
     return scores
 
 
 def write_stats(file: Path, stats: Mapping[str, Any]) -> None:
     """Writes losses and scores as JSON."""
-    with _replacing(file) as part:
+    with _replace_when_complete(file) as part:
         text = json.dumps(stats, indent=1, ensure_ascii=False)
         part.write_text(f"{text}\n", encoding="utf-8")
 
 
-def result_file(config: ClassificationConfig, ending: str) -> Path:
+def name_result_file(config: ClassificationConfig, ending: str) -> Path:
     """Names a result file: `leanings_ENDING` for leanings.csv, leanings.csv.gz or
     leanings.sqlite.
     """
@@ -393,7 +407,7 @@ def result_file(config: ClassificationConfig, ending: str) -> Path:
     return folder / f"{name}_{ending}"
 
 
-def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float | None]]:
+def read_epochs(metrics: Path, steps_per_epoch: int) -> list[dict[str, float | None]]:
     """Reads the training curves of a run from its `metrics.jsonl`.
 
     There is a point for each evaluation, or for each epoch if there are none. Losses and accuracies
@@ -407,7 +421,7 @@ def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float | Non
     if steps_per_epoch == 0:
         return []
 
-    steps, evaluations = steps_and_evaluations(metrics)
+    steps, evaluations = read_steps_and_evaluations(metrics)
     validations = {event["step"]: event for event in evaluations if event["split"] == "validation"}
     last_step = max((line["step"] for line in steps), default=0)
     points = sorted(validations) or range(steps_per_epoch, last_step + 1, steps_per_epoch)
@@ -424,8 +438,8 @@ def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float | Non
         epoch: dict[str, float | None] = {
             "epoch": step / steps_per_epoch,
             "step": step,
-            "training_loss": _weighted_mean(losses, weights),
-            "training_accuracy": _weighted_mean(accuracies, chunk_counts),
+            "training_loss": _compute_weighted_mean(losses, weights),
+            "training_accuracy": _compute_weighted_mean(accuracies, chunk_counts),
         }
         for name, value in validations.get(step, {}).items():
             if name not in ("event", "step", "split"):
@@ -436,7 +450,7 @@ def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float | Non
     return epochs
 
 
-def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float | None:
+def _compute_weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float | None:
     return sum(map(mul, values, weights)) / sum(weights) if sum(weights) else None
 
 
@@ -445,17 +459,20 @@ def write_predictions(
 ) -> None:
     """Writes a line for each source text: its row in the CSV file, its label, and the prediction.
 
-    With `spreadsheet_safe`, labels are `spreadsheet_safe_cell`s.
+    With `spreadsheet_safe`, labels are `escape_spreadsheet_cell`s.
     """
 
     def safe(cells: Iterable[Any]) -> list[Any]:
-        return [spreadsheet_safe_cell(cell) if spreadsheet_safe else cell for cell in cells]
+        return [escape_spreadsheet_cell(cell) if spreadsheet_safe else cell for cell in cells]
 
-    with _replacing(file) as part, part.open("w", encoding="utf-8", newline="") as output:
+    with (
+        _replace_when_complete(file) as part,
+        part.open("w", encoding="utf-8", newline="") as output,
+    ):
         writer = csv.writer(output, lineterminator="\n")
-        texts = zip(scored.sources, scored.labels, predictions(scored, labels), strict=True)
+        texts = zip(scored.sources, scored.labels, iterate_predictions(scored, labels), strict=True)
         for number, (source, label, prediction) in enumerate(texts):
-            row = {"row": source, "label": labels[label], **flattened(prediction)}
+            row = {"row": source, "label": labels[label], **flatten_record(prediction)}
             if number == 0:
                 writer.writerow(safe(row))
             cells = (
@@ -470,7 +487,7 @@ def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> No
     shape = cast(Any, model.config)
     content: dict[str, Any] = {
         "state_dict": {name: value.cpu() for name, value in model.state_dict().items()},
-        "labels": [*labels_of(model)],
+        "labels": [*read_labels(model)],
         "config": None if shape is None else parse_json(shape.to_json_string(use_diff=False)),
         "max_length": data.max_length,
         "fold_by": data.fold_by,
@@ -479,16 +496,16 @@ def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> No
         content["classifier"] = msgspec.to_builtins(model.description)
         content["ngrams"] = [] if model.words is None else model.words.ngrams
 
-    with _replacing(file) as part:
+    with _replace_when_complete(file) as part:
         torch.save(content, part)
 
 
 @contextmanager
-def _replacing(file: Path) -> Iterator[Path]:
+def _replace_when_complete(file: Path) -> Iterator[Path]:
     """Yields a temporary path; the file appears only when it is complete."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as part:
+        with replace_atomically(file) as part:
             yield part
     except OSError as error:
         raise ConfigurationError(

@@ -29,26 +29,26 @@ import numpy as np
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.core.errors import ConfigurationError, DataError, differing, refuse
-from bsmeta.core.files import file_hash
+from bsmeta.core.errors import ConfigurationError, DataError, describe_differences, raise_problems
+from bsmeta.core.files import hash_file
 from bsmeta.core.log_once import log_once
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.progress import exclusively, opaque_work
-from bsmeta.core.rank import rank
+from bsmeta.core.progress import hold_lock, report_opaque_work
+from bsmeta.core.rank import read_rank
 from bsmeta.core.signals import release_signals
 from bsmeta.core.terminal import Console
 from bsmeta.data.table.text_file import is_sqlite, open_bytes
 from bsmeta.data.text.tokenizer import (
-    special_tokens,
-    tokenizer_fingerprint,
-    tokenizer_of,
-    tokens_with_places,
+    find_special_tokens,
+    fingerprint_tokenizer,
+    load_tokenizer_from,
+    tokenize_with_places,
 )
 from bsmeta.tasks.classification import store
 from bsmeta.tasks.classification.config import (
     ClassificationConfig,
     ClassificationDataConfig,
-    fraction_problems,
+    find_fraction_problems,
 )
 from bsmeta.tasks.classification.store import CONTENT, IDS, SPLITS, Fold
 
@@ -111,13 +111,13 @@ class Folding:
             )
 
         self._tokenizer = tokenizer
-        self._prefix, self._suffix = special_tokens(tokenizer)
+        self._prefix, self._suffix = find_special_tokens(tokenizer)
         special_count = len(self._prefix) + len(self._suffix)
 
         self._max_words: int | None = None
         if fold_by == "words":
             self._max_words = max_length
-            self._max_tokens = words_limit(tokenizer) - special_count
+            self._max_tokens = compute_words_limit(tokenizer) - special_count
         else:
             self._max_tokens = max_length - special_count
 
@@ -129,7 +129,7 @@ class Folding:
 
     def fold(self, texts: Sequence[str]) -> list[list[Fold]]:
         """Returns the chunks of each text, in their order; none for a text without tokens."""
-        encoded = tokens_with_places(self._tokenizer, texts)
+        encoded = tokenize_with_places(self._tokenizer, texts)
         return [
             self._cut(text, ids, spans) if ids else []
             for text, (ids, spans) in zip(texts, encoded, strict=True)
@@ -170,7 +170,7 @@ class Folding:
         return cuts
 
 
-def words_limit(tokenizer: PreTrainedTokenizerBase) -> int:
+def compute_words_limit(tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the limit on the tokens of a chunk of words, including special tokens."""
     stated = int(tokenizer.model_max_length)
     return stated if stated < _STATES_NO_LIMIT else TOKENS_WITHOUT_LIMIT
@@ -187,7 +187,7 @@ class Chunk:
     text: str
 
 
-def chunks_of(folds: Sequence[Fold], label: int, source: int) -> list[Chunk]:
+def make_chunks(folds: Sequence[Fold], label: int, source: int) -> list[Chunk]:
     """Makes the chunks of a text."""
     return [Chunk(fold.ids, label, source, n, fold.text) for n, fold in enumerate(folds)]
 
@@ -209,7 +209,7 @@ def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokeniz
             ["data_config.csv"],
         )
     csv = Path(config.csv)
-    refuse(fraction_problems(config.split_fractions))
+    raise_problems(find_fraction_problems(config.split_fractions))
 
     # Folding encodes a text, which switches truncation off. Truncation is part of the tokenizer's
     # fingerprint, so the folding comes first.
@@ -217,11 +217,11 @@ def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokeniz
     values = dataclasses.asdict(config)
     key = {
         "format": FORMAT,
-        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "tokenizer": fingerprint_tokenizer(tokenizer),
         **{f"data_config.{name}": values[name] for name in _CONTENT_KEYS},
     }
     if is_sqlite(csv):
-        return _checked(Examples(csv), key, "")
+        return _check_settings(Examples(csv), key, "")
 
     name = csv.name.removesuffix(".gz").removesuffix(".csv")
     database = Path(config.database or csv.with_name(f"{name}.sqlite"))
@@ -232,10 +232,10 @@ def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokeniz
         )
     open_bytes(csv)[1].close()  # raises an error that explains why the file cannot be read
 
-    key = {CONTENT: file_hash(csv), **key}
+    key = {CONTENT: hash_file(csv), **key}
     if not database.exists():
         _build_database(csv, database, config, folding, key)
-    return _checked(Examples(database), key, f" from {csv}")
+    return _check_settings(Examples(database), key, f" from {csv}")
 
 
 def _build_database(
@@ -248,19 +248,19 @@ def _build_database(
     """Builds the database, unless another process does so first."""
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
-        with exclusively(f"{database}.lock", f"the table {database}"), opaque_work():
+        with hold_lock(f"{database}.lock", f"the table {database}"), report_opaque_work():
             if not database.exists():
-                store.build(csv, database, config, folding.fold, key)
+                store.build_database(csv, database, config, folding.fold, key)
     except (OSError, sqlite3.Error) as error:
         raise DataError(
             f"{database} cannot be written: {error}; data_config.database=FILE names another place"
         ) from error
 
 
-def _checked(examples: Examples, key: dict[str, Any], source: str) -> Examples:
+def _check_settings(examples: Examples, key: dict[str, Any], source: str) -> Examples:
     """Returns the examples if their database was built with the settings of `key`."""
     saved = {name: examples.key.get(name, "absent") for name in key}
-    differences = "\n".join(differing(saved, key, "in the database"))
+    differences = "\n".join(describe_differences(saved, key, "in the database"))
     if differences:
         raise ConfigurationError(
             f"{examples.database} was built with other settings or from another file; restore "
@@ -268,18 +268,18 @@ def _checked(examples: Examples, key: dict[str, Any], source: str) -> Examples:
             f"again{source}:\n{differences}"
         )
 
-    if rank() == 0:
+    if read_rank() == 0:
         for warning in examples.facts["warnings"]:
             log_once(log, logging.WARNING, f"{examples.facts['csv']}: {warning}")
     return examples
 
 
-def prepare(config: ClassificationConfig) -> None:
+def prepare_examples(config: ClassificationConfig) -> None:
     """Builds the database, or opens it, and prints a table of its splits and labels."""
     release_signals()  # nothing to save: a signal ends the process, and the next build starts over
-    tokenizer = tokenizer_of(config.tokenizer_name or config.model_name)
+    tokenizer = load_tokenizer_from(config.tokenizer_name or config.model_name)
     examples = open_examples(config.data_config, tokenizer)
-    if rank() != 0:
+    if read_rank() != 0:
         return
 
     facts = examples.facts
@@ -288,21 +288,21 @@ def prepare(config: ClassificationConfig) -> None:
         lines.append(f"{facts['skipped']:,} bad rows left out")
     console = Console()
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
-    console.print(_split_table(examples))
+    console.print(_make_split_table(examples))
 
 
-def _split_table(examples: Examples) -> Table:
+def _make_split_table(examples: Examples) -> Table:
     """Counts source rows and chunks of each split, and the source rows of each label."""
     table = Table(title=f"{len(examples.labels):,} labels")
     for heading in ("", *SPLITS):
         table.add_column(heading, justify="right" if heading else "left")
 
     sizes = {
-        "source rows": [len(examples.sources(split)) for split in SPLITS],
-        "chunks": [len(examples.chunks(split)) for split in SPLITS],
+        "source rows": [len(examples.list_sources(split)) for split in SPLITS],
+        "chunks": [len(examples.list_chunks(split)) for split in SPLITS],
     }
     if examples.key["data_config.split_by"] is not None:
-        sizes["groups"] = [len({*examples.groups(split)}) for split in SPLITS]
+        sizes["groups"] = [len({*examples.list_groups(split)}) for split in SPLITS]
     for name, values in sizes.items():
         table.add_row(name, *(f"{value:,}" for value in values))
 
@@ -354,11 +354,11 @@ class Examples:
         names = self._query("SELECT name FROM labels ORDER BY number")
         self.labels = tuple(name for (name,) in names)
 
-    def sources(self, split: str) -> np.ndarray:
+    def list_sources(self, split: str) -> np.ndarray:
         """Returns the numbers of a split's source rows, ascending, int64 [rows]."""
         return self._column("row", split)
 
-    def groups(self, split: str) -> list[str]:
+    def list_groups(self, split: str) -> list[str]:
         """Returns the group of each source row of a split.
 
         Without groups, it is the number of the first row with the same text.
@@ -366,7 +366,7 @@ class Examples:
         sql = "SELECT coalesce(group_name, row) FROM sources WHERE split = ? ORDER BY row"
         return [str(group) for (group,) in self._query(sql, (SPLITS.index(split),))]
 
-    def chunks(self, split: str) -> np.ndarray:
+    def list_chunks(self, split: str) -> np.ndarray:
         """Returns the ids of a split's chunks, ascending, int64 [chunks]."""
         first = self._column("first_chunk", split)
         counts = self._column("chunks", split)
@@ -395,7 +395,7 @@ class Examples:
             chunks[chunk_id] = Chunk(np.frombuffer(ids, IDS).tolist(), label, source, number, text)
         return [chunks[chunk_id] for chunk_id in ordered_ids]
 
-    def texts(self, split: str) -> Iterator[SourceText]:
+    def read_texts(self, split: str) -> Iterator[SourceText]:
         """Yields the text of each source row."""
         sql = (
             "SELECT source, text, sources.label FROM chunks JOIN sources "
@@ -435,10 +435,10 @@ class Examples:
                 self._connections[process] = sqlite3.connect(uri, _TIMEOUT_S, uri=True)
             yield from self._connections[process].execute(sql, values)
         except sqlite3.Error as error:
-            raise _damaged(self.database, str(error)) from error
+            raise _make_damaged_error(self.database, str(error)) from error
 
 
-def _damaged(database: Path, reason: str) -> DataError:
+def _make_damaged_error(database: Path, reason: str) -> DataError:
     return DataError(
         f"{database} is damaged, or no database of this task ({reason}); delete it to build it "
         "again from the CSV file, or name another file with data_config.database"
@@ -455,7 +455,7 @@ def _refuse_other_journals(database: Path, journal: Path) -> None:
     with journal.open("rb") as file:
         file.seek(max(journal.stat().st_size - len(_OTHER_JOURNALS), 0))
         if file.read() == _OTHER_JOURNALS:
-            raise _damaged(database, f"{journal.name} names a file of other journals")
+            raise _make_damaged_error(database, f"{journal.name} names a file of other journals")
 
 
 def _check_file(database: Path) -> None:
@@ -474,16 +474,16 @@ def _check_file(database: Path) -> None:
         with open(database, "rb") as file:
             header = file.read(_HEADER_SIZE)
     except sqlite3.Error as error:
-        raise _damaged(database, str(error)) from error
+        raise _make_damaged_error(database, str(error)) from error
     except OSError as error:
         raise DataError(f"{database} cannot be read: {error.strerror}") from error
 
     if not header.startswith(_MAGIC):
-        raise _damaged(database, "it is not an SQLite file")
+        raise _make_damaged_error(database, "it is not an SQLite file")
 
     page_size = int.from_bytes(header[_PAGE_SIZE], "big")
     if page_size == 1:  # stands for 65,536, which does not fit into two bytes
         page_size = 65536
     expected_size = page_size * int.from_bytes(header[_PAGE_COUNT], "big")
     if size < expected_size:
-        raise _damaged(database, f"{size:,} bytes instead of {expected_size:,}")
+        raise _make_damaged_error(database, f"{size:,} bytes instead of {expected_size:,}")

@@ -35,10 +35,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bsmeta.core.errors import ConfigurationError, DataError, nearest
-from bsmeta.core.model_files import new_model, read_model_and_report
+from bsmeta.core.errors import ConfigurationError, DataError, suggest_nearest
+from bsmeta.core.model_files import create_model, read_model_and_report
 from bsmeta.models import pretrained
-from bsmeta.models.shapes import hidden_size_of
+from bsmeta.models.shapes import read_hidden_size
 from bsmeta.tasks.classification.classifier import (
     Classifier,
     Description,
@@ -48,9 +48,9 @@ from bsmeta.tasks.classification.classifier import (
     read_description,
 )
 from bsmeta.tasks.classification.config import FINE_TUNE, ClassificationConfig
-from bsmeta.tasks.classification.examples import Chunk, words_limit
+from bsmeta.tasks.classification.examples import Chunk, compute_words_limit
 from bsmeta.training.processes import Processes
-from bsmeta.training.task import batches_of, spread
+from bsmeta.training.task import run_on_all_ranks, sort_into_batches
 
 HEAD_DROPOUT = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "resid_pdrop")
 """Names of the dropout before the head in the configurations of transformers, by priority."""
@@ -82,21 +82,21 @@ def build_with_head(
         ConfigurationError: If it cannot be built, or has fewer positions than `max_length`.
         DataError: If the weights do not fit its encoder.
     """
-    build = _build(config, tokenizer, labels)
+    build = _build_parts(config, tokenizer, labels)
     if build.random_weights:
         names = ", ".join(build.random_weights)
         logger.info("%s: new random weights for %s", config.model_name, names)
     return build.model
 
 
-def untouched_encoder(
+def build_untouched_encoder(
     config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
 ) -> PreTrainedModel:
     """Builds the encoder before any training, in evaluation mode, with all of its weights.
 
     Random weights equal the initial weights of the run; torch's generator is left unchanged.
     """
-    with torch.random.fork_rng(devices=[]), pretrained.whole_weights():
+    with torch.random.fork_rng(devices=[]), pretrained.load_whole_weights():
         torch.manual_seed(config.seed)
         return _build_encoder(config, tokenizer, labels).eval()
 
@@ -111,7 +111,7 @@ def build_classifier(
     dropouts = [getattr(encoder.config, name, None) for name in HEAD_DROPOUT]
     dropout = next((value for value in dropouts if value is not None), 0.0)
 
-    head = nn.Linear(hidden_size_of(encoder.config), len(labels))
+    head = nn.Linear(read_hidden_size(encoder.config), len(labels))
     nn.init.normal_(head.weight, std=HEAD_STD)
     nn.init.zeros_(head.bias)
     description = Description(FINE_TUNE, list(labels), config.pooling, has_words=False)
@@ -121,7 +121,7 @@ def build_classifier(
 def _build_encoder(
     config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
 ) -> PreTrainedModel:
-    return _without_pooler(_build(config, tokenizer, labels).model.base_model)
+    return _remove_pooler(_build_parts(config, tokenizer, labels).model.base_model)
 
 
 class _Build(NamedTuple):
@@ -131,31 +131,33 @@ class _Build(NamedTuple):
     random_weights: list[str]  # names of the weights that its files lack
 
 
-def _build(
+def _build_parts(
     config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
 ) -> _Build:
     model_class = AutoModelForSequenceClassification
-    key, source = pretrained.model_source(config)
+    key, source = pretrained.find_model_source(config)
 
-    shape = pretrained.model_shape(config, model_class)
+    shape = pretrained.read_model_shape(config, model_class)
     shape.id2label = dict(enumerate(labels))
     shape.label2id = {label: number for number, label in enumerate(labels)}
     shape.problem_type = "single_label_classification"
     shape.pad_token_id = tokenizer.pad_token_id
-    _check_length(config, pretrained.token_limit(shape, tokenizer), tokenizer, f"{key}={source}")
+    _check_length(
+        config, pretrained.find_token_limit(shape, tokenizer), tokenizer, f"{key}={source}"
+    )
     if config.dropout is not None:
         for name in DROPOUTS:
             if hasattr(shape, name):
                 setattr(shape, name, config.dropout)
 
     has_weights = torch.get_default_device().type != "meta"
-    with pretrained.explained(key, source, model_class):
+    with pretrained.explain_load_errors(key, source, model_class):
         if config.model_config_file is not None or not has_weights:
-            build = _Build(new_model(model_class, shape, dtype=torch.float32), [])
+            build = _Build(create_model(model_class, shape, dtype=torch.float32), [])
         else:
             build = _load_pretrained(source, f"{key}={source}", shape)
 
-    if has_weights and len(tokenizer) > pretrained.vocabulary_of(build.model):
+    if has_weights and len(tokenizer) > pretrained.count_vocabulary(build.model):
         build.model.resize_token_embeddings(len(tokenizer))
     return build
 
@@ -181,9 +183,10 @@ def _check_length(
             f"data_config.max_length={data.max_length}: expected at most {limit}, the tokens of a "
             f"row of the model ({setting}); longer texts are folded into several rows"
         )
-    if data.fold_by == "words" and words_limit(tokenizer) > limit:
+    if data.fold_by == "words" and compute_words_limit(tokenizer) > limit:
         raise ConfigurationError(
-            f"data_config.fold_by=words: chunks may have {words_limit(tokenizer)} tokens, but a "
+            f"data_config.fold_by=words: chunks may have {compute_words_limit(tokenizer)} tokens, "
+            "but a "
             f"row of the model {limit} ({setting}); expected fold_by=tokens, or "
             f'"model_max_length": {limit} in the tokenizer_config.json of the tokenizer'
         )
@@ -198,7 +201,7 @@ def _load_pretrained(source: str, setting: str, shape: Any) -> _Build:
         shape: Its configuration.
     """
     pretrained.check_files(source, setting)
-    with _without_warnings():
+    with _silence_warnings():
         model, info = read_model_and_report(
             AutoModelForSequenceClassification,
             source,
@@ -244,16 +247,16 @@ def load_model(folder: Path) -> nn.Module:
     pretrained.check_files(str(folder), f"{folder}")
     encoder = None
     if read_description(folder).pooling is not None:
-        with _without_warnings():  # the weights of the pooler are missing
+        with _silence_warnings():  # the weights of the pooler are missing
             loaded = pretrained.load_exported(
                 AutoModel, folder, "encoder", task, optional=".pooler."
             )
-        encoder = _without_pooler(loaded)
+        encoder = _remove_pooler(loaded)
     return load_linear(folder, encoder)
 
 
 @contextmanager
-def _without_warnings() -> Iterator[None]:
+def _silence_warnings() -> Iterator[None]:
     """Silences transformers, which prints a table of missing weights."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
@@ -263,14 +266,14 @@ def _without_warnings() -> Iterator[None]:
         transformers.logging.set_verbosity(verbosity)
 
 
-def _without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
+def _remove_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
     """Removes the pooler that some encoders have in addition to token vectors."""
     if isinstance(getattr(encoder, "pooler", None), nn.Module):
         encoder.pooler = None
     return encoder
 
 
-def labels_of(model: nn.Module) -> tuple[str, ...]:
+def read_labels(model: nn.Module) -> tuple[str, ...]:
     """Returns the labels of a trained classifier, in the order of its logits."""
     if isinstance(model, Classifier):
         return tuple(model.description.labels)
@@ -301,20 +304,21 @@ def label_weights(
     for label in weights:
         if label not in labels:
             raise ConfigurationError(
-                f"class_weights: there is no label {label}{nearest(label, labels)}; expected some "
-                f"of {listed(labels)}"
+                f"class_weights: there is no label {label}{suggest_nearest(label, labels)}; "
+                "expected some "
+                f"of {list_labels(labels)}"
             )
     return [float(weights.get(label, 1.0)) for label in labels]
 
 
-def listed(labels: Sequence[str]) -> str:
+def list_labels(labels: Sequence[str]) -> str:
     """Lists the labels for a message; of many, the first ones and the number of the others."""
     omitted = len(labels) - _MOST_LABELS_IN_ERROR
     ending = f", and {omitted:,} more" if omitted > 0 else ""
     return ", ".join(labels[:_MOST_LABELS_IN_ERROR]) + ending
 
 
-def pad(
+def pad_chunks(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[Sequence[int]]
 ) -> dict[str, torch.Tensor]:
     """Makes `input_ids` and `attention_mask`, int64 [chunks, longest chunk]."""
@@ -356,7 +360,7 @@ class Scored:
             text_logits: float [texts, labels]; None: the mean over the chunks of each text.
         """
         labels = np.array([chunk.label for chunk in chunks])
-        sources, first, counts = texts_of(chunks)
+        sources, first, counts = find_texts(chunks)
 
         exact_logits = logits.astype(np.float64)
         losses = functional.cross_entropy(
@@ -367,7 +371,7 @@ class Scored:
         )
 
         if text_logits is None:
-            text_logits = means_over_chunks(exact_logits, first, counts)
+            text_logits = average_over_chunks(exact_logits, first, counts)
         probabilities = softmax(text_logits, axis=1)
         if probabilities.shape[1] > MOST_PROBABILITIES:
             probabilities = probabilities.max(1, keepdims=True)
@@ -393,13 +397,13 @@ class Texts(NamedTuple):
     counts: np.ndarray  # int64 [texts], the number of chunks
 
 
-def texts_of(chunks: Sequence[Chunk]) -> Texts:
+def find_texts(chunks: Sequence[Chunk]) -> Texts:
     """Finds the source texts of chunks, which are text by text."""
     sources = [chunk.source for chunk in chunks]
     return Texts(*np.unique(sources, return_index=True, return_counts=True))
 
 
-def joined_texts(chunks: Sequence[Chunk]) -> list[str]:
+def join_texts(chunks: Sequence[Chunk]) -> list[str]:
     """Joins the texts of chunks, text by text."""
     texts: list[str] = []
     for _, text_chunks in groupby(chunks, attrgetter("source")):
@@ -407,12 +411,12 @@ def joined_texts(chunks: Sequence[Chunk]) -> list[str]:
     return texts
 
 
-def means_over_chunks(values: np.ndarray, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Averages values, float [chunks, n], over the chunks of each text (see `texts_of`)."""
+def average_over_chunks(values: np.ndarray, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Averages values, float [chunks, n], over the chunks of each text (see `find_texts`)."""
     return np.add.reduceat(values, first, axis=0) / counts[:, None].astype(values.dtype)
 
 
-def named_probabilities(shares: np.ndarray | None, labels: Sequence[str]) -> dict[str, Any]:
+def name_probabilities(shares: np.ndarray | None, labels: Sequence[str]) -> dict[str, Any]:
     """Names the entries of a row of `Scored.probabilities`; None: fields without values."""
     if len(labels) > MOST_PROBABILITIES:
         return {"probability": None if shares is None else float(shares[0])}
@@ -421,11 +425,11 @@ def named_probabilities(shares: np.ndarray | None, labels: Sequence[str]) -> dic
     return {"probabilities": dict(zip(labels, values, strict=True))}
 
 
-def predictions(scored: Scored, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+def iterate_predictions(scored: Scored, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yields the predicted label, the probabilities and the number of chunks of each text."""
     rows = zip(scored.predicted.tolist(), scored.probabilities, scored.chunks.tolist(), strict=True)
     for label, shares, chunks in rows:
-        probabilities = named_probabilities(shares, labels)
+        probabilities = name_probabilities(shares, labels)
         yield {"prediction": labels[label], **probabilities, "chunks": chunks}
 
 
@@ -446,12 +450,12 @@ class Scorer:
             model: In evaluation mode, wrapped or not.
             chunks: At least one; text by text, in the order of the source rows.
         """
-        counts = texts_of(chunks).counts
+        counts = find_texts(chunks).counts
         results: dict[str, np.ndarray] = {}
         filled: Counter[str] = Counter()
-        for part in self._parts(counts.tolist()):
+        for part in self._divide_chunks(counts.tolist()):
             part_chunks = chunks[part]
-            logits, text_logits = self._logits(model, part_chunks)
+            logits, text_logits = self._compute_logits(model, part_chunks)
             scored = Scored.of(part_chunks, logits, self.smoothing, text_logits)
 
             # Copied into one buffer per field: arrays kept from each part would fragment the
@@ -464,7 +468,7 @@ class Scorer:
                 filled[name] += len(values)
         return Scored(**results)
 
-    def _parts(self, counts: Sequence[int]) -> Iterator[slice]:
+    def _divide_chunks(self, counts: Sequence[int]) -> Iterator[slice]:
         """Yields the chunks of consecutive texts whose logits fit in memory together."""
         begin = 0
         end = 0
@@ -475,7 +479,7 @@ class Scorer:
             end += count
         yield slice(begin, end)
 
-    def _logits(
+    def _compute_logits(
         self, model: nn.Module, chunks: Sequence[Chunk]
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Computes the logits of chunks, and of texts if these are not means over their chunks."""
@@ -484,17 +488,19 @@ class Scorer:
         if words is not None and plain.encoder is None:
             logits = np.zeros((len(chunks), self.labels))
         else:
-            logits = self.outputs(lambda **inputs: model(**inputs).logits, chunks)
+            logits = self.compute_outputs(lambda **inputs: model(**inputs).logits, chunks)
         if words is None:
             return logits, None
 
-        texts = texts_of(chunks)
-        means = means_over_chunks(logits.astype(np.float64), texts.first, texts.counts)
+        texts = find_texts(chunks)
+        means = average_over_chunks(logits.astype(np.float64), texts.first, texts.counts)
         chunk_logits = logits + words.logits([chunk.text for chunk in chunks])
-        text_logits = means + words.logits(joined_texts(chunks))
+        text_logits = means + words.logits(join_texts(chunks))
         return chunk_logits, text_logits
 
-    def outputs(self, function: Callable[..., torch.Tensor], chunks: Sequence[Chunk]) -> np.ndarray:
+    def compute_outputs(
+        self, function: Callable[..., torch.Tensor], chunks: Sequence[Chunk]
+    ) -> np.ndarray:
         """Applies a function of `input_ids` and `attention_mask` to chunks.
 
         Args:
@@ -505,11 +511,11 @@ class Scorer:
         """
 
         def run(batch: np.ndarray) -> np.ndarray:
-            inputs = pad(self.tokenizer, [chunks[number].ids for number in batch])
+            inputs = pad_chunks(self.tokenizer, [chunks[number].ids for number in batch])
             with torch.no_grad():
                 inputs = {name: ids.to(self.context.device) for name, ids in inputs.items()}
                 outputs: np.ndarray = function(**inputs).float().cpu().numpy()
             return outputs
 
-        batches = batches_of([len(chunk.ids) for chunk in chunks], self.batch_size)
-        return np.stack(spread(batches, run, self.context))
+        batches = sort_into_batches([len(chunk.ids) for chunk in chunks], self.batch_size)
+        return np.stack(run_on_all_ranks(batches, run, self.context))

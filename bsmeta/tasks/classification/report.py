@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bsmeta.report import figures
-from bsmeta.report.figures import GOOD, INK, MUTED, ON_GOOD, SERIES, SMALL, Look, short_name
-from bsmeta.report.inference import rough_intervals, value_of
+from bsmeta.report.figures import GOOD, INK, MUTED, ON_GOOD, SERIES, SMALL, Look, shorten_name
+from bsmeta.report.inference import read_value, warn_of_rough_intervals
 from bsmeta.report.page import (
     COUNT,
     Cell,
@@ -19,7 +19,7 @@ from bsmeta.report.page import (
     Page,
     Section,
     Table,
-    own_command,
+    describe_command,
     print_report,
     write_report,
 )
@@ -30,7 +30,7 @@ from bsmeta.tasks.classification.results import FIRST_CHUNK, Choice, Compared, R
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAMES = {
+METHOD_NAMES = {
     LINEAR: "TF-IDF + linear SVM",
     FROZEN: "frozen vectors + logistic regression",
     COMBINED: "TF-IDF and frozen vectors + linear SVM",
@@ -47,7 +47,7 @@ MOST_NUMBERS = 20  # with more labels, the cells of the confusion matrix do not 
 Epoch = Mapping[str, float | None]
 
 
-def report(
+def report_results(
     results: Results,
     epochs: Sequence[Epoch],
     folder: Path,
@@ -62,27 +62,27 @@ def report(
         files: Further files about the test set.
     """
     test = results.test
-    sentences = summary(results)
-    system_tables = [_systems_table(results), _differences_table(results)]
+    sentences = summarize_results(results)
+    system_tables = [_make_systems_table(results), _make_differences_table(results)]
     if results.choice is not None:
-        system_tables.append(_choice_table(results.choice))
+        system_tables.append(_make_choice_table(results.choice))
 
-    label_tables = [_label_table(results)]
+    label_tables = [_make_label_table(results)]
     if len(test.labels) <= MOST_LABELS:
-        label_tables.append(_confusion_table(results))
-    label_tables.append(_distribution_table(results))
+        label_tables.append(_make_confusion_table(results))
+    label_tables.append(_make_distribution_table(results))
     label_plots = {
-        "confusion": partial(confusion_plot, results),
-        "labels": partial(labels_plot, results),
+        "confusion": partial(draw_confusion_plot, results),
+        "labels": partial(draw_labels_plot, results),
     }
 
     sections = [
-        Section(tables=system_tables, plots={"systems": partial(systems_plot, results)}),
+        Section(tables=system_tables, plots={"systems": partial(draw_systems_plot, results)}),
         Section("By label", tables=label_tables, plots=label_plots),
     ]
     if epochs:
-        curves = {"curves": partial(curves_plot, epochs)}
-        sections.append(Section("Training", tables=[_epochs_table(epochs)], plots=curves))
+        curves = {"curves": partial(draw_curves_plot, epochs)}
+        sections.append(Section("Training", tables=[_make_epochs_table(epochs)], plots=curves))
 
     unit_count, unit = results.units
     page = Page(
@@ -96,14 +96,14 @@ def report(
             "intervals": f"bootstrap over {unit_count:,} {unit}",
         },
         sections=sections,
-        commands=own_command(),
+        commands=describe_command(),
     )
     written = write_report(page, results.as_dict(), folder)
     printed_tables = [table for table in (*system_tables, *label_tables) if table.rows]
     print_report(printed_tables, sentences, [*files, *written])
 
 
-def summary(results: Results) -> list[str]:
+def summarize_results(results: Results) -> list[str]:
     """Describes the results in sentences: the model, the other systems, the effect of folding."""
     model, *others = results.systems
     text_count = results.texts
@@ -115,35 +115,35 @@ def summary(results: Results) -> list[str]:
     ]
     if results.choice is not None:
         sentences.append(
-            f"It is the {NAMES[results.choice.chosen]}, the simplest of "
+            f"It is the {METHOD_NAMES[results.choice.chosen]}, the simplest of "
             f"{len(results.choice.systems)} systems that is within one standard error of the best "
             "on the validation split."
         )
-    sentences += rough_intervals(unit_count, unit)
+    sentences += warn_of_rough_intervals(unit_count, unit)
 
     for other in others:
         share = f"{other.scores['accuracy'].value:.1%}"
-        if other.name in NAMES.values():
+        if other.name in METHOD_NAMES.values():
             sentences.append(
-                f"{_capitalized(other.name)}: {share} right, {_difference_in_words(other)}."
+                f"{_capitalize(other.name)}: {share} right, {_describe_difference(other)}."
             )
         elif other.name == FIRST_CHUNK:
             verb = "is" if results.folded == 1 else "are"
             sentences.append(
                 f"{results.folded:,} of {text_count:,} texts {verb} "
                 f"longer than a chunk. Truncated to the first one, {share} of all would be right: "
-                f"{_difference_in_words(other)}."
+                f"{_describe_difference(other)}."
             )
 
-    notes = [f"{_capitalized(note)}." for note in results.test.notes]
+    notes = [f"{_capitalize(note)}." for note in results.test.notes]
     return [*sentences, *notes]
 
 
-def _capitalized(text: str) -> str:
+def _capitalize(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}"
 
 
-def _difference_in_words(other: Compared) -> str:
+def _describe_difference(other: Compared) -> str:
     difference = other.differences["accuracy"]
     caveat = ""
     if not difference.interval.excludes_zero:
@@ -154,7 +154,7 @@ def _difference_in_words(other: Compared) -> str:
     )
 
 
-def shown_labels(results: Results) -> list[int]:
+def select_labels(results: Results) -> list[int]:
     """Selects labels for tables and plots: all, or the most frequent and the worst by F1.
 
     They are in the order of their numbers.
@@ -171,7 +171,7 @@ def shown_labels(results: Results) -> list[int]:
     return sorted([*frequent, *worst[:half]])
 
 
-def _selection_note(results: Results) -> str:
+def _describe_selection(results: Results) -> str:
     """Describes the labels that a table shows, for the end of its note."""
     label_count = len(results.test.labels)
     if label_count <= MOST_LABELS:
@@ -193,7 +193,7 @@ def _difference_columns() -> list[Column]:
     return [Column("system"), *columns]
 
 
-def _systems_table(results: Results) -> Table:
+def _make_systems_table(results: Results) -> Table:
     count, unit = results.units
     note = (
         f"Over {results.texts:,} source texts ({len(results.test.chunks):,} chunks; the logits of "
@@ -204,7 +204,7 @@ def _systems_table(results: Results) -> Table:
     return Table(f"Scores on {results.test.source}", note, _score_columns(), rows)
 
 
-def _differences_table(results: Results) -> Table:
+def _make_differences_table(results: Results) -> Table:
     rows: list[list[Cell]] = [
         [system.name, *system.differences.values()] for system in results.systems[1:]
     ]
@@ -213,7 +213,7 @@ def _differences_table(results: Results) -> Table:
     return table.sorted_by(SCORES["accuracy"].label)
 
 
-def _choice_table(choice: Choice) -> Table:
+def _make_choice_table(choice: Choice) -> Table:
     rows: list[list[Cell]] = []
     for system in choice.systems:
         mark = " (model)" if system.name == choice.chosen else ""
@@ -221,7 +221,7 @@ def _choice_table(choice: Choice) -> Table:
         settings = choice.settings.get(system.name, {})
         rows.append(
             [
-                f"{NAMES[system.name]}{mark}",
+                f"{METHOD_NAMES[system.name]}{mark}",
                 *scores,
                 system.differences.get(choice.metric),
                 ", ".join(f"{key}={value:g}" for key, value in settings.items()),
@@ -241,10 +241,10 @@ def _choice_table(choice: Choice) -> Table:
     return Table("Systems on the validation split", note, columns, rows)
 
 
-def _label_table(results: Results) -> Table:
+def _make_label_table(results: Results) -> Table:
     every = [*results.per_label.items()]
     rows: list[list[Cell]] = []
-    for number in shown_labels(results):
+    for number in select_labels(results):
         label, metrics = every[number]
         rows.append([label, *metrics.values()])
 
@@ -255,12 +255,12 @@ def _label_table(results: Results) -> Table:
         Column("F1", "{:.3f}".format),
         Column("texts", COUNT),
     ]
-    note = f"Texts: those with this true label.{_selection_note(results)}"
+    note = f"Texts: those with this true label.{_describe_selection(results)}"
     return Table("The model by label", note, columns, rows)
 
 
-def _confusion_table(results: Results) -> Table:
-    confusion = _shown_confusion(results)
+def _make_confusion_table(results: Results) -> Table:
+    confusion = _select_confusion(results)
     rows: list[list[Cell]] = []
     for label, counts, shares in zip(
         confusion.labels, confusion.counts, confusion.shares, strict=True
@@ -281,8 +281,8 @@ class _ShownConfusion(NamedTuple):
     labels: list[str]
 
 
-def _shown_confusion(results: Results) -> _ShownConfusion:
-    numbers = shown_labels(results)
+def _select_confusion(results: Results) -> _ShownConfusion:
+    numbers = select_labels(results)
     counts = results.systems[0].confusion.matrix(numbers)
     labels = [results.test.labels[number] for number in numbers]
     if len(labels) == len(results.test.labels):
@@ -292,12 +292,12 @@ def _shown_confusion(results: Results) -> _ShownConfusion:
     return _ShownConfusion(counts, counts / np.maximum(counts.sum(1, keepdims=True), 1), labels)
 
 
-def _distribution_table(results: Results) -> Table:
+def _make_distribution_table(results: Results) -> Table:
     splits = results.test.distribution
     totals = {split: sum(counts.values()) for split, counts in splits.items()}
 
     rows: list[list[Cell]] = []
-    for number in shown_labels(results):
+    for number in select_labels(results):
         label = results.test.labels[number]
         row: list[Cell] = [label]
         for split, counts in splits.items():
@@ -306,11 +306,11 @@ def _distribution_table(results: Results) -> Table:
         rows.append(row)
     rows.append(["all", *(f"{total:,}" for total in totals.values())])
 
-    note = f"Source texts, and shares of the split.{_selection_note(results)}"
+    note = f"Source texts, and shares of the split.{_describe_selection(results)}"
     return Table("Labels", note, [Column("label"), *(Column(name, str) for name in splits)], rows)
 
 
-def _epochs_table(epochs: Sequence[Epoch]) -> Table:
+def _make_epochs_table(epochs: Sequence[Epoch]) -> Table:
     columns = {
         "epoch": Column("epoch", "{:g}".format),
         "step": Column("step", COUNT),
@@ -333,10 +333,10 @@ def _epochs_table(epochs: Sequence[Epoch]) -> Table:
     return Table("Losses and scores", note, [*columns.values()], rows)
 
 
-@figures.styled
-def systems_plot(results: Results) -> Figure:
+@figures.style_figure
+def draw_systems_plot(results: Results) -> Figure:
     """Draws accuracy and MCC of each system with its 95% interval."""
-    figure, panels = figures.canvas(1.2 + 0.45 * len(results.systems), panels=2)
+    figure, panels = figures.create_figure(1.2 + 0.45 * len(results.systems), panels=2)
     for axes, name in zip(panels, ("accuracy", "mcc"), strict=True):
         for row, system in enumerate(results.systems):
             score = system.scores[name]
@@ -358,15 +358,15 @@ def systems_plot(results: Results) -> Figure:
     return figure
 
 
-@figures.styled
-def confusion_plot(results: Results) -> Figure:
+@figures.style_figure
+def draw_confusion_plot(results: Results) -> Figure:
     """Draws the confusion matrix, colored by the share of the true label."""
     from matplotlib.patches import Rectangle
 
-    confusion = _shown_confusion(results)
-    names = [short_name(label, LONGEST_NAME) for label in confusion.labels]
+    confusion = _select_confusion(results)
+    names = [shorten_name(label, LONGEST_NAME) for label in confusion.labels]
     size = max(3.2, 0.48 * len(names) + 1.8)
-    figure, (axes,) = figures.canvas(size, width=size + 1.2)
+    figure, (axes,) = figures.create_figure(size, width=size + 1.2)
 
     for row, column in np.ndindex(*confusion.counts.shape):
         share = confusion.shares[row, column]
@@ -394,12 +394,12 @@ def confusion_plot(results: Results) -> Figure:
     return figure
 
 
-@figures.styled
-def labels_plot(results: Results) -> Figure:
+@figures.style_figure
+def draw_labels_plot(results: Results) -> Figure:
     """Draws the share of each shown label by split."""
     splits = results.test.distribution
-    labels = [results.test.labels[number] for number in shown_labels(results)]
-    figure, (axes,) = figures.canvas(1.2 + (0.15 + 0.13 * len(splits)) * len(labels))
+    labels = [results.test.labels[number] for number in select_labels(results)]
+    figure, (axes,) = figures.create_figure(1.2 + (0.15 + 0.13 * len(splits)) * len(labels))
 
     # The bars of a label are centered on its row.
     bar_height = 0.8 / len(splits)
@@ -408,10 +408,10 @@ def labels_plot(results: Results) -> Figure:
         total = sum(counts.values())
         shares = [100 * counts.get(label, 0) / max(total, 1) for label in labels]
         rows = np.arange(len(labels)) + (number - (len(splits) - 1) / 2) * bar_height
-        name = f"{short_name(split)} ({total:,})"
+        name = f"{shorten_name(split)} ({total:,})"
         legend[name] = axes.barh(rows, shares, bar_height, color=SERIES[number + 1])
 
-    figures.name_rows(axes, [short_name(label, LONGEST_NAME) for label in labels])
+    figures.name_rows(axes, [shorten_name(label, LONGEST_NAME) for label in labels])
     axes.set_xlabel("% of the source texts of a split")
     figure.legend(
         [*legend.values()],
@@ -424,15 +424,15 @@ def labels_plot(results: Results) -> Figure:
     return figure
 
 
-@figures.styled
-def curves_plot(epochs: Sequence[Epoch]) -> Figure:
+@figures.style_figure
+def draw_curves_plot(epochs: Sequence[Epoch]) -> Figure:
     """Draws loss and accuracy in training and validation."""
-    figure, panels = figures.canvas(3.4, panels=2, shares_y=False)
+    figure, panels = figures.create_figure(3.4, panels=2, shares_y=False)
     looks = {"training": Look(SERIES[1], "o", "--"), "validation": Look(SERIES[2], "s", "-")}
-    epoch_numbers = [value_of(epoch["epoch"]) for epoch in epochs]
+    epoch_numbers = [read_value(epoch["epoch"]) for epoch in epochs]
     for axes, name in zip(panels, ("loss", "accuracy"), strict=True):
         for split, look in looks.items():
-            values = [value_of(epoch.get(f"{split}_{name}")) for epoch in epochs]
+            values = [read_value(epoch.get(f"{split}_{name}")) for epoch in epochs]
             axes.plot(
                 epoch_numbers,
                 values,

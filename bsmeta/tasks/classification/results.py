@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from bsmeta.report.inference import Estimate, central, draws
+from bsmeta.report.inference import Estimate, compute_central_interval, draw_resamples
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.metrics import (
     METRICS,
@@ -97,7 +97,7 @@ def _compute_scores(totals: LabelTotals) -> dict[str, np.ndarray]:
     return {name: score.compute(Classified(totals)) for name, score in SCORES.items()}
 
 
-def scores_of(scored: Scored, weights: Sequence[float]) -> dict[str, float]:
+def compute_scores(scored: Scored, weights: Sequence[float]) -> dict[str, float]:
     """Computes the loss and accuracy over the chunks, and the scores of the texts.
 
     Args:
@@ -124,7 +124,7 @@ class Compared:
     """Scores minus the scores of the first system, with paired intervals; {} for that system."""
 
 
-def compare(
+def compare_systems(
     truth: np.ndarray,
     predicted: Mapping[str, np.ndarray],
     units: np.ndarray,
@@ -147,9 +147,9 @@ def compare(
     first_draws: dict[str, np.ndarray] = {}
     for name, guesses in predicted.items():
         confusion = Confusion.of(truth, guesses, labels)
-        score_draws = _resampled_scores(truth, guesses, units, resamples=resamples, seed=seed)
+        score_draws = _resample_scores(truth, guesses, units, resamples=resamples, seed=seed)
         scores = {
-            score: Estimate(value, central(score_draws[score]))
+            score: Estimate(value, compute_central_interval(score_draws[score]))
             for score, value in confusion.scores().items()
         }
 
@@ -157,7 +157,7 @@ def compare(
         if compared:
             for score, estimate in scores.items():
                 difference = estimate.value - compared[0].scores[score].value
-                interval = central(score_draws[score] - first_draws[score])
+                interval = compute_central_interval(score_draws[score] - first_draws[score])
                 differences[score] = Estimate(difference, interval)
         else:
             first_draws = score_draws
@@ -165,7 +165,7 @@ def compare(
     return compared
 
 
-def _resampled_scores(
+def _resample_scores(
     truth: np.ndarray, predicted: np.ndarray, units: np.ndarray, *, resamples: int, seed: int
 ) -> dict[str, np.ndarray]:
     """Computes each of `SCORES` for each resample of the units, float64 [resamples].
@@ -189,7 +189,7 @@ def _resampled_scores(
 
     at_once = max(_COUNTS_AT_ONCE // len(used_labels), 1)
     parts: list[dict[str, np.ndarray]] = []
-    for times in draws(unit_count, resamples=resamples, seed=seed):
+    for times in draw_resamples(unit_count, resamples=resamples, seed=seed):
         for start in range(0, len(times), at_once):
             part_times = times[start : start + at_once]
             totals = LabelTotals(
@@ -288,7 +288,7 @@ class Results:
             "chunks": len(self.test.chunks),
             "resampled": {"units": count, "of": unit},
             "scores": self.scores,
-            "systems": {system.name: _system_values(system) for system in self.systems},
+            "systems": {system.name: _list_system_values(system) for system in self.systems},
             "per_label": self.per_label,
             "distribution": self.test.distribution,
             "notes": self.test.notes,
@@ -298,7 +298,7 @@ class Results:
         return values
 
 
-def _system_values(system: Compared) -> dict[str, Any]:
+def _list_system_values(system: Compared) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, score in system.scores.items():
         values[name] = {"value": score.value, "interval": astuple(score.interval)}
@@ -312,7 +312,7 @@ def _system_values(system: Compared) -> dict[str, Any]:
     return values
 
 
-def results_of(
+def compute_results(
     test: TestSet,
     scored: Scored,
     scores: dict[str, float],
@@ -337,7 +337,7 @@ def results_of(
         predicted[FIRST_CHUNK] = scored.first_predicted
     predicted.update(others)
 
-    systems = compare(
+    systems = compare_systems(
         scored.labels,
         predicted,
         np.array(test.groups),

@@ -35,10 +35,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from bsmeta.core.errors import DataError, nearest
-from bsmeta.core.files import building, file_hash, sync
-from bsmeta.core.progress import file_bar
-from bsmeta.data import derive
+from bsmeta.core.errors import DataError, suggest_nearest
+from bsmeta.core.files import build_atomically, hash_file, sync_to_disk
+from bsmeta.core.progress import show_file_bar
+from bsmeta.data import derive_seed
 from bsmeta.data.table.csv_file import BadRows, CSVFormat, Row, find_format, read_rows
 from bsmeta.tasks.classification.config import ClassificationDataConfig
 
@@ -47,7 +47,7 @@ TRAIN, VALIDATION, TEST = range(3)
 LEFT_OUT = 3
 """Instead of a split: the text of the row is also in a later split, in another group."""
 
-NAMES = {
+SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), TRAIN),
     **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
     **dict.fromkeys(("test", "testing"), TEST),
@@ -100,7 +100,7 @@ FoldTexts = Callable[[Sequence[str]], list[list[Fold]]]
 """Texts → the chunks of each; none for a text without tokens."""
 
 
-def build(
+def build_database(
     csv: Path,
     database: Path,
     config: ClassificationDataConfig,
@@ -118,16 +118,16 @@ def build(
         csv, used_columns, separator=config.csv_separator, encoding=config.csv_encoding
     )
 
-    with building(database) as part:
+    with build_atomically(database) as part:
         with closing(sqlite3.connect(part)) as connection, connection:
             connection.executescript(_SCHEMA)
             builder = _TableBuilder(connection, csv, csv_format, config, fold)
             builder.read()
             builder.finish(key)
-            if file_hash(csv) != key[CONTENT]:
+            if hash_file(csv) != key[CONTENT]:
                 raise DataError(f"{csv} has changed while it was read; start again")
 
-        sync(part)
+        sync_to_disk(part)
 
 
 class _Source(NamedTuple):
@@ -186,7 +186,7 @@ class _TableBuilder:
         batch: list[_Source] = []
         characters = 0
 
-        with file_bar(self._csv, f"reading {self._csv.name}") as advance:
+        with show_file_bar(self._csv, f"reading {self._csv.name}") as advance:
             for row in read_rows(self._csv, self._format, advance):
                 if row.problem is not None:
                     self._bad_rows.add(row, row.problem)
@@ -239,10 +239,10 @@ class _TableBuilder:
         if len(source.label) > _LONGEST_LABEL:
             return f"a label of more than {_LONGEST_LABEL} characters"
 
-        if config.split_column is not None and source.split not in NAMES:
+        if config.split_column is not None and source.split not in SPLIT_NAMES:
             return (
                 f"{source.split!r} in column {config.split_column!r}; expected train, validation "
-                f"or test{nearest(source.split, NAMES)}"
+                f"or test{suggest_nearest(source.split, SPLIT_NAMES)}"
             )
         return None
 
@@ -259,12 +259,12 @@ class _TableBuilder:
 
             row = source.row.number
             label = self._label_numbers.setdefault(source.label, len(self._label_numbers))
-            split = NAMES.get(source.split, TRAIN)
+            split = SPLIT_NAMES.get(source.split, TRAIN)
 
             self._arrays.rows.append(row)
             self._arrays.labels.append(label)
             self._arrays.splits.append(split)
-            self._arrays.text_keys.append(text_key(source.text))
+            self._arrays.text_keys.append(hash_text(source.text))
             self._arrays.group_keys.append(xxhash.xxh3_64_intdigest(source.group.encode()))
 
             # `finish` replaces the label and the split.
@@ -291,8 +291,8 @@ class _TableBuilder:
         rows = np.asarray(self._arrays.rows)
         new_numbers = np.argsort([self._label_numbers[name] for name in names])
         labels = new_numbers[np.asarray(self._arrays.labels)]
-        texts = _numbered(self._arrays.text_keys)
-        groups = None if config.split_by is None else _numbered(self._arrays.group_keys)
+        texts = _number_keys(self._arrays.text_keys)
+        groups = None if config.split_by is None else _number_keys(self._arrays.group_keys)
 
         if config.split_column is None:
             splits = split_rows(
@@ -311,7 +311,7 @@ class _TableBuilder:
         self._insert("INSERT INTO labels VALUES (?, ?)", enumerate(names))
 
         warnings = [
-            *similar_labels(names),
+            *describe_similar_labels(names),
             *describe_repeats(rows, texts, labels, names),
             *split_warnings,
         ]
@@ -371,7 +371,7 @@ class _TableBuilder:
             raise DataError(f"{column} leaves no row for training with the label {labels_unseen}")
 
 
-def _numbered(keys: array[int]) -> np.ndarray:
+def _number_keys(keys: array[int]) -> np.ndarray:
     """Numbers distinct keys from 0, int64 [rows]."""
     return np.unique(np.asarray(keys), return_inverse=True)[1]
 
@@ -415,10 +415,10 @@ def split_rows(
     if len(used_splits) == 1:
         return np.zeros(len(labels), np.int8)
 
-    state = derive(seed, "splits") % 2**32
+    state = derive_seed(seed, "splits") % 2**32
     if groups is not None:
         divide = _split_by_group if groups.max() < _MANY_GROUPS else _split_by_many_groups
-        splits = left_out(divide(labels, groups, fractions, state), texts)
+        splits = leave_out_duplicates(divide(labels, groups, fractions, state), texts)
     elif texts.max() + 1 < len(texts):
         splits = _split_by_many_groups(labels, texts, fractions, state)
     else:
@@ -426,7 +426,7 @@ def split_rows(
 
     missing = [SPLITS[split] for split in used_splits if not (splits == split).any()]
     if missing:
-        raise _too_few(labels, fractions, f"no row for {' and '.join(missing)}")
+        raise _make_too_few_error(labels, fractions, f"no row for {' and '.join(missing)}")
     return splits
 
 
@@ -446,7 +446,7 @@ def _split_by_row(labels: np.ndarray, fractions: Sequence[float], state: int) ->
         try:
             remaining, taken = next(splitter.split(unassigned, labels[unassigned]))
         except ValueError as error:
-            raise _too_few(labels, fractions, str(error)) from error
+            raise _make_too_few_error(labels, fractions, str(error)) from error
 
         splits[unassigned[taken]] = split
         unassigned = np.sort(unassigned[remaining])
@@ -484,7 +484,7 @@ def _split_by_many_groups(
     need of any split goes where most rows are lacking, which is usually the training. The last
     groups of a label go to the splits that have none.
     """
-    group_labels = _most_common_labels(labels, groups)
+    group_labels = _find_most_common_labels(labels, groups)
     sizes = np.bincount(groups)
     shuffled = np.random.default_rng(state).permutation(len(sizes))
     order = shuffled[np.argsort(-sizes[shuffled], kind="stable")]
@@ -503,7 +503,7 @@ def _split_by_many_groups(
     for group in order.tolist():
         label = int(group_labels[group])
         size = int(sizes[group])
-        split = _neediest(lacking[label], targets[label], size, groups_left[label])
+        split = _choose_neediest_split(lacking[label], targets[label], size, groups_left[label])
 
         splits_of_groups[group] = split
         lacking[label][split] -= size
@@ -511,7 +511,7 @@ def _split_by_many_groups(
     return splits_of_groups[groups]
 
 
-def _neediest(
+def _choose_neediest_split(
     lacking: Mapping[int, int], target: Mapping[int, int], size: int, groups_left: int
 ) -> int:
     """Chooses the split for the next group of a label.
@@ -532,7 +532,7 @@ def _neediest(
     return max(lacking, key=lacking.__getitem__)
 
 
-def _most_common_labels(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
+def _find_most_common_labels(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Returns the most common label of each group (on a tie the first), int64 [groups]."""
     label_count = int(labels.max()) + 1
     cells, counts = np.unique(groups * label_count + labels, return_counts=True)
@@ -545,7 +545,7 @@ def _most_common_labels(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return common_labels
 
 
-def left_out(splits: np.ndarray, texts: np.ndarray) -> np.ndarray:
+def leave_out_duplicates(splits: np.ndarray, texts: np.ndarray) -> np.ndarray:
     """Returns the splits, with LEFT_OUT for each row whose text is also in a later split.
 
     The order is training, validation, test, so the test split is always complete.
@@ -555,7 +555,7 @@ def left_out(splits: np.ndarray, texts: np.ndarray) -> np.ndarray:
     return np.where(splits < latest[texts], LEFT_OUT, splits).astype(np.int8)
 
 
-def _too_few(labels: np.ndarray, fractions: Sequence[float], reason: str) -> DataError:
+def _make_too_few_error(labels: np.ndarray, fractions: Sequence[float], reason: str) -> DataError:
     return DataError(
         f"{len(labels):,} rows are too few to divide into data_config.split_fractions="
         f"{list(fractions)}: {reason}. Choose larger fractions, set a fraction to 0, or divide the "
@@ -589,7 +589,7 @@ def _check_counts(
         )
 
 
-def text_key(text: str) -> int:
+def hash_text(text: str) -> int:
     """Returns a 64-bit hash that is equal for texts that differ in white space only."""
     return xxhash.xxh3_64_intdigest(" ".join(text.split()).encode())
 
@@ -650,11 +650,11 @@ def describe_leaks(splits: np.ndarray, texts: np.ndarray) -> list[str]:
     return notes
 
 
-def similar_labels(names: Sequence[str]) -> list[str]:
+def describe_similar_labels(names: Sequence[str]) -> list[str]:
     """Describes labels that differ only in case, white space, or the form of their characters or
     of their number (`1` and `1.0`).
     """
-    plain = {name: _plain(name) for name in names}
+    plain = {name: _simplify_label(name) for name in names}
     ordered = sorted(names, key=lambda name: (plain[name], name))
     pairs = [
         f"{first!r} and {second!r}"
@@ -666,6 +666,6 @@ def similar_labels(names: Sequence[str]) -> list[str]:
     return [f"labels that may be meant as one: {list_some(pairs, _MOST_EXAMPLES_IN_NOTE)}"]
 
 
-def _plain(name: str) -> str:
+def _simplify_label(name: str) -> str:
     text = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
     return str(Fraction(text)) if _NUMBER.fullmatch(text) else text

@@ -26,18 +26,18 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.files import building, delete
+from bsmeta.core.files import build_atomically, delete_path
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.permissions import follow_umask
-from bsmeta.core.progress import exclusively, opaque_work
-from bsmeta.models.pretrained import default_device
-from bsmeta.models.shapes import hidden_size_of
+from bsmeta.core.progress import hold_lock, report_opaque_work
+from bsmeta.models.pretrained import choose_device
+from bsmeta.models.shapes import read_hidden_size
 from bsmeta.tasks.classification.classifier import (
     Classifier,
     Description,
     Words,
     load_linear,
-    word_features,
+    make_vectorizer,
 )
 from bsmeta.tasks.classification.config import (
     COMBINED,
@@ -47,8 +47,8 @@ from bsmeta.tasks.classification.config import (
     ClassificationConfig,
 )
 from bsmeta.tasks.classification.metrics import SCORES
-from bsmeta.tasks.classification.model import means_over_chunks, texts_of
-from bsmeta.tasks.classification.results import Compared, Confusion, compare
+from bsmeta.tasks.classification.model import average_over_chunks, find_texts
+from bsmeta.tasks.classification.results import Compared, Confusion, compare_systems
 from bsmeta.tasks.classification.task_interface import ClassifierTask
 from bsmeta.training.processes import Processes
 
@@ -122,12 +122,12 @@ def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
     }
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with exclusively(folder.with_name(f".{FOLDER}.lock"), "linear systems are fitted"):
-        if _is_of(folder, key):
+    with hold_lock(folder.with_name(f".{FOLDER}.lock"), "linear systems are fitted"):
+        if _has_key(folder, key):
             return Systems(folder)
 
         only_words = {*methods} == {LINEAR}
-        if not only_words and not len(examples.sources("validation")):
+        if not only_words and not len(examples.list_sources("validation")):
             raise DataError(
                 f"method={config.method}: the table has no validation split to choose on; "
                 "expected some rows of validation, or method=linear, or method=fine_tune "
@@ -135,13 +135,13 @@ def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
             )
 
         encoder = None if only_words else task.untouched_encoder()
-        with opaque_work():
+        with report_opaque_work():
             train, validation = _read_splits(task, encoder)
             fitting = Fitting(
                 examples.labels, task.weights, train, validation, config.pooling, metric
             )
             fitting.fit(methods)
-        _write(folder, key, fitting)
+        _write_systems(folder, key, fitting)
     return Systems(folder)
 
 
@@ -154,7 +154,7 @@ def score_to_choose(config: ClassificationConfig) -> str:
     return name if name in SCORES and SCORES[name].better == "max" else "macro_f1"
 
 
-def _is_of(folder: Path, key: Mapping[str, Any]) -> bool:
+def _has_key(folder: Path, key: Mapping[str, Any]) -> bool:
     """Whether a folder has the systems that a key describes."""
     try:
         saved_key = parse_json((folder / FACTS).read_text(encoding="utf-8"))["key"]
@@ -163,9 +163,9 @@ def _is_of(folder: Path, key: Mapping[str, Any]) -> bool:
     return bool(saved_key == json.loads(json.dumps(key)))
 
 
-def _write(folder: Path, key: Mapping[str, Any], fitting: Fitting) -> None:
-    delete(folder)
-    with building(folder) as part:
+def _write_systems(folder: Path, key: Mapping[str, Any], fitting: Fitting) -> None:
+    delete_path(folder)
+    with build_atomically(folder) as part:
         part.mkdir()
         for method, model in fitting.models.items():
             (part / method).mkdir()
@@ -180,7 +180,7 @@ def _write(folder: Path, key: Mapping[str, Any], fitting: Fitting) -> None:
 def _read_splits(task: ClassifierTask, encoder: PreTrainedModel | None) -> tuple[Split, Split]:
     """Reads the training and the validation split, and runs the encoder, if any, on them."""
     examples = task.examples
-    device = default_device()
+    device = choose_device()
     scorer = task.scorer(Processes(device=device))
 
     model = None
@@ -192,17 +192,19 @@ def _read_splits(task: ClassifierTask, encoder: PreTrainedModel | None) -> tuple
     def read(split: str) -> Split:
         labels: list[int] = []
         texts: list[str] = []
-        for source in examples.texts(split):
+        for source in examples.read_texts(split):
             labels.append(source.label)
             texts.append(source.text)
 
         vectors = None
         if model is not None:
-            chunks = examples.read(examples.chunks(split))
-            vectors = np.zeros((0, hidden_size_of(model.config)), np.float32)
+            chunks = examples.read(examples.list_chunks(split))
+            vectors = np.zeros((0, read_hidden_size(model.config)), np.float32)
             if chunks:
-                _, first, counts = texts_of(chunks)
-                vectors = means_over_chunks(scorer.outputs(model.vectors, chunks), first, counts)
+                _, first, counts = find_texts(chunks)
+                vectors = average_over_chunks(
+                    scorer.compute_outputs(model.vectors, chunks), first, counts
+                )
         return Split(np.array(labels, np.int64), texts, vectors)
 
     return read("train"), read("validation")
@@ -297,7 +299,7 @@ class Fitting:
 
     def _fit_words(self, methods: Sequence[str]) -> None:
         """Fits SVMs on words, and on words with vectors."""
-        features = word_features()
+        features = make_vectorizer()
         try:
             words = features.fit_transform(self._train.texts)
         except ValueError:  # no text has a word
@@ -432,7 +434,7 @@ class Fitting:
             scores.append(confusion.scores()[self._metric])
 
         best = int(np.argmax(scores))
-        solution = candidates[best].solution.scaled(best_scale(logits[best], truth))
+        solution = candidates[best].solution.scaled(find_best_scale(logits[best], truth))
         predicted = logits[best].argmax(1).tolist()
         self._keep(method, solution, predicted, candidates[best].settings, features)
 
@@ -501,7 +503,7 @@ class Standard:
         return weight, bias - weight @ self.mean
 
 
-def best_scale(logits: Array, labels: Array) -> float:
+def find_best_scale(logits: Array, labels: Array) -> float:
     """Finds the factor of the logits, float64 [texts, labels], with the lowest cross-entropy.
 
     Source: Guo et al. 2017, arXiv 1706.04599.
@@ -536,7 +538,7 @@ def fit_words(
     return None if model is None else model.words, fitting.notes
 
 
-def choose(
+def choose_system(
     truth: Array,
     predicted: Mapping[str, Array],
     units: Array,
@@ -566,7 +568,7 @@ def choose(
     }
     best = max(scores, key=scores.__getitem__)
     best_first = {best: predicted[best], **predicted}
-    compared = compare(truth, best_first, units, labels, resamples=resamples, seed=seed)
+    compared = compare_systems(truth, best_first, units, labels, resamples=resamples, seed=seed)
 
     close_to_best = {best}
     for system in compared[1:]:

@@ -1,8 +1,8 @@
-"""The task: model, steps, loss, evaluation and export; `finish` scores the test set at the end.
+"""The task: model, steps, loss, evaluation and export; `finish_run` scores the test set at the end.
 
 The methods without training steps have a run of no steps, whose model is fitted before it. Under
-`method=auto` these systems are fitted first, then the encoder is trained, and `finish` compares all
-of them on the validation split.
+`method=auto` these systems are fitted first, then the encoder is trained, and `finish_run` compares
+all of them on the validation split.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import FixedSize, TableStream
-from bsmeta.data.text.tokenizer import padded_tokenizer_of
-from bsmeta.models.layers import layers_of
+from bsmeta.data.text.tokenizer import load_padded_tokenizer
+from bsmeta.models.layers import list_layers
 from bsmeta.tasks.classification import model as models
-from bsmeta.tasks.classification.classifier import ENCODER, Classifier, depth_of
+from bsmeta.tasks.classification.classifier import ENCODER, Classifier, measure_depths
 from bsmeta.tasks.classification.config import (
     AUTO,
     FINE_TUNE,
@@ -38,15 +38,26 @@ from bsmeta.tasks.classification.config import (
     LINEAR,
     ClassificationConfig,
 )
-from bsmeta.tasks.classification.evaluate import finish
-from bsmeta.tasks.classification.examples import Chunk, Examples, Folding, chunks_of, open_examples
+from bsmeta.tasks.classification.evaluate import finish_run
+from bsmeta.tasks.classification.examples import (
+    Chunk,
+    Examples,
+    Folding,
+    make_chunks,
+    open_examples,
+)
 from bsmeta.tasks.classification.metrics import METRICS
-from bsmeta.tasks.classification.results import Choice, scores_of
-from bsmeta.tasks.classification.systems import Systems, choose, open_systems, score_to_choose
+from bsmeta.tasks.classification.results import Choice, compute_scores
+from bsmeta.tasks.classification.systems import (
+    Systems,
+    choose_system,
+    open_systems,
+    score_to_choose,
+)
 from bsmeta.tasks.model_card import write_task_card
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import FinishContext, Processes
-from bsmeta.training.task import Loss, Metric, Shape, Task, batched
+from bsmeta.training.task import Loss, Metric, Shape, Task, split_into_lists
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +71,11 @@ class TextClassifier(Task):
     def __init__(self, config: ClassificationConfig) -> None:
         transformers.utils.logging.disable_progress_bar()
         self.config = config
-        self.tokenizer = padded_tokenizer_of(config.tokenizer_name or config.model_name)
+        self.tokenizer = load_padded_tokenizer(config.tokenizer_name or config.model_name)
         self._systems: Systems | None = None
         self._validation: list[Chunk] | None = None
-        self._depths: dict[str, int] = {}  # of the encoder's parameters, see `depth_of`
-        self._chosen: str | None = None  # the fitted system that `finish` has chosen for export
+        self._depths: dict[str, int] = {}  # of the encoder's parameters, see `measure_depths`
+        self._chosen: str | None = None  # the fitted system that `finish_run` has chosen for export
 
     @cached_property
     def examples(self) -> Examples:
@@ -95,7 +106,7 @@ class TextClassifier(Task):
 
     def untouched_encoder(self) -> PreTrainedModel:
         """Builds the encoder before it is trained."""
-        return models.untouched_encoder(self.config, self.tokenizer, self.examples.labels)
+        return models.build_untouched_encoder(self.config, self.tokenizer, self.examples.labels)
 
     def _load_system(self, method: str, encoder: PreTrainedModel | None = None) -> Classifier:
         """Loads a fitted system, on the untouched encoder if it needs one."""
@@ -127,7 +138,7 @@ class TextClassifier(Task):
         model = models.build_classifier(config, self.tokenizer, self.examples.labels)
         assert model.encoder is not None
         assert model.head is not None
-        self._depths = depth_of(model.encoder)
+        self._depths = measure_depths(model.encoder)
         if is_trained and starts_linear:
             self._start_linear(model.head)
         return model
@@ -159,7 +170,7 @@ class TextClassifier(Task):
         return Shape(
             model,
             body,
-            layers_of(body),
+            list_layers(body),
             rows=data.per_device_train_batch_size,
             length=data.max_length,
             outputs=len(self.examples.labels),
@@ -171,7 +182,7 @@ class TextClassifier(Task):
         They depend on the size of a step alone: processes x micro-batch x accumulation.
         """
         batch_size = BatchPlan.of(self.config, world_size).global_batch
-        return FixedSize(len(self.examples.chunks("train")), batch_size, self.config.seed)
+        return FixedSize(len(self.examples.list_chunks("train")), batch_size, self.config.seed)
 
     def steps_per_epoch(self, world_size: int) -> int:
         if self.config.method in FITTED:
@@ -182,11 +193,13 @@ class TextClassifier(Task):
         config = self.config
         examples = self.examples
         weights = self.weights
-        chunk_ids = examples.chunks("train")
+        chunk_ids = examples.list_chunks("train")
         file_name = Path(str(config.data_config.csv)).name
 
         def read(rows: np.ndarray, epoch: int) -> MicroBatch:
-            return micro_batch(examples.read(chunk_ids[rows]), self.tokenizer, weights, file_name)
+            return build_micro_batch(
+                examples.read(chunk_ids[rows]), self.tokenizer, weights, file_name
+            )
 
         return TableStream(
             self._order(world_size),
@@ -216,11 +229,11 @@ class TextClassifier(Task):
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
         """Scores the validation split; [] if there is none."""
         if self._validation is None:
-            self._validation = self.examples.read(self.examples.chunks("validation"))
+            self._validation = self.examples.read(self.examples.list_chunks("validation"))
         if not self._validation:
             return []
         scored = self.scorer(context).score(model, self._validation)
-        return make_metrics(METRICS, scores_of(scored, self.weights))
+        return make_metrics(METRICS, compute_scores(scored, self.weights))
 
     def scorer(self, context: Processes) -> models.Scorer:
         """Returns a scorer of models in evaluations of this run."""
@@ -247,7 +260,7 @@ class TextClassifier(Task):
                 others[method] = self._load_system(method, encoder).to(context.device)
             others[FINE_TUNE] = exported
             exported = others.pop(choice.chosen)
-        scores = finish(self, exported, others, choice, context)
+        scores = finish_run(self, exported, others, choice, context)
         return make_metrics(METRICS, scores, "test")
 
     def _choose(self, trained: nn.Module, context: FinishContext) -> Choice:
@@ -256,13 +269,13 @@ class TextClassifier(Task):
         examples = self.examples
         fitted = self.fit_systems()
 
-        chunks = examples.read(examples.chunks("validation"))
+        chunks = examples.read(examples.list_chunks("validation"))
         scored = self.scorer(context).score(trained, chunks)
         metric = score_to_choose(config)
-        chosen, compared = choose(
+        chosen, compared = choose_system(
             scored.labels,
             {**fitted.predicted, FINE_TUNE: scored.predicted},
-            np.array(examples.groups("validation")),
+            np.array(examples.list_groups("validation")),
             len(examples.labels),
             metric,
             resamples=config.bootstrap_resamples,
@@ -291,7 +304,7 @@ class TextClassifier(Task):
         )
 
     def complete(self, folder: Path) -> None:
-        """Replaces the fine-tuned model by the system that `finish` has chosen."""
+        """Replaces the fine-tuned model by the system that `finish_run` has chosen."""
         if self._chosen is None:
             return
         shutil.rmtree(folder)
@@ -316,32 +329,32 @@ class TextClassifier(Task):
         data = self.config.data_config
         folding = Folding(self.tokenizer, data.fold_by, data.max_length)
         context = Processes(device=next(model.parameters()).device)
-        labels = models.labels_of(model)
+        labels = models.read_labels(model)
         scorer = models.Scorer(
             len(labels), self.tokenizer, data.per_device_eval_batch_size, context
         )
 
         no_prediction = {
             "prediction": None,
-            **models.named_probabilities(None, labels),
+            **models.name_probabilities(None, labels),
             "chunks": 0,
         }
-        for batch in batched(records, TEXTS_AT_ONCE):
+        for batch in split_into_lists(records, TEXTS_AT_ONCE):
             texts = [str(record[data.text_column]) for record in batch]
             chunks: list[Chunk] = []
             for number, folds in enumerate(folding.fold(texts)):
-                chunks += chunks_of(folds, label=0, source=number)
+                chunks += make_chunks(folds, label=0, source=number)
 
             predictions: dict[int, dict[str, Any]] = {}
             if chunks:
                 scored = scorer.score(model, chunks)
-                values = models.predictions(scored, labels)
+                values = models.iterate_predictions(scored, labels)
                 predictions = dict(zip(scored.sources.tolist(), values, strict=True))
             for number in range(len(batch)):
                 yield predictions.get(number, no_prediction)
 
 
-def micro_batch(
+def build_micro_batch(
     chunks: Sequence[Chunk], tokenizer: PreTrainedTokenizerBase, weights: Sequence[float], name: str
 ) -> MicroBatch:
     """Builds a micro-batch, in which the weight of a chunk is the weight of its label.
@@ -350,7 +363,7 @@ def micro_batch(
         weights: The weight of each label.
         name: The file that `log_documents` names, with the source row.
     """
-    tensors = models.pad(tokenizer, [chunk.ids for chunk in chunks])
+    tensors = models.pad_chunks(tokenizer, [chunk.ids for chunk in chunks])
     chunk_weights = [weights[chunk.label] for chunk in chunks]
     weight = sum(chunk_weights)
     tokens = sum(len(chunk.ids) for chunk in chunks)

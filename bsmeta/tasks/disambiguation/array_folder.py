@@ -25,7 +25,7 @@ import numpy as np
 import xxhash
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.files import UnsafeNameError, path_inside
+from bsmeta.core.files import UnsafeNameError, join_inside
 from bsmeta.core.parsing import decode_json
 
 MANIFEST = "manifest.json"
@@ -100,7 +100,7 @@ class ArrayFolder(Generic[Facts]):
             try:
                 self._load()
             except FileNotFoundError as error:
-                raise damaged_folder(folder, f"{error.filename} is missing") from error
+                raise make_damaged_folder_error(folder, f"{error.filename} is missing") from error
 
         if verify:
             self._compare_checksums()
@@ -117,38 +117,42 @@ class ArrayFolder(Generic[Facts]):
         try:
             self.facts: Facts = decode_json(manifest.facts, self._facts_type)
         except msgspec.MsgspecError as error:
-            raise damaged_folder(self.folder, f"{MANIFEST}: facts: {error}") from error
+            raise make_damaged_folder_error(self.folder, f"{MANIFEST}: facts: {error}") from error
 
         for name in [*self._layout, *self.files]:
             if name not in self.files:
-                raise damaged_folder(self.folder, f"{MANIFEST} has no array {name!r}")
+                raise make_damaged_folder_error(self.folder, f"{MANIFEST} has no array {name!r}")
             if name not in self._layout:
-                raise damaged_folder(self.folder, f"{MANIFEST} has an unknown array {name!r}")
+                raise make_damaged_folder_error(
+                    self.folder, f"{MANIFEST} has an unknown array {name!r}"
+                )
 
         self._arrays = {name: self._map(name) for name in self._layout}
 
     def _compare_checksums(self) -> None:
         for name, entry in self.files.items():
-            if _checksum(self._arrays[name]) != entry.xxh3:
-                raise damaged_folder(self.folder, f"{entry.file} does not match its checksum")
+            if _compute_checksum(self._arrays[name]) != entry.xxh3:
+                raise make_damaged_folder_error(
+                    self.folder, f"{entry.file} does not match its checksum"
+                )
 
     def _map(self, name: str) -> np.ndarray:
         """Compares the entry of an array with the layout, and maps its file."""
         entry = self.files[name]
         dtype = self._layout[name]
         if entry.dtype != dtype:
-            raise damaged_folder(
+            raise make_damaged_folder_error(
                 self.folder, f"{MANIFEST}: {name!r} is of type {entry.dtype!r}, expected {dtype!r}"
             )
         if re.fullmatch(rf"{name}(\.\d{{1,20}})?\.bin", entry.file) is None:
-            raise damaged_folder(
+            raise make_damaged_folder_error(
                 self.folder, f"{MANIFEST}: {name!r} names the file {entry.file!r}, not {name}.bin"
             )
 
         try:
-            path = path_inside(self.folder, entry.file, str(self.folder / MANIFEST))
+            path = join_inside(self.folder, entry.file, str(self.folder / MANIFEST))
         except UnsafeNameError as error:  # a link that leads elsewhere
-            raise damaged_folder(self.folder, str(error)) from error
+            raise make_damaged_folder_error(self.folder, str(error)) from error
         return map_array(path, dtype, entry.length)
 
 
@@ -182,7 +186,7 @@ class ArrayWriter:
         with open(self._folder / entry.file, "r+b" if entry.length else "wb") as file:
             file.truncate(end)  # removes values that an interrupted change has appended
             file.seek(end)
-            _write(file, values)
+            _write_arrays(file, values)
 
         entry.length += len(values)
         entry.xxh3 = None
@@ -192,16 +196,18 @@ class ArrayWriter:
         values = self._check_type(name, values)
         file_name = f"{name}.{self._version}.bin"
         with open(self._folder / file_name, "wb") as file:
-            _write(file, values)
+            _write_arrays(file, values)
 
-        self._files[name] = ArrayFile(file_name, self._layout[name], len(values), _checksum(values))
+        self._files[name] = ArrayFile(
+            file_name, self._layout[name], len(values), _compute_checksum(values)
+        )
 
     def content_hash(self) -> str:
         """Returns the xxh3 of all arrays after the change, in hexadecimal."""
         for entry in self._files.values():
             if entry.xxh3 is None:
                 values = map_array(self._folder / entry.file, entry.dtype, entry.length)
-                entry.xxh3 = _checksum(values)
+                entry.xxh3 = _compute_checksum(values)
 
         content = [(name, entry.xxh3) for name, entry in sorted(self._files.items())]
         return xxhash.xxh3_128_hexdigest(json.dumps(content).encode())
@@ -245,7 +251,7 @@ def map_array(path: Path, dtype: str, length: int) -> np.ndarray:
     expected = length * np.dtype(dtype).itemsize
     actual = path.stat().st_size
     if actual < expected:
-        raise damaged_folder(
+        raise make_damaged_folder_error(
             path.parent, f"{path.name} has {actual:,} bytes instead of {expected:,}"
         )
     if length == 0:  # an empty file cannot be mapped
@@ -255,7 +261,7 @@ def map_array(path: Path, dtype: str, length: int) -> np.ndarray:
     return np.asarray(np.memmap(path, dtype, mode="r", shape=(length,)))
 
 
-def damaged_folder(folder: Path, reason: str) -> DataError:
+def make_damaged_folder_error(folder: Path, reason: str) -> DataError:
     """Returns the error for a folder with content that no writer writes."""
     return DataError(f"{folder} is damaged ({reason}); delete the folder and build it again")
 
@@ -270,7 +276,7 @@ def _read_manifest(folder: Path) -> _Manifest:
             "bsmeta/entities.py"
         ) from error
     except OSError as error:
-        raise damaged_folder(folder, f"{MANIFEST}: {error}") from error
+        raise make_damaged_folder_error(folder, f"{MANIFEST}: {error}") from error
 
     try:
         if decode_json(content, _FormatOnly).format != FORMAT:
@@ -280,17 +286,17 @@ def _read_manifest(folder: Path) -> _Manifest:
             )
         return decode_json(content, _Manifest)
     except msgspec.MsgspecError as error:
-        raise damaged_folder(folder, f"{MANIFEST}: {error}") from error
+        raise make_damaged_folder_error(folder, f"{MANIFEST}: {error}") from error
 
 
-def _checksum(values: np.ndarray) -> str:
+def _compute_checksum(values: np.ndarray) -> str:
     content = xxhash.xxh3_128()
     for start in range(0, len(values), _BLOCK):
         content.update(np.ascontiguousarray(values[start : start + _BLOCK]).data)
     return content.hexdigest()
 
 
-def _write(file: BinaryIO, values: np.ndarray) -> None:
+def _write_arrays(file: BinaryIO, values: np.ndarray) -> None:
     file.write(values.data)
     file.flush()
     os.fsync(file.fileno())

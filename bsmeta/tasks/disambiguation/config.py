@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bsmeta.config.checks import missing, model_problems
+from bsmeta.config.checks import describe_missing_file, find_model_problems
 from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import PretrainedConfig, TableDataConfig
 from bsmeta.config.task_entry import Row
-from bsmeta.core.errors import HYDRA, Problem, look_up, show
+from bsmeta.core.errors import HYDRA, Problem, format_value, look_up
 from bsmeta.core.keys import inherited, key
 
 ENTITY_TEXT = ("title", "types", "relations", "description")
@@ -224,10 +224,12 @@ class DisambiguationConfig(PretrainedConfig):
     prep_only: bool = key(False, "encode the sentences, and stop", heading="Data")
 
 
-def value_problems(config: DisambiguationConfig, _: Composition = NOTHING) -> Iterator[Problem]:
+def find_value_problems(
+    config: DisambiguationConfig, _: Composition = NOTHING
+) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
     yield from _find_file_problems(config)
-    yield from model_problems(config)
+    yield from find_model_problems(config)
     yield from _find_encoder_problems(config)
 
     data = config.data_config
@@ -235,21 +237,25 @@ def value_problems(config: DisambiguationConfig, _: Composition = NOTHING) -> It
         key = "data_config.entity_text"
         expected = "at least one part, and each once"
         fix = f"{key}=[{', '.join(ENTITY_TEXT)}]"
-        yield Problem(key, HYDRA, show(data.entity_text), expected, fix)
+        yield Problem(key, HYDRA, format_value(data.entity_text), expected, fix)
 
     if data.dev_file is None and config.keep_best_by is not None:
         expected = "null, because data_config.dev_file=null leaves nothing to evaluate on"
         fix = "keep_best_by=null export_best=false early_stopping_patience=null, or a dev_file"
-        yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
+        yield Problem("keep_best_by", HYDRA, format_value(config.keep_best_by), expected, fix)
 
     if data.mask_rarest > data.mask_most_frequent:
         expected = f"at most data_config.mask_most_frequent={data.mask_most_frequent}"
         fix = "exchange them, or set both to 0 to mask nothing"
-        yield Problem("data_config.mask_rarest", HYDRA, show(data.mask_rarest), expected, fix)
+        yield Problem(
+            "data_config.mask_rarest", HYDRA, format_value(data.mask_rarest), expected, fix
+        )
 
     if config.compare_with is not None and not os.path.isdir(config.compare_with):
         expected = "the run folder of another model"
-        yield missing("compare_with", config.compare_with, expected, "correct compare_with")
+        yield describe_missing_file(
+            "compare_with", config.compare_with, expected, "correct compare_with"
+        )
 
 
 def _find_file_problems(config: DisambiguationConfig) -> Iterator[Problem]:
@@ -261,7 +267,7 @@ def _find_file_problems(config: DisambiguationConfig) -> Iterator[Problem]:
         if path is None and name in REQUIRED:
             yield Problem(key, HYDRA, "null", description, f"{key}=PATH")
         elif path is not None and is_local and not os.path.exists(path):
-            yield missing(key, path, description, f"correct {key}")
+            yield describe_missing_file(key, path, description, f"correct {key}")
 
 
 def _find_encoder_problems(config: DisambiguationConfig) -> Iterator[Problem]:
@@ -272,7 +278,7 @@ def _find_encoder_problems(config: DisambiguationConfig) -> Iterator[Problem]:
             ("hard_negatives", config.hard_negatives > 0),
         ):
             if is_set:
-                value = show(config.model_config_file)
+                value = format_value(config.model_config_file)
                 fix = f"model_name=FOLDER without model_config_file, or without {key}"
                 yield Problem("model_config_file", HYDRA, value, expected, fix)
 
@@ -282,10 +288,10 @@ def _find_encoder_problems(config: DisambiguationConfig) -> Iterator[Problem]:
             if layers is not None:
                 expected = "null, because share_encoders=true makes it the encoder of entities, too"
                 fix = f"{key}=null, or share_encoders=false"
-                yield Problem(key, HYDRA, show(layers), expected, fix)
+                yield Problem(key, HYDRA, format_value(layers), expected, fix)
 
 
-def start_problems(
+def find_start_problems(
     config: DisambiguationConfig, _: Launch, document: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
     """Yields problems that depend on the launch."""
@@ -293,10 +299,12 @@ def start_problems(
     if config.train_entity_layers and stage == 3:
         expected = "null or 0 under ZeRO-3, whose processes must run the layers equally often"
         fix = "use a DeepSpeed JSON of stage 2, or train_entity_layers=null"
-        yield Problem("train_entity_layers", HYDRA, show(config.train_entity_layers), expected, fix)
+        yield Problem(
+            "train_entity_layers", HYDRA, format_value(config.train_entity_layers), expected, fix
+        )
 
 
-def summary_rows(config: DisambiguationConfig, launch: Launch) -> list[Row]:
+def list_summary_rows(config: DisambiguationConfig, launch: Launch) -> list[Row]:
     """Returns the rows of the start-up table for model, sentences and entities."""
     data = config.data_config
     if config.model_config_file is not None:

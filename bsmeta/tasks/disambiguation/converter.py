@@ -22,7 +22,7 @@ import yaml
 from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.exit_codes import EXIT_USER_ERROR
 from bsmeta.core.parsing import parse_json, parse_yaml
-from bsmeta.core.printable import printable
+from bsmeta.core.printable import make_printable
 from bsmeta.core.process import exit_code
 from bsmeta.tasks.disambiguation.config import ENTITY_TEXT
 
@@ -72,7 +72,7 @@ class BootlegConfig(dict[str, Any]):
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__(_flatten(config))
+        super().__init__(_flatten_blocks(config))
         self.is_first_generation = "emmental" not in config
 
     def path(self, name: str) -> str:
@@ -256,7 +256,7 @@ def _move_path(name: str) -> Rule:
     return lambda value, source: ({name: source.path(str(value))}, "")
 
 
-def _drop(reason: str) -> Rule:
+def _make_drop_rule(reason: str) -> Rule:
     """Returns a rule for a key without a replacement."""
     return lambda *_: ({}, reason)
 
@@ -266,7 +266,7 @@ def _drop_all(keys_by_reason: Mapping[str, str]) -> dict[str, Rule]:
     rules: dict[str, Rule] = {}
     for reason, keys in keys_by_reason.items():
         for key in keys.split():
-            rules[key] = _drop(reason)
+            rules[key] = _make_drop_rule(reason)
     return rules
 
 
@@ -434,7 +434,7 @@ SECOND_RULES: dict[str, Rule] = {
 }
 
 
-def convert(config: Mapping[str, Any]) -> list[Row]:
+def convert_keys(config: Mapping[str, Any]) -> list[Row]:
     """Converts each key of a configuration, and the defaults that it implies.
 
     Raises:
@@ -468,11 +468,11 @@ def _apply_rule(
         ) from error
 
 
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten_blocks(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the values of nested blocks by dotted key."""
     for name, value in config.items():
         if isinstance(value, Mapping) and name != "checkpoint_metric":
-            yield from _flatten(value, f"{prefix}{name}.")
+            yield from _flatten_blocks(value, f"{prefix}{name}.")
         elif isinstance(value, str) and _EXPONENT.fullmatch(value):
             yield prefix + name, float(value)
         else:
@@ -488,10 +488,10 @@ def _find_rule(rules: Mapping[str, Rule], key: str) -> Rule:
         block = block.rpartition(".")[0]
         if f"{block}.*" in rules:
             return rules[f"{block}.*"]
-    return _drop("unknown here; see whether you need it")
+    return _make_drop_rule("unknown here; see whether you need it")
 
 
-def as_yaml(rows: list[Row], source: str) -> str:
+def write_yaml(rows: list[Row], source: str) -> str:
     """Returns our configuration as YAML; `source` is the name of the old file.
 
     Raises:
@@ -514,11 +514,11 @@ def as_yaml(rows: list[Row], source: str) -> str:
             block = block.setdefault(section, {})
         block[last] = values[name]
 
-    header = HEADER.format(source=printable(source, one_line=True))
+    header = HEADER.format(source=make_printable(source, one_line=True))
     return header + yaml.safe_dump(nested, sort_keys=False)
 
 
-def as_text(rows: list[Row]) -> str:
+def format_rows(rows: list[Row]) -> str:
     """Returns the rows for the terminal: each key with its value, and its replacement indented."""
     lines = []
     for row in rows:
@@ -542,9 +542,9 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     try:
-        rows = convert(_read_config(options.config))
-        text = as_yaml(rows, options.config.name)
-        print(as_text(rows))
+        rows = convert_keys(_read_config(options.config))
+        text = write_yaml(rows, options.config.name)
+        print(format_rows(rows))
         if options.out is not None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(text)

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.data import derive
+from bsmeta.data import derive_seed
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.text.tokenizer import special_tokens
+from bsmeta.data.text.tokenizer import find_special_tokens
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.embeddings import FrozenStates, FrozenVectors, Neighbors
 from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
-from bsmeta.tasks.disambiguation.model import max_text_tokens
+from bsmeta.tasks.disambiguation.model import find_max_text_tokens
 from bsmeta.tasks.disambiguation.prep import Sentences, open_prep
 from bsmeta.tasks.disambiguation.texts import (
     EntityTexts,
@@ -115,7 +115,9 @@ def find_candidates(
         counts: If given, the mentions of the same document are subtracted from the scores, as if
             the document were not part of the training data that the scores count.
     """
-    lists = [table.candidates(int(alias)) if alias >= 0 else _NO_CANDIDATES for alias in aliases]
+    lists = [
+        table.find_candidates(int(alias)) if alias >= 0 else _NO_CANDIDATES for alias in aliases
+    ]
     longest = max((len(candidates) for candidates, _ in lists), default=0)
     entities = np.full((len(lists), max(longest, 1)), -1, np.int64)
     scores = np.zeros(entities.shape, np.float64)
@@ -144,7 +146,7 @@ def find_candidates(
     return Candidates(entities, prior.astype(np.float32), floor.astype(np.float32), is_gold)
 
 
-def popularity_percentiles(counts: np.ndarray) -> np.ndarray:
+def compute_popularity_percentiles(counts: np.ndarray) -> np.ndarray:
     """Returns the popularity of each entity as float64, from 0 (unseen or rarest) to 1.
 
     The percentile is the share of the entities in the training data with a smaller count.
@@ -189,11 +191,11 @@ class Data:
     def limits(self) -> Limits:
         """The largest size of a row."""
         data = self.config.data_config
-        prefix, suffix = special_tokens(self.tokenizer)
-        max_tokens = max_text_tokens(self.config, self.tokenizer)
+        prefix, suffix = find_special_tokens(self.tokenizer)
+        max_tokens = find_max_text_tokens(self.config, self.tokenizer)
         return Limits(data.max_mentions, data.max_words, max_tokens - len(prefix) - len(suffix))
 
-    def split(self, name: str) -> Sentences | None:
+    def open_split(self, name: str) -> Sentences | None:
         """Opens the sentences of a split of `SPLITS`; returns None if no file is configured."""
         path = getattr(self.config.data_config, f"{name}_file")
         if path is not None and name not in self._splits:
@@ -220,7 +222,7 @@ class Data:
     @cached_property
     def train(self) -> Sentences:
         """The training sentences."""
-        sentences = self.split("train")
+        sentences = self.open_split("train")
         assert sentences is not None  # the configuration was checked
         return sentences
 
@@ -234,7 +236,7 @@ class Data:
         if self.frozen is None:
             return
 
-        entities = np.append(self.table.all_candidates(self.train.read_aliases()), NIL)
+        entities = np.append(self.table.find_all_candidates(self.train.read_aliases()), NIL)
         if self.neighbors is not None:
             entities = np.append(entities, self.neighbors.distinct())
         has_masked_titles = self.config.data_config.mask_most_frequent > 0
@@ -317,7 +319,7 @@ class TrainingBatches:
 
         lowest = config.data_config.mask_rarest
         highest = config.data_config.mask_most_frequent
-        popularity = popularity_percentiles(data.counts)
+        popularity = compute_popularity_percentiles(data.counts)
         self._mask_probability = lowest + (highest - lowest) * popularity
 
     def build_micro_batch(self, rows: Sequence[Row], epoch: int) -> MicroBatch:
@@ -441,7 +443,7 @@ class TrainingBatches:
 
 
 def _draw_uniform(seed: int, epoch: int, row: int, purpose: str, count: int) -> np.ndarray:
-    words = np.random.PCG64(derive(seed, "mask", epoch, row, purpose)).random_raw(count)
+    words = np.random.PCG64(derive_seed(seed, "mask", epoch, row, purpose)).random_raw(count)
     return words / 2.0**64
 
 

@@ -21,10 +21,10 @@ import xxhash
 from torch import nn
 from torch.nn import functional
 
-from bsmeta.core.files import replacing, writing
-from bsmeta.core.progress import report_progress, reporting
-from bsmeta.models.pretrained import default_device
-from bsmeta.models.shapes import hidden_size_of
+from bsmeta.core.files import hold_write_lock, replace_atomically
+from bsmeta.core.progress import report_each, report_progress
+from bsmeta.models.pretrained import choose_device
+from bsmeta.models.shapes import read_hidden_size
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.model import (
     TOKENS_AT_ONCE,
@@ -34,7 +34,7 @@ from bsmeta.tasks.disambiguation.model import (
 )
 from bsmeta.tasks.disambiguation.texts import EntityTexts, build_attention_mask
 from bsmeta.training.processes import Processes
-from bsmeta.training.task import batches_of, batches_within, spread
+from bsmeta.training.task import run_on_all_ranks, sort_into_batches, sort_into_budgeted_batches
 
 Inputs = Mapping[str, torch.Tensor]
 Embeddings = Callable[[np.ndarray], np.ndarray]
@@ -83,7 +83,7 @@ class EntityVectors:
         encode: Callable[[np.ndarray], Sequence[np.ndarray] | np.ndarray],
         dtype: str = "<f4",
     ) -> None:
-        self._writing = partial(writing, folder, "the vectors of entities", folder / "lock")
+        self._writing = partial(hold_write_lock, folder, "the vectors of entities", folder / "lock")
         name = _VECTORS_FILE.format(bits=8 * np.dtype(dtype).itemsize)
         with self._writing():
             self._vectors = _map_extended(folder / name, dtype, (count, size))
@@ -100,7 +100,7 @@ class EntityVectors:
         """
         unchecked = np.unique(entities[~self._is_current[entities]])
         if len(unchecked):
-            texts = (self._text(entity).encode() for entity in reporting(unchecked.tolist()))
+            texts = (self._text(entity).encode() for entity in report_each(unchecked.tolist()))
             # 0 means that there is no vector.
             hashes = np.fromiter((xxhash.xxh3_64_intdigest(text) or 1 for text in texts), np.uint64)
             if (self._hashes[unchecked] != hashes).any():
@@ -166,7 +166,7 @@ class EntityEncoder:
             The indices of the entities of each batch.
         """
         lengths = [len(self._texts.tokens(int(entity), is_masked)) for entity in entities]
-        return batches_within(lengths, TOKENS_AT_ONCE)
+        return sort_into_budgeted_batches(lengths, TOKENS_AT_ONCE)
 
     def build_inputs(self, entities: np.ndarray, is_masked: bool = False) -> Inputs:
         """Builds the inputs of the model for entities, all with their titles or all without."""
@@ -229,9 +229,9 @@ class FrozenVectors:
         weights = _hash_weights(model.text_encoder.state_dict())
         self._settings = (weights, config.pooling, config.mixed_precision, texts.settings)
 
-        device = default_device()
+        device = choose_device()
         self._encoder = EntityEncoder(model.to(device), texts, device, config.mixed_precision)
-        self._hidden_size = hidden_size_of(model.text_encoder.config)
+        self._hidden_size = read_hidden_size(model.text_encoder.config)
         self.texts = texts
         self._trained_layers = config.train_entity_layers
         self._with_title = self._open_outputs(folder, is_masked=False)
@@ -255,7 +255,7 @@ class FrozenVectors:
 
     def batch_entities(self, entities: np.ndarray) -> list[np.ndarray]:
         """Groups entities into batches of a bounded size; returns the indices of each batch."""
-        return batches_of(np.zeros(len(entities)), VECTORS_AT_ONCE)
+        return sort_into_batches(np.zeros(len(entities)), VECTORS_AT_ONCE)
 
     def get(self, entities: np.ndarray, is_masked: np.ndarray) -> np.ndarray:
         """Returns the outputs for entities, [entities, size]; see `build_inputs`."""
@@ -300,7 +300,7 @@ class FrozenStates(FrozenVectors):
         }
 
     def batch_entities(self, entities: np.ndarray) -> list[np.ndarray]:
-        return batches_within(self._count_tokens(entities), TOKENS_AT_ONCE)
+        return sort_into_budgeted_batches(self._count_tokens(entities), TOKENS_AT_ONCE)
 
     def _count_tokens(self, entities: np.ndarray) -> list[int]:
         return [len(self.texts.tokens(entity)) for entity in entities.tolist()]
@@ -323,10 +323,10 @@ class Neighbors:
         self._entities = entities
         name = vectors.hash_settings("neighbors", entities.tolist(), vectors.texts.count, count)
         file = folder / f"{name}.npy"
-        with writing(file, "the nearest entities of each entity"):
+        with hold_write_lock(file, "the nearest entities of each entity"):
             if not file.exists():
                 neighbors = _find_nearest(vectors, entities, count)
-                with replacing(file) as part:
+                with replace_atomically(file) as part:
                     np.save(part, neighbors)
         self._neighbors = np.load(file, mmap_mode="r")
 
@@ -405,7 +405,7 @@ def compute_split_embeddings(
             inputs = frozen.build_inputs(batch_entities, np.zeros(len(batch_entities), bool))
         return encoder.compute_embeddings(inputs)
 
-    embeddings = np.stack(spread(batches, embed, context))
+    embeddings = np.stack(run_on_all_ranks(batches, embed, context))
 
     def look_up(numbers: np.ndarray) -> np.ndarray:
         indices = np.searchsorted(entities, numbers).clip(max=len(entities) - 1)

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.progress import report_progress, reporting
-from bsmeta.data.text.caseless import caseless
+from bsmeta.core.progress import report_each, report_progress
+from bsmeta.data.text.caseless import make_caseless
 from bsmeta.tasks.disambiguation.array_folder import ArrayFolder
 from bsmeta.tasks.disambiguation.string_table import (
     Names,
@@ -28,8 +28,8 @@ from bsmeta.tasks.disambiguation.string_table import (
     check_strings,
     list_layout,
     list_range,
+    make_string_layout,
     name_layout,
-    string_layout,
 )
 
 NIL = 0
@@ -38,10 +38,10 @@ NIL_ID = "NIL"
 ENTITY_LAYOUT = {
     **name_layout("ids"),
     **name_layout("aliases"),
-    **string_layout("titles"),
-    **string_layout("descriptions"),
-    **string_layout("type_names"),
-    **string_layout("relation_names"),
+    **make_string_layout("titles"),
+    **make_string_layout("descriptions"),
+    **make_string_layout("type_names"),
+    **make_string_layout("relation_names"),
     **list_layout("types", "<i4"),  # of each entity: numbers of type names
     **list_layout("relations", "<i4"),  # of each entity: numbers of relation names
     "relation_objects": "<i4",  # of each relation: the entity that it leads to
@@ -85,7 +85,7 @@ class Aliases(Names):
 
     def find(self, string: str) -> int:
         """Returns the number of an alias in any case, composition and white space; -1: none."""
-        return super().find(caseless(string))
+        return super().find(make_caseless(string))
 
 
 class EntityTable:
@@ -154,26 +154,26 @@ class EntityTable:
                 return version.entities
         return None
 
-    def candidates(self, alias: int) -> tuple[np.ndarray, np.ndarray]:
+    def find_candidates(self, alias: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the candidates of an alias (int32) and their scores (float32), highest first."""
         candidates = list_range(self._arrays["candidates_ends"], alias)
         return self._arrays["candidates"][candidates], self._arrays["candidate_scores"][candidates]
 
-    def all_candidates(self, aliases: np.ndarray) -> np.ndarray:
+    def find_all_candidates(self, aliases: np.ndarray) -> np.ndarray:
         """Returns the distinct candidates of some aliases (-1: none) as int64, ascending."""
         distinct = np.unique(aliases)
         lists = [np.empty(0, np.int64)]
-        for alias in reporting(distinct[distinct >= 0].tolist()):
-            entities, _ = self.candidates(alias)
+        for alias in report_each(distinct[distinct >= 0].tolist()):
+            entities, _ = self.find_candidates(alias)
             lists.append(entities)
         return np.unique(np.concatenate(lists).astype(np.int64))
 
-    def types(self, entity: int) -> list[str]:
+    def list_types(self, entity: int) -> list[str]:
         """Returns the names of an entity's types in all type systems."""
         types = self._arrays["types"][list_range(self._arrays["types_ends"], entity)]
         return [self.type_names[number] for number in types.tolist()]
 
-    def relations(self, entity: int) -> list[tuple[str, int]]:
+    def list_relations(self, entity: int) -> list[tuple[str, int]]:
         """Returns the relations of an entity: name, and number of the entity it leads to."""
         relations = list_range(self._arrays["relations_ends"], entity)
         names = self._arrays["relations"][relations].tolist()
@@ -227,10 +227,11 @@ def _check_caseless(arrays: ArrayFolder[TableFacts]) -> None:
         numbers = first + np.unique(np.searchsorted(ends, unclear, side="right"))
         for number in numbers.tolist():
             alias = aliases[number]
-            if alias != caseless(alias):
+            if alias != make_caseless(alias):
                 raise DataError(
                     f"{arrays.folder}: its alias {alias!r} is not in the form in which aliases are "
-                    f"looked up, {caseless(alias)!r}: an earlier version of bsmeta has built it; "
+                    f"looked up, {make_caseless(alias)!r}: an earlier version of bsmeta has built "
+                    "it; "
                     "delete the folder and build it again"
                 )
         report_progress()

@@ -34,9 +34,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bsmeta.core.errors import ConfigurationError, DataError, nearest, show
+from bsmeta.core.errors import ConfigurationError, DataError, format_value, suggest_nearest
 from bsmeta.core.parsing import parse_json
-from bsmeta.data.text.caseless import caseless
+from bsmeta.data.text.caseless import make_caseless
 from bsmeta.tasks.disambiguation.entities import NIL_ID, EntityTable
 from bsmeta.tasks.disambiguation.lines import Problems
 from bsmeta.tasks.disambiguation.profiles import (
@@ -294,7 +294,8 @@ def _select_files(
         for part in (file, vocabulary):
             if part and part not in listing:
                 raise ConfigurationError(
-                    f"{key}=[{', '.join(names)}]: {folder} has no {part}{nearest(part, listing)}; "
+                    f"{key}=[{', '.join(names)}]: {folder} has no "
+                    f"{part}{suggest_nearest(part, listing)}; "
                     f"it has {', '.join(listing) or 'nothing'}",
                     [key],
                 )
@@ -320,7 +321,7 @@ def build_from_files(
     configured_max = settings.get("max_candidates", MAX_CANDIDATES)
     if type(configured_max) is not int or configured_max < 1:
         raise DataError(
-            f"{path}: max_candidates={show(configured_max)}; expected a number of 1 or more"
+            f"{path}: max_candidates={format_value(configured_max)}; expected a number of 1 or more"
         )
     type_files = sources.type_files()
     relation_files = sources.relation_files()
@@ -405,7 +406,7 @@ def _find_candidate_problems(
     qids = [qid for qid, _ in candidates]
     scores = [score for _, score in candidates]
 
-    if not caseless(alias):
+    if not make_caseless(alias):
         yield "an alias is empty"
     count = len(candidates)
     if count > max_candidates:

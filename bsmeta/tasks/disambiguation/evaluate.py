@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.saved_runs import saved_config
+from bsmeta.config.saved_runs import read_saved_config
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks import TASKS, checkpoints
@@ -42,13 +42,13 @@ from bsmeta.tasks.disambiguation.report import (
     BUILT_IN,
     Scored,
     build_mention_records,
+    compute_results,
     mark_line_slices,
-    report,
-    results_of,
+    report_results,
 )
 from bsmeta.tasks.disambiguation.texts import Mentions, MentionTexts, Row
 from bsmeta.training.processes import Processes
-from bsmeta.training.task import batches_of, spread
+from bsmeta.training.task import run_on_all_ranks, sort_into_batches
 
 log = logging.getLogger(__name__)
 
@@ -191,16 +191,16 @@ class Scorer:
         return Ranked(candidates, np.concatenate([scores, nil_scores], axis=1))
 
 
-def candidate_embeddings(
+def compute_candidate_embeddings(
     data: Data, model: nn.Module, rows: Sequence[Row], context: Processes
 ) -> Embeddings:
     """Computes the embeddings of all candidates of some rows; see `score` for the arguments."""
-    entities = np.union1d(data.table.all_candidates(Mentions(rows).aliases), [NIL])
+    entities = np.union1d(data.table.find_all_candidates(Mentions(rows).aliases), [NIL])
     encoder = EntityEncoder(model, data.texts, context.device, data.config.mixed_precision)
     return compute_split_embeddings(entities, encoder, data.frozen, context)
 
 
-def score(
+def score_mentions(
     data: Data,
     model: nn.Module,
     rows: Sequence[Row],
@@ -221,7 +221,7 @@ def score(
         embeddings: The embeddings of the candidates; None computes them.
     """
     if embeddings is None:
-        embeddings = candidate_embeddings(data, model, rows, context)
+        embeddings = compute_candidate_embeddings(data, model, rows, context)
     scorer = Scorer(model, data, embeddings, context.device)
 
     def score_batch(batch: np.ndarray) -> list[np.ndarray]:
@@ -230,8 +230,8 @@ def score(
         return np.split(scorer(batch_rows).build_records(), row_ends[:-1])
 
     batch_size = data.config.data_config.per_device_eval_batch_size
-    batches = batches_of([len(row.tokens) for row in rows], batch_size)
-    records = np.concatenate(spread(batches, score_batch, context))
+    batches = sort_into_batches([len(row.tokens) for row in rows], batch_size)
+    records = np.concatenate(run_on_all_ranks(batches, score_batch, context))
 
     mentions = Mentions(rows)
     gold = mentions.entities
@@ -252,7 +252,7 @@ def score(
     )
 
 
-def run(
+def run_evaluation(
     config: EvaluateConfig, locations: Sequence[checkpoints.Location], context: Processes
 ) -> None:
     """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
@@ -262,7 +262,7 @@ def run(
     """
     checkpoints.check_keys(config, "task=disambiguation", "per_device_eval_batch_size")
     for location in locations:
-        train = checkpoints.training_run(config, location, DisambiguationConfig)
+        train = checkpoints.read_training_config(config, location, DisambiguationConfig)
         train = checkpoints.begin_with(train, location)
         batch_size = config.per_device_eval_batch_size
         if batch_size is not None:
@@ -300,7 +300,7 @@ def _announce_sentences(
 
 def open_final_split(data: Data) -> Sentences | None:
     """Opens the split of the final evaluation: test, or dev if there is no test split."""
-    return data.split("test") or data.split("dev")
+    return data.open_split("test") or data.open_split("dev")
 
 
 def score_and_report(
@@ -323,14 +323,14 @@ def score_and_report(
     if missing and context.rank == 0:
         log.warning("%s: its lines define no slice %s", sentences.path, ", ".join(missing))
 
-    scored = score(data, model, sentences.gold(), context)
+    scored = score_mentions(data, model, sentences.read_gold(), context)
     others = {}
     if config.compare_with is not None:
         run_name = Path(config.compare_with).resolve().name.replace("_", " ")
         others[run_name] = _score_compared_model(data, sentences, scored, context).is_right
 
     if context.rank == 0:
-        results = results_of(
+        results = compute_results(
             scored,
             others,
             source=sentences.path.name,
@@ -344,7 +344,7 @@ def score_and_report(
             f"seed {config.seed}",
         }
         records = build_mention_records(scored, data.table, others)
-        report(results, records, folder, facts)
+        report_results(results, records, folder, facts)
     return scored
 
 
@@ -358,8 +358,8 @@ def _score_compared_model(
     """
     location, other_data = open_compared_data(data.config)
     model = load_model(Path(location.model)).to(context.device)
-    rows = other_data.open_file(sentences.path).gold()
-    other = score(other_data, model, rows, context, counts=data.counts)
+    rows = other_data.open_file(sentences.path).read_gold()
+    other = score_mentions(other_data, model, rows, context, counts=data.counts)
 
     for name in ("sentences", "positions"):
         if not np.array_equal(getattr(other, name), getattr(scored, name)):
@@ -377,13 +377,13 @@ def open_compared_data(config: DisambiguationConfig) -> tuple[checkpoints.Locati
     Raises:
         ConfigurationError: If it is no model of this task.
     """
-    location = checkpoints.locate(str(config.compare_with))
+    location = checkpoints.locate_model(str(config.compare_with))
     if location.config is None:
         raise ConfigurationError(
             f"compare_with={config.compare_with}: there is no config.yaml beside the model"
         )
 
-    other = saved_config(location.config, {"disambiguation": TASKS["disambiguation"]}, {})
+    other = read_saved_config(location.config, {"disambiguation": TASKS["disambiguation"]}, {})
     assert isinstance(other, DisambiguationConfig)
     data = config.data_config
     other_data = replace(

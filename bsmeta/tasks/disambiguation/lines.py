@@ -16,10 +16,10 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from bsmeta.core.errors import DataError, nearest
+from bsmeta.core.errors import DataError, suggest_nearest
 from bsmeta.core.parsing import JSONDecoder
 from bsmeta.data.io.lines import LineReader
-from bsmeta.data.text.caseless import caseless
+from bsmeta.data.text.caseless import make_caseless
 from bsmeta.metadata.records import WholeLine
 
 Form = TypeVar("Form")
@@ -178,11 +178,11 @@ def scan_lines(path: Path, advance: Advance = lambda _: None) -> Scan:
                 first_lines.setdefault(name, number)
             slices |= decoder.decode(fields.get("slices", b"{}")).keys()
             aliases = alias_decoder.decode(fields.get("aliases", b"[]"))
-            respelled += sum(alias != caseless(alias) for alias in aliases)
+            respelled += sum(alias != make_caseless(alias) for alias in aliases)
 
     problems = Problems(path)
     for name in unused.keys() - _KNOWN_UNUSED:
-        similar = nearest(name, fields_in_use)
+        similar = suggest_nearest(name, fields_in_use)
         if similar:
             problems.add(first_lines[name], f"there is no field {name!r}{similar}")
     problems.close()
@@ -267,7 +267,7 @@ def _find_slice_problems(slices: dict[str, dict[str, float]], count: int) -> Ite
 def _convert_line(number: int, raw: _RawLine) -> Line:
     spans = raw.char_spans
     if spans is None:
-        words = word_spans(raw.sentence).tolist()
+        words = find_word_spans(raw.sentence).tolist()
         spans = [(words[start][0], words[end - 1][1]) for start, end in raw.spans or []]
 
     mentions = []
@@ -290,6 +290,6 @@ def _list_slices(raw: _RawLine, position: int) -> tuple[str, ...]:
     )
 
 
-def word_spans(text: str) -> np.ndarray:
+def find_word_spans(text: str) -> np.ndarray:
     """Returns the range of characters of each word of a text, int64 [words, 2]."""
     return np.array([match.span() for match in _WORD.finditer(text)], np.int64).reshape(-1, 2)

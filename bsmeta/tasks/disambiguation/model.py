@@ -33,14 +33,14 @@ from transformers import (
 from transformers.utils import ModelOutput
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.model_files import new_model, read_model_and_report, refuse_unsafe
+from bsmeta.core.model_files import create_model, read_model_and_report, refuse_unsafe_model
 from bsmeta.core.parsing import parse_json
 from bsmeta.models import pretrained
-from bsmeta.models.layers import encoder_layers
-from bsmeta.models.shapes import hidden_size_of, text_shape
+from bsmeta.models.layers import list_encoder_layers
+from bsmeta.models.shapes import find_text_shape, read_hidden_size
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
-from bsmeta.training.task import batches_within
+from bsmeta.training.task import sort_into_budgeted_batches
 
 INITIAL_PRIOR_WEIGHTS = (1.0, 0.0)
 """The weights of share and rank before training: the share alone, as a probability."""
@@ -74,7 +74,7 @@ def run_first_layers(
         inputs_of_last.append(args[0] if args else kwargs["hidden_states"])
         raise _LastLayersReached
 
-    hook = encoder_layers(encoder)[-last].register_forward_pre_hook(stop, with_kwargs=True)
+    hook = list_encoder_layers(encoder)[-last].register_forward_pre_hook(stop, with_kwargs=True)
     with hook, suppress(_LastLayersReached):
         encoder(input_ids=ids, attention_mask=mask)
     return inputs_of_last[0]
@@ -100,7 +100,7 @@ def run_last_layers(
             return (states, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": states}
 
-    layers = encoder_layers(encoder)
+    layers = list_encoder_layers(encoder)
     hook = layers[-last].register_forward_pre_hook(insert_states, with_kwargs=True)
 
     # The first layers return the states instead of running. Encoders that expect a tuple of a layer
@@ -160,8 +160,8 @@ class BiEncoder(nn.Module):
         self.entity_encoder = entity_encoder
 
         size = settings.embedding_size
-        self.mention_layer = nn.Linear(hidden_size_of(mention_encoder.config), size)
-        self.entity_layer = nn.Linear(hidden_size_of(self.text_encoder.config), size)
+        self.mention_layer = nn.Linear(read_hidden_size(mention_encoder.config), size)
+        self.entity_layer = nn.Linear(read_hidden_size(self.text_encoder.config), size)
         self.prior_weights = nn.Parameter(torch.zeros(2)) if settings.has_prior else None
         self.nil = nn.Parameter(torch.randn(size) / math.sqrt(size)) if settings.has_nil else None
 
@@ -226,13 +226,13 @@ class BiEncoder(nn.Module):
                 hidden = self.text_encoder(input_ids=entity_ids, attention_mask=entity_mask)
                 output.entity_vectors = self._pool(hidden.last_hidden_state, entity_mask)
         if output.entity_vectors is not None:
-            output.entities = _embed(self.entity_layer, output.entity_vectors)
+            output.entities = _make_embedding(self.entity_layer, output.entity_vectors)
 
         if input_ids is not None:
             assert mention_tokens is not None
             hidden = self.mention_encoder(input_ids=input_ids, attention_mask=attention_mask)
             vectors = average_tokens(hidden.last_hidden_state, mention_tokens)
-            output.mentions = _embed(self.mention_layer, vectors)
+            output.mentions = _make_embedding(self.mention_layer, vectors)
 
         if output.mentions is not None and output.entities is not None:
             assert allowed is not None
@@ -251,7 +251,7 @@ class BiEncoder(nn.Module):
         does not grow with the number of texts; the gradients are the same.
         """
         lengths = mask.sum(1).cpu().numpy()
-        chunks = batches_within(lengths, TOKENS_AT_ONCE)
+        chunks = sort_into_budgeted_batches(lengths, TOKENS_AT_ONCE)
 
         vectors = []
         for number, chunk in enumerate(chunks):
@@ -330,7 +330,7 @@ def average_tokens(hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return states.sum(1) / is_token.sum(1)
 
 
-def _embed(layer: nn.Linear, vectors: torch.Tensor) -> torch.Tensor:
+def _make_embedding(layer: nn.Linear, vectors: torch.Tensor) -> torch.Tensor:
     return functional.normalize(torch.tanh(layer(vectors)).float(), dim=1)
 
 
@@ -340,7 +340,7 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
     Raises:
         ConfigurationError, DataError: If an encoder cannot be built, or has other weights.
     """
-    max_tokens = max_text_tokens(config, tokenizer)
+    max_tokens = find_max_text_tokens(config, tokenizer)
     for name in ("max_entity_length", "window_length"):
         length = getattr(config.data_config, name)
         if length > max_tokens:
@@ -349,7 +349,7 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
                 "tokens that the encoder takes"
             )
 
-    with pretrained.whole_weights():  # DeepSpeed partitions the module as a whole
+    with pretrained.load_whole_weights():  # DeepSpeed partitions the module as a whole
         mention_encoder = _build_encoder(config, tokenizer, config.encoder_layers)
         entity_encoder = None
         if not config.share_encoders:
@@ -374,10 +374,10 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
     return model
 
 
-def max_text_tokens(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+def find_max_text_tokens(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the most tokens of a text, with special ones, that encoder and tokenizer accept."""
-    shape = _read_trained_shape(config) or pretrained.model_shape(config, AutoModel)
-    limit = pretrained.token_limit(shape, tokenizer)
+    shape = _read_trained_shape(config) or pretrained.read_model_shape(config, AutoModel)
+    limit = pretrained.find_token_limit(shape, tokenizer)
     return min(limit or DEFAULT_MAX_TOKENS, DEFAULT_MAX_TOKENS)
 
 
@@ -409,10 +409,10 @@ def _build_encoder(
     config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase, layers: int | None
 ) -> PreTrainedModel:
     """Builds an encoder with its first `layers` layers (None: all)."""
-    key, source = pretrained.model_source(config)
-    shape = pretrained.model_shape(config, AutoModel)
+    key, source = pretrained.find_model_source(config)
+    shape = pretrained.read_model_shape(config, AutoModel)
     if layers is not None:
-        text = text_shape(shape)
+        text = find_text_shape(shape)
         if layers > text.num_hidden_layers:
             raise ConfigurationError(
                 f"encoder_layers={layers}: expected at most "
@@ -421,9 +421,9 @@ def _build_encoder(
         text.num_hidden_layers = layers
 
     is_real = torch.get_default_device().type != "meta"
-    with pretrained.explained(key, source, AutoModel):
+    with pretrained.explain_load_errors(key, source, AutoModel):
         if config.model_config_file is not None or not is_real:
-            encoder = new_model(AutoModel, shape, dtype=torch.float32)
+            encoder = create_model(AutoModel, shape, dtype=torch.float32)
         else:
             encoder = _load_pretrained(source, f"{key}={source}", shape)
 
@@ -440,7 +440,7 @@ def _freeze_first_layers(encoder: PreTrainedModel, key: str, trained: int) -> No
         key: The configuration key with the number of trained layers.
         trained: This number.
     """
-    layers = encoder_layers(encoder)
+    layers = list_encoder_layers(encoder)
     count = len(layers)
     if trained > count:
         raise ConfigurationError(
@@ -472,7 +472,7 @@ def _add_special_tokens(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizer
 
     They start with the embedding of the token that ends a text, so that they separate texts.
     """
-    if len(tokenizer) > pretrained.vocabulary_of(encoder):
+    if len(tokenizer) > pretrained.count_vocabulary(encoder):
         encoder.resize_token_embeddings(len(tokenizer), mean_resizing=False)
 
     end_token = tokenizer.sep_token_id
@@ -516,11 +516,11 @@ def load_model(folder: Path) -> BiEncoder:
         DataError: If it is damaged, incomplete or another model.
     """
     pretrained.check_files(str(folder), f"{folder}")
-    refuse_unsafe(folder)
+    refuse_unsafe_model(folder)
     try:
         content = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
         settings = Settings(**content["settings"])
-        with pretrained.whole_weights():
+        with pretrained.load_whole_weights():
             mention_encoder = _rebuild_encoder(content["mention_encoder"])
             entity_encoder = None
             if content["entity_encoder"] is not None:
@@ -536,7 +536,7 @@ def load_model(folder: Path) -> BiEncoder:
 
 
 def _rebuild_encoder(saved_shape: dict[str, Any]) -> PreTrainedModel:
-    return _strip_encoder(new_model(AutoModel, _parse_shape(saved_shape), dtype=torch.float32))
+    return _strip_encoder(create_model(AutoModel, _parse_shape(saved_shape), dtype=torch.float32))
 
 
 def _parse_shape(saved: dict[str, Any]) -> PretrainedConfig:

@@ -25,31 +25,31 @@ import numpy as np
 from ahocorasick_rs import AhoCorasick, MatchKind
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.files import file_hash, writing
-from bsmeta.core.progress import file_bar
-from bsmeta.data.text.caseless import CaselessText, caseless, combines
-from bsmeta.data.text.tokenizer import tokens_with_places
+from bsmeta.core.files import hash_file, hold_write_lock
+from bsmeta.core.progress import show_file_bar
+from bsmeta.data.text.caseless import CaselessText, combines, make_caseless
+from bsmeta.data.text.tokenizer import tokenize_with_places
 from bsmeta.tasks.disambiguation.array_folder import (
     MANIFEST,
     ArrayFolder,
     ArrayWriter,
-    damaged_folder,
+    make_damaged_folder_error,
 )
 from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.embeddings import EntityEncoder, open_embeddings
 from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
 from bsmeta.tasks.disambiguation.evaluate import Scorer
-from bsmeta.tasks.disambiguation.lines import Problems, read_lines, word_spans
+from bsmeta.tasks.disambiguation.lines import Problems, find_word_spans, read_lines
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.string_table import (
     Strings,
     check_length,
     check_strings,
-    string_layout,
+    make_string_layout,
 )
 from bsmeta.tasks.disambiguation.texts import Row, divide_sentence, find_overlaps
-from bsmeta.training.task import batched, batches_of
+from bsmeta.training.task import sort_into_batches, split_into_lists
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ _NO_WORD = re.compile(r"[^\w\s\x00-\x7f]")
 _LONGEST_FORM = 200  # characters; building an automaton takes the square of the longest
 
 _COUNTS = ("alias", "mentions", "occurrences")
-_FORM_LAYOUT = {**string_layout("forms"), **dict.fromkeys(_COUNTS, "<i4")}
+_FORM_LAYOUT = {**make_string_layout("forms"), **dict.fromkeys(_COUNTS, "<i4")}
 
 
 class Span(NamedTuple):
@@ -163,7 +163,7 @@ class Detector:
         for form, marked_start, marked_end in matches:
             start = marked_start - bisect_left(marks, marked_start)
             end = marked_end - bisect_left(marks, marked_end)
-            original = folded.original(start, end)
+            original = folded.find_original(start, end)
             if original is not None:
                 yield Match(*original, form)
 
@@ -193,8 +193,8 @@ def _collect_forms(table: EntityTable, alias_form: str) -> dict[str, int]:
     for alias, name in enumerate(table.aliases):
         if alias_form == "lemma_pos":
             name = name.rpartition(".")[0].replace("_", " ") or name
-        form = caseless(name)
-        _, scores = table.candidates(alias)
+        form = make_caseless(name)
+        _, scores = table.find_candidates(alias)
         total_score = float(scores.sum())
         if form and total_score >= total_scores.get(form, 0.0):
             forms[form] = alias
@@ -212,8 +212,8 @@ def open_detector(config: DisambiguationDataConfig, table: EntityTable, folder: 
     """
     path = None if config.train_file is None else Path(config.train_file)
     if path is not None and path.is_file():
-        facts = FormFacts(file_hash(path), config.alias_form, table.fingerprint, True)
-        with writing(folder, "the forms of aliases in the training sentences"):
+        facts = FormFacts(hash_file(path), config.alias_form, table.fingerprint, True)
+        with hold_write_lock(folder, "the forms of aliases in the training sentences"):
             if not _has_counts(folder, facts, table):
                 _write_counts(folder, facts, count_forms(path, table, config.alias_form))
 
@@ -252,7 +252,9 @@ def _read_counts(folder: Path, table: EntityTable) -> dict[str, FormCount]:
 
     aliases = arrays["alias"]
     if len(aliases) and not (aliases.min() >= -1 and aliases.max() < len(table.aliases)):
-        raise damaged_folder(folder, f"alias has a number that {table.folder} does not have")
+        raise make_damaged_folder_error(
+            folder, f"alias has a number that {table.folder} does not have"
+        )
 
     counts = zip(*(arrays[name].tolist() for name in _COUNTS), strict=True)
     return dict(zip(Strings(arrays, "forms"), map(FormCount._make, counts), strict=True))
@@ -266,10 +268,10 @@ def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, Fo
     """
     alias_counts: dict[str, Counter[int]] = {}
     problems = Problems(path)
-    with file_bar(path, f"counting forms in {path.name}") as advance:
+    with show_file_bar(path, f"counting forms in {path.name}") as advance:
         for line in read_lines(path, problems, advance):
             for mention in line.mentions:
-                form = caseless(line.text[mention.start : mention.end])
+                form = make_caseless(line.text[mention.start : mention.end])
                 alias = table.aliases.find(mention.alias)
                 if form and alias >= 0:
                     alias_counts.setdefault(form, Counter())[alias] += 1
@@ -283,7 +285,7 @@ def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, Fo
     detector = Detector(table, alias_form, mention_counts)
 
     occurrences: Counter[int] = Counter()
-    with file_bar(path, f"counting words in {path.name}") as advance:
+    with show_file_bar(path, f"counting words in {path.name}") as advance:
         for line in read_lines(path, problems, advance):
             occurrences.update(match.form for match in detector.find_matches(line.text))
 
@@ -376,7 +378,7 @@ class Predictor:
         logged.
         """
         unknown: Counter[str] = Counter()
-        for batch in batched(records, TEXTS_AT_ONCE):
+        for batch in split_into_lists(records, TEXTS_AT_ONCE):
             spans = [self._find_spans(record, unknown) for record in batch]
             texts = [str(record["text"]) for record in batch]
             for entities in self._disambiguate(texts, spans):
@@ -428,7 +430,7 @@ class Predictor:
         rows = [*self._build_rows(texts, spans)]
         entities: list[list[dict[str, Any]]] = [[] for _ in texts]
         batch_size = self._data.config.data_config.per_device_eval_batch_size
-        for batch in batches_of([len(row.tokens) for row in rows], batch_size):
+        for batch in sort_into_batches([len(row.tokens) for row in rows], batch_size):
             batch_rows = [rows[index] for index in batch]
             answers = zip(*self._scorer(batch_rows).pick_answers(), strict=True)
             for row in batch_rows:
@@ -458,7 +460,7 @@ class Predictor:
 
     def _build_rows(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> Iterator[Row]:
         """Yields the rows of all texts with mentions; their `sentence` is the index of the text."""
-        encoded = tokens_with_places(self._data.tokenizer, texts)
+        encoded = tokenize_with_places(self._data.tokenizer, texts)
         # The limit of mentions bounds a training step; here it would only encode words repeatedly.
         max_mentions = max(map(len, spans), default=1) or 1
         limits = self._data.limits._replace(mentions=max_mentions)
@@ -469,7 +471,7 @@ class Predictor:
 
             characters = np.array([(span.start, span.end) for span in text_spans])
             aliases = np.array([span.alias for span in text_spans])
-            chunks, _ = divide_sentence(characters, word_spans(texts[number]), tokens, limits)
+            chunks, _ = divide_sentence(characters, find_word_spans(texts[number]), tokens, limits)
             for chunk in chunks:
                 mentions = np.array(chunk.mentions)
                 in_tokens = find_overlaps(characters[mentions], tokens) - chunk.start

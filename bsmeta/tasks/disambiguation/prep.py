@@ -28,22 +28,22 @@ import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.files import file_hash
+from bsmeta.core.files import hash_file
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.progress import file_bar
-from bsmeta.core.signals import plain_children
+from bsmeta.core.progress import show_file_bar
+from bsmeta.core.signals import reset_signals_of_children
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import SMALLEST, IndexCache, LineReader
-from bsmeta.data.table.store import open_store, saved_key
-from bsmeta.data.text.tokenizer import tokenizer_fingerprint, tokens_with_places
+from bsmeta.data.table.store import open_store, read_saved_key
+from bsmeta.data.text.tokenizer import fingerprint_tokenizer, tokenize_with_places
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import (
     Line,
     Problems,
     Scan,
+    find_word_spans,
     read_part,
     scan_lines,
-    word_spans,
 )
 from bsmeta.tasks.disambiguation.texts import (
     Chunk,
@@ -135,7 +135,7 @@ class Sentences:
             )
         return rows
 
-    def gold(self) -> list[Row]:
+    def read_gold(self) -> list[Row]:
         """Reads all rows with a gold mention, without their weak labels.
 
         Raises:
@@ -214,27 +214,27 @@ def open_prep(
     encoder = Encoder(path, table, tokenizer, limits)
     key = {
         "format": FORMAT,
-        "file": file_hash(path),
-        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "file": hash_file(path),
+        "tokenizer": fingerprint_tokenizer(tokenizer),
         _ENTITIES_KEY: table.fingerprint,
         "data_config.max_mentions": limits.mentions,
         "data_config.max_words": limits.words,
         "max_tokens": limits.tokens,
     }
     if by_content:
-        folder = folder.with_name(f"{folder.name}-{_digest(key)}")
+        folder = folder.with_name(f"{folder.name}-{_hash_key(key)}")
 
     # A store that was built with an earlier version of the table is valid, so its key is kept.
-    saved_entities = saved_key(folder).get(_ENTITIES_KEY, "")
+    saved_entities = read_saved_key(folder).get(_ENTITIES_KEY, "")
     if table.count_entities_of(saved_entities) is not None:
         key[_ENTITIES_KEY] = saved_entities
 
     work = folder.with_name(f"{folder.name}.work")
-    with plain_children():  # the processes of `Dataset.map`
+    with reset_signals_of_children():  # the processes of `Dataset.map`
         rows = open_store(
             folder,
             key,
-            lambda: _build(encoder, work, _digest(key), workers),
+            lambda: _encode_sentences(encoder, work, _hash_key(key), workers),
             overwrite=overwrite,
             remedy="build it again with data_config.overwrite_prep=true",
         )
@@ -243,16 +243,16 @@ def open_prep(
     facts = parse_json(rows.info.description)
     size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
     facts["bytes_per_mention"] = size / facts["mentions"]
-    sentences = Sentences(path, rows, facts, saved_key(folder))
+    sentences = Sentences(path, rows, facts, read_saved_key(folder))
     log.info("%s: %s", path, sentences)
     return sentences
 
 
-def _digest(key: dict[str, Any]) -> str:
+def _hash_key(key: dict[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(key).encode())
 
 
-def _build(encoder: Encoder, work: Path, digest: str, workers: int) -> Dataset:
+def _encode_sentences(encoder: Encoder, work: Path, digest: str, workers: int) -> Dataset:
     """Encodes all lines, group by group; groups that are already in `work` are read from there.
 
     Raises:
@@ -305,7 +305,7 @@ def _build_features(tokenizer: PreTrainedTokenizerBase) -> Features:
 
 def _scan_and_warn(path: Path) -> Scan:
     """Scans a file, and warns of fields that are not used and of aliases in another spelling."""
-    with file_bar(path, f"reading {path.name}") as advance:
+    with show_file_bar(path, f"reading {path.name}") as advance:
         scan = scan_lines(path, advance)
     if scan.unused:
         fields = ", ".join(f"{name} ({count:,} lines)" for name, count in scan.unused.items())
@@ -399,7 +399,7 @@ class Encoder:
         self._reader: LineReader | None = None
 
         # Encoding switches off truncation, which is a part of the tokenizer's fingerprint.
-        list(tokens_with_places(tokenizer, [""]))
+        list(tokenize_with_places(tokenizer, [""]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}  # each process opens the file
@@ -430,7 +430,7 @@ class Encoder:
         numbers = [self._find_numbers(line, problems) for line in lines]
         problems.close()
 
-        encoded = tokens_with_places(self.tokenizer, [line.text for line in lines])
+        encoded = tokenize_with_places(self.tokenizer, [line.text for line in lines])
         for line, (aliases, entities), (ids, tokens) in zip(lines, numbers, encoded, strict=True):
             for row in self._divide_line(line, tokens):
                 row["input_ids"] = ids[row.pop("tokens")]
@@ -459,7 +459,7 @@ class Encoder:
         """Yields the rows of a line, with the range of their tokens instead of `input_ids`."""
         spans = [(mention.start, mention.end) for mention in line.mentions]
         span_array = np.array(spans, np.int64).reshape(-1, 2)
-        chunks, lost = divide_sentence(span_array, word_spans(line.text), tokens, self._limits)
+        chunks, lost = divide_sentence(span_array, find_word_spans(line.text), tokens, self._limits)
         if lost:
             chunks.append(Chunk(0, 0, []))  # a row without mentions reports it, and is removed
 

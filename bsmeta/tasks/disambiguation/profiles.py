@@ -22,9 +22,9 @@ import numpy as np
 import xxhash
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.files import building, writing
-from bsmeta.core.progress import file_bar
-from bsmeta.data.text.caseless import caseless
+from bsmeta.core.files import build_atomically, hold_write_lock
+from bsmeta.core.progress import show_file_bar
+from bsmeta.data.text.caseless import make_caseless
 from bsmeta.tasks.disambiguation.array_folder import ArrayFolder, ArrayWriter
 from bsmeta.tasks.disambiguation.entities import (
     ENTITY_LAYOUT,
@@ -72,7 +72,7 @@ def build_entities(
         DataError: With the problems of the file.
     """
     problems = Problems(profiles)
-    with file_bar(profiles, f"reading {profiles.name}") as advance:
+    with show_file_bar(profiles, f"reading {profiles.name}") as advance:
         lines = read_json_lines(profiles, Profile, problems, advance)
         return write_table(lines, problems, folder, max_candidates=max_candidates)
 
@@ -81,7 +81,7 @@ def write_table(
     lines: Iterable[tuple[int, Profile]], problems: Problems, folder: Path, *, max_candidates: int
 ) -> EntityTable:
     """Writes a table of numbered profiles; see `build_entities`."""
-    with writing(folder, f"the table {folder}"):
+    with hold_write_lock(folder, f"the table {folder}"):
         if folder.exists():
             raise ConfigurationError(
                 f"{folder} exists; name another folder, delete it to build it again, or add "
@@ -91,7 +91,7 @@ def write_table(
         columns = _Columns(None)
         columns.add(0, Profile(NIL_ID, [], ""), problems)
         columns.add_all(lines, problems)
-        with building(folder) as part:
+        with build_atomically(folder) as part:
             part.mkdir()
             columns.write(part, max_candidates)
     return EntityTable.open(folder)
@@ -108,7 +108,7 @@ def add_entities(profiles: Path, folder: Path) -> EntityTable:
     problems = Problems(profiles)
     # Opened before the lock, whose file would create a folder of a misspelled name.
     before = EntityTable.open(folder)
-    with writing(folder, f"the table {folder}"):
+    with hold_write_lock(folder, f"the table {folder}"):
         # An earlier addition that failed may have left values after the end of the arrays, which
         # are overwritten.
         columns = _Columns(ArrayFolder(folder, ENTITY_LAYOUT, TableFacts))
@@ -183,7 +183,7 @@ class _NewAliases(_NewNames):
         self._is_caseless = bytearray(b"\1" * self._next)  # by number: also written in that form
 
     def find_or_add(self, string: str) -> int:
-        key = caseless(string)
+        key = make_caseless(string)
         number = super().find_or_add(key)
         if number == len(self._is_caseless):
             self._is_caseless.append(0)
@@ -208,7 +208,7 @@ class _NewAliases(_NewNames):
             path,
             len(self._respelled),
             example,
-            caseless(example),
+            make_caseless(example),
             spellings - len(numbers),
         )
 
@@ -310,7 +310,7 @@ class _Columns:
 
         seen = set()
         for alias, score in profile.mentions:
-            if not caseless(alias):
+            if not make_caseless(alias):
                 yield "a mention is empty"
             if alias in seen:
                 yield f"mention {alias!r} is there twice"

@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bsmeta.report import figures
-from bsmeta.report.figures import INK, SERIES, Look, look
-from bsmeta.report.inference import Estimate, bootstrap, rough_intervals
+from bsmeta.report.figures import INK, SERIES, Look, look_of_series
+from bsmeta.report.inference import Estimate, compute_bootstrap_intervals, warn_of_rough_intervals
 from bsmeta.report.page import (
     Cell,
     Column,
     Page,
     Section,
     Table,
-    json_line,
-    own_command,
+    describe_command,
+    encode_json_line,
     print_report,
     write_report,
 )
@@ -226,7 +226,7 @@ class Results:
     by_count: list[SliceResult]  # mentions by the training count of their entity
 
 
-def results_of(
+def compute_results(
     scored: Scored,
     others: Mapping[str, np.ndarray],
     *,
@@ -252,7 +252,9 @@ def results_of(
         sums = np.array([np.bincount(documents, values) for values in [*rights, *gains]])
         totals = np.bincount(documents, members.astype(float))
 
-        intervals = bootstrap(sums, np.tile(totals, (len(sums), 1)), resamples=resamples, seed=seed)
+        intervals = compute_bootstrap_intervals(
+            sums, np.tile(totals, (len(sums), 1)), resamples=resamples, seed=seed
+        )
         estimates = [
             Estimate(float(total) / int(members.sum()), interval)
             for total, interval in zip(sums.sum(1), intervals, strict=True)
@@ -295,7 +297,7 @@ def bin_by_count(counts: np.ndarray) -> dict[str, np.ndarray]:
     return bins
 
 
-def report(
+def report_results(
     results: Results, mentions: Iterable[dict[str, Any]], folder: Path, facts: Mapping[str, str]
 ) -> None:
     """Writes the report and the records of the mentions to a folder, and prints the report.
@@ -304,7 +306,7 @@ def report(
         mentions: See `build_mention_records`.
         facts: Further facts about the evaluation, by name.
     """
-    tables = build_tables(results)
+    tables = make_build_tables(results)
     sentences = summarize(results)
     count = results.slices[0].metrics["mentions"]
     page = Page(
@@ -316,12 +318,12 @@ def report(
             "mentions": f"{count:,.0f} in {results.documents:,} documents",
         },
         sections=[Section(tables=tables, plots={PLOT: partial(plot_accuracy_by_count, results)})],
-        commands=own_command(),
+        commands=describe_command(),
     )
 
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / MENTIONS, "wb") as file:
-        file.writelines(map(json_line, mentions))
+        file.writelines(map(encode_json_line, mentions))
     files = write_report(page, asdict(results), folder, further=[MENTIONS])
     print_report(tables[:1], sentences, files)
 
@@ -333,7 +335,7 @@ def build_mention_records(
     is_right = {MODEL: scored.is_right, POPULAR: scored.popular_is_right, **others}
     answers = zip(scored.aliases.tolist(), scored.answers.tolist(), strict=True)
     for number, (alias, answer) in enumerate(answers):
-        candidates, _ = table.candidates(alias)
+        candidates, _ = table.find_candidates(alias)
         most_popular = candidates[:1].tolist()
         gold = [entity for entity in scored.gold[number].tolist() if entity >= 0]
         yield {
@@ -369,19 +371,21 @@ def summarize(results: Results) -> list[str]:
             f"{format_points(gain.value)} points (95% interval {format_points(gain.low)} to "
             f"{format_points(gain.high)}{distinct})."
         )
-    return [*sentences, *rough_intervals(results.documents, "documents")]
+    return [*sentences, *warn_of_rough_intervals(results.documents, "documents")]
 
 
-def build_tables(results: Results) -> list[Table]:
+def make_build_tables(results: Results) -> list[Table]:
     """Builds all tables of a report."""
     return [
-        _accuracy_table("Accuracy by slice", "slice", results.systems, results.slices),
-        _in_candidates_table(results.slices),
-        _accuracy_table("Accuracy by training count", "count", results.systems, results.by_count),
+        _make_accuracy_table("Accuracy by slice", "slice", results.systems, results.slices),
+        _make_in_candidates_table(results.slices),
+        _make_accuracy_table(
+            "Accuracy by training count", "count", results.systems, results.by_count
+        ),
     ]
 
 
-def _in_candidates_table(slices: Sequence[SliceResult]) -> Table:
+def _make_in_candidates_table(slices: Sequence[SliceResult]) -> Table:
     rows: list[list[Cell]] = []
     for result in slices:
         values = [result.metrics[f"{name}{IN_CANDIDATES}"] for name in SLICE_METRICS]
@@ -393,7 +397,7 @@ def _in_candidates_table(slices: Sequence[SliceResult]) -> Table:
     return Table(title, "In percent of these mentions.", columns, rows)
 
 
-def _accuracy_table(
+def _make_accuracy_table(
     title: str, head: str, systems: Sequence[str], slices: Sequence[SliceResult]
 ) -> Table:
     rows: list[list[Cell]] = []
@@ -419,13 +423,13 @@ def _accuracy_table(
     return Table(title, note, columns, rows)
 
 
-@figures.styled
+@figures.style_figure
 def plot_accuracy_by_count(results: Results) -> Figure:
     """Plots the accuracy of each system by training count, with 95% intervals."""
-    figure, (axes,) = figures.canvas(4.4)
+    figure, (axes,) = figures.create_figure(4.4)
     positions = np.arange(len(results.by_count))
     others = len(results.systems) - 1
-    looks = [Look(SERIES[1], "o"), *(look(number + 2) for number in range(others))]
+    looks = [Look(SERIES[1], "o"), *(look_of_series(number + 2) for number in range(others))]
 
     for number, (system, style) in enumerate(zip(results.systems, looks, strict=True)):
         estimates = [result.accuracy[system] for result in results.by_count]
@@ -448,5 +452,5 @@ def plot_accuracy_by_count(results: Results) -> Figure:
     axes.set_xlabel("mentions of the entity in the training data (held-out mentions)")
     axes.set_title("accuracy in %, with 95% intervals", loc="left", color=INK)
     axes.grid(axis="y")
-    figures.legend_below(figure, zip(results.systems, looks, strict=True))
+    figures.add_legend_below(figure, zip(results.systems, looks, strict=True))
     return figure

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from bsmeta.core.progress import report_progress
-from bsmeta.tasks.disambiguation.array_folder import ArrayFolder, damaged_folder
+from bsmeta.tasks.disambiguation.array_folder import ArrayFolder, make_damaged_folder_error
 
 _BLOCK = 1 << 20  # values that are checked at a time
 
@@ -24,14 +24,14 @@ def list_layout(name: str, dtype: str) -> dict[str, str]:
     return {name: dtype, f"{name}_ends": "<i8"}
 
 
-def string_layout(name: str) -> dict[str, str]:
+def make_string_layout(name: str) -> dict[str, str]:
     """Returns the layout of the strings of a name."""
     return list_layout(name, "|u1")
 
 
 def name_layout(name: str) -> dict[str, str]:
     """Returns the layout of strings that are looked up by their hashes."""
-    return {**string_layout(name), f"{name}_hashes": "<u8", f"{name}_order": "<i4"}
+    return {**make_string_layout(name), f"{name}_hashes": "<u8", f"{name}_order": "<i4"}
 
 
 class Strings:
@@ -104,12 +104,12 @@ def check_lists(arrays: ArrayFolder[Any], name: str, count: int | None = None) -
     for start in range(0, len(ends), _BLOCK):
         block = ends[start : start + _BLOCK]
         if block[0] < previous or (np.diff(block) < 0).any():
-            raise damaged_folder(arrays.folder, f"{name}_ends does not increase")
+            raise make_damaged_folder_error(arrays.folder, f"{name}_ends does not increase")
         previous = int(block[-1])
         report_progress()
 
     if previous != len(arrays[name]):
-        raise damaged_folder(
+        raise make_damaged_folder_error(
             arrays.folder, f"{name}_ends ends at {previous:,}, but {name} has {len(arrays[name]):,}"
         )
     return len(ends)
@@ -131,13 +131,13 @@ def check_strings(arrays: ArrayFolder[Any], name: str, count: int | None = None)
             report_progress()
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        raise damaged_folder(arrays.folder, f"{name} is not UTF-8: {error}") from error
+        raise make_damaged_folder_error(arrays.folder, f"{name} is not UTF-8: {error}") from error
 
     # The concatenated text is UTF-8, so each string is UTF-8 if none starts inside a character.
     ends = arrays[f"{name}_ends"]
     starts = ends[ends < len(text)]
     if ((text[starts] & 0xC0) == 0x80).any():
-        raise damaged_folder(arrays.folder, f"{name}_ends divides a character of {name}")
+        raise make_damaged_folder_error(arrays.folder, f"{name}_ends divides a character of {name}")
     return number
 
 
@@ -162,7 +162,7 @@ def check_numbers(arrays: ArrayFolder[Any], name: str, count: int) -> None:
     """
     values = arrays[name]
     if len(values) and not (values.min() >= 0 and values.max() < count):
-        raise damaged_folder(
+        raise make_damaged_folder_error(
             arrays.folder,
             f"{name} has values from {values.min()} to {values.max()}, expected 0 to {count - 1}",
         )
@@ -175,6 +175,6 @@ def check_length(arrays: ArrayFolder[Any], name: str, length: int) -> None:
         DataError: If it differs.
     """
     if len(arrays[name]) != length:
-        raise damaged_folder(
+        raise make_damaged_folder_error(
             arrays.folder, f"{name} has {len(arrays[name]):,} values, expected {length:,}"
         )

@@ -18,7 +18,7 @@ import transformers
 from torch import nn
 
 from bsmeta.config.steps import BatchPlan
-from bsmeta.core.errors import ConfigurationError, nearest
+from bsmeta.core.errors import ConfigurationError, suggest_nearest
 from bsmeta.core.signals import release_signals
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import SimilarLengths, TableStream
@@ -119,13 +119,13 @@ class EntityDisambiguator(Task):
         """Scores the gold mentions of the dev split; returns [] if there is none."""
         if self._dev_rows is None:
             return []
-        scored = evaluate.score(self.data, model, self._dev_rows, context)
+        scored = evaluate.score_mentions(self.data, model, self._dev_rows, context)
         return build_metrics(scored, self._config, "validation")
 
     @cached_property
     def _dev_rows(self) -> list[Row] | None:
-        dev = self.data.split("dev")
-        return None if dev is None else dev.gold()
+        dev = self.data.open_split("dev")
+        return None if dev is None else dev.read_gold()
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test split (without one, the dev split), once, with the exported model."""
@@ -203,7 +203,7 @@ def build_metrics(scored: report.Scored, config: DisambiguationConfig, split: st
     return metrics
 
 
-def prepare(config: DisambiguationConfig) -> None:
+def prepare_data(config: DisambiguationConfig) -> None:
     """Encodes the sentences of all splits, and computes the fixed inputs of the training."""
     release_signals()  # nothing to save: a signal ends the process, and the next call continues
     data = Data(config)
@@ -221,7 +221,7 @@ def check_data(data: Data) -> None:
             exist.
     """
     config = data.config
-    splits = {name: data.split(name) for name in SPLITS}
+    splits = {name: data.open_split(name) for name in SPLITS}
     held_out = []
     line_slices: set[str] = set()
     for name, sentences in splits.items():
@@ -238,7 +238,7 @@ def check_data(data: Data) -> None:
         _check_best_metric(config, sorted(line_slices))
 
     for sentences in held_out:
-        sentences.gold()
+        sentences.read_gold()
     final_split = splits["test"] or splits["dev"]
     if config.compare_with is not None and final_split is not None:
         _, compared_data = evaluate.open_compared_data(config)
@@ -251,7 +251,8 @@ def _check_slices(config: DisambiguationConfig, line_slices: list[str]) -> None:
     for name in config.eval_slices or []:
         if name not in available:
             raise ConfigurationError(
-                f"eval_slices: there is no slice {name!r}{nearest(name, available)}; expected some "
+                f"eval_slices: there is no slice {name!r}{suggest_nearest(name, available)}; "
+                "expected some "
                 f"of {', '.join(available)}",
                 ["eval_slices"],
             )
@@ -263,7 +264,7 @@ def _check_best_metric(config: DisambiguationConfig, line_slices: list[str]) -> 
     if config.keep_best_by is not None and config.keep_best_by not in names:
         raise ConfigurationError(
             f"keep_best_by={config.keep_best_by}: evaluations have no such metric"
-            f"{nearest(config.keep_best_by, names)}; expected one of {', '.join(names)}",
+            f"{suggest_nearest(config.keep_best_by, names)}; expected one of {', '.join(names)}",
             ["keep_best_by"],
         )
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.data.text.tokenizer import padded_tokenizer_of, special_tokens
+from bsmeta.data.text.tokenizer import find_special_tokens, load_padded_tokenizer
 from bsmeta.tasks.disambiguation.config import ENTITY_TEXT, DisambiguationConfig
 from bsmeta.tasks.disambiguation.entities import EntityTable
 
@@ -35,7 +35,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigurationError: If it cannot be loaded, or has no token to pad with.
     """
-    tokenizer = padded_tokenizer_of(name)
+    tokenizer = load_padded_tokenizer(name)
     if tokenizer.mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": "[MASK]"})
     tokenizer.add_tokens([*SPECIAL_TOKENS], special_tokens=True)
@@ -68,7 +68,7 @@ class EntityTexts:
 
         self._table = table
         self._parts = [part for part in ENTITY_TEXT if part in parts]
-        self._prefix, self._suffix = special_tokens(tokenizer)
+        self._prefix, self._suffix = find_special_tokens(tokenizer)
         self._max_text_tokens = max_length - len(self._prefix) - len(self._suffix)
         self._markers = {
             part: tokenizer.convert_tokens_to_ids(marker) for part, marker in MARKERS.items()
@@ -139,9 +139,9 @@ class EntityTexts:
         if part == "title":
             return _PARENTHESIS.sub("", table.titles[entity])
         if part == "types":
-            return ", ".join(table.types(entity))
+            return ", ".join(table.list_types(entity))
         if part == "relations":
-            relations = table.relations(entity)
+            relations = table.list_relations(entity)
             return ", ".join(f"{name} {table.titles[other]}".strip() for name, other in relations)
         return table.descriptions[entity]
 
@@ -345,7 +345,7 @@ class MentionTexts:
         self._tokenizer = tokenizer
         self._in_windows = data.mention_encoding == "window"
         self._is_mean = config.pooling == "mean"
-        self._prefix, self._suffix = special_tokens(tokenizer)
+        self._prefix, self._suffix = find_special_tokens(tokenizer)
         self._max_window_tokens = data.window_length - len(self._prefix) - len(self._suffix)
         self._markers = tuple(tokenizer.convert_tokens_to_ids([MENTION_START, MENTION_END]))
 

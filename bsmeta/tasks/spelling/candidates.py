@@ -20,10 +20,10 @@ import xxhash
 from rapidfuzz import process
 from rapidfuzz.distance import OSA, Indel, Levenshtein
 
-from bsmeta.data.text.sentences import Span, joined_parts
-from bsmeta.tasks.spelling.lexicon import Lexicon, Parsed, fold, hash_words, parse
-from bsmeta.tasks.spelling.noise import plain
-from bsmeta.tasks.spelling.word_parts import elision_length, is_word, word_runs
+from bsmeta.data.text.sentences import Span, divide_compound
+from bsmeta.tasks.spelling.lexicon import Lexicon, Parsed, fold_word, hash_words, parse_token
+from bsmeta.tasks.spelling.noise import remove_accents
+from bsmeta.tasks.spelling.word_parts import find_word_runs, is_word, measure_elision
 
 LOOKED_AT = 300  # near words that are compared with a word: the most frequent
 
@@ -55,7 +55,7 @@ _KEEP, _NONE, _NEAR, _SPLIT = range(4)
 _FREQUENCY = 4
 _STATISTICS = slice(5, 7)  # whether it is known; its share of capitals
 _CASE = slice(7, 10)  # lower case, first letter a capital, all capitals
-_WORD = slice(10, 18)  # of the word itself only: see `_word_features`
+_WORD = slice(10, 18)  # of the word itself only: see `_compute_word_features`
 _EDIT_COUNT = slice(18, 22)  # 0, 1, 2, or more edits
 _IS_KNOWN_MISSPELLING = 22
 _COMMON = slice(23, 29)  # properties that the candidate and the word have in common
@@ -157,64 +157,66 @@ class Candidates:
         """Finds the candidates of words.
 
         Args:
-            cores: For each word, its spelled part (`spelled_part`), and whether it begins a
+            cores: For each word, its spelled part (`find_spelled_part`), and whether it begins a
                 sentence.
         """
         if len(self._forms) > FORMS_IN_MEMORY:
             self._forms.clear()
 
         new = [core for core in dict.fromkeys(cores) if core not in self._forms]
-        near = self._lexicon.near.find([fold(core) for core, _ in new]) if new else []
+        near = self._lexicon.near.find([fold_word(core) for core, _ in new]) if new else []
         for (core, is_start), near_words in zip(new, near, strict=True):
             self._forms[core, is_start] = self._build_form(core, is_start, near_words)
         return [self._forms[core] for core in cores]
 
-    def spelled_part(self, word: str) -> Parsed:
+    def find_spelled_part(self, word: str) -> Parsed:
         """Returns the part of a token that is compared with words: of several parts, the rarest.
 
         All else is in `before` and `after`, which no correction changes.
         """
-        parsed = parse(word)
+        parsed = parse_token(word)
         parts: list[Span] = []
-        for run in word_runs(parsed.core):
-            for start, end in self._parts_of(parsed.core[slice(*run)]):
+        for run in find_word_runs(parsed.core):
+            for start, end in self._divide_compound(parsed.core[slice(*run)]):
                 parts.append(Span(run.start + start, run.start + end))
         if len(parts) > 1:
             parts = [part for part in parts if part.end - part.start > 1]
         if not parts:  # nothing is spelled, or only initials (`U.S`)
             return parsed._replace(before=word, core="", after="")
 
-        start, end = min(parts, key=lambda part: self.log(fold(parsed.core[slice(*part)])))
+        start, end = min(
+            parts, key=lambda part: self.compute_log_frequency(fold_word(parsed.core[slice(*part)]))
+        )
         return parsed._replace(
             before=parsed.before + parsed.core[:start],
             core=parsed.core[start:end],
             after=parsed.core[end:] + parsed.after,
         )
 
-    def _parts_of(self, word: str) -> list[Span]:
+    def _divide_compound(self, word: str) -> list[Span]:
         """Returns the parts of an unknown compound; the whole of any other word."""
         whole_word = Span(0, len(word))
-        if self._lexicon.number(fold(word)) >= 0:
+        if self._lexicon.number(fold_word(word)) >= 0:
             return [whole_word]
 
-        parts = [part for part in joined_parts(word) if part.end - part.start > 1]
+        parts = [part for part in divide_compound(word) if part.end - part.start > 1]
         if len(parts) < 2:
             parts = [whole_word]
-        return [self._without_elision(word, part) for part in parts]
+        return [self._cut_elision(word, part) for part in parts]
 
-    def _without_elision(self, word: str, part: Span) -> Span:
+    def _cut_elision(self, word: str, part: Span) -> Span:
         """Cuts the elided article from a part of a word, unless it is listed with the article."""
         text = word[slice(*part)]
-        key = fold(text)
+        key = fold_word(text)
         if self._lexicon.number(key) >= 0 or key in self._lexicon.misspellings:
             return part
-        return Span(part.start + elision_length(text), part.end)
+        return Span(part.start + measure_elision(text), part.end)
 
-    def log(self, key: str) -> float:
+    def compute_log_frequency(self, key: str) -> float:
         """Returns the logarithm of the frequency of a word."""
         return self._known_logs.get(key, UNKNOWN)
 
-    def _capital_share(self, key: str) -> float:
+    def _compute_capital_share(self, key: str) -> float:
         """Returns the share of a word's occurrences with a capital inside a sentence."""
         return self._capital_shares.get(key, UNKNOWN_CAPITAL_SHARE)
 
@@ -222,7 +224,7 @@ class Candidates:
         if not core:
             return self._unspelled_form
 
-        key = fold(core)
+        key = fold_word(core)
         corrections = [
             word for word in self._lexicon.misspellings.get(key, ()) if _is_spelled(word)
         ]
@@ -230,9 +232,11 @@ class Candidates:
             corrections = []
 
         distances = self._choose(core, near_words, corrections)
-        rows = self._candidate_rows(core, is_start, distances)
+        rows = self._list_candidate_rows(core, is_start, distances)
         features = [
-            self._features(core, key, row, is_known=row.first in corrections, others=len(distances))
+            self._compute_features(
+                core, key, row, is_known=row.first in corrections, others=len(distances)
+            )
             for row in rows
         ]
         list_features = self._list_features[[self._lexicon.number(row.first) for row in rows]]
@@ -245,24 +249,26 @@ class Candidates:
                     hash_words([row.last for row in rows]),
                 ]
             ),
-            logs=np.array([self.log(row.first) for row in rows], np.float32),
+            logs=np.array([self.compute_log_frequency(row.first) for row in rows], np.float32),
             capitals=np.array([row.text[:1].isupper() for row in rows]),
         )
 
-    def _candidate_rows(self, core: str, is_start: bool, distances: dict[str, int]) -> list[_Row]:
+    def _list_candidate_rows(
+        self, core: str, is_start: bool, distances: dict[str, int]
+    ) -> list[_Row]:
         """Lists the candidates of a word, from the near words with their distances."""
-        key = fold(core)
+        key = fold_word(core)
         rows = [_Row(core, key, key, _KEEP), _Row("", "", "", _NONE)]
 
         for other, distance in {key: 0, **distances}.items():
-            has_capital = self._capital_share(other) > LEAST_CAPITAL_SHARE
-            for text in _cased(core, other, with_capital=is_start or has_capital):
+            has_capital = self._compute_capital_share(other) > LEAST_CAPITAL_SHARE
+            for text in _list_cased_forms(core, other, with_capital=is_start or has_capital):
                 if not _are_equivalent(text, core):
                     rows.append(_Row(text, other, other, _NEAR, distance))
 
-        for first, second in self._splits(key):
+        for first, second in self._find_splits(key):
             text = f"{first.capitalize() if core[0].isupper() else first} {second}"
-            rows.append(_Row(_with_apostrophes_of(core, text), first, second, _SPLIT, 1))
+            rows.append(_Row(_copy_apostrophes(core, text), first, second, _SPLIT, 1))
         return rows
 
     @cached_property
@@ -290,11 +296,11 @@ class Candidates:
             The words, with their distances in edits.
         """
         words = self._lexicon.words
-        key = fold(core)
+        key = fold_word(core)
         near = near[self._is_word[near]][:LOOKED_AT]
 
         distances, distances_with_case = process.cdist(
-            [key, _inner_case(core)],
+            [key, _lower_inner_word(core)],
             [words[number] for number in near.tolist()],
             scorer=OSA.distance,
             dtype=np.uint8,
@@ -320,9 +326,9 @@ class Candidates:
                 candidates[word] = OSA.distance(word, key)
         return candidates
 
-    def _splits(self, key: str) -> list[tuple[str, str]]:
+    def _find_splits(self, key: str) -> list[tuple[str, str]]:
         """Returns the likeliest two words that are written as one, if they are likelier than it."""
-        lowest_log = max(-24.0, self.log(key) - SPLIT_COST)
+        lowest_log = max(-24.0, self.compute_log_frequency(key) - SPLIT_COST)
 
         # Both words must be known, as an unknown one is below `lowest_log`; so neither is longer
         # than every known word, and the time does not grow with the square of the word's length.
@@ -330,14 +336,16 @@ class Candidates:
         splits: list[tuple[float, tuple[str, str]]] = []
         for end in ends:
             pair = (key[:end], key[end:])
-            splits.append((self.log(pair[0]) + self.log(pair[1]), pair))
+            splits.append(
+                (self.compute_log_frequency(pair[0]) + self.compute_log_frequency(pair[1]), pair)
+            )
         if not splits:
             return []
 
         log, best = max(splits)
         return [best] if log > lowest_log and all(map(is_word, best)) else []
 
-    def _features(
+    def _compute_features(
         self, core: str, key: str, row: _Row, *, is_known: bool, others: int
     ) -> list[float]:
         """Computes the features of a candidate without its context.
@@ -354,27 +362,27 @@ class Candidates:
             return features
 
         text = row.text
-        log = self.log(row.first)
+        log = self.compute_log_frequency(row.first)
         features[_FREQUENCY] = (log + 12) / 4
-        features[_STATISTICS] = [log > UNKNOWN, self._capital_share(row.first)]
+        features[_STATISTICS] = [log > UNKNOWN, self._compute_capital_share(row.first)]
         features[_CASE] = [
             text.islower(),
             text[:1].isupper(),
             text.isupper() and len(text) > 1,
         ]
         if row.origin == _KEEP:
-            features[_WORD] = self._word_features(core, key, others)
+            features[_WORD] = self._compute_word_features(core, key, others)
             return features
 
         edits = _describe_edits(row.first, key, row.distance)
         features[_EDIT_COUNT] = edits.number
         features[_IS_KNOWN_MISSPELLING] = is_known
         features[_COMMON] = edits.common
-        features[_FREQUENCY_GAIN] = (log - self.log(key)) / 8
+        features[_FREQUENCY_GAIN] = (log - self.compute_log_frequency(key)) / 8
         features[_SINGLE_EDIT] = edits.single
         features[_DISTANCES] = edits.distances
 
-        inner_distance = OSA.distance(_inner_case(text), _inner_case(core))
+        inner_distance = OSA.distance(_lower_inner_word(text), _lower_inner_word(core))
         first_letter_distance = OSA.distance(text, core) - inner_distance
         features[_CASE_EDITS] = [
             inner_distance - row.distance,
@@ -383,9 +391,9 @@ class Candidates:
         ]
         return features
 
-    def _word_features(self, core: str, key: str, others: int) -> list[float]:
-        """Computes the features of the word itself; see `_features`."""
-        rarest, mean = self._rarity(key)
+    def _compute_word_features(self, core: str, key: str, others: int) -> list[float]:
+        """Computes the features of the word itself; see `_compute_features`."""
+        rarest, mean = self._compute_rarity(key)
         return [
             len(key) / 8,
             rarest,
@@ -397,7 +405,7 @@ class Candidates:
             len(key) == 1,
         ]
 
-    def _rarity(self, key: str) -> tuple[float, float]:
+    def _compute_rarity(self, key: str) -> tuple[float, float]:
         """Returns the log-probability of the rarest triple of letters of a word, and the mean.
 
         The unit is 5 nats.
@@ -422,7 +430,7 @@ class Candidates:
         return counts
 
 
-def _cased(core: str, key: str, *, with_capital: bool) -> list[str]:
+def _list_cased_forms(core: str, key: str, *, with_capital: bool) -> list[str]:
     """Lists the ways to write a candidate in place of a word.
 
     Args:
@@ -436,10 +444,10 @@ def _cased(core: str, key: str, *, with_capital: bool) -> list[str]:
         forms = [*upper, capital, key]
     else:
         forms = [key, *([capital] if with_capital else []), *upper]
-    return [*dict.fromkeys(_with_apostrophes_of(core, form) for form in forms)]
+    return [*dict.fromkeys(_copy_apostrophes(core, form) for form in forms)]
 
 
-def _with_apostrophes_of(word: str, candidate: str) -> str:
+def _copy_apostrophes(word: str, candidate: str) -> str:
     """Writes typographic apostrophes in a candidate if the word has them."""
     return candidate.replace("'", "\u2019") if "\u2019" in word else candidate
 
@@ -456,14 +464,14 @@ def _are_equivalent(first: str, second: str) -> bool:
     return unicodedata.normalize("NFC", first) == unicodedata.normalize("NFC", second)
 
 
-def _inner_case(word: str) -> str:
+def _lower_inner_word(word: str) -> str:
     """Returns a word with its first letter in lower case, and all of it if all are capitals.
 
     Other capitals inside a word are errors, so they remain.
     """
     if word.isupper():
-        return fold(word)
-    return fold(word[:1]) + word[1:].replace("’", "'")
+        return fold_word(word)
+    return fold_word(word[:1]) + word[1:].replace("’", "'")
 
 
 class _Edits(NamedTuple):
@@ -484,14 +492,14 @@ def _describe_edits(candidate: str, key: str, distance: int) -> _Edits:
         candidate[0] == key[0],
         candidate[-1] == key[-1],
         sorted(candidate) == sorted(key),
-        _skeleton(candidate) == _skeleton(key),
-        OSA.distance(plain(candidate), plain(key)) / 2,
+        _extract_consonants(candidate) == _extract_consonants(key),
+        OSA.distance(remove_accents(candidate), remove_accents(key)) / 2,
     ]
     distances = [Levenshtein.distance(candidate, key) / 2, Indel.distance(candidate, key) / 2]
     return _Edits(number, common, _describe_single_edit(candidate, key), distances)
 
 
-def _skeleton(word: str) -> str:
+def _extract_consonants(word: str) -> str:
     """Returns the consonants of a word, doubled ones once."""
     consonants = ""
     for letter in word:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, cast
 
-from bsmeta.config.checks import missing, model_problems
+from bsmeta.config.checks import describe_missing_file, find_model_problems
 from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import Row
-from bsmeta.core.errors import HYDRA, MISSING, Problem, look_up, show
-from bsmeta.core.keys import bound_problems, inherited, key
+from bsmeta.core.errors import HYDRA, MISSING, Problem, format_value, look_up
+from bsmeta.core.keys import find_bound_problems, inherited, key
 
 # Packages whose lists of misspellings, or of words with counts, can be named.
 CODESPELL = "codespell"
@@ -220,17 +220,19 @@ class SecConfig(SpellingConfig):
     """validation samples to correct at each evaluation (the loss is over all)"""
 
 
-def value_problems(config: SpellingConfig, composition: Composition = NOTHING) -> Iterator[Problem]:
+def find_value_problems(
+    config: SpellingConfig, composition: Composition = NOTHING
+) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
-    yield from _published_problems(config, composition)
-    yield from _data_problems(config)
-    yield from model_problems(cast(Any, config))  # which has the keys that it reads
-    yield from _file_problems(config)
-    yield from _shape_problems(config)
-    yield from _noise_problems(config)
+    yield from _find_published_problems(config, composition)
+    yield from _find_data_problems(config)
+    yield from find_model_problems(cast(Any, config))  # which has the keys that it reads
+    yield from _find_file_problems(config)
+    yield from _find_shape_problems(config)
+    yield from _find_noise_problems(config)
 
 
-def _published_problems(config: SpellingConfig, composition: Composition) -> Iterator[Problem]:
+def _find_published_problems(config: SpellingConfig, composition: Composition) -> Iterator[Problem]:
     """Yields parts of a published configuration that another task or nothing here can train."""
     variant = look_up({"document": config.document}, _VARIANT)
     trainable = [name for name, task in VARIANTS.items() if task == config.task]
@@ -239,7 +241,7 @@ def _published_problems(config: SpellingConfig, composition: Composition) -> Ite
         fix = f"set NSC_CONFIG to a published configuration of {trainable[0]}"
         if variant in VARIANTS:
             fix = f"--config-name train_{VARIANTS[variant]}, or {fix}"
-        yield Problem(_VARIANT, HYDRA, show(variant), expected, fix)
+        yield Problem(_VARIANT, HYDRA, format_value(variant), expected, fix)
 
     noise = look_up({"document": config.document}, _PUBLISHED_NOISE)
     if not isinstance(noise, Mapping) or noise.get("type") != "SWITCH":
@@ -255,7 +257,7 @@ def _published_problems(config: SpellingConfig, composition: Composition) -> Ite
         yield Problem(f"{_PUBLISHED_NOISE}.cfgs", HYDRA, ", ".join(names) or "none", expected, fix)
 
 
-def _data_problems(config: SpellingConfig) -> Iterator[Problem]:
+def _find_data_problems(config: SpellingConfig) -> Iterator[Problem]:
     """Yields data sets that are missing, and splits that do not fit them."""
     if not config.datasets:
         expected = "at least one file, folder or glob of .txt or .jsonl"
@@ -263,58 +265,66 @@ def _data_problems(config: SpellingConfig) -> Iterator[Problem]:
     if config.accelerate_config_file is None:
         for name in config.datasets:
             if not os.path.exists(name) and not glob.glob(name, recursive=True):
-                yield missing("datasets", name, "a file, a folder or a glob", "correct datasets")
+                yield describe_missing_file(
+                    "datasets", name, "a file, a folder or a glob", "correct datasets"
+                )
 
     count = len(config.datasets)
     for field in ("dataset_limits", "val_splits"):
         values = getattr(config, field)
         if len(values) not in (0, 1, count):
             expected = f"one value for all {count} datasets, or one for each"
-            yield Problem(field, HYDRA, show(list(values)), expected, f"correct {field}")
+            yield Problem(field, HYDRA, format_value(list(values)), expected, f"correct {field}")
 
     for split in config.val_splits:
         if 1 <= split < math.inf and split != int(split):
             expected = "a number of samples from 1, or a share below 1"
-            yield Problem("val_splits", HYDRA, show(split), expected, "val_splits=[0.05]")
+            yield Problem("val_splits", HYDRA, format_value(split), expected, "val_splits=[0.05]")
 
     if not any(config.val_splits) and config.keep_best_by is not None:
         expected = "null, because val_splits leaves nothing to validate on"
         fix = "keep_best_by=null early_stopping_patience=null export_best=false, or val_splits"
-        yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
+        yield Problem("keep_best_by", HYDRA, format_value(config.keep_best_by), expected, fix)
 
 
-def _file_problems(config: SpellingConfig) -> Iterator[Problem]:
+def _find_file_problems(config: SpellingConfig) -> Iterator[Problem]:
     """Yields files, folders and packages that are missing, some needed only after the last step."""
     noise = config.noise
     if noise.misspellings != CODESPELL and not os.path.isfile(noise.misspellings):
         fix = "noise.misspellings=codespell, or a JSON file {word: [misspelling, …]}"
-        yield missing("noise.misspellings", noise.misspellings, "codespell, or a file", fix)
+        yield describe_missing_file(
+            "noise.misspellings", noise.misspellings, "codespell, or a file", fix
+        )
     elif noise.misspellings == CODESPELL and noise.method != "artificial":
         fix = "noise.misspellings=FILE.json"
-        yield from _uninstalled("noise.misspellings", CODESPELL, "codespell_lib", fix)
+        yield from _find_uninstalled("noise.misspellings", CODESPELL, "codespell_lib", fix)
 
     if config.benchmarks is not None:
         if not os.path.isdir(config.benchmarks):
             expected = "a folder of TASK/GROUP/SPLIT/{corrupt,correct}.txt"
-            yield missing("benchmarks", config.benchmarks, expected, "correct benchmarks")
-        yield from _uninstalled("benchmarks", config.benchmarks, "symspellpy", "benchmarks=null")
+            yield describe_missing_file(
+                "benchmarks", config.benchmarks, expected, "correct benchmarks"
+            )
+        yield from _find_uninstalled(
+            "benchmarks", config.benchmarks, "symspellpy", "benchmarks=null"
+        )
 
     if isinstance(config, SecConfig):
-        yield from _detector_problems(config)
+        yield from _find_detector_problems(config)
 
     word_list = "a file of lines `word count`"
     for name in config.word_lists:
         package = name.partition(":")[0]
         if package in (SYMSPELLPY, WORDFREQ):
-            yield from _uninstalled("word_lists", name, package, "word_lists=[]")
+            yield from _find_uninstalled("word_lists", name, package, "word_lists=[]")
         elif not os.path.isfile(name):
             expected = f"symspellpy, wordfreq, or {word_list}"
-            yield missing("word_lists", name, expected, "correct word_lists")
+            yield describe_missing_file("word_lists", name, expected, "correct word_lists")
     if config.dictionary is not None and not os.path.isfile(config.dictionary):
-        yield missing("dictionary", config.dictionary, word_list, "dictionary=null")
+        yield describe_missing_file("dictionary", config.dictionary, word_list, "dictionary=null")
 
 
-def _detector_problems(config: SecConfig) -> Iterator[Problem]:
+def _find_detector_problems(config: SecConfig) -> Iterator[Problem]:
     """Yields a detector that is missing, or no detector."""
     folder = config.detector
     if folder is None:
@@ -322,13 +332,13 @@ def _detector_problems(config: SecConfig) -> Iterator[Problem]:
 
     expected = "model/ of a run of sed_words"
     if not os.path.isdir(folder):
-        yield missing("detector", folder, expected, "correct detector")
+        yield describe_missing_file("detector", folder, expected, "correct detector")
     elif os.path.isfile(os.path.join(folder, CORRECTION)):
-        value = f"{show(folder)}, a model of task=sec, whose scores are about corrections"
+        value = f"{format_value(folder)}, a model of task=sec, whose scores are about corrections"
         yield Problem("detector", HYDRA, value, expected, "correct detector, or detector=null")
 
 
-def _uninstalled(key: str, value: str, module: str, instead: str) -> Iterator[Problem]:
+def _find_uninstalled(key: str, value: str, module: str, instead: str) -> Iterator[Problem]:
     """Yields a package that is not installed.
 
     Args:
@@ -338,10 +348,12 @@ def _uninstalled(key: str, value: str, module: str, instead: str) -> Iterator[Pr
     if find_spec(module) is None:
         package = module.removesuffix("_lib")
         expected = f"the package {package}, which is not installed"
-        yield Problem(key, HYDRA, show(value), expected, f"pip install {package}, or {instead}")
+        yield Problem(
+            key, HYDRA, format_value(value), expected, f"pip install {package}, or {instead}"
+        )
 
 
-def _shape_problems(config: SpellingConfig) -> Iterator[Problem]:
+def _find_shape_problems(config: SpellingConfig) -> Iterator[Problem]:
     """Yields shapes of the model and of a step that are impossible."""
     if config.model_config_file and not (config.tokenizer_name or config.model_name):
         expected = "the tokenizer of the model of model_config_file"
@@ -351,47 +363,53 @@ def _shape_problems(config: SpellingConfig) -> Iterator[Problem]:
     if small.heads >= 1 and small.width % small.heads:
         name = "small_model.heads"
         expected = f"a divisor of small_model.width={small.width}"
-        yield Problem(name, HYDRA, show(small.heads), expected, f"{name}=4")
+        yield Problem(name, HYDRA, format_value(small.heads), expected, f"{name}=4")
 
     shares = config.batch_shares
     if shares is not None and config.batch_max_length < LEAST_TOKENS * shares:
         expected = f"at least {LEAST_TOKENS} tokens for each of batch_shares={shares}"
         fix = f"batch_max_length={LEAST_TOKENS * shares}, or fewer batch_shares"
-        yield Problem("batch_max_length", HYDRA, show(config.batch_max_length), expected, fix)
+        yield Problem(
+            "batch_max_length", HYDRA, format_value(config.batch_max_length), expected, fix
+        )
 
 
-def _noise_problems(config: SpellingConfig) -> Iterator[Problem]:
+def _find_noise_problems(config: SpellingConfig) -> Iterator[Problem]:
     """Yields letters that are none, and shares of errors whose sum is above 1."""
     noise = config.noise
     if not noise.letters.isalpha():
         fix = "noise.letters=abcdefghijklmnopqrstuvwxyz"
-        yield Problem("noise.letters", HYDRA, show(noise.letters), "letters, without spaces", fix)
+        yield Problem(
+            "noise.letters", HYDRA, format_value(noise.letters), "letters, without spaces", fix
+        )
 
     shares = noise.accent_share + noise.slip_share
     if shares > 1:
         expected = "at most 1, with noise.accent_share"
-        yield Problem("noise.slip_share", HYDRA, show(shares), expected, "noise.slip_share=0.5")
+        yield Problem(
+            "noise.slip_share", HYDRA, format_value(shares), expected, "noise.slip_share=0.5"
+        )
 
 
-def shares_of(config: SpellingConfig) -> int:
+def count_shares(config: SpellingConfig) -> int:
     """Returns the number of parts into which every step can be divided."""
     if config.batch_shares is not None:
         return config.batch_shares
     return min(1 << ((config.batch_max_length // LEAST_TOKENS).bit_length() - 1), MOST_SHARES)
 
 
-def start_problems(
+def find_start_problems(
     config: SpellingConfig, launch: Launch, _: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
     """Yields steps that the processes of the launch cannot divide."""
-    invalid_keys = {problem.key for problem in bound_problems(config)}
+    invalid_keys = {problem.key for problem in find_bound_problems(config)}
     if invalid_keys & {"gradient_accumulation_steps", "batch_shares", "batch_max_length"}:
         return
 
     accumulation = config.gradient_accumulation_steps
     processes = launch.num_processes
     parts = accumulation * processes
-    shares = shares_of(config)
+    shares = count_shares(config)
     if shares % parts == 0:
         return
 
@@ -400,13 +418,13 @@ def start_problems(
     fix = f"batch_shares={next_multiple}"
     if LEAST_TOKENS * next_multiple > config.batch_max_length:
         fix += f" batch_max_length={LEAST_TOKENS * next_multiple}, or fewer parts"
-    value = show(config.batch_shares)
+    value = format_value(config.batch_shares)
     if config.batch_shares is None:
         value += f" ({shares})"
     yield Problem("batch_shares", HYDRA, value, f"a multiple of {product} = {parts}", fix)
 
 
-def summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
+def list_summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
     """Returns the rows for model and data."""
     small = config.small_model
     model = f"candidates, ranked by {small.layers} layers of width {small.width}"
@@ -432,9 +450,9 @@ def summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
     ]
 
 
-def notes(config: SpellingConfig, composition: Composition = NOTHING) -> Iterator[str]:
+def list_notes(config: SpellingConfig, composition: Composition = NOTHING) -> Iterator[str]:
     """Yields settings of a published configuration that have no effect here."""
-    unread = composition.unread_keys("document", checked=[_VARIANT])
+    unread = composition.list_unread_keys("document", checked=[_VARIANT])
     if unread:
         yield f"{', '.join(unread)}: without a counterpart here, so not used"
 

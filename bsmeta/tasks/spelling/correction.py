@@ -20,12 +20,12 @@ from bsmeta.config.metric_table import compute_values, training_rows
 from bsmeta.core.errors import DataError
 from bsmeta.core.parsing import parse_json
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.text.sentences import words
+from bsmeta.data.text.sentences import find_words
 from bsmeta.tasks.spelling import detector
 from bsmeta.tasks.spelling.config import CORRECTION, SecConfig
-from bsmeta.tasks.spelling.corrections import Correction, correction_counts, word_groups
+from bsmeta.tasks.spelling.corrections import Correction, count_correction_outcomes, group_words
 from bsmeta.tasks.spelling.corrector import Corrector, TextLoss
-from bsmeta.tasks.spelling.inputs import CandidateInputs, Rows, Words, row_tensors
+from bsmeta.tasks.spelling.inputs import CandidateInputs, Rows, Words, make_row_tensors
 from bsmeta.tasks.spelling.metrics import CORRECTION_METRICS, Judged
 from bsmeta.tasks.spelling.samples import Pair, Sample, is_small
 from bsmeta.tasks.spelling.task import SpellingTask
@@ -81,8 +81,8 @@ class CandidateCorrection(Corrector):
         `labels`, int64, has the row of the right candidate of each word that has one.
         """
         sources = [pair.source for pair in pairs]
-        rows = self._inputs.rows(sources, [*map(half_corrected, pairs)], trains=True)
-        tensors = row_tensors(sources, rows)
+        rows = self._inputs.rows(sources, [*map(correct_half, pairs)], trains=True)
+        tensors = make_row_tensors(sources, rows)
         labels = label_rows(pairs, rows)
         tensors["labels"] = torch.from_numpy(labels[labels >= 0])
 
@@ -118,7 +118,9 @@ class CandidateCorrection(Corrector):
         correct = [pair.correct for pair in pairs]
         choices = self._choices(model, sources, context)
         clean_choices = self._choices(model, correct, context)
-        self._chosen = best_threshold(pairs, choices, clean_choices, self._config.most_false_alarms)
+        self._chosen = find_best_threshold(
+            pairs, choices, clean_choices, self._config.most_false_alarms
+        )
 
         count = self._config.val_corrections
         source_lines = [" ".join(words) for words in sources[:count]]
@@ -127,7 +129,7 @@ class CandidateCorrection(Corrector):
             self._corrected(words, word_choices)
             for words, word_choices in zip(sources[:count], choices[:count], strict=True)
         ]
-        counts = correction_counts(source_lines, corrected_lines, correct_lines)
+        counts = count_correction_outcomes(source_lines, corrected_lines, correct_lines)
 
         is_changed: list[bool] = []
         for word_choices in clean_choices:
@@ -143,7 +145,7 @@ class CandidateCorrection(Corrector):
     def _losses(
         self, model: nn.Module, pairs: Sequence[Pair], device: torch.device
     ) -> list[TextLoss]:
-        neighbors = [*map(half_corrected, pairs)]
+        neighbors = [*map(correct_half, pairs)]
         rows, logs = self.score_beside(model, [pair.source for pair in pairs], neighbors, device)
         text_labels = np.split(label_rows(pairs, rows), np.cumsum(self._sizes(pairs))[:-1])
 
@@ -164,7 +166,7 @@ class CandidateCorrection(Corrector):
             The candidates, and the log-probability of each, float32 [rows].
         """
         rows, logs = self.score_beside(model, texts, texts, device)
-        choices = iter(likeliest(rows, logs))
+        choices = iter(find_likeliest(rows, logs))
         neighbors: list[list[str]] = []
         for text in texts:
             likely_words: list[str] = []
@@ -184,7 +186,9 @@ class CandidateCorrection(Corrector):
     ) -> tuple[Rows, np.ndarray]:
         """Scores the candidates of texts beside given neighbors; see `score`."""
         rows = self._inputs.rows(texts, neighbors)
-        tensors = {name: tensor.to(device) for name, tensor in row_tensors(texts, rows).items()}
+        tensors = {
+            name: tensor.to(device) for name, tensor in make_row_tensors(texts, rows).items()
+        }
         with torch.no_grad():
             logs = detector.log_probabilities(model(**tensors), tensors["row_words"])
         return rows, logs.float().cpu().numpy()
@@ -196,10 +200,10 @@ class CandidateCorrection(Corrector):
 
         def run(windows: list[Words]) -> list[list[Choice]]:
             rows, logs = self.score(model, windows, context.device)
-            choices = iter(likeliest(rows, logs))
+            choices = iter(find_likeliest(rows, logs))
             return [list(islice(choices, len(window))) for window in windows]
 
-        text_windows = detector.spread_words(
+        text_windows = detector.run_in_windows(
             self._inputs, texts, run, self._config.batch_max_length, context
         )
         return [list(chain.from_iterable(windows)) for windows in text_windows]
@@ -226,7 +230,7 @@ class CandidateCorrection(Corrector):
         for line, text, line_choices, line_flags in zip(lines, texts, choices, flags, strict=True):
             changes: list[Correction] = []
             for span, word, choice, may_change in zip(
-                words(line), text, line_choices, line_flags, strict=True
+                find_words(line), text, line_choices, line_flags, strict=True
             ):
                 if may_change and choice.probability > self._threshold:
                     changes.append(Correction(*span, word, choice.text))
@@ -268,7 +272,7 @@ def make_correction(config: SecConfig) -> SpellingTask:
     return Seq2SeqCorrection(config)
 
 
-def likeliest(rows: Rows, logs: np.ndarray) -> list[Choice]:
+def find_likeliest(rows: Rows, logs: np.ndarray) -> list[Choice]:
     """Returns the likeliest correction of each word, from the log-probability of each row."""
     choices: list[Choice] = []
     for texts, start, end in zip(rows.texts, rows.starts[:-1], rows.starts[1:], strict=True):
@@ -280,7 +284,7 @@ def likeliest(rows: Rows, logs: np.ndarray) -> list[Choice]:
     return choices
 
 
-def half_corrected(pair: Pair) -> list[str]:
+def correct_half(pair: Pair) -> list[str]:
     """Returns a text as a first correction may leave it, beside which words are judged in training.
 
     In some texts, no error is corrected, and in the others most are. The draws follow from the
@@ -306,7 +310,7 @@ def label_rows(pairs: Sequence[Pair], rows: Rows) -> np.ndarray:
     """
     all_right: list[str | None] = []
     for pair in pairs:
-        all_right += right_words(pair)
+        all_right += find_right_words(pair)
 
     labels: list[int] = []
     for right, texts, start in zip(all_right, rows.texts, rows.starts.tolist(), strict=False):
@@ -319,13 +323,13 @@ def label_rows(pairs: Sequence[Pair], rows: Rows) -> np.ndarray:
     return np.array(labels, np.int64)
 
 
-def right_words(pair: Pair) -> list[str | None]:
+def find_right_words(pair: Pair) -> list[str | None]:
     """Returns the replacement of each word; None for a word that is merged with another."""
     if len(pair.source) == len(pair.correct):
         return list(pair.correct)
 
     right: list[str | None] = []
-    groups = word_groups(" ".join(pair.source), " ".join(pair.correct))
+    groups = group_words(" ".join(pair.source), " ".join(pair.correct))
     for source_range, correct_range in groups:
         if len(source_range) == 1:
             right.append(" ".join(pair.correct[correct_range.start : correct_range.stop]))
@@ -334,7 +338,7 @@ def right_words(pair: Pair) -> list[str | None]:
     return right
 
 
-def best_threshold(
+def find_best_threshold(
     pairs: Sequence[Pair],
     choices: Sequence[Sequence[Choice]],
     clean_choices: Sequence[Sequence[Choice]],
@@ -354,7 +358,9 @@ def best_threshold(
     is_right: list[bool] = []
     error_count = 0
     for pair, word_choices in zip(pairs, choices, strict=True):
-        for right, word, choice in zip(right_words(pair), pair.source, word_choices, strict=True):
+        for right, word, choice in zip(
+            find_right_words(pair), pair.source, word_choices, strict=True
+        ):
             if right is not None:
                 scores.append(choice.probability)
                 is_right.append(right == choice.text)

@@ -23,9 +23,9 @@ import numpy as np
 from rapidfuzz.distance import Levenshtein
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.printable import printable
-from bsmeta.data.text.sentences import Span, words
-from bsmeta.report.inference import Estimate, central, resampled
+from bsmeta.core.printable import make_printable
+from bsmeta.data.text.sentences import Span, find_words
+from bsmeta.report.inference import Estimate, compute_central_interval, resample_ratios
 
 _SPACE = ord(" ")
 
@@ -67,13 +67,13 @@ def count_corrections(corrupt: str, predicted: str, correct: str) -> Corrections
 
     Words are separated by one space.
     """
-    changes = list(_edits(corrupt, predicted))
-    errors = _words_edited(_edits(corrupt, correct), corrupt, correct).target
-    changed = _words_edited(changes, corrupt, predicted).source
-    in_predicted, in_correct = matching_blocks(predicted.split(), correct.split())
+    changes = list(_find_edits(corrupt, predicted))
+    errors = _find_edited_words(_find_edits(corrupt, correct), corrupt, correct).target
+    changed = _find_edited_words(changes, corrupt, predicted).source
+    in_predicted, in_correct = find_matching_words(predicted.split(), correct.split())
 
     changed_rightly: set[int] = set()
-    for source_words, predicted_words in _groups(changes, corrupt, predicted):
+    for source_words, predicted_words in _divide_groups(changes, corrupt, predicted):
         if in_predicted.issuperset(predicted_words):
             changed_rightly.update(source_words)
 
@@ -85,7 +85,7 @@ def count_corrections(corrupt: str, predicted: str, correct: str) -> Corrections
     )
 
 
-def _edits(source: str, target: str) -> Iterator[_Edit]:
+def _find_edits(source: str, target: str) -> Iterator[_Edit]:
     """Yields the edits of an optimal alignment, from the last to the first.
 
     Of equally good alignments, the published code takes, going backwards, a deletion before an
@@ -94,7 +94,7 @@ def _edits(source: str, target: str) -> Iterator[_Edit]:
     if source == target:
         return
 
-    costs = edit_costs(source, target)
+    costs = compute_edit_costs(source, target)
     i = len(source)
     j = len(target)
     while i or j:
@@ -112,7 +112,7 @@ def _edits(source: str, target: str) -> Iterator[_Edit]:
                 yield _Edit("replace", i, j)
 
 
-def edit_costs(source: str, target: str) -> np.ndarray:
+def compute_edit_costs(source: str, target: str) -> np.ndarray:
     """Computes the edit distances of all prefixes, where spaces are not replaced.
 
     Returns:
@@ -136,7 +136,7 @@ def edit_costs(source: str, target: str) -> np.ndarray:
     return costs
 
 
-def _word_numbers(text: str) -> list[int]:
+def _number_words(text: str) -> list[int]:
     """Returns the index of the word at each position of a text and at its end.
 
     A space belongs to the word before it.
@@ -151,13 +151,13 @@ class _WordsEdited(NamedTuple):
     target: set[int]
 
 
-def _words_edited(edits: Iterable[_Edit], source: str, target: str) -> _WordsEdited:
+def _find_edited_words(edits: Iterable[_Edit], source: str, target: str) -> _WordsEdited:
     """Finds the edited words of the source and of the target.
 
     A deleted space affects both words around it in the source; an inserted one, in the target.
     """
-    source_numbers = _word_numbers(source)
-    target_numbers = _word_numbers(target)
+    source_numbers = _number_words(source)
+    target_numbers = _number_words(target)
     edited = _WordsEdited(set(), set())
     for edit in edits:
         edited.source.add(source_numbers[edit.source])
@@ -169,7 +169,7 @@ def _words_edited(edits: Iterable[_Edit], source: str, target: str) -> _WordsEdi
     return edited
 
 
-def matching_blocks(predicted: list[str], correct: list[str]) -> tuple[set[int], set[int]]:
+def find_matching_words(predicted: list[str], correct: list[str]) -> tuple[set[int], set[int]]:
     """Returns the indices of the words of a longest common subsequence, in each of two lists.
 
     Of equally long ones, the published code passes, going backwards, both words before one of the
@@ -203,16 +203,18 @@ def matching_blocks(predicted: list[str], correct: list[str]) -> tuple[set[int],
     return in_predicted, in_correct
 
 
-def word_groups(source: str, target: str) -> list[tuple[range, range]]:
+def group_words(source: str, target: str) -> list[tuple[range, range]]:
     """Maps the words of a text to the words of another, one each unless some are merged or split.
 
     Words are separated by one space; there is at least one.
     """
-    return [*_groups(_edits(source, target), source, target)]
+    return [*_divide_groups(_find_edits(source, target), source, target)]
 
 
-def _groups(edits: Iterable[_Edit], source: str, target: str) -> Iterator[tuple[range, range]]:
-    numbers = _word_numbers(source)
+def _divide_groups(
+    edits: Iterable[_Edit], source: str, target: str
+) -> Iterator[tuple[range, range]]:
+    numbers = _number_words(source)
     word_count = numbers[-1] + 1
     is_merged = [False] * word_count  # with the next word
     splits = [0] * word_count
@@ -265,7 +267,7 @@ def find_corrections(text: str, corrected: str) -> list[Correction]:
     Words are aligned by their edit distance, and runs of changed words by characters: each changed
     word is a correction, and words that are merged or split together are one.
     """
-    old_spans = words(text)
+    old_spans = find_words(text)
     new_words = corrected.split()
     blocks = Levenshtein.opcodes([text[start:end] for start, end in old_spans], new_words)
 
@@ -279,9 +281,9 @@ def find_corrections(text: str, corrected: str) -> list[Correction]:
         spans = old_spans[first : edits[-1].src_end]
         replacements = new_words[edits[0].dest_start : edits[-1].dest_end]
         if spans:
-            corrections += _replaced(text, spans, replacements)
+            corrections += _find_replacements(text, spans, replacements)
         else:
-            corrections.append(_inserted(text, old_spans, first, replacements))
+            corrections.append(_make_insertion(text, old_spans, first, replacements))
     return [change for change in corrections if change.text != change.correction]
 
 
@@ -297,10 +299,10 @@ def align_chunks(chunks: Sequence[str], corrected: Sequence[str]) -> list[Correc
         find_corrections(text, " ".join(corrected[block]))
         for text, block in zip(texts, blocks, strict=True)
     )
-    return joined(texts, corrections)
+    return join_corrections(texts, corrections)
 
 
-def _replaced(
+def _find_replacements(
     text: str, spans: Sequence[Span], replacements: Sequence[str]
 ) -> Iterator[Correction]:
     """Yields the corrections of a run of words that others replace."""
@@ -308,7 +310,7 @@ def _replaced(
     target = " ".join(replacements)
     groups = [(range(len(spans)), range(len(replacements)))]
     if replacements and len(source) * len(target) <= MOST_CELLS:
-        groups = word_groups(source, target)
+        groups = group_words(source, target)
 
     for old_range, new_range in groups:
         start = spans[old_range.start].start
@@ -317,7 +319,9 @@ def _replaced(
         yield Correction(start, end, text[start:end], correction)
 
 
-def _inserted(text: str, spans: Sequence[Span], before: int, added: Sequence[str]) -> Correction:
+def _make_insertion(
+    text: str, spans: Sequence[Span], before: int, added: Sequence[str]
+) -> Correction:
     """Makes a correction of added words, with a space on the side of a word of the text.
 
     Args:
@@ -346,7 +350,9 @@ def apply_corrections(text: str, corrections: Iterable[Correction]) -> str:
     return "".join(parts)
 
 
-def joined(lines: Sequence[str], corrections: Iterator[list[Correction]]) -> list[Correction]:
+def join_corrections(
+    lines: Sequence[str], corrections: Iterator[list[Correction]]
+) -> list[Correction]:
     """Joins the corrections of the lines of a text, with their positions in the text.
 
     No more items are taken from `corrections` than there are lines.
@@ -362,7 +368,7 @@ def joined(lines: Sequence[str], corrections: Iterator[list[Correction]]) -> lis
     return text_corrections
 
 
-def restricted(
+def restrict_corrections(
     text: str, corrections: Iterable[Correction], flags: Sequence[bool] | np.ndarray
 ) -> list[Correction]:
     """Returns the corrections that change only flagged words.
@@ -372,7 +378,7 @@ def restricted(
     Args:
         flags: For each word of the text, whether it may be changed.
     """
-    spans = words(text)
+    spans = find_words(text)
     assert len(spans) == len(flags)
     starts = [start for start, _ in spans]
     ends = [end for _, end in spans]
@@ -385,28 +391,28 @@ def restricted(
     return allowed
 
 
-def highlighted(text: str, changes: Iterable[Change]) -> str:
+def highlight_corrections(text: str, changes: Iterable[Change]) -> str:
     """Renders the text for a terminal: errors in red, each followed by its correction in green."""
     parts: list[str] = []
     end = 0
     for change in changes:
-        parts.append(printable(text[end : change.start]))
+        parts.append(make_printable(text[end : change.start]))
         if isinstance(change, Correction):
-            parts.append(_styled(change.text, _WRONG))
-            parts.append(_styled(change.correction, _RIGHT))
+            parts.append(_style_text(change.text, _WRONG))
+            parts.append(_style_text(change.correction, _RIGHT))
         else:
-            parts.append(_styled(change.text, _FLAGGED))
+            parts.append(_style_text(change.text, _FLAGGED))
         end = change.end
-    parts.append(printable(text[end:]))
+    parts.append(make_printable(text[end:]))
     return "".join(parts)
 
 
-def _styled(text: str, style: str) -> str:
+def _style_text(text: str, style: str) -> str:
     """Puts text in a style of terminals; line ends are outside of it."""
-    return re.sub(r"[^\r\n]+", lambda line: f"\x1b[{style}m{line[0]}\x1b[0m", printable(text))
+    return re.sub(r"[^\r\n]+", lambda line: f"\x1b[{style}m{line[0]}\x1b[0m", make_printable(text))
 
 
-def as_record(text: str, changes: Sequence[Any], *, corrects: bool) -> dict[str, Any]:
+def make_record(text: str, changes: Sequence[Any], *, corrects: bool) -> dict[str, Any]:
     """Makes a record of the changes of a text, with the corrected text if they are corrections."""
     change_records = [asdict(change) for change in changes]
     if not corrects:
@@ -414,7 +420,9 @@ def as_record(text: str, changes: Sequence[Any], *, corrects: bool) -> dict[str,
     return {"corrected": apply_corrections(text, changes), "changes": change_records}
 
 
-def render(text: str, changes: Sequence[Any], form: str, name: str, *, corrects: bool) -> str:
+def render_changes(
+    text: str, changes: Sequence[Any], form: str, name: str, *, corrects: bool
+) -> str:
     """Renders the changes of a text for `predict.py`.
 
     Args:
@@ -423,15 +431,15 @@ def render(text: str, changes: Sequence[Any], form: str, name: str, *, corrects:
         corrects: Whether the changes are corrections, not flags.
     """
     if form == "color":
-        return highlighted(text, changes)
+        return highlight_corrections(text, changes)
     if form == "json":
-        record = {"text": text, **as_record(text, changes, corrects=corrects)}
+        record = {"text": text, **make_record(text, changes, corrects=corrects)}
         return json.dumps(record, ensure_ascii=False) + "\n"
     corrected = apply_corrections(text, changes)
-    return corrected if form == "text" else unified_diff(text, corrected, name)
+    return corrected if form == "text" else make_unified_diff(text, corrected, name)
 
 
-def unified_diff(text: str, corrected: str, name: str) -> str:
+def make_unified_diff(text: str, corrected: str, name: str) -> str:
     """Returns the changes as a unified diff of lines, which `patch` applies; "" without changes."""
     # A line ends with \n only, as for `patch`.
     old_lines = io.StringIO(text, newline="\n").readlines()
@@ -461,17 +469,17 @@ class Counts:
     @property
     def precision(self) -> float:
         """Share of the flagged units that are errors; 0 if none is flagged."""
-        return _ratio(self.true_positives, self.true_positives + self.false_positives)
+        return _divide_safely(self.true_positives, self.true_positives + self.false_positives)
 
     @property
     def recall(self) -> float:
         """Share of the errors that are found; 0 if there are none."""
-        return _ratio(self.true_positives, self.true_positives + self.false_negatives)
+        return _divide_safely(self.true_positives, self.true_positives + self.false_negatives)
 
     @property
     def f1(self) -> float:
         """Harmonic mean of precision and recall over all units (micro); 0 without any error."""
-        return _ratio(*self.f1_terms)
+        return _divide_safely(*self.f1_terms)
 
     @property
     def f1_terms(self) -> tuple[np.ndarray, np.ndarray]:
@@ -493,7 +501,7 @@ class Counts:
     @property
     def accuracy(self) -> float:
         """Share of the units that are judged right, for detection."""
-        return _ratio(self.units - self.false_positives - self.false_negatives, self.units)
+        return _divide_safely(self.units - self.false_positives - self.false_negatives, self.units)
 
     @property
     def mean_distance(self) -> float:
@@ -503,10 +511,10 @@ class Counts:
     @property
     def flagged_rate(self) -> float:
         """Share of the units that are flagged: on clean text, the rate of false alarms."""
-        return _ratio(self.flagged, self.units)
+        return _divide_safely(self.flagged, self.units)
 
 
-def detection_counts(
+def count_detection_outcomes(
     predicted: Sequence[Sequence[int]], correct: Sequence[Sequence[int]]
 ) -> Counts:
     """Counts the decisions of error detection.
@@ -535,7 +543,7 @@ def detection_counts(
     return Counts.from_rows(rows)
 
 
-def correction_counts(
+def count_correction_outcomes(
     corrupt: Sequence[str], predicted: Sequence[str], correct: Sequence[str]
 ) -> Counts:
     """Counts the decisions of spelling correction.
@@ -565,19 +573,23 @@ def compare_f1(
         F1 of each system, and F1 of the first system minus F1 of each.
     """
     numerators, denominators = zip(*(counts.f1_terms for counts in systems), strict=True)
-    draws = resampled(np.stack(numerators), np.stack(denominators), resamples=resamples, seed=seed)
+    draws = resample_ratios(
+        np.stack(numerators), np.stack(denominators), resamples=resamples, seed=seed
+    )
 
     first = systems[0].f1
     scores: list[Estimate] = []
     differences: list[Estimate] = []
     for number, counts in enumerate(systems):
         system_draws = draws[:, number]
-        scores.append(Estimate(counts.f1, central(system_draws)))
-        differences.append(Estimate(first - counts.f1, central(draws[:, 0] - system_draws)))
+        scores.append(Estimate(counts.f1, compute_central_interval(system_draws)))
+        differences.append(
+            Estimate(first - counts.f1, compute_central_interval(draws[:, 0] - system_draws))
+        )
     return scores, differences
 
 
-def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> float:
+def _divide_safely(numerator: np.ndarray, denominator: np.ndarray) -> float:
     total = float(denominator.sum())
     return float(numerator.sum()) / total if total else 0.0
 

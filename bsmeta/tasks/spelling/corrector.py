@@ -14,12 +14,12 @@ from torch import nn
 
 from bsmeta.tasks.spelling import detector
 from bsmeta.tasks.spelling.config import SecConfig
-from bsmeta.tasks.spelling.corrections import Correction, apply_corrections, joined
+from bsmeta.tasks.spelling.corrections import Correction, apply_corrections, join_corrections
 from bsmeta.tasks.spelling.inputs import Inputs, Words
 from bsmeta.tasks.spelling.samples import Pair
 from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.training.processes import Processes
-from bsmeta.training.task import batches_within, spread
+from bsmeta.training.task import run_on_all_ranks, sort_into_budgeted_batches
 
 
 class TextLoss(NamedTuple):
@@ -48,7 +48,9 @@ class Corrector(SpellingTask):
 
         model, inputs = self._detector
         budget = self._config.batch_max_length
-        rows = detector.logits_of_words(model.to(context.device), inputs, texts, budget, context)
+        rows = detector.compute_logits_of_words(
+            model.to(context.device), inputs, texts, budget, context
+        )
         return [(logits > 0).tolist() for logits in rows]
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Correction]]:
@@ -60,7 +62,7 @@ class Corrector(SpellingTask):
         context = Processes(device=next(model.parameters()).device)
         corrections = iter(self._line_changes(model, lines, context))
         # `joined` takes the corrections of the lines of one text.
-        return [joined(text.splitlines(keepends=True), corrections) for text in texts]
+        return [join_corrections(text.splitlines(keepends=True), corrections) for text in texts]
 
     def judge(self, model: nn.Module, lines: Sequence[str], context: Processes) -> list[str]:
         """Corrects each line."""
@@ -76,8 +78,8 @@ class Corrector(SpellingTask):
         def run(batch: np.ndarray) -> list[TextLoss]:
             return self._losses(model, [pairs[number] for number in batch], context.device)
 
-        batches = batches_within(self._sizes(pairs), self._config.batch_max_length)
-        results = spread(batches, run, context)
+        batches = sort_into_budgeted_batches(self._sizes(pairs), self._config.batch_max_length)
+        results = run_on_all_ranks(batches, run, context)
         return sum(loss for loss, _ in results) / sum(targets for _, targets in results)
 
     @abstractmethod

@@ -26,16 +26,21 @@ from transformers import (
 )
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.model_files import new_model, read_model, read_shape
-from bsmeta.data.text.tokenizer import tokenizer_of
-from bsmeta.models.pretrained import check_files, explained, load_exported, token_limit
+from bsmeta.core.model_files import create_model, read_model, read_shape
+from bsmeta.data.text.tokenizer import load_tokenizer_from
+from bsmeta.models.pretrained import (
+    check_files,
+    explain_load_errors,
+    find_token_limit,
+    load_exported,
+)
 from bsmeta.tasks.spelling.config import SpellingConfig
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, TokenInputs, Words
 from bsmeta.tasks.spelling.lexicon import Lexicon, build_lexicon, is_lexicon
 from bsmeta.tasks.spelling.noise import Noise, is_editable
 from bsmeta.tasks.spelling.samples import Table, is_small
 from bsmeta.training.processes import Processes
-from bsmeta.training.task import batches_within, spread
+from bsmeta.training.task import run_on_all_ranks, sort_into_budgeted_batches
 
 USUAL_ERROR_SHARE = 0.1  # the probability of an error that a new model gives every word
 TINY = 1e-6  # the least probability of an error in a text, for finite logarithms
@@ -71,7 +76,7 @@ class Ranker(PreTrainedModel):
     The features of a candidate become a vector. A word is the mean and the maximum of the vectors
     of its candidates, a transformer reads the words of a text, and the score of a candidate follows
     from its own vector and the vector of its word. The candidates compete in a softmax; a detector
-    takes the probability of all except the word itself (`error_logits`).
+    takes the probability of all except the word itself (`compute_error_logits`).
     """
 
     config_class = RankerConfig
@@ -121,7 +126,7 @@ class Ranker(PreTrainedModel):
 
         # Read the words of each text: [texts, words, width].
         hidden = functional.embedding(words, word_vectors)
-        hidden = self.dropout(hidden + positions(words.shape[1], hidden))
+        hidden = self.dropout(hidden + encode_positions(words.shape[1], hidden))
         is_word = words > 0
         attended = is_word[:, None, None, :]
         for block in self.blocks:
@@ -132,10 +137,10 @@ class Ranker(PreTrainedModel):
             self.own(vectors) + functional.embedding(row_words, self.word(context))
         )
         scores = self.score(scored).squeeze(1).float()
-        return scores + _initial_scores(row_words)
+        return scores + _compute_initial_scores(row_words)
 
 
-def _initial_scores(row_words: torch.Tensor) -> torch.Tensor:
+def _compute_initial_scores(row_words: torch.Tensor) -> torch.Tensor:
     """Returns scores with which every word has an error with `USUAL_ERROR_SHARE`, float [rows]."""
     keep_odds = math.log((1 - USUAL_ERROR_SHARE) / USUAL_ERROR_SHARE)
     counts = torch.zeros_like(row_words).index_add(0, row_words, torch.ones_like(row_words))
@@ -158,7 +163,7 @@ def _log_sums(scores: torch.Tensor, groups: torch.Tensor, size: int) -> torch.Te
     return maxima + sums.clamp(min=1e-30).log()
 
 
-def error_logits(
+def compute_error_logits(
     scores: torch.Tensor, row_words: torch.Tensor, words: torch.Tensor
 ) -> torch.Tensor:
     """Computes the logit of an error for each word, [texts, words]; any value for padding.
@@ -207,7 +212,7 @@ class Block(nn.Module):
         return hidden + self.dropout(self.contract(expanded))
 
 
-def positions(length: int, like: torch.Tensor) -> torch.Tensor:
+def encode_positions(length: int, like: torch.Tensor) -> torch.Tensor:
     """Returns sines and cosines of positions (Vaswani et al. 2017), scaled by 0.1.
 
     Args:
@@ -224,7 +229,7 @@ def positions(length: int, like: torch.Tensor) -> torch.Tensor:
     return 0.1 * waves[:, :width].to(like.dtype)
 
 
-def word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def compute_word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Computes the logit of an error for each word, float32 [texts, words].
 
     Padding has any value. Words without tokens (a tokenizer may drop control characters) have the
@@ -233,7 +238,7 @@ def word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.
     if "features" in tensors:
         row_words = tensors["row_words"]
         words = tensors["words"]
-        return error_logits(model(tensors["features"], row_words, words), row_words, words)
+        return compute_error_logits(model(tensors["features"], row_words, words), row_words, words)
 
     output = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"])
     logits = output.logits.squeeze(2).float()
@@ -247,7 +252,7 @@ def word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.
     return (sums / counts.clamp(min=1))[:, :word_width]
 
 
-def spread_words(
+def run_in_windows(
     inputs: Inputs,
     texts: Sequence[Words],
     run: Callable[[list[Words]], Sequence[Any]],
@@ -271,15 +276,17 @@ def spread_words(
             windows.append(window)
             window_texts.append(number)
 
-    batches = batches_within(inputs.lengths(windows), budget)
-    window_results = spread(batches, lambda batch: run([windows[n] for n in batch]), context)
+    batches = sort_into_budgeted_batches(inputs.lengths(windows), budget)
+    window_results = run_on_all_ranks(
+        batches, lambda batch: run([windows[n] for n in batch]), context
+    )
     results: list[list[Any]] = [[] for _ in texts]
     for number, result in zip(window_texts, window_results, strict=True):
         results[number].append(result)
     return results
 
 
-def logits_of_words(
+def compute_logits_of_words(
     model: nn.Module,
     inputs: Inputs,
     texts: Sequence[Words],
@@ -293,14 +300,14 @@ def logits_of_words(
 
     Args:
         model: In evaluation mode.
-        inputs, texts, budget, context: See `spread_words`.
+        inputs, texts, budget, context: See `run_in_windows`.
     """
 
     def run(windows: list[Words]) -> list[np.ndarray]:
         tensors = inputs.tensors(windows)
         tensors = {name: tensor.to(context.device) for name, tensor in tensors.items()}
         with torch.no_grad():
-            logits = word_logits(model, tensors).float().cpu().numpy()
+            logits = compute_word_logits(model, tensors).float().cpu().numpy()
 
         results: list[np.ndarray] = []
         for words, row in zip(windows, logits, strict=True):
@@ -309,11 +316,11 @@ def logits_of_words(
             results.append(np.where(is_spelled, window_logits, np.minimum(window_logits, NO_ERROR)))
         return results
 
-    rows = spread_words(inputs, texts, run, budget, context)
+    rows = run_in_windows(inputs, texts, run, budget, context)
     return [np.concatenate(row) if row else np.zeros(0, np.float32) for row in rows]
 
 
-def word_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def compute_word_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Computes the cross-entropy of each word, in nats, [texts, words].
 
     Labels are 1 for an error, 0 for none, and -1 for padding, whose loss is 0.
@@ -324,13 +331,13 @@ def word_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return losses * (labels >= 0)
 
 
-def sequence_logit(logits: np.ndarray) -> np.ndarray:
+def compute_sequence_logit(logits: np.ndarray) -> np.ndarray:
     """Computes the logit of an error anywhere in a text from its words; a float64 scalar."""
     surprise = np.logaddexp(0, logits.astype(np.float64)).sum()  # -log p(no error)
     return np.asarray(surprise + np.log(-np.expm1(-np.maximum(surprise, TINY))))
 
 
-def sequence_losses(
+def compute_sequence_losses(
     logits: torch.Tensor, is_word: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
     """Computes the cross-entropy of each text, in nats.
@@ -352,7 +359,7 @@ def build_inputs(config: SpellingConfig, table: Table, noise: Noise) -> Inputs:
     """
     if not is_small(config):
         tokenizer = _open_tokenizer(str(config.tokenizer_name or config.model_name))
-        return TokenInputs(tokenizer, token_limit(_shape(config), tokenizer))
+        return TokenInputs(tokenizer, find_token_limit(_read_shape(config), tokenizer))
 
     folder = Path(str(config.model_name))
     if config.model_name is None:
@@ -374,22 +381,22 @@ def build_detector(config: SpellingConfig, inputs: Inputs) -> nn.Module:
         return Ranker(RankerConfig(features=inputs.features, **vars(config.small_model)))
 
     model_class = AutoModelForTokenClassification
-    shape = _shape(config)
+    shape = _read_shape(config)
     if config.model_config_file is not None:
-        return new_model(model_class, shape, dtype=torch.float32)
+        return create_model(model_class, shape, dtype=torch.float32)
 
     check_files(source, f"model_name={source}")
-    with explained("model_name", source, model_class):
+    with explain_load_errors("model_name", source, model_class):
         return read_model(
             model_class, source, config=shape, dtype=torch.float32, ignore_mismatched_sizes=True
         )
 
 
-def _shape(config: SpellingConfig) -> Any:
+def _read_shape(config: SpellingConfig) -> Any:
     """Reads the configuration of the encoder."""
     key = "model_name" if config.model_config_file is None else "model_config_file"
     source = str(getattr(config, key))
-    with explained(key, source, AutoModelForTokenClassification):
+    with explain_load_errors(key, source, AutoModelForTokenClassification):
         return read_shape(source, num_labels=1)
 
 
@@ -402,11 +409,11 @@ def load_detector(folder: Path) -> tuple[nn.Module, Inputs]:
         return model, CandidateInputs(Lexicon.read(folder))
 
     tokenizer = _open_tokenizer(str(folder))
-    return model, TokenInputs(tokenizer, token_limit(model.config, tokenizer))
+    return model, TokenInputs(tokenizer, find_token_limit(model.config, tokenizer))
 
 
 def _open_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    tokenizer = tokenizer_of(name)
+    tokenizer = load_tokenizer_from(name)
     if not tokenizer.is_fast:
         raise ConfigurationError(
             f"tokenizer_name: {name} does not say which word a token belongs to; expected a folder "

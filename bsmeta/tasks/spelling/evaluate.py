@@ -27,16 +27,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metric_table import compute_values, report_rows
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.progress import reporting
-from bsmeta.data.text.sentences import core
-from bsmeta.report.inference import Estimate, rough_intervals
+from bsmeta.core.progress import report_each
+from bsmeta.data.text.sentences import find_word_core
+from bsmeta.report.inference import Estimate, warn_of_rough_intervals
 from bsmeta.report.page import (
     Cell,
     Column,
     Page,
     Section,
     Table,
-    own_command,
+    describe_command,
     print_report,
     write_report,
 )
@@ -46,8 +46,8 @@ from bsmeta.tasks.checkpoints import (
     announce_data,
     begin_with,
     check_keys,
+    read_training_config,
     report_folder,
-    training_run,
 )
 from bsmeta.tasks.spelling.config import (
     SecConfig,
@@ -58,12 +58,12 @@ from bsmeta.tasks.spelling.config import (
 from bsmeta.tasks.spelling.corrections import (
     Counts,
     compare_f1,
-    correction_counts,
-    detection_counts,
+    count_correction_outcomes,
+    count_detection_outcomes,
 )
-from bsmeta.tasks.spelling.lexicon import fold
+from bsmeta.tasks.spelling.lexicon import fold_word
 from bsmeta.tasks.spelling.metrics import METRICS, Judged, format_share
-from bsmeta.tasks.spelling.noise import is_editable, with_case_of
+from bsmeta.tasks.spelling.noise import copy_case, is_editable
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Metric
@@ -114,27 +114,27 @@ class Dictionary:
 
     def knows(self, word: str) -> bool:
         """Whether a word (or each part of a compound) is right, or is none: a number, a URL."""
-        span = core(word)
+        span = find_word_core(word)
         if span is None or not is_editable(word):
             return True
 
         spelled = word[span.start : span.end]
         listed_words = self._speller.words
-        if fold(spelled) in listed_words:
+        if fold_word(spelled) in listed_words:
             return True
         parts = _PARTS.split(_POSSESSIVE.sub("", spelled))[::2]
-        return all(len(part) < 2 or fold(part) in listed_words for part in parts)
+        return all(len(part) < 2 or fold_word(part) in listed_words for part in parts)
 
     def _correct_word(self, word: str) -> str:
         from symspellpy import Verbosity
 
-        span = core(word)
+        span = find_word_core(word)
         if span is None or self.knows(word):
             return word
 
         spelled = word[span.start : span.end]
         suggestions = self._speller.lookup(spelled.lower(), Verbosity.TOP, MOST_EDITS)
-        nearest = with_case_of(spelled, suggestions[0].term) if suggestions else spelled
+        nearest = copy_case(spelled, suggestions[0].term) if suggestions else spelled
         return word[: span.start] + nearest + word[span.end :]
 
 
@@ -160,7 +160,7 @@ def _load_speller(word_list: str | None) -> SymSpell:
     return speller
 
 
-def baselines(task: str, word_list: str | None = None) -> dict[str, Judge]:
+def make_baselines(task: str, word_list: str | None = None) -> dict[str, Judge]:
     """Makes the baselines of a task, by name; one uses the words of a list (see `Dictionary`)."""
     dictionary = Dictionary(word_list)
     judges = REPORTINGS[task].make_baselines(dictionary)
@@ -168,7 +168,7 @@ def baselines(task: str, word_list: str | None = None) -> dict[str, Judge]:
 
 
 def _judge_lines(judge: LineJudge, lines: Sequence[str]) -> list[Any]:
-    return [judge(line) for line in reporting(lines)]
+    return [judge(line) for line in report_each(lines)]
 
 
 def _flag_words(dictionary: Dictionary) -> dict[str, LineJudge]:
@@ -240,8 +240,8 @@ def read_test_sets(folder: Path, task: str, limit: int | None = None) -> list[Te
     for corrupt_file in sorted((folder / task).glob("*/*/corrupt.txt")):
         group, split = corrupt_file.parts[-3:-1]
         correct_file = corrupt_file.with_name("correct.txt")
-        corrupt = _lines(corrupt_file, limit)
-        correct = _lines(correct_file, limit)
+        corrupt = _read_lines(corrupt_file, limit)
+        correct = _read_lines(correct_file, limit)
         if len(corrupt) != len(correct):
             raise DataError(
                 f"{corrupt_file.parent}: {len(corrupt):,} lines in corrupt.txt, but "
@@ -253,8 +253,8 @@ def read_test_sets(folder: Path, task: str, limit: int | None = None) -> list[Te
         test_set = TestSet(
             name=f"{group}/{split}",
             corrupt=corrupt,
-            clean=_lines(clean_file, limit) if clean_file.is_file() else [],
-            correct=correct if corrects else _labels(correct_file, correct),
+            clean=_read_lines(clean_file, limit) if clean_file.is_file() else [],
+            correct=correct if corrects else _parse_labels(correct_file, correct),
             is_lower=_lower_case(corrupt_file.parent, len(corrupt), limit) if corrects else [],
         )
         test_sets.append(test_set)
@@ -270,13 +270,13 @@ def _lower_case(folder: Path, lines: int, limit: int | None) -> list[bool]:
     if not file.is_file():
         return [folder.name in LOWER_CASE] * lines
 
-    marks = _labels(file, _lines(file, limit))
+    marks = _parse_labels(file, _read_lines(file, limit))
     if len(marks) != lines or any(len(mark) != 1 for mark in marks):
         raise DataError(f"{file}: expected 0 or 1 for each of the {lines:,} lines of corrupt.txt")
     return [mark == [1] for mark in marks]
 
 
-def _labels(file: Path, lines: Sequence[str]) -> list[list[int]]:
+def _parse_labels(file: Path, lines: Sequence[str]) -> list[list[int]]:
     """Parses the labels of each line."""
     labels: list[list[int]] = []
     for number, line in enumerate(lines, start=1):
@@ -286,7 +286,7 @@ def _labels(file: Path, lines: Sequence[str]) -> list[list[int]]:
     return labels
 
 
-def _lines(file: Path, limit: int | None) -> list[str]:
+def _read_lines(file: Path, limit: int | None) -> list[str]:
     """Reads the first lines of a file."""
     try:
         return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")[:limit]
@@ -340,14 +340,14 @@ def score_test_sets(
     for test_set in test_sets:
         outputs = {MODEL: _Output(judge(test_set.corrupt), judge(test_set.clean))}
         if context.rank == 0:
-            for name, baseline in baselines(config.task, config.dictionary).items():
+            for name, baseline in make_baselines(config.task, config.dictionary).items():
                 outputs[name] = _Output(baseline(test_set.corrupt), baseline(test_set.clean))
-            main_results[test_set.name] = _results(config, test_set, outputs)
+            main_results[test_set.name] = _score_systems(config, test_set, outputs)
     results: Results = context.gather(main_results)[0]
     return results
 
 
-def _results(
+def _score_systems(
     config: SpellingConfig, test_set: TestSet, outputs: dict[str, _Output]
 ) -> list[SystemResult]:
     """Scores the output of each system, the model first."""
@@ -356,14 +356,14 @@ def _results(
     for output in outputs.values():
         if REPORTINGS[config.task].corrects:
             lines = test_set.clean
-            counts = correction_counts(
+            counts = count_correction_outcomes(
                 test_set.corrupt, test_set.cased(output.corrupt), test_set.correct
             )
-            clean_counts = correction_counts(lines, test_set.cased(output.clean), lines)
+            clean_counts = count_correction_outcomes(lines, test_set.cased(output.clean), lines)
         else:
             no_errors = [[0] * len(flags) for flags in output.clean]
-            counts = detection_counts(output.corrupt, test_set.correct)
-            clean_counts = detection_counts(output.clean, no_errors)
+            counts = count_detection_outcomes(output.corrupt, test_set.correct)
+            clean_counts = count_detection_outcomes(output.clean, no_errors)
         system_counts.append(counts)
         false_alarms.append(clean_counts.flagged_rate if test_set.clean else None)
 
@@ -383,7 +383,9 @@ def _results(
     return results
 
 
-def run(config: EvaluateConfig, locations: Sequence[Location], context: Processes) -> None:
+def run_evaluation(
+    config: EvaluateConfig, locations: Sequence[Location], context: Processes
+) -> None:
     """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
 
     `validation_file` names the folder of the test sets; the default is the folder of the training
@@ -395,7 +397,7 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Processe
     check_keys(config, "a spelling task", "max_documents")
     has_other_data = config.validation_file is not None
     for location in locations:
-        train = training_run(config, location, SedWordsConfig, SedSequenceConfig, SecConfig)
+        train = read_training_config(config, location, SedWordsConfig, SedSequenceConfig, SecConfig)
         train = replace(
             begin_with(train, location),
             benchmarks=config.validation_file or train.benchmarks,
@@ -416,19 +418,21 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Processe
         folder = Path()
         if context.is_main:
             folder = report_folder(config, location, has_other_data=has_other_data)
-        _score(train, judge, context, location.name, folder)
+        _score_test_sets(train, judge, context, location.name, folder)
 
 
-def finish(config: SpellingConfig, judge: Judge, context: FinishContext) -> list[Metric]:
+def finish_run(config: SpellingConfig, judge: Judge, context: FinishContext) -> list[Metric]:
     """Scores the test sets of the run with its exported model; rank 0 writes the report."""
-    results = _score(config, judge, context, str(context.exported), context.folder / "evaluation")
+    results = _score_test_sets(
+        config, judge, context, str(context.exported), context.folder / "evaluation"
+    )
     metrics: list[Metric] = []
     for test_set, (model, *_) in results.items():
         metrics += make_metrics(METRICS[config.task], model.values(config.task), test_set)
     return metrics
 
 
-def _score(
+def _score_test_sets(
     config: SpellingConfig, judge: Judge, context: Processes, checkpoint: str, folder: Path
 ) -> Results:
     """Scores the test sets of a configuration on all processes; rank 0 writes the report."""
@@ -442,18 +446,18 @@ def _score(
             "intervals": f"bootstrap over lines, {config.bootstrap_resamples:,} resamples, "
             f"seed {config.seed}",
         }
-        report(config.task, results, facts, folder)
+        report_results(config.task, results, facts, folder)
     return results
 
 
-def report(task: str, results: Results, facts: Mapping[str, str], folder: Path) -> None:
+def report_results(task: str, results: Results, facts: Mapping[str, str], folder: Path) -> None:
     """Writes the report, and prints it.
 
     Args:
         facts: Facts about the scored model and the scoring.
     """
     table = table_of(task, results)
-    sentences = summary(results)
+    sentences = summarize_results(results)
 
     test_sets: list[dict[str, Any]] = []
     for name, systems in results.items():
@@ -462,7 +466,7 @@ def report(task: str, results: Results, facts: Mapping[str, str], folder: Path) 
         test_sets.append({"test_set": name, "lines": lines, "systems": values})
 
     title = REPORTINGS[task].title
-    page = Page(title, sentences, facts, [Section(tables=[table])], own_command())
+    page = Page(title, sentences, facts, [Section(tables=[table])], describe_command())
     written = write_report(page, {"task": task, "test_sets": test_sets}, folder)
     print_report([table], sentences, written)
 
@@ -503,7 +507,7 @@ def _line_counts(results: Results) -> str:
     return ", ".join(f"{len(systems[0].counts.units):,}" for systems in results.values())
 
 
-def summary(results: Results) -> list[str]:
+def summarize_results(results: Results) -> list[str]:
     """Describes each test set in a sentence: the model compared with the best baseline."""
     sentences: list[str] = []
     for name, (model, *others) in results.items():
@@ -518,6 +522,6 @@ def summary(results: Results) -> list[str]:
                 f", {format_share(difference, '+')} compared with {best.system} (95% interval "
                 f"{format_share(interval.low, '+')} to {format_share(interval.high, '+')}{caveat})"
             )
-        caveats = rough_intervals(len(model.counts.units), "lines")
+        caveats = warn_of_rough_intervals(len(model.counts.units), "lines")
         sentences.append(" ".join([f"{sentence}.", *caveats]))
     return sentences

@@ -17,9 +17,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.data.text.tokenizer import tokenizer_fingerprint
+from bsmeta.data.text.tokenizer import fingerprint_tokenizer
 from bsmeta.tasks.spelling.candidates import Candidates, Form
-from bsmeta.tasks.spelling.lexicon import BOUNDARY, Lexicon, Parsed, hash_words, join_hashes, parse
+from bsmeta.tasks.spelling.lexicon import (
+    BOUNDARY,
+    Lexicon,
+    Parsed,
+    hash_words,
+    join_hashes,
+    parse_token,
+)
 
 # Occurrences of a context at which its counts weigh as much as the estimate they are smoothed with.
 PAIR_WEIGHT = 30.0
@@ -101,7 +108,7 @@ class CandidateInputs:
 
     def tensors(self, texts: Sequence[Words], *, trains: bool = False) -> Tensors:
         """Makes the inputs of texts; `trains`: for a step of training."""
-        return row_tensors(texts, self.rows(texts, trains=trains))
+        return make_row_tensors(texts, self.rows(texts, trains=trains))
 
     def rows(
         self,
@@ -147,7 +154,7 @@ class CandidateInputs:
         if parsed is None:
             if len(self._parsed_words) > WORDS_IN_MEMORY:
                 self._parsed_words.clear()
-            parsed = _ParsedWord(parse(word), self._candidates.spelled_part(word))
+            parsed = _ParsedWord(parse_token(word), self._candidates.find_spelled_part(word))
             self._parsed_words[word] = parsed
         return parsed
 
@@ -208,7 +215,9 @@ class CandidateInputs:
         triples = self._lexicon.triples.count
 
         hashes = hash_words(sequence.names)[sequence.numbers]
-        frequencies = np.exp([self._candidates.log(name) for name in sequence.names])
+        frequencies = np.exp(
+            [self._candidates.compute_log_frequency(name) for name in sequence.names]
+        )
         frequencies = np.maximum(frequencies, LEAST_FREQUENCY)[sequence.numbers]
 
         # Hashes of the neighbors of the word of each row, and of the first and last word of a row.
@@ -290,7 +299,7 @@ class _Sequence:
         )
 
 
-def row_tensors(texts: Sequence[Words], rows: Rows) -> Tensors:
+def make_row_tensors(texts: Sequence[Words], rows: Rows) -> Tensors:
     """Makes the arguments of `Ranker.forward`: `features`, `row_words` and `words`."""
     words = np.zeros((len(texts), max(map(len, texts))), np.int64)
     first = 1
@@ -320,7 +329,7 @@ class TokenInputs:
 
     @property
     def measure(self) -> Any:
-        return [tokenizer_fingerprint(self._tokenizer), self._longest, ROOM]
+        return [fingerprint_tokenizer(self._tokenizer), self._longest, ROOM]
 
     def lengths(self, texts: Sequence[Words]) -> np.ndarray:
         counts = np.array([len(self._encode(words).ids) for words in texts], np.int64)

@@ -22,7 +22,7 @@ import numpy as np
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import parse_json
-from bsmeta.data.text.sentences import core
+from bsmeta.data.text.sentences import find_word_core
 from bsmeta.tasks.spelling.config import SYMSPELLPY, WORDFREQ
 from bsmeta.tasks.spelling.noise import is_editable
 
@@ -61,7 +61,7 @@ _ONCE = np.uint64(_INVERSE)  # moves the characters after one deletion
 _TWICE = np.uint64(pow(_INVERSE, 2, 2**64))  # after two
 
 
-def fold(word: str) -> str:
+def fold_word(word: str) -> str:
     """Returns the counted form of a word: in lower case, with the typewriter's apostrophe."""
     return word.lower().replace("’", "'")
 
@@ -105,7 +105,7 @@ def read_word_list(name: str) -> dict[str, int]:
                 f"word_lists: {name}, line {number:,} is {line!r}; expected a word and its count",
                 ["word_lists"],
             )
-        counts[fold(word)] += int(count)
+        counts[fold_word(word)] += int(count)
     return counts
 
 
@@ -114,7 +114,7 @@ def _read_wordfreq(language: str) -> dict[str, int]:
 
     frequencies = get_frequency_dict(language, wordlist="large")
     return {
-        fold(word): max(round(frequency * 1e9), 1)
+        fold_word(word): max(round(frequency * 1e9), 1)
         for word, frequency in frequencies.items()
         if not any(map(str.isdigit, word)) and any(map(str.isalpha, word))
     }
@@ -122,7 +122,7 @@ def _read_wordfreq(language: str) -> dict[str, int]:
 
 def hash_words(words: Sequence[str]) -> np.ndarray:
     """Returns the hash of each word, uint64 [words]."""
-    return _prefixes(words).hashes[:, -1]
+    return _hash_prefixes(words).hashes[:, -1]
 
 
 class _Prefixes(NamedTuple):
@@ -132,7 +132,7 @@ class _Prefixes(NamedTuple):
     lengths: np.ndarray  # int64 [words], in characters
 
 
-def _prefixes(words: Sequence[str]) -> _Prefixes:
+def _hash_prefixes(words: Sequence[str]) -> _Prefixes:
     if not words:
         return _Prefixes(np.zeros((0, 1), np.uint64), np.zeros(0, np.int64))
 
@@ -151,9 +151,9 @@ class _Deletions(NamedTuple):
     words: np.ndarray  # int64, the number of the word of each
 
 
-def _deletions(words: Sequence[str], edits: int) -> Iterator[_Deletions]:
+def _hash_deletions(words: Sequence[str], edits: int) -> Iterator[_Deletions]:
     """Yields the hashes of words after the deletion of up to `edits` characters."""
-    hashes, lengths = _prefixes(words)
+    hashes, lengths = _hash_prefixes(words)
     numbers = np.arange(len(words))
     total = hashes[:, -1]
     yield _Deletions(total, numbers)
@@ -174,8 +174,8 @@ def _deletions(words: Sequence[str], edits: int) -> Iterator[_Deletions]:
             yield _Deletions(head[is_deleted] + middle + tail, twice)
 
 
-def _all_deletions(words: Sequence[str], edits: int) -> _Deletions:
-    hashes, numbers = zip(*_deletions(words, edits), strict=True)
+def _hash_all_deletions(words: Sequence[str], edits: int) -> _Deletions:
+    hashes, numbers = zip(*_hash_deletions(words, edits), strict=True)
     return _Deletions(np.concatenate(hashes), np.concatenate(numbers))
 
 
@@ -193,8 +193,8 @@ class NearWords:
     """
 
     def __init__(self, words: Sequence[str], twice: int) -> None:
-        frequent = _all_deletions(words[:twice], 2)
-        others = _all_deletions(words[twice:], 1)
+        frequent = _hash_all_deletions(words[:twice], 2)
+        others = _hash_all_deletions(words[twice:], 1)
         hashes = np.concatenate([frequent.hashes, others.hashes])
         numbers = np.concatenate([frequent.words, others.words + min(twice, len(words))])
 
@@ -207,7 +207,7 @@ class NearWords:
 
         Some are at three edits.
         """
-        hashes, queries = _all_deletions(words, 2)
+        hashes, queries = _hash_all_deletions(words, 2)
         starts = np.searchsorted(self._hashes, hashes, "left")
         ends = np.searchsorted(self._hashes, hashes, "right")
         sizes = np.minimum(ends - starts, _MOST_SHARING)
@@ -234,12 +234,12 @@ class Parsed(NamedTuple):
 
 
 @lru_cache(2**18)
-def parse(word: str) -> Parsed:
+def parse_token(word: str) -> Parsed:
     """Separates a word from the punctuation around it, and from a possessive s.
 
     A word that is not spelled (`is_editable`) has no core.
     """
-    span = core(word)
+    span = find_word_core(word)
     ends = _ENDS_SENTENCE.search(word) is not None
     if span is None or not is_editable(word):
         return Parsed(word, "", "", NUMBER, ends and span is None)
@@ -248,7 +248,7 @@ def parse(word: str) -> Parsed:
     possessive = _POSSESSIVE.search(word, start, end)
     if possessive:
         end = possessive.start()
-    return Parsed(word[:start], word[start:end], word[end:], fold(word[start:end]), ends)
+    return Parsed(word[:start], word[start:end], word[end:], fold_word(word[start:end]), ends)
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ class Lexicon:
     @cached_property
     def frequencies(self) -> np.ndarray:
         """The frequency of each word, float32 [words]: the mean over all sources."""
-        return _frequencies(self.counts)
+        return _average_frequencies(self.counts)
 
     @cached_property
     def near(self) -> NearWords:
@@ -364,7 +364,7 @@ def is_lexicon(folder: str | None) -> bool:
     return folder is not None and (Path(folder) / ARRAYS_FILE).is_file()
 
 
-def _frequencies(counts: np.ndarray) -> np.ndarray:
+def _average_frequencies(counts: np.ndarray) -> np.ndarray:
     """Averages the frequency of each word over the texts and the lists that are not empty."""
     sources = counts[:, [0, *range(2, counts.shape[1])]]  # without the counts of capitals
     totals = sources.sum(0)
@@ -381,7 +381,7 @@ def build_lexicon(
         misspellings: Word → misspellings.
     """
     word_lists = [read_word_list(name) for name in lists]
-    counts = _count(texts)
+    counts = _count_texts(texts)
 
     names = dict.fromkeys(
         word for word, count in counts.occurrences.items() if count >= LEAST_COUNT
@@ -396,17 +396,17 @@ def build_lexicon(
     table = np.zeros((len(all_words), len(columns)), np.float32)
     for number, column in enumerate(columns):
         table[:, number] = [column.get(word, 0) for word in all_words]
-    order = np.argsort(-_frequencies(table), kind="stable")[:MOST_WORDS]
+    order = np.argsort(-_average_frequencies(table), kind="stable")[:MOST_WORDS]
 
     words_of_misspellings: dict[str, list[str]] = {}
     for word, word_misspellings in misspellings.items():
         for misspelling in word_misspellings:
-            words_of_misspellings.setdefault(fold(misspelling), []).append(fold(word))
+            words_of_misspellings.setdefault(fold_word(misspelling), []).append(fold_word(word))
 
     return Lexicon(
         words=[all_words[number] for number in order],
         counts=table[order],
-        ngrams=[counts.singles, counts.pairs, counts.triples, _listed_pairs(lists)],
+        ngrams=[counts.singles, counts.pairs, counts.triples, _read_listed_pairs(lists)],
         misspellings=words_of_misspellings,
     )
 
@@ -422,7 +422,7 @@ class _TextCounts:
     triples: Ngrams
 
 
-def _count(texts: Iterable[str]) -> _TextCounts:
+def _count_texts(texts: Iterable[str]) -> _TextCounts:
     numbers: dict[str, int] = {BOUNDARY: _BOUNDARY_NUMBER, NUMBER: 1}
     occurrences = np.zeros(0, np.int64)
     capitals = np.zeros(0, np.int64)
@@ -430,7 +430,7 @@ def _count(texts: Iterable[str]) -> _TextCounts:
     pairs = _NO_NGRAMS
     triples = _NO_NGRAMS
 
-    for sequence, has_capital in _blocks(texts, numbers):
+    for sequence, has_capital in _divide_blocks(texts, numbers):
         # The block may have new words, whose earlier counts are 0.
         new_words = (0, len(numbers) - len(occurrences))
         occurrences = np.pad(occurrences, new_words)
@@ -452,7 +452,7 @@ def _count(texts: Iterable[str]) -> _TextCounts:
     )
 
 
-def _blocks(
+def _divide_blocks(
     texts: Iterable[str], numbers: dict[str, int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the words of many sentences, with a boundary after each sentence.
@@ -468,7 +468,7 @@ def _blocks(
     has_capital = bytearray(1)
     for text in texts:
         is_start = True
-        for word in map(parse, text.split()):
+        for word in map(parse_token, text.split()):
             sequence.append(numbers.setdefault(word.key, len(numbers)))
             has_capital.append(not is_start and word.core[:1].isupper())
             is_start = word.ends_sentence
@@ -486,7 +486,7 @@ def _blocks(
     yield np.frombuffer(sequence, np.int64), np.frombuffer(has_capital, bool)
 
 
-def _listed_pairs(lists: Sequence[str]) -> Ngrams:
+def _read_listed_pairs(lists: Sequence[str]) -> Ngrams:
     """Reads the pairs of words of symspellpy, if its words are used, as shares of its words."""
     if SYMSPELLPY not in lists:
         return _NO_NGRAMS

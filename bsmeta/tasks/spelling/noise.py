@@ -29,8 +29,8 @@ from rapidfuzz.distance import Editop, Levenshtein
 
 from bsmeta.core.errors import DataError
 from bsmeta.core.parsing import parse_json
-from bsmeta.data import derive
-from bsmeta.data.text.sentences import ABBREVIATIONS, core
+from bsmeta.data import derive_seed
+from bsmeta.data.text.sentences import ABBREVIATIONS, find_word_core
 from bsmeta.tasks.spelling.config import CODESPELL, NoiseConfig
 
 Misspellings = Mapping[str, tuple[str, ...]]
@@ -85,7 +85,7 @@ def invert_dictionary(lines: Iterable[str]) -> Misspellings:
     return {word: tuple(misspellings) for word, misspellings in inverted.items()}
 
 
-def single_words(misspellings: Misspellings) -> Misspellings:
+def select_single_words(misspellings: Misspellings) -> Misspellings:
     """Returns the map without the misspellings that contain spaces."""
     single: dict[str, tuple[str, ...]] = {}
     for word, word_misspellings in misspellings.items():
@@ -136,7 +136,7 @@ class Draws:
     """
 
     def __init__(self, *parts: int | str) -> None:
-        self._words = np.random.PCG64(derive("spelling", *parts))
+        self._words = np.random.PCG64(derive_seed("spelling", *parts))
         self._block: list[float] = []
 
     def uniforms(self, count: int) -> np.ndarray:
@@ -173,7 +173,7 @@ class Edit(NamedTuple):
     character: str = ""  # the inserted character, or the replacement
 
 
-def align(word: str, misspelling: str) -> list[Edit]:
+def align_misspelling(word: str, misspelling: str) -> list[Edit]:
     """Returns the edits that turn a word into a misspelling; a swap of neighbors is one edit."""
     edits: list[Edit] = []
     operations = list(Levenshtein.editops(word, misspelling))
@@ -255,7 +255,7 @@ class CharacterNoise:
         counts: dict[str, Counter[tuple[str, str]]] = {}
         edits_per_word: Counter[int] = Counter()
 
-        for word, word_misspellings in single_words(misspellings).items():
+        for word, word_misspellings in select_single_words(misspellings).items():
             right = word.lower()
             for misspelling in word_misspellings:
                 wrong = misspelling.lower()
@@ -263,7 +263,7 @@ class CharacterNoise:
                 if max(len(right), len(wrong)) > _LONGEST_WORD:
                     continue
 
-                edits = align(right, wrong)
+                edits = align_misspelling(right, wrong)
                 if not 1 <= len(edits) <= MOST_EDITS:
                     continue
 
@@ -292,7 +292,7 @@ class CharacterNoise:
         """Misspells a word; only its letters are edited, each at most once."""
         characters = list(word)
         if word.islower() or word.isupper() or word.istitle():
-            characters = [_changed(character, character.lower()) for character in word]
+            characters = [_change_case(character, character.lower()) for character in word]
 
         # Position 0 is the start of the word; the characters follow.
         outcomes = [self._outcomes(character) for character in ("", *characters)]
@@ -306,11 +306,11 @@ class CharacterNoise:
                 break
 
             edit = Edit(position - 1, *outcome.draw(draws))
-            if _apply(characters, edit, weights):
+            if _apply_edit(characters, edit, weights):
                 missing -= 1
             if not missing:
                 break
-        return with_case_of(word, "".join(characters))
+        return copy_case(word, "".join(characters))
 
     def _outcomes(self, character: str) -> _Outcomes | None:
         """Returns the edits of a character ("": the start of a word); None if it has none."""
@@ -321,7 +321,7 @@ class CharacterNoise:
         return self._characters.get(character.lower(), self._others)
 
 
-def _apply(characters: list[str], edit: Edit, weights: list[float]) -> bool:
+def _apply_edit(characters: list[str], edit: Edit, weights: list[float]) -> bool:
     """Applies an edit to the characters of a word, if it is possible there.
 
     Args:
@@ -358,7 +358,7 @@ def _apply(characters: list[str], edit: Edit, weights: list[float]) -> bool:
     return True
 
 
-def with_accent(word: str, draws: Draws) -> str:
+def add_accent(word: str, draws: Draws) -> str:
     """Puts an accent on one of the Latin letters of a word that can have one."""
     positions = [position for position, letter in enumerate(word) if letter.lower() in ACCENTED]
     if not positions:
@@ -369,7 +369,7 @@ def with_accent(word: str, draws: Draws) -> str:
     return word[:position] + letters[draws.below(len(letters))] + word[position + 1 :]
 
 
-def plain(word: str) -> str:
+def remove_accents(word: str) -> str:
     """Removes the accents of a word."""
     if word.isascii():
         return word
@@ -377,32 +377,32 @@ def plain(word: str) -> str:
     return "".join(character for character in decomposed if not unicodedata.combining(character))
 
 
-def with_case_of(word: str, misspelling: str) -> str:
+def copy_case(word: str, misspelling: str) -> str:
     """Returns a misspelling with the case of the word."""
     if len(word) > 1 and word.isupper():
-        return "".join(_changed(character, character.upper()) for character in misspelling)
+        return "".join(_change_case(character, character.upper()) for character in misspelling)
     if word[0].isupper():
-        return _changed(misspelling[:1], misspelling[:1].upper()) + misspelling[1:]
+        return _change_case(misspelling[:1], misspelling[:1].upper()) + misspelling[1:]
     return misspelling
 
 
-def _changed(character: str, cased: str) -> str:
+def _change_case(character: str, cased: str) -> str:
     """Returns the character in the other case, if that is one character, too."""
     return cased if len(cased) == 1 else character
 
 
-def _accented_letters() -> dict[str, list[str]]:
+def _list_accented_letters() -> dict[str, list[str]]:
     """Lists the letters with accents that each lower-case letter may become."""
     letters: dict[str, list[str]] = {}
     for code in (*range(0xE0, 0x180), *range(0x1E00, 0x1F00)):  # Latin letters in Unicode
         letter = chr(code)
-        base = plain(letter)
+        base = remove_accents(letter)
         if letter.islower() and len(base) == 1 and base.isascii():
             letters.setdefault(base, []).append(letter)
     return letters
 
 
-ACCENTED = _accented_letters()
+ACCENTED = _list_accented_letters()
 
 
 class Noise:
@@ -413,7 +413,7 @@ class Noise:
     ) -> None:
         self._config = config
         self.misspellings = misspellings
-        self._usable = single_words(misspellings) if keep_word_count else misspellings
+        self._usable = select_single_words(misspellings) if keep_word_count else misspellings
         self._characters: CharacterNoise | None = None
         if config.learned_characters:
             self._characters = CharacterNoise.estimate(misspellings)
@@ -435,7 +435,7 @@ class Noise:
 
     def _edit(self, word: str, draws: Draws) -> str:
         """Misspells one word, without the punctuation around it."""
-        span = core(word)
+        span = find_word_core(word)
         if span is None or not is_editable(word):
             return word
         edited = self._edit_core(word[span.start : span.end], draws)
@@ -447,7 +447,7 @@ class Noise:
             config.method == "mixed" and draws.uniform() < config.artificial_share
         ):
             count = draws.geometric(config.edit_probability)
-            return artificial_edits(word, count, draws, letters=config.letters)
+            return make_artificial_edits(word, count, draws, letters=config.letters)
 
         edited = self._realistic(word, draws)
         is_lost = config.lost_case > 0 and draws.uniform() < config.lost_case
@@ -459,15 +459,15 @@ class Noise:
         accents_and_slips = config.accent_share + config.slip_share
         draw = draws.uniform() if accents_and_slips > 0 else 1.0
         if draw < config.accent_share:
-            return with_accent(word, draws)
+            return add_accent(word, draws)
         if draw < accents_and_slips:
             count = draws.geometric(config.slip_probability)
-            slipped = artificial_edits(word.lower(), count, draws, letters=self._small_letters)
-            return with_case_of(word, slipped)
+            slipped = make_artificial_edits(word.lower(), count, draws, letters=self._small_letters)
+            return copy_case(word, slipped)
 
         misspellings = self._usable.get(word) or self._usable.get(word.lower())
         if misspellings:
-            return with_case_of(word, misspellings[draws.below(len(misspellings))])
+            return copy_case(word, misspellings[draws.below(len(misspellings))])
         return self._characters.edit(word, draws) if self._characters else word
 
     @cached_property
@@ -482,14 +482,14 @@ def is_editable(word: str) -> bool:
     False for words without letters, numbers, URLs, addresses, file names, identifiers, and
     abbreviations with their full stop (`Mr.`).
     """
-    span = core(word)
+    span = find_word_core(word)
     if span is None or any(map(str.isdigit, word)) or _NAME.search(word):
         return False
     has_stop = word[span.end : span.end + 1] == "."
     return not (has_stop and word[span.start : span.end].lower() in ABBREVIATIONS)
 
 
-def artificial_edits(word: str, count: int, draws: Draws, *, letters: str) -> str:
+def make_artificial_edits(word: str, count: int, draws: Draws, *, letters: str) -> str:
     """Makes random edits: each inserts, deletes, swaps or replaces a letter.
 
     No position is edited twice; characters that are not letters stay, and at least one letter
@@ -500,7 +500,7 @@ def artificial_edits(word: str, count: int, draws: Draws, *, letters: str) -> st
     for _ in range(count):
         positions_by_operation = {
             operation: positions
-            for operation, positions in _free_positions(characters, is_free).items()
+            for operation, positions in _list_free_positions(characters, is_free).items()
             if positions
         }
         if not positions_by_operation:
@@ -526,7 +526,7 @@ def artificial_edits(word: str, count: int, draws: Draws, *, letters: str) -> st
     return "".join(characters)
 
 
-def _free_positions(characters: list[str], is_free: list[bool]) -> dict[str, list[int]]:
+def _list_free_positions(characters: list[str], is_free: list[bool]) -> dict[str, list[int]]:
     """Lists the positions at which each operation is possible."""
     last = len(is_free) - 1
     free = [position for position, position_is_free in enumerate(is_free) if position_is_free]

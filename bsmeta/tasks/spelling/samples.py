@@ -32,16 +32,16 @@ import pyarrow as pa
 import xxhash
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import building, refuse_undecodable
+from bsmeta.core.files import build_atomically, refuse_undecodable
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.progress import exclusively, report_progress
-from bsmeta.data import derive, permutation
-from bsmeta.data.table.store import file_hashes, open_store
-from bsmeta.data.text.sentences import cut
+from bsmeta.core.progress import hold_lock, report_progress
+from bsmeta.data import derive_seed, permute
+from bsmeta.data.table.store import hash_files, open_store
+from bsmeta.data.text.sentences import cut_text
 from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig
 from bsmeta.tasks.spelling.lexicon import is_lexicon
 from bsmeta.tasks.spelling.noise import Misspellings, Noise, load_misspellings
-from bsmeta.training.task import batched
+from bsmeta.training.task import split_into_lists
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -77,7 +77,7 @@ class Sample:
         return self.source if self.target is None else self.target
 
 
-def data_files(name: str) -> list[Path]:
+def list_data_files(name: str) -> list[Path]:
     """Lists the files of a data set: a file, the files of a folder, or the matches of a glob.
 
     Raises:
@@ -101,29 +101,29 @@ def data_files(name: str) -> list[Path]:
     return files
 
 
-def samples_of(config: SpellingConfig, files: Sequence[Path]) -> Iterator[Sample]:
+def read_samples(config: SpellingConfig, files: Sequence[Path]) -> Iterator[Sample]:
     """Yields the samples of files, as they are cut; a text may occur more than once."""
     for file in files:
-        for number, (source, target) in enumerate(_read(config, file), start=1):
+        for number, (source, target) in enumerate(_read_texts(config, file), start=1):
             report_progress()
             name = f"{file.name}:{number}"
             if target is not None:
                 yield Sample(source, target, name)
                 continue
 
-            for chunk in cut(source, config.max_characters):
+            for chunk in cut_text(source, config.max_characters):
                 text = " ".join(chunk.split())
-                if text and prose_share(text) >= config.min_prose_share:
+                if text and compute_prose_share(text) >= config.min_prose_share:
                     yield Sample(text, None, name)
 
 
-def prose_share(text: str) -> float:
+def compute_prose_share(text: str) -> float:
     """Returns the share of words that consist of letters, with punctuation around them."""
     words = text.split()
     return sum(_PLAIN_WORD.fullmatch(word) is not None for word in words) / len(words)
 
 
-def _read(config: SpellingConfig, file: Path) -> Iterator[tuple[str, str | None]]:
+def _read_texts(config: SpellingConfig, file: Path) -> Iterator[tuple[str, str | None]]:
     """Yields each text of a file, with the correct text if the file has it."""
     is_json = file.name.removesuffix(".gz").endswith(".jsonl")
     open_file = gzip.open if file.suffix == ".gz" else open
@@ -133,14 +133,14 @@ def _read(config: SpellingConfig, file: Path) -> Iterator[tuple[str, str | None]
                 if not line.strip():
                     continue
                 if is_json:
-                    yield _parse(config, f"{file}, line {number:,}", line)
+                    yield _parse_line(config, f"{file}, line {number:,}", line)
                 else:
                     yield line, None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read: {error}; expected text in UTF-8") from error
 
 
-def _parse(config: SpellingConfig, position: str, line: str) -> tuple[str, str | None]:
+def _parse_line(config: SpellingConfig, position: str, line: str) -> tuple[str, str | None]:
     """Parses a line of JSON.
 
     Args:
@@ -221,7 +221,7 @@ class Table:
             key: Any JSON value; the lengths are computed once for a key.
             measure: Returns a length for each of some samples.
         """
-        file = self._folder / f"lengths-{_digest(key)}.npy"
+        file = self._folder / f"lengths-{_hash_key(key)}.npy"
 
         def compute(part: Path) -> None:
             lengths = [np.zeros(0, np.int32), *map(measure, self._batches("train"))]
@@ -238,7 +238,7 @@ class Table:
             key: Any JSON value; the texts are counted once for a key.
             count: Counts texts, and writes the result to a folder.
         """
-        folder = self._folder / f"counts-{_digest(key)}"
+        folder = self._folder / f"counts-{_hash_key(key)}"
 
         def write(part: Path) -> None:
             part.mkdir()
@@ -249,24 +249,24 @@ class Table:
 
     def _create_once(self, file: Path, write: Callable[[Path], None]) -> None:
         """Writes a file or folder next to the samples if there is none, in one process."""
-        with exclusively(f"{file}.lock", f"computing {file.name} of the samples"):
+        with hold_lock(f"{file}.lock", f"computing {file.name} of the samples"):
             if not file.exists():
-                with building(file) as part:
+                with build_atomically(file) as part:
                     write(part)
 
 
-def open_table(config: SpellingConfig) -> Table:
+def make_open_table(config: SpellingConfig) -> Table:
     """Opens the samples of a configuration; builds the store first if there is none.
 
     Raises:
         ConfigurationError: If a data set is missing.
         DataError: If a data set cannot be read, or nothing remains to train on.
     """
-    sets = [data_files(name) for name in config.datasets]
+    sets = [list_data_files(name) for name in config.datasets]
     all_files: list[Path] = []
     for files in sets:
         all_files += files
-    hashes = file_hashes(all_files, Path(config.store_dir))
+    hashes = hash_files(all_files, Path(config.store_dir))
 
     # Files are identified relative to their data set, so that it may be moved.
     set_hashes: list[dict[str, str]] = []
@@ -276,8 +276,8 @@ def open_table(config: SpellingConfig) -> Table:
 
     key = {
         "files": set_hashes,
-        "dataset_limits": _per_dataset(config.dataset_limits, len(sets)),
-        "val_splits": _per_dataset(config.val_splits, len(sets)),
+        "dataset_limits": _spread_over_datasets(config.dataset_limits, len(sets)),
+        "val_splits": _spread_over_datasets(config.val_splits, len(sets)),
         "text_column": config.text_column,
         "target_column": config.target_column,
         "max_characters": config.max_characters,
@@ -285,11 +285,11 @@ def open_table(config: SpellingConfig) -> Table:
         "counted_share": config.counted_share if is_small(config) else 0.0,
         "seed": config.seed,
     }
-    folder = Path(config.store_dir) / _digest(key)
-    return Table(open_store(folder, key, lambda: _build(config, sets, key)), key, folder)
+    folder = Path(config.store_dir) / _hash_key(key)
+    return Table(open_store(folder, key, lambda: _build_rows(config, sets, key)), key, folder)
 
 
-def _digest(key: Any) -> str:
+def _hash_key(key: Any) -> str:
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
 
 
@@ -299,18 +299,18 @@ def is_small(config: SpellingConfig) -> bool:
     return is_new or is_lexicon(config.model_name)
 
 
-def _per_dataset(values: list[Any], count: int) -> list[Any]:
+def _spread_over_datasets(values: list[Any], count: int) -> list[Any]:
     """Returns a value for each data set, from one for all, one for each, or none (None)."""
     if not values:
         return [None] * count
     return list(values) * count if len(values) == 1 else list(values)
 
 
-def _build(
+def _build_rows(
     config: SpellingConfig, sets: Sequence[Sequence[Path]], key: Mapping[str, Any]
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of the store."""
-    uses = _choose(_scan(config, sets), key)
+    uses = _choose_uses(_scan_samples(config, sets), key)
     if not (uses == TRAIN).any():
         raise DataError(
             f"datasets: {(uses != UNUSED).sum():,} samples, and val_splits={config.val_splits} "
@@ -319,17 +319,17 @@ def _build(
         )
 
     try:
-        for batch in batched(_rows(config, sets, uses), BATCH):
+        for batch in split_into_lists(_iterate_rows(config, sets, uses), BATCH):
             yield pa.RecordBatch.from_pylist(batch, _SCHEMA)
     except ValueError as error:
         raise DataError("datasets: a file has changed while it was read; begin again") from error
 
 
-def _rows(
+def _iterate_rows(
     config: SpellingConfig, sets: Sequence[Sequence[Path]], uses: np.ndarray
 ) -> Iterator[dict[str, Any]]:
     """Yields a row for each sample that is used."""
-    samples = chain.from_iterable(samples_of(config, files) for files in sets)
+    samples = chain.from_iterable(read_samples(config, files) for files in sets)
     for sample, use in zip(samples, uses, strict=True):
         if use != UNUSED:
             yield {**vars(sample), "use": use}
@@ -343,7 +343,7 @@ class _Scan(NamedTuple):
     ends: list[int]  # where each data set ends
 
 
-def _scan(config: SpellingConfig, sets: Sequence[Sequence[Path]]) -> _Scan:
+def _scan_samples(config: SpellingConfig, sets: Sequence[Sequence[Path]]) -> _Scan:
     """Reads all samples, to choose among them."""
     hashes = array("Q")
     texts = array("Q")
@@ -351,7 +351,7 @@ def _scan(config: SpellingConfig, sets: Sequence[Sequence[Path]]) -> _Scan:
     text = -1
     for files in sets:
         previous_name = None
-        for sample in samples_of(config, files):
+        for sample in read_samples(config, files):
             if sample.name != previous_name:
                 text += 1
                 previous_name = sample.name
@@ -361,7 +361,7 @@ def _scan(config: SpellingConfig, sets: Sequence[Sequence[Path]]) -> _Scan:
     return _Scan(np.frombuffer(hashes, np.uint64), np.frombuffer(texts, np.uint64), ends)
 
 
-def _choose(scan: _Scan, key: Mapping[str, Any]) -> np.ndarray:
+def _choose_uses(scan: _Scan, key: Mapping[str, Any]) -> np.ndarray:
     """Chooses the use of each sample, uint8 [samples].
 
     Of equal samples the first is used, or copies of a validation sample would be trained on. Texts
@@ -377,11 +377,11 @@ def _choose(scan: _Scan, key: Mapping[str, Any]) -> np.ndarray:
     for number, end in enumerate(scan.ends):
         distinct = start + np.flatnonzero(is_first[start:end])
         limit = key["dataset_limits"][number]
-        seed = derive(key["seed"], "samples", number)
+        seed = derive_seed(key["seed"], "samples", number)
         samples = _shuffle_texts(distinct, texts, seed)[:limit]
         uses[samples] = TRAIN
 
-        held_out = held_out_samples(key["val_splits"][number], len(samples))
+        held_out = count_held_out_samples(key["val_splits"][number], len(samples))
         if held_out:
             last_text = texts[samples[held_out - 1]]
             uses[samples[:held_out]] = VALIDATION
@@ -402,11 +402,11 @@ def _shuffle_texts(samples: np.ndarray, texts: np.ndarray, seed: int) -> np.ndar
     distinct_texts, text_indices = np.unique(texts[samples], return_inverse=True)
     count = len(distinct_texts)
     ranks = np.empty(count, np.int64)
-    ranks[permutation(count, seed)] = range(count)
+    ranks[permute(count, seed)] = range(count)
     return samples[np.argsort(ranks[text_indices], kind="stable")]
 
 
-def held_out_samples(split: float | None, count: int) -> int:
+def count_held_out_samples(split: float | None, count: int) -> int:
     """Returns the number of samples for validation.
 
     Args:
@@ -437,7 +437,7 @@ def make_noise(config: SpellingConfig) -> Noise:
     return Noise(noise, misspellings, keep_word_count=keep_word_count)
 
 
-def fitting(pair: Pair, fits: Callable[[Sequence[str], int], bool], room: int) -> Pair:
+def shorten_to_fit(pair: Pair, fits: Callable[[Sequence[str], int], bool], room: int) -> Pair:
     """Removes the last errors of a text until it fits.
 
     If errors merge or split words, all of them are removed.

@@ -15,16 +15,16 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from bsmeta.config.metric_table import compute_values, training_rows
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.model_files import new_model, read_model, read_shape, read_tokenizer
+from bsmeta.core.model_files import create_model, read_model, read_shape, read_tokenizer
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.text.sentences import cut
-from bsmeta.data.text.tokenizer import tokenizer_fingerprint, tokenizer_of
-from bsmeta.models.pretrained import check_files, explained, load_exported
+from bsmeta.data.text.sentences import cut_text
+from bsmeta.data.text.tokenizer import fingerprint_tokenizer, load_tokenizer_from
+from bsmeta.models.pretrained import check_files, explain_load_errors, load_exported
 from bsmeta.tasks.spelling.corrections import (
     Correction,
     align_chunks,
-    correction_counts,
-    restricted,
+    count_correction_outcomes,
+    restrict_corrections,
 )
 from bsmeta.tasks.spelling.corrector import Corrector, TextLoss
 from bsmeta.tasks.spelling.inputs import ROOM
@@ -32,7 +32,7 @@ from bsmeta.tasks.spelling.metrics import CORRECTION_METRICS, Judged
 from bsmeta.tasks.spelling.samples import Pair, Sample
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import Processes
-from bsmeta.training.task import Loss, Metric, batches_within, spread
+from bsmeta.training.task import Loss, Metric, run_on_all_ranks, sort_into_budgeted_batches
 
 IGNORED = -100  # the label of padding
 
@@ -45,7 +45,7 @@ class Seq2SeqCorrection(Corrector):
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         name = str(self._config.tokenizer_name or self._config.model_name)
-        tokenizer = tokenizer_of(name)
+        tokenizer = load_tokenizer_from(name)
         if tokenizer.pad_token_id is None or tokenizer.eos_token_id is None:
             raise ConfigurationError(
                 f"tokenizer_name: {name} has no padding or no end-of-text token; name the "
@@ -56,7 +56,7 @@ class Seq2SeqCorrection(Corrector):
 
     @property
     def _measure(self) -> Any:
-        return [tokenizer_fingerprint(self._tokenizer), ROOM]
+        return [fingerprint_tokenizer(self._tokenizer), ROOM]
 
     def _most_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
         correct = np.array(self._token_counts([sample.correct for sample in samples]))
@@ -76,12 +76,12 @@ class Seq2SeqCorrection(Corrector):
         model_class = AutoModelForSeq2SeqLM
         config_file = self._config.model_config_file
         if config_file is not None:
-            with explained("model_config_file", config_file, model_class):
-                return new_model(model_class, read_shape(config_file))
+            with explain_load_errors("model_config_file", config_file, model_class):
+                return create_model(model_class, read_shape(config_file))
 
         source = str(self._config.model_name)
         check_files(source, f"model_name={source}")
-        with explained("model_name", source, model_class):
+        with explain_load_errors("model_name", source, model_class):
             return read_model(model_class, source, dtype=torch.float32)
 
     def _fits(self, words: Sequence[str], room: int) -> bool:
@@ -134,8 +134,10 @@ class Seq2SeqCorrection(Corrector):
         first_pairs = pairs[: self._config.val_corrections]
         source = [" ".join(pair.source) for pair in first_pairs]
         correct = [" ".join(pair.correct) for pair in first_pairs]
-        counts = correction_counts(source, self.judge(model, source, context), correct)
-        clean_counts = correction_counts(correct, self.judge(model, correct, context), correct)
+        counts = count_correction_outcomes(source, self.judge(model, source, context), correct)
+        clean_counts = count_correction_outcomes(
+            correct, self.judge(model, correct, context), correct
+        )
 
         judged = Judged(counts, clean_counts.flagged_rate, self._mean_loss(model, pairs, context))
         values = compute_values(training_rows(CORRECTION_METRICS), judged)
@@ -168,7 +170,7 @@ class Seq2SeqCorrection(Corrector):
 
         White space is kept, and so is a word that is longer than a chunk.
         """
-        line_chunks = [cut(line, self._config.max_characters) for line in lines]
+        line_chunks = [cut_text(line, self._config.max_characters) for line in lines]
         corrected_chunks = self._correct_chunks(model, line_chunks, context)
         changes = [
             align_chunks(chunks, corrected)
@@ -179,7 +181,7 @@ class Seq2SeqCorrection(Corrector):
 
         flags = self.flags([line.split() for line in lines], context)
         return [
-            restricted(line, corrections, line_flags)
+            restrict_corrections(line, corrections, line_flags)
             for line, corrections, line_flags in zip(lines, changes, flags, strict=True)
         ]
 
@@ -202,8 +204,10 @@ class Seq2SeqCorrection(Corrector):
         def correct(batch: np.ndarray) -> list[str]:
             return self._generate(model, [texts[number] for number in batch], context.device)
 
-        batches = batches_within(self._token_counts(texts), self._config.batch_max_length)
-        results = spread(batches, correct, context)
+        batches = sort_into_budgeted_batches(
+            self._token_counts(texts), self._config.batch_max_length
+        )
+        results = run_on_all_ranks(batches, correct, context)
         for (line, number), result in zip(positions, results, strict=True):
             corrected[line][number] = result
         return corrected

@@ -22,15 +22,15 @@ from torch import nn
 from bsmeta.config.metric_table import compute_values, training_rows
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.progress import reporting
+from bsmeta.core.progress import report_each
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudget
-from bsmeta.data.text.sentences import Span, cut, words
+from bsmeta.data.text.sentences import Span, cut_text, find_words
 from bsmeta.tasks.model_card import write_task_card
 from bsmeta.tasks.spelling import detector
-from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig, shares_of
-from bsmeta.tasks.spelling.corrections import Flag, as_record, detection_counts
-from bsmeta.tasks.spelling.evaluate import finish
+from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig, count_shares
+from bsmeta.tasks.spelling.corrections import Flag, count_detection_outcomes, make_record
+from bsmeta.tasks.spelling.evaluate import finish_run
 from bsmeta.tasks.spelling.inputs import Inputs
 from bsmeta.tasks.spelling.metrics import DETECTION_METRICS, Judged
 from bsmeta.tasks.spelling.noise import Noise
@@ -39,13 +39,13 @@ from bsmeta.tasks.spelling.samples import (
     Pair,
     Sample,
     Table,
-    fitting,
     make_noise,
-    open_table,
+    make_open_table,
+    shorten_to_fit,
 )
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import FinishContext, Processes
-from bsmeta.training.task import Loss, Metric, Task, batched
+from bsmeta.training.task import Loss, Metric, Task, split_into_lists
 
 TEXTS_AT_ONCE = 500  # records that are batched together
 
@@ -74,7 +74,7 @@ class SpellingTask(Task):
     @cached_property
     def table(self) -> Table:
         """The samples, whose store is built first if there is none."""
-        return open_table(self._config)
+        return make_open_table(self._config)
 
     @cached_property
     def noise(self) -> Noise:
@@ -95,7 +95,7 @@ class SpellingTask(Task):
     def pairs(self, numbers: np.ndarray, epoch: int) -> list[Pair]:
         """Makes the pairs of some samples in an epoch (`VALIDATION_EPOCH` for held-out ones)."""
         pairs: list[Pair] = []
-        samples = reporting(self.table.read(numbers))
+        samples = report_each(self.table.read(numbers))
         for sample, number in zip(samples, numbers.tolist(), strict=True):
             source = sample.source
             if sample.target is None:
@@ -136,7 +136,7 @@ class SpellingTask(Task):
             ConfigurationError: If there is nothing to train on, or a sample is too long.
         """
         config = self._config
-        shares = shares_of(config)
+        shares = count_shares(config)
         room = config.batch_max_length // shares
         longest = int(self._lengths.max(initial=0))
         if longest > room:
@@ -162,7 +162,10 @@ class SpellingTask(Task):
             pairs = self.pairs(numbers[rows], epoch)
             rooms = self._lengths[rows].tolist()
             return self._micro_batch(
-                [fitting(pair, self._fits, room) for pair, room in zip(pairs, rooms, strict=True)]
+                [
+                    shorten_to_fit(pair, self._fits, room)
+                    for pair, room in zip(pairs, rooms, strict=True)
+                ]
             )
 
         fingerprint = {
@@ -172,7 +175,7 @@ class SpellingTask(Task):
             "misspellings": self.noise.misspellings_hash,
             "batch_max_length": config.batch_max_length,
             "bucket_span": config.bucket_span,
-            "batch_shares": shares_of(config),
+            "batch_shares": count_shares(config),
         }
         return TableStream(
             self._order,
@@ -205,7 +208,9 @@ class SpellingTask(Task):
         if self._config.benchmarks is None:
             return []
         exported = self.load(context.exported / "model").to(context.device)
-        return finish(self._config, lambda lines: [*self.judge(exported, lines, context)], context)
+        return finish_run(
+            self._config, lambda lines: [*self.judge(exported, lines, context)], context
+        )
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -221,10 +226,10 @@ class SpellingTask(Task):
     ) -> Iterator[dict[str, Any]]:
         """Yields the changes of each record's text; of a corrector, the corrected text, too."""
         (column,) = self.inputs
-        for batch in batched(records, TEXTS_AT_ONCE):
+        for batch in split_into_lists(records, TEXTS_AT_ONCE):
             texts = [str(record[column]) for record in batch]
             for text, changes in zip(texts, self.changes(model, texts), strict=True):
-                yield as_record(text, changes, corrects="text" in self.forms)
+                yield make_record(text, changes, corrects="text" in self.forms)
 
 
 class WordDetection(SpellingTask):
@@ -263,7 +268,7 @@ class WordDetection(SpellingTask):
         tensors = self._inputs.tensors([pair.source for pair in pairs], trains=True)
         labels = torch.full((len(pairs), max(len(pair.source) for pair in pairs)), -1.0)
         for row, pair in enumerate(pairs):
-            labels[row, : len(pair.source)] = torch.from_numpy(wrong_words(pair)).float()
+            labels[row, : len(pair.source)] = torch.from_numpy(mark_wrong_words(pair)).float()
 
         is_token = tensors["words" if "words" in tensors else "attention_mask"] > 0
         tokens = int(is_token.sum())
@@ -286,21 +291,21 @@ class WordDetection(SpellingTask):
 
     def _labels(self, pair: Pair) -> np.ndarray:
         """Returns the labels of the units of a text, int [units]."""
-        return wrong_words(pair)
+        return mark_wrong_words(pair)
 
     def _spans(self, text: str, chunk: Span) -> list[Span]:
         """Returns the positions of the units in a chunk of a text."""
-        word_spans = words(text[chunk.start : chunk.end])
+        word_spans = find_words(text[chunk.start : chunk.end])
         return [Span(chunk.start + start, chunk.start + end) for start, end in word_spans]
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Computes the cross-entropy of every word, and the share of words predicted right."""
         labels = batch["labels"]
-        logits = detector.word_logits(model, batch)
+        logits = detector.compute_word_logits(model, batch)
         is_word = labels >= 0
         is_right = ((logits.detach() > 0) == (labels > 0)) & is_word
         return Loss(
-            detector.word_losses(logits, labels).sum(),
+            detector.compute_word_losses(logits, labels).sum(),
             {"word_accuracy": (is_right.sum(), is_word.sum())},
         )
 
@@ -317,10 +322,12 @@ class WordDetection(SpellingTask):
         all_labels = np.concatenate(labels)
 
         precision = self._config.wanted_precision
-        self._chosen = asdict(calibrate(all_logits.astype(np.float64), all_labels, precision))
+        self._chosen = asdict(
+            calibrate_threshold(all_logits.astype(np.float64), all_labels, precision)
+        )
 
         flags = [(row > 0).astype(int).tolist() for row in logits]
-        counts = detection_counts(flags, [row.tolist() for row in labels])
+        counts = count_detection_outcomes(flags, [row.tolist() for row in labels])
         losses = np.logaddexp(0, np.where(all_labels > 0, -all_logits, all_logits))
         false_alarms = float((np.concatenate(clean_logits) > 0).mean())
         judged = Judged(counts, false_alarms, float(losses.mean()))
@@ -332,7 +339,7 @@ class WordDetection(SpellingTask):
     ) -> list[np.ndarray]:
         """Computes the logits of the units of each text."""
         budget = self._config.batch_max_length
-        rows = detector.logits_of_words(model, self._inputs, texts, budget, context)
+        rows = detector.compute_logits_of_words(model, self._inputs, texts, budget, context)
         return [self._units(row) for row in rows]
 
     def judge(self, model: nn.Module, lines: Sequence[str], context: Processes) -> list[list[int]]:
@@ -342,7 +349,7 @@ class WordDetection(SpellingTask):
 
     def load(self, folder: Path) -> nn.Module:
         model, self._inputs = detector.load_detector(folder)
-        self._threshold = saved_threshold(folder) if self._config.abstains else np.float64(0)
+        self._threshold = read_saved_threshold(folder) if self._config.abstains else np.float64(0)
         return model
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Flag]]:
@@ -367,7 +374,7 @@ class WordDetection(SpellingTask):
         """Divides a text into chunks that the model reads, without the whitespace around them."""
         spans: list[Span] = []
         end = 0
-        for chunk in cut(text, self._config.max_characters):
+        for chunk in cut_text(text, self._config.max_characters):
             start = end + len(chunk) - len(chunk.lstrip())
             end += len(chunk)
             if chunk.strip():
@@ -392,10 +399,10 @@ class SequenceDetection(WordDetection):
         return float(len(labels))
 
     def _units(self, logits: np.ndarray) -> np.ndarray:
-        return detector.sequence_logit(logits)[None]
+        return detector.compute_sequence_logit(logits)[None]
 
     def _labels(self, pair: Pair) -> np.ndarray:
-        return wrong_words(pair).max(initial=0)[None]
+        return mark_wrong_words(pair).max(initial=0)[None]
 
     def _spans(self, text: str, chunk: Span) -> list[Span]:
         return [chunk]
@@ -404,12 +411,14 @@ class SequenceDetection(WordDetection):
         """Computes the cross-entropy of every text, and the share of texts predicted right."""
         is_word = batch["labels"] >= 0
         labels = (batch["labels"] > 0).any(1).float()
-        losses = detector.sequence_losses(detector.word_logits(model, batch), is_word, labels)
+        losses = detector.compute_sequence_losses(
+            detector.compute_word_logits(model, batch), is_word, labels
+        )
         is_right = (losses.detach() < np.log(2)).float()
         return Loss(losses.sum(), {"accuracy": (is_right.sum(), torch.ones_like(is_right).sum())})
 
 
-def saved_threshold(folder: Path) -> np.float64:
+def read_saved_threshold(folder: Path) -> np.float64:
     """Reads the logit above which `abstains` flags; infinite if none was precise enough."""
     file = folder / CALIBRATION
     try:
@@ -434,7 +443,7 @@ def saved_threshold(folder: Path) -> np.float64:
     return np.nextafter(np.float64(calibration.threshold), -np.inf)
 
 
-def wrong_words(pair: Pair) -> np.ndarray:
+def mark_wrong_words(pair: Pair) -> np.ndarray:
     """Marks the words that have an error: int64 [words]."""
     is_wrong = [word != correct for word, correct in zip(pair.source, pair.correct, strict=True)]
     return np.array(is_wrong, np.int64)
@@ -451,7 +460,7 @@ class Calibration:
     flagged: int  # number of units at that precision
 
 
-def calibrate(scores: np.ndarray, labels: np.ndarray, precision: float) -> Calibration:
+def calibrate_threshold(scores: np.ndarray, labels: np.ndarray, precision: float) -> Calibration:
     """Chooses the threshold with the highest recall among those that have the wanted precision.
 
     Args:

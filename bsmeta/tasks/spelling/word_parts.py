@@ -24,26 +24,26 @@ _RUN = re.compile(f"{_LETTER}[{_LETTER}{_MARK}]*(?:{_JOINER}{_LETTER}[{_LETTER}{
 _ELISION = re.compile(r"(?:[cdjlmnost]|qu)['\u2019](?=\w\w)", re.IGNORECASE)
 
 
-def word_runs(token: str) -> list[Span]:
+def find_word_runs(token: str) -> list[Span]:
     """Returns the positions of the words of a token."""
     if token.isalpha():
         return [Span(0, len(token))]
-    types = "".join(map(_character_type, token))
+    types = "".join(map(_classify_character, token))
     return [Span(*match.span()) for match in _RUN.finditer(types)]
 
 
 def is_word(text: str) -> bool:
     """Whether a text is one word and nothing else."""
-    return word_runs(text) == [Span(0, len(text))]
+    return find_word_runs(text) == [Span(0, len(text))]
 
 
-def elision_length(word: str) -> int:
+def measure_elision(word: str) -> int:
     """Counts the characters of an elided word before another (`L'Or`: 2); 0 without one."""
     elision = _ELISION.match(word)
     return elision.end() if elision else 0
 
 
-def _character_type(character: str) -> str:
+def _classify_character(character: str) -> str:
     if character.isalpha():
         return _LETTER
     if unicodedata.category(character).startswith("M"):

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from bsmeta.core.errors import DataError
 from bsmeta.data.io import remote, stores
 from bsmeta.data.io.file_ref import FileRef
-from bsmeta.data.io.files import open_file, size_of
+from bsmeta.data.io.files import measure_file, open_file
 from bsmeta.data.io.remote import read_requested_wait
 from bsmeta.data.io.remote_file import RemoteFile
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
@@ -35,7 +35,7 @@ def ranges(hub: Hub) -> list[str]:
 def test_the_content_in_blocks(hub: Hub, tmp_path: Path) -> None:
     path = hub_file(tmp_path)
     assert read(path) == CONTENT
-    assert size_of(path) == len(CONTENT)
+    assert measure_file(path) == len(CONTENT)
     assert ranges(hub) == ["0-999", *(f"{i}000-{i}999" for i in range(1, 7)), "7000-7699"]
     assert read(path) == CONTENT
     assert len(ranges(hub)) == 8  # the second time from the cache

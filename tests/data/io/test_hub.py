@@ -16,10 +16,10 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.secrets import redact
 from bsmeta.data.io.file_ref import FileRef
-from bsmeta.data.io.hub import commit_of
+from bsmeta.data.io.hub import resolve_commit
 from bsmeta.data.io.remote import Pattern
-from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path
-from bsmeta.data.stream.columns import missing_types
+from bsmeta.data.io.shards import find_validation_path, fingerprint_shards, list_shards
+from bsmeta.data.stream.columns import describe_missing_types
 from tests.data.hub_server import COMMIT, TOKEN, Hub, failing, is_anything
 
 FILES = ["a.jsonl.gz", "b.jsonl.gz", "notes.txt", "test.jsonl.gz", "2019/c.jsonl.gz"]
@@ -84,7 +84,7 @@ def test_the_validation_file_is_left_out_by_its_name(files: Hub, tmp_path: Path)
 
 def test_where_the_validation_file_is_read(files: Hub, tmp_path: Path) -> None:
     def path(**values: Any) -> str | None:
-        path = validation_path(config(tmp_path, **values))
+        path = find_validation_path(config(tmp_path, **values))
         return None if path is None else str(path)
 
     on_hub = f"{URL}@{COMMIT}/test.jsonl.gz"
@@ -104,7 +104,7 @@ def test_a_pattern_of_held_out_files_is_named_by_its_own_key(files: Hub, tmp_pat
     with pytest.raises(DataError, match=r"^data_config\.validation_file=.*: expected one file"):
         names(tmp_path, train_file=everything, validation_file=everything)
     with pytest.raises(DataError, match=r"^data_config\.validation_file: hf.*: nothing matches"):
-        validation_path(config(tmp_path, validation_file=none))
+        find_validation_path(config(tmp_path, validation_file=none))
     with pytest.raises(DataError, match=r"^data_config\.train_file: hf.*: nothing matches"):
         names(tmp_path, train_file=none)
 
@@ -124,7 +124,7 @@ def test_two_revisions_of_a_file(files: Hub, tmp_path: Path) -> None:
 
 def test_sizes_and_commits_stand_in_the_fingerprint(files: Hub, tmp_path: Path) -> None:
     shards = list_shards(config(tmp_path, train_file=f"{URL}/[ab].*"))
-    assert shards_fingerprint(shards) == {URL: COMMIT, "a.jsonl.gz": 10, "b.jsonl.gz": 10}
+    assert fingerprint_shards(shards) == {URL: COMMIT, "a.jsonl.gz": 10, "b.jsonl.gz": 10}
     assert isinstance(shards[0].path, FileRef)
     assert str(shards[0].path) == f"{URL}@{COMMIT}/a.jsonl.gz"
 
@@ -133,7 +133,7 @@ def test_the_revision_is_resolved_once(files: Hub, tmp_path: Path) -> None:
     values = {"dataset_name": "owner/name", "dataset_revision": "v1"}
     for _ in range(2):
         names(tmp_path, **values)
-        validation_path(config(tmp_path, **values, validation_file="test.jsonl.gz"))
+        find_validation_path(config(tmp_path, **values, validation_file="test.jsonl.gz"))
     asked = [path for _, path, _ in files.requests if "/revision/" in path]
     assert asked == ["/api/datasets/owner/name/revision/v1"]
 
@@ -234,7 +234,7 @@ def test_offline_a_listing_comes_from_the_cache(
     files: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     online = names(tmp_path, train_file=f"{URL}/[ab].*")
-    commit_of.cache_clear()
+    resolve_commit.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     files.requests.clear()
     assert names(tmp_path, train_file=f"{URL}/[ab].*") == online
@@ -291,5 +291,5 @@ def test_the_environment_names_endpoint_and_token(files: Hub, tmp_path: Path) ->
 def test_files_on_the_hub_are_not_looked_at_before_a_run(files: Hub, tmp_path: Path) -> None:
     metadata = MetadataConfig(metadata_list=["title"], metadata_probability=1.0)
     own = config(tmp_path, train_file=f"{URL}/[ab].*", metadata_config=metadata)
-    assert missing_types(own) == []
+    assert describe_missing_types(own) == []
     assert not [path for _, path, _ in files.requests if path.startswith("/stored/")]

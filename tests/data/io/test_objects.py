@@ -19,9 +19,9 @@ from bsmeta.data.io import remote, remote_file
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.files import open_file
 from bsmeta.data.io.remote_file import BadCopyError
-from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path
+from bsmeta.data.io.shards import find_validation_path, fingerprint_shards, list_shards
 from bsmeta.data.io.stores import store_of_file
-from bsmeta.data.stage import stage
+from bsmeta.data.stage import stage_data
 from tests.data.cloud_storage_server import forget
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import shards_in
@@ -126,7 +126,7 @@ def test_the_held_out_object_is_left_out_by_its_name(s3: S3Server, tmp_path: Pat
     s3.put({f"{key}.jsonl": b"x" for key in "ab"})
     held_out = f"{URL}/b.jsonl"
     assert names(tmp_path, f"{URL}/*.jsonl", validation_file=held_out) == ["a.jsonl"]
-    path = validation_path(config(tmp_path, validation_file=held_out))
+    path = find_validation_path(config(tmp_path, validation_file=held_out))
     assert str(path) == held_out
 
 
@@ -380,7 +380,7 @@ def test_a_resumed_run_whose_objects_are_others(s3: S3Server, tmp_path: Path, fo
     forget()
     with pytest.raises(ConfigurationError, match=r"shards\.part-00\.jsonl\.gz\.etag: "):
         run(own, 1, state=first.state)
-    assert set(shards_fingerprint(list_shards(own))["part-00.jsonl.gz"]) == {"bytes", "etag"}
+    assert set(fingerprint_shards(list_shards(own))["part-00.jsonl.gz"]) == {"bytes", "etag"}
 
 
 def test_documents_of_the_held_out_object_are_not_trained_on(
@@ -416,7 +416,7 @@ def test_staging_what_a_listing_names_outside_the_folder(s3: S3Server, tmp_path:
     out = tmp_path / "a/b/out"
     out.parent.mkdir(parents=True)
     with pytest.raises(DataError) as error:
-        stage(StageConfig(data_config=data, out=str(out)), out)
+        stage_data(StageConfig(data_config=data, out=str(out)), out)
     assert str(error.value).startswith(
         f"{URL}/d/../../../victim/keys.jsonl: the name 'train/../../../victim/keys.jsonl' cannot "
         "be used for a file in"

@@ -23,10 +23,10 @@ from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import parquet
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.files import size_of
+from bsmeta.data.io.files import measure_file
 from bsmeta.data.io.lines import IndexCache
-from bsmeta.data.io.parquet import ParquetReader, json_lines, without_views
-from bsmeta.data.io.shard_lines import first_lines, has_line, open_shard
+from bsmeta.data.io.parquet import ParquetReader, cast_views, encode_rows
+from bsmeta.data.io.shard_lines import has_line, open_shard, read_first_lines
 from bsmeta.data.io.shards import Shard, list_shards
 from bsmeta.data.stream import survey
 from bsmeta.metadata.records import PartialLine
@@ -51,7 +51,7 @@ def decoded(lines: list[Any]) -> list[Any]:
 
 def only_column(values: list[Any], kind: pa.DataType) -> list[Any]:
     """What a column of these values reads as."""
-    lines = json_lines(pa.record_batch([pa.array(values, kind)], names=["x"]))
+    lines = encode_rows(pa.record_batch([pa.array(values, kind)], names=["x"]))
     return [row["x"] for row in decoded(list(lines))]
 
 
@@ -119,7 +119,7 @@ def test_views_read_as_what_they_show(tmp_path: Path, name: str) -> None:
 
 def test_binary_views_are_strings() -> None:
     batch = pa.record_batch([pa.array(["é".encode(), None], pa.binary_view())], names=["x"])
-    assert decoded(list(json_lines(without_views(batch)))) == [{"x": "é"}, {"x": None}]
+    assert decoded(list(encode_rows(cast_views(batch)))) == [{"x": "é"}, {"x": None}]
 
 
 def test_an_unsupported_type_is_not_called_damaged(
@@ -131,7 +131,7 @@ def test_an_unsupported_type_is_not_called_damaged(
         raise pa.ArrowNotImplementedError("no kernel for (string_tree)")
 
     path = written(tmp_path / "a.parquet", [{"text": "a"}] * 9)
-    monkeypatch.setattr(parquet, "without_views", refuse)
+    monkeypatch.setattr(parquet, "cast_views", refuse)
     expected = r"a\.parquet: not supported: no kernel for \(string_tree\)\. .* text: string"
     for skipped in ("strict", "skip"):
         with pytest.raises(DataError, match=expected) as error:
@@ -162,9 +162,9 @@ def test_structs_lists_and_nulls_in_each_other() -> None:
         {"a": {"b": [], "e": 3}, 'k"': ""},
     ]
     batch = pa.RecordBatch.from_pylist(rows)
-    assert decoded(list(json_lines(batch))) == rows
-    assert decoded(list(json_lines(batch.slice(1, 2)))) == rows[1:3]
-    assert decoded(list(json_lines(batch.slice(2, 0)))) == []
+    assert decoded(list(encode_rows(batch))) == rows
+    assert decoded(list(encode_rows(batch.slice(1, 2)))) == rows[1:3]
+    assert decoded(list(encode_rows(batch.slice(2, 0)))) == []
 
 
 RECORDS = st.lists(
@@ -178,7 +178,7 @@ def test_lines_hold_the_values(rows: list[dict[str, Any]]) -> None:
     record = pa.struct({"k": pa.string(), "n": pa.int8()})
     table = pa.Table.from_pylist(rows, pa.schema({"text": pa.string(), "r": pa.list_(record)}))
     for batch in table.to_batches():
-        assert decoded(list(json_lines(batch))) == rows
+        assert decoded(list(encode_rows(batch))) == rows
 
 
 TAG = {"k": st.none() | st.text(), "n": st.none() | st.integers(-9, 9), "b": st.booleans()}
@@ -271,15 +271,15 @@ def test_lists_are_converted_only_if_they_are_drawn(
     rows = [json.loads(line) for line in gzip.decompress(shipped.read_bytes()).splitlines()]
     path = written(tmp_path / "a.parquet", rows, 2)
     converted: list[int] = []
-    element = parquet.element
+    element = parquet.encode_element
 
     def noted(array: pa.Array, row: int) -> bytes:
         converted.append(row)
         return element(array, row)
 
-    monkeypatch.setattr(parquet, "element", noted)
+    monkeypatch.setattr(parquet, "encode_element", noted)
     monkeypatch.setattr(survey, "list_shards", renamed)
-    monkeypatch.setattr(survey, "with_samples", lambda shards, cache: list(shards))
+    monkeypatch.setattr(survey, "add_sample_hashes", lambda shards, cache: list(shards))
     changes: dict[str, Any] = {"columns": columns, "metadata_list": [*LISTED, "title"]}
     changes |= {"metadata_probability": 0.5, "random_sample_metadata": True}
     ids = [
@@ -338,7 +338,7 @@ def test_only_the_requested_columns(tmp_path: Path) -> None:
     reader = open_shard(path, columns=("text", "more.score", "absent"))
     assert decoded(reader.read(1, 2)) == [{"text": "a", "more": {"score": 0.5}}] * 2
     assert decoded(open_shard(path, columns=()).read(0, 9)) == [{}] * 4
-    assert decoded(first_lines(path, 1)) == rows[:1]
+    assert decoded(read_first_lines(path, 1)) == rows[:1]
 
 
 def test_has_row(shard: Path, tmp_path: Path) -> None:
@@ -502,6 +502,6 @@ def test_a_hole_of_zeros(tmp_path: Path) -> None:
     start, size = column.data_page_offset, column.total_compressed_size
     data[start : start + size] = bytes(size)
     path.write_bytes(data)
-    assert size_of(str(path)) == len(data)
+    assert measure_file(str(path)) == len(data)
     with pytest.raises(DataError, match="row 201: damaged_file: row group 2 cannot be read: "):
         batches(one_stream(path), 300)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bsmeta.annotate.sources import decode, read_items
+from bsmeta.annotate.sources import decode_record, read_items
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.parquet_file import ParquetSource
 from bsmeta.data.io.shard_lines import open_shard
@@ -36,7 +36,7 @@ def read_for_training(path: Path) -> None:
 
 def read_for_annotation(path: Path) -> None:
     for item, _ in read_items(str(path), PAGE_BYTES):
-        decode(item, PAGE_BYTES)
+        decode_record(item, PAGE_BYTES)
 
 
 def read_as_table(path: Path) -> None:
@@ -95,11 +95,11 @@ def test_the_footer_and_the_columns_of_a_row_group() -> None:
     content = parquet(text=["hello", "b"], n=[1, 2])
     source = ParquetSource(io.BytesIO(content))
     assert (source.schema.names, source.ends) == (["text", "n"], [2])
-    (chunk,) = source.column_chunks(0, ["text"])
+    (chunk,) = source.describe_column_chunks(0, ["text"])
     assert (chunk.leaf.path, chunk.leaf.is_text, chunk.values, chunk.codec) == (
         "text", True, 2, "snappy",
     )  # fmt: skip
-    (batch,) = source.batches(0, ["text"], 9)
+    (batch,) = source.read_batches(0, ["text"], 9)
     assert batch.to_pylist() == [{"text": "hello"}, {"text": "b"}]
 
 
@@ -112,8 +112,8 @@ def test_a_row_group_without_rows_has_no_columns() -> None:
     source = ParquetSource(output)
     assert source.ends[-1] == 1
     for group in range(1, len(source.ends)):
-        assert source.column_chunks(group) == []
-        assert not [*source.batches(group, None, 9)]
+        assert source.describe_column_chunks(group) == []
+        assert not [*source.read_batches(group, None, 9)]
 
 
 def opens_parquet(tree: ast.AST) -> bool:

@@ -26,7 +26,7 @@ def written(columns: dict[str, Any], **options: Any) -> io.BytesIO:
 
 
 def bounds(file: io.BytesIO) -> Bounds:
-    return bound_rows(file, ParquetSource(file).column_chunks(0), ROWS)
+    return bound_rows(file, ParquetSource(file).describe_column_chunks(0), ROWS)
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
@@ -79,7 +79,7 @@ def test_pages_that_expand_in_many_columns_are_refused() -> None:
 
 def test_what_the_footer_states_is_no_bound() -> None:
     file = written({"html": ["x" * 20 * MB]})
-    (chunk,) = ParquetSource(file).column_chunks(0)
+    (chunk,) = ParquetSource(file).describe_column_chunks(0)
     false = replace(chunk, size=1 << 40, raw_size=1)
     with pytest.raises(ValueError, match=r"^\d{3} bytes would become 20,\d+,\d+, "):
         bound_rows(file, [false], ROWS)
@@ -87,7 +87,7 @@ def test_what_the_footer_states_is_no_bound() -> None:
 
 def test_columns_that_share_their_pages_are_bounded_by_the_file() -> None:
     file = written({"html": ["x" * MB]}, use_dictionary=False)
-    (chunk,) = ParquetSource(file).column_chunks(0)
+    (chunk,) = ParquetSource(file).describe_column_chunks(0)
     chunks = [replace(chunk, leaf=replace(chunk.leaf, number=number)) for number in range(1000)]
     assert bound_rows(file, chunks[:1], ROWS) == Bounds(16, ())
     with pytest.raises(ValueError, match=r"bytes would become 1,000,\d+,\d+, most of them in html"):
@@ -131,7 +131,7 @@ def test_nulls_of_a_fixed_width_have_bytes_in_memory() -> None:
 def test_lists_that_repeat_a_long_text_are_read_as_indices() -> None:
     file = written({"html": ["a"], "list": [["x" * MB] * 1000]})
     assert bounds(file) == Bounds(ROWS, (1,))
-    (batch,) = ParquetSource(file).batches(0, None, ROWS, indexed=(1,))
+    (batch,) = ParquetSource(file).read_batches(0, None, ROWS, indexed=(1,))
     assert list_bytes(batch.column("html")) == 0
     assert list_bytes(batch.column("list")) == 1000 * MB > LIST_BYTES
 
@@ -173,6 +173,6 @@ def changed(file: io.BytesIO, offset: int, content: bytes) -> io.BytesIO:
 )
 def test_a_damaged_header_is_refused(header: bytes) -> None:
     file = written({"text": ["abc" * 20] * 3}, compression="none")
-    (chunk,) = ParquetSource(file).column_chunks(0)
+    (chunk,) = ParquetSource(file).describe_column_chunks(0)
     with pytest.raises(ValueError, match="a page has a damaged header"):
         bound_rows(changed(file, chunk.start, header), [chunk], ROWS)

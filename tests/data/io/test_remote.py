@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.io import remote
-from bsmeta.data.io.hub import commit_of
+from bsmeta.data.io.hub import resolve_commit
 from bsmeta.data.io.shards import list_shards
 from tests.data.hub_fixtures import CONTENT, hub_file
 from tests.data.hub_server import TOKEN, Answer, Fault, Hub, failing, is_anything, is_content
@@ -100,7 +100,7 @@ def test_json_of_another_form_is_retried_and_named(
 ) -> None:
     files.faults = [answering(where, json.dumps(value).encode(), 3)]
     assert len(names(tmp_path)) == 5
-    commit_of.cache_clear()
+    resolve_commit.cache_clear()
     files.faults = [answering(where, json.dumps(value).encode(), 10**6)]
     with pytest.raises(DataError, match=f"given up after 4 .* JSON of another form: .*{message}"):
         names(tmp_path / "2")
@@ -121,7 +121,7 @@ def test_an_answer_that_is_no_json_is_retried_and_named(
 ) -> None:
     files.faults = [answering(where, body, 3)]
     assert len(names(tmp_path)) == 5
-    commit_of.cache_clear()
+    resolve_commit.cache_clear()
     files.faults = [answering(where, body, 10**6)]
     with pytest.raises(DataError, match="given up after 4 failures .* the answer is not JSON"):
         names(tmp_path / "2")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.data.io.file_ref import FileRef
-from bsmeta.data.io.remote_file import BlockCache, evict
+from bsmeta.data.io.remote_file import BlockCache, evict_blocks
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import Hub
 from tests.data.io.test_files import ranges, read
@@ -125,7 +125,7 @@ def test_many_processes(hub: Hub, tmp_path: Path) -> None:
     for reader in readers:
         reader.join()
     assert [reader.exitcode for reader in readers] == [0, 0, 0]
-    evict(tmp_path / "blocks", 0)
+    evict_blocks(tmp_path / "blocks", 0)
     assert not blocks(tmp_path)
 
 
@@ -158,5 +158,5 @@ def test_blocks_that_cannot_be_removed_are_left(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(Path, "unlink", refuses)
-    evict(tmp_path / "blocks", 0)
+    evict_blocks(tmp_path / "blocks", 0)
     assert len(blocks(tmp_path)) == 1

@@ -20,11 +20,11 @@ from bsmeta.data.io.cache import Cache, read_arrays, write_arrays
 from bsmeta.data.io.files import open_file
 from bsmeta.data.io.shards import (
     Shard,
+    add_sample_hashes,
     check_is_listed,
+    find_validation_path,
+    fingerprint_shards,
     list_shards,
-    shards_fingerprint,
-    validation_path,
-    with_samples,
 )
 
 
@@ -79,7 +79,7 @@ def test_a_local_folder_as_data_set(folder: Path, monkeypatch: pytest.MonkeyPatc
     both = [f"{folder}/a.jsonl.gz", "b.jsonl.gz"]
     assert names(dataset_name=name, train_file=both) == ["a.jsonl.gz", "b.jsonl.gz"]
     held_out = DataConfig(dataset_name=name, validation_file="test.jsonl.gz")
-    assert validation_path(held_out) == f"{folder}/test.jsonl.gz"
+    assert find_validation_path(held_out) == f"{folder}/test.jsonl.gz"
     (folder / "link.jsonl.gz").symlink_to(folder / "test.jsonl.gz")
     kept = names(dataset_name=name, train_file="*.gz", validation_file="test.jsonl.gz")
     assert kept == ["a.jsonl.gz", "b.jsonl.gz"]
@@ -173,7 +173,7 @@ def listed(path: Path) -> list[Shard]:
 
 
 def fingerprint(path: Path) -> dict[str, object]:
-    return shards_fingerprint(with_samples(listed(path)))
+    return fingerprint_shards(add_sample_hashes(listed(path)))
 
 
 @pytest.fixture
@@ -208,11 +208,11 @@ def test_other_content_of_the_same_size_is_another_shard(tmp_path: Path, place: 
     content = bytearray(random.Random(0).randbytes(300_000))
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(content, mtime=0))
-    (first,) = with_samples(listed(path))
+    (first,) = add_sample_hashes(listed(path))
     content[place] ^= 1
     path.write_bytes(gzip.compress(content, mtime=0))
     assert path.stat().st_size == first.size
-    assert shards_fingerprint([first]) != fingerprint(path)
+    assert fingerprint_shards([first]) != fingerprint(path)
     with pytest.raises(DataError, match=r"a\.jsonl\.gz on \S+ is not the file that was listed"):
         check_is_listed(first)
 
@@ -221,7 +221,7 @@ def test_a_shard_that_cannot_be_opened_is_named(copies: Path) -> None:
     shards = listed(copies)
     (copies / "b.jsonl").unlink()
     with pytest.raises(DataError, match=r"train_file: \S+b\.jsonl cannot be read: .*No such"):
-        with_samples(shards)
+        add_sample_hashes(shards)
 
 
 def sampled(copies: Path, cache: Path) -> tuple[list[Shard], list[str]]:
@@ -234,7 +234,7 @@ def sampled(copies: Path, cache: Path) -> tuple[list[Shard], list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards_module, "open_file", noted)
-        return with_samples(listed(copies), Cache(str(cache))), sorted(opened)
+        return add_sample_hashes(listed(copies), Cache(str(cache))), sorted(opened)
 
 
 def test_a_restart_reads_only_the_shards_that_changed(copies: Path, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_cache_that_cannot_be_written_only_costs_time(
 
 
 def test_a_shard_that_grew_is_another_file(copies: Path) -> None:
-    (first, *_) = with_samples(listed(copies))
+    (first, *_) = add_sample_hashes(listed(copies))
     check_is_listed(first)
     with (copies / "a.jsonl").open("ab") as file:
         file.write(b"y")

@@ -10,7 +10,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.shards import list_shards
-from bsmeta.data.io.stores import store_of, store_of_file
+from bsmeta.data.io.stores import find_store, store_of_file
 from tests.data.cloud_storage_server import Storage
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import shards_in
@@ -62,7 +62,7 @@ def test_credentials_that_cannot_be_read(gs: Storage, monkeypatch: pytest.Monkey
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nonexistent/key.json")
     with pytest.raises(ConfigurationError, match=r"unset it for a public bucket: .* was not found"):
-        store_of("gs")
+        find_store("gs")
 
 
 def test_the_batches_of_local_files(gs: Storage, tmp_path: Path) -> None:

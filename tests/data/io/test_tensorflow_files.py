@@ -13,10 +13,10 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
-from bsmeta.data.io.files import size_of
-from bsmeta.data.io.shard_lines import first_lines
+from bsmeta.data.io.files import measure_file
+from bsmeta.data.io.shard_lines import read_first_lines
 from bsmeta.data.io.shards import list_shards
-from bsmeta.data.io.tensorflow_files import tensorflow
+from bsmeta.data.io.tensorflow_files import import_tensorflow
 from bsmeta.data.stream.corpora import open_corpora
 from bsmeta.data.stream.plan import Share
 from tests.data.helpers import Run, pages, run, same, small_config, write_shard, write_shards
@@ -42,7 +42,7 @@ def windows(config: DataConfig) -> list[tuple[object, ...]]:
 
 
 def test_no_gpu_is_seen() -> None:
-    assert tensorflow().config.get_visible_devices("GPU") == []
+    assert import_tensorflow().config.get_visible_devices("GPU") == []
 
 
 @pytest.mark.parametrize(("streams", "workers"), [(2, 0), (2, 2), (8, 0)])
@@ -74,7 +74,7 @@ def test_all_formats_are_read(tmp_path: Path) -> None:
     assert len(windows(other)) > 9
     shards = list_shards(other)
     assert [shard.name for shard in shards] == ["a.jsonl.gz", "b.jsonl.gz", "c.jsonl"]
-    assert first_lines(shards[1].path, 2) == lines[:2]
+    assert read_first_lines(shards[1].path, 2) == lines[:2]
     deep = list_shards(by_tensorflow(config, f"file://{tmp_path.parent}/**/{tmp_path.name}/*.gz"))
     assert [shard.name for shard in deep] == ["a.jsonl.gz", "b.jsonl.gz"]
 
@@ -116,7 +116,7 @@ def test_bad_lines_are_counted_alike(tmp_path: Path) -> None:
 
 
 def test_another_file_system(tmp_path: Path) -> None:
-    gfile = tensorflow().io.gfile
+    gfile = import_tensorflow().io.gfile
     local = write_shards(tmp_path, [20, 20])
     for path in sorted(local.iterdir()):
         with gfile.GFile(f"ram://shards/{path.name}", "wb") as file:
@@ -134,13 +134,13 @@ def test_a_shard_that_vanishes_or_changes_is_named(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "a.jsonl.gz", pages(20))
     config = by_tensorflow(small_config(tmp_path), f"file://{tmp_path}", hub_cache_gb=0)
     (shard,) = list_shards(config)
-    assert size_of(shard.path) == path.stat().st_size
+    assert measure_file(shard.path) == path.stat().st_size
     path.unlink()
     with pytest.raises(DataError, match="a.jsonl.gz cannot be read"):
-        first_lines(shard.path, 1)
+        read_first_lines(shard.path, 1)
     path.write_bytes(b"x" * shard.size)
     with pytest.raises(DataError, match="the file has changed since it was listed"):
-        first_lines(shard.path, 1)
+        read_first_lines(shard.path, 1)
 
 
 def test_the_native_reader_does_not_import_tensorflow(tmp_path: Path) -> None:

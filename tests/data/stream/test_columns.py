@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
-from bsmeta.data.stream.columns import missing_types, type_problems
+from bsmeta.config.compose import compose_command_line
+from bsmeta.data.stream.columns import describe_missing_types, find_type_problems
 from tests.config.test_refusals import named, start
 
 METADATA = "data_config.metadata_config"
@@ -30,7 +30,9 @@ def test_types_that_no_document_has_are_named_with_the_columns_there_are(
     def told(types: str, *overrides: str) -> list[str]:
         fixed = ["data_config.validation_file=null", f"data_config.train_file={tmp_path}/*.gz"]
         changed = [*fixed, f"{METADATA}.metadata_list={types}", *overrides]
-        return missing_types(compose(CausalLMConfig, "demo", changed).data_config)
+        return describe_missing_types(
+            compose_command_line(CausalLMConfig, "demo", changed).data_config
+        )
 
     columns_there_are = "(metadata_list){}. Their columns: author, url"
     start_of = "none of the first 2 documents of a.jsonl.gz has "
@@ -74,7 +76,9 @@ def test_unknown_types_that_no_document_has_are_refused(tmp_path: Path) -> None:
     def refused(types: str, *overrides: str) -> list[str]:
         fixed = ["data_config.validation_file=null", f"data_config.train_file={tmp_path}/*.gz"]
         changed = [*fixed, f"{METADATA}.metadata_list={types}", *overrides]
-        problems = type_problems(compose(CausalLMConfig, "demo", changed).data_config)
+        problems = find_type_problems(
+            compose_command_line(CausalLMConfig, "demo", changed).data_config
+        )
         assert {problem.key for problem in problems} <= {f"{METADATA}.metadata_list"}
         return [f"{one.found}; {one.expected}; {one.fix}" for one in problems]
 

@@ -17,10 +17,10 @@ import yaml
 from _pytest.mark import ParameterSet
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.stream.columns import column_problems, missing_types
+from bsmeta.data.stream.columns import describe_missing_types, find_column_problems
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.conftest import REPOSITORY
 from tests.data.corpora import CORPORA, SIZES, TEXT_OF, URL_OF, overrides, write_corpus
@@ -62,7 +62,7 @@ def composed(name: str, folder: Path, *more: str) -> DataConfig:
         "data_config.metadata_config.max_seq_len=256",
         f"data_config.metadata_config.metadata_list={TYPES}",
     )
-    return compose(
+    return compose_command_line(
         CausalLMConfig, "demo", [*overrides(name, folder / name), *small, *more]
     ).data_config
 
@@ -81,9 +81,9 @@ def test_every_group_that_maps_columns_is_tested_and_documented() -> None:
 @pytest.mark.parametrize("name", CORPORA)
 def test_the_columns_of_a_group_are_those_of_the_corpus(folder: Path, name: str) -> None:
     found = config(name, folder)
-    assert [*column_problems(found)] == []
+    assert [*find_column_problems(found)] == []
     unmapped = [one for one in TYPES[1:-1].split(",") if one not in found.columns]
-    (note,) = missing_types(found)
+    (note,) = describe_missing_types(found)
     assert f"has {', '.join(unmapped)} (metadata_list)" in note
 
 
@@ -164,7 +164,7 @@ def test_paths_that_no_document_has_are_refused(folder: Path) -> None:
     """At the check of a configuration, and when the run opens its data."""
     wrong = ["data_config.columns.timestamp=date", "data_config.columns.quality=metadata"]
     found = config("dclm", folder, *wrong)
-    problems = [*column_problems(found)]
+    problems = [*find_column_problems(found)]
     assert [one.key for one in problems] == [
         "data_config.columns.timestamp",
         "data_config.columns.quality",
@@ -181,13 +181,13 @@ def test_paths_that_no_document_has_are_refused(folder: Path) -> None:
 
 def test_a_text_column_of_another_name_must_be_mapped(folder: Path) -> None:
     found = config("c4_en", folder, "data_config.columns.text=content")
-    (problem,) = column_problems(found)
+    (problem,) = find_column_problems(found)
     assert problem.fix == "data_config.columns.text=text"
 
 
 def test_types_of_plain_columns_are_suggested(folder: Path) -> None:
     found = replace(config("c4_en", folder), columns={})
-    (note,) = missing_types(found)
+    (note,) = describe_missing_types(found)
     assert "it would train on text alone" in note
     assert note.endswith("(data_config.columns={url: url} uses a plain column)")
 
@@ -203,6 +203,6 @@ def test_streamed_from_the_hub(hub: Hub, folder: Path) -> None:
     streamed = run(config("c4_en", folder, *remote), 4)
     assert same(streamed, run(config("c4_en", folder), 4))
     wrong = config("c4_en", folder, *remote, "data_config.columns.url=link")
-    assert [*column_problems(wrong)] == []  # the check of a configuration reads no remote file
+    assert [*find_column_problems(wrong)] == []  # the check of a configuration reads no remote file
     with pytest.raises(ConfigurationError, match=r'columns.url in .* found "link", which none of'):
         run(wrong, 1)

@@ -12,7 +12,7 @@ import pytest
 from backports import zstd
 
 from bsmeta.config.data import DataConfig
-from bsmeta.data.stream.data_size import data_size
+from bsmeta.data.stream.data_size import estimate_data_size
 from tests.data.text_lines import lines
 from tests.warm import REPOSITORY
 
@@ -29,7 +29,7 @@ def test_small_shards_are_counted_exactly(tmp_path: Path) -> None:
     rows = texts(30)
     (tmp_path / "a.jsonl").write_bytes(lines(rows[:10]))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines(rows[10:])))
-    size = data_size(DataConfig(train_file=str(tmp_path)))
+    size = estimate_data_size(DataConfig(train_file=str(tmp_path)))
     assert size is not None
     assert (size.documents, size.text_bytes) == (30, sum(len(text) for text in rows))
     assert (size.tokens, size.is_exact) == (size.text_bytes / 4, True)
@@ -45,7 +45,7 @@ def test_large_shards_are_estimated_from_their_beginning(suffix: str, tmp_path: 
             pq.write_table(pa.table({"text": rows}), tmp_path / f"{name}{suffix}")
         else:
             (tmp_path / f"{name}{suffix}").write_bytes(packers[suffix](lines(rows)))
-    size = data_size(DataConfig(train_file=str(tmp_path)))
+    size = estimate_data_size(DataConfig(train_file=str(tmp_path)))
     assert size is not None
     assert size.documents == pytest.approx(80_000, rel=0.1)
     assert size.text_bytes == pytest.approx(2 * sum(map(len, rows)), rel=0.1)
@@ -55,15 +55,15 @@ def test_large_shards_are_estimated_from_their_beginning(suffix: str, tmp_path: 
 def test_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(["the the the the"] * 10))
     folder = str(REPOSITORY / "examples" / "tokenizer")
-    size = data_size(DataConfig(train_file=str(tmp_path)), folder)
+    size = estimate_data_size(DataConfig(train_file=str(tmp_path)), folder)
     assert size is not None
     assert size.tokens == pytest.approx(40)
     assert size.is_tokenized
 
 
 def test_data_elsewhere_has_no_size() -> None:
-    assert data_size(DataConfig(train_file="hf://datasets/a/b/*.jsonl.gz")) is None
-    assert data_size(DataConfig(train_file="missing/*.jsonl")) is None
+    assert estimate_data_size(DataConfig(train_file="hf://datasets/a/b/*.jsonl.gz")) is None
+    assert estimate_data_size(DataConfig(train_file="missing/*.jsonl")) is None
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst", ".parquet"])
@@ -76,9 +76,9 @@ def test_a_truncated_shard_is_left_out(suffix: str, tmp_path: Path) -> None:
         packer = gzip.compress if suffix == ".jsonl.gz" else zstd.compress
         damaged.write_bytes(packer(lines(rows)))
     damaged.write_bytes(damaged.read_bytes()[:-20])
-    assert data_size(DataConfig(train_file=str(tmp_path))) is None
+    assert estimate_data_size(DataConfig(train_file=str(tmp_path))) is None
     (tmp_path / "a.jsonl").write_bytes(lines(rows))
-    size = data_size(DataConfig(train_file=str(tmp_path)))
+    size = estimate_data_size(DataConfig(train_file=str(tmp_path)))
     assert size is not None
     assert size.documents > 500
     assert not size.is_exact

@@ -81,12 +81,12 @@ def test_another_text_of_the_same_url(folder: Path) -> None:
 def test_hashes_are_kept_and_made_anew_for_a_changed_file(folder: Path) -> None:
     path, cache = folder / "test.jsonl.gz", Cache(f"{folder}/cache")
     first = HeldOutFingerprints.of(str(path), cache)
-    assert first.overlap(document(page(200, 1)["text"])) == "text"
-    assert first.overlap(document("new", url="https://example.org/200")) == "url"
-    assert first.overlap(document("https://example.org/200")) == ""
+    assert first.find_overlap(document(page(200, 1)["text"])) == "text"
+    assert first.find_overlap(document("new", url="https://example.org/200")) == "url"
+    assert first.find_overlap(document("https://example.org/200")) == ""
     write_shard(path, pages(3, first=700))
     now = HeldOutFingerprints.of(str(path), cache)
-    assert now.overlap(document("new", url="https://example.org/200")) == ""
+    assert now.find_overlap(document("new", url="https://example.org/200")) == ""
 
 
 def test_a_cache_folder_that_cannot_be_written(
@@ -94,7 +94,7 @@ def test_a_cache_folder_that_cannot_be_written(
 ) -> None:
     (folder / "cache").write_text("a file in its place")
     documents = HeldOutFingerprints.of(f"{folder}/test.jsonl.gz", Cache(f"{folder}/cache"))
-    assert documents.overlap(document(page(200, 1)["text"])) == "text"
+    assert documents.find_overlap(document(page(200, 1)["text"])) == "text"
     assert "are not kept" in caplog.text
 
 
@@ -103,7 +103,9 @@ def test_damaged_hashes_are_made_again(folder: Path) -> None:
     HeldOutFingerprints.of(path, cache)
     (kept,) = (folder / "cache").glob("*.npz")
     kept.write_bytes(kept.read_bytes()[:100])
-    assert HeldOutFingerprints.of(path, cache).overlap(document(page(200, 1)["text"])) == "text"
+    assert (
+        HeldOutFingerprints.of(path, cache).find_overlap(document(page(200, 1)["text"])) == "text"
+    )
     assert cache.load(path, KIND)
 
 
@@ -133,9 +135,9 @@ def test_held_out_documents_with_invalid_records_are_kept_out(folder: Path) -> N
     path.write_text("\n\n".join(map(json.dumps, lines)) + "\n \n")  # blank lines hold no page
     documents = HeldOutFingerprints.of(str(path), Cache(f"{folder}/cache"))
     texts = ["no records", "one", "two", "good"]
-    assert [documents.overlap(document(text)) for text in texts] == ["text"] * 4
+    assert [documents.find_overlap(document(text)) for text in texts] == ["text"] * 4
     urls = ["https://a.org/1", "https://a.org/2"]
-    assert [documents.overlap(document("new", url=url)) for url in urls] == ["url"] * 2
+    assert [documents.find_overlap(document("new", url=url)) for url in urls] == ["url"] * 2
 
 
 @pytest.mark.parametrize("what", ["a folder", "no regular file"])
@@ -200,11 +202,11 @@ def test_one_url_in_many_forms(
     path = folder / "test.jsonl"
     path.write_text(json.dumps({"text": "held out", **form("https://example.org/a/b/?q=1")}))
     documents = HeldOutFingerprints.of(str(path), Cache(f"{folder}/cache"))
-    assert documents.overlap(document("a", **form(url))) == "url"
-    assert documents.overlap(document("a", url=url)) == "url"
+    assert documents.find_overlap(document("a", **form(url))) == "url"
+    assert documents.find_overlap(document("a", url=url)) == "url"
     line = json.dumps({"text": "a", **form(url)}).encode()
     asked_for = DocumentDecoder(MetadataConfig(metadata_list=["url"])).decode(line)
-    assert documents.overlap(asked_for) == "url"
+    assert documents.find_overlap(asked_for) == "url"
 
 
 @pytest.mark.parametrize(
@@ -224,13 +226,13 @@ def test_urls_of_other_pages(folder: Path, url: str) -> None:
     lines = [{"text": "x", "url": "https://example.org/a/b?q=1"}, {"text": "y", "url": ""}]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     documents = HeldOutFingerprints.of(str(path), Cache(f"{folder}/cache"))
-    assert documents.overlap(document("a", url=url)) == ""
+    assert documents.find_overlap(document("a", url=url)) == ""
 
 
 @pytest.mark.parametrize("column", ["https://example.org", {"value": 1}, [1], None])
 def test_a_url_column_that_nobody_asked_for_may_hold_anything(folder: Path, column: object) -> None:
     documents = HeldOutFingerprints.of(f"{folder}/test.jsonl.gz", Cache(f"{folder}/cache"))
-    assert documents.overlap(document("a", metadata_url=column)) == ""
+    assert documents.find_overlap(document("a", metadata_url=column)) == ""
 
 
 def test_a_resumed_run_keeps_its_guard(folder: Path) -> None:
@@ -263,7 +265,7 @@ def test_facts_in_the_cache_belong_to_the_columns(tmp_path: Path) -> None:
     again = HeldOutFingerprints.of(path, cache, {"text": "body", "url": "meta.link"})
 
     def overlaps(text: str, url: str | None) -> list[str]:
-        return [one.overlap(Document(text, url, {})) for one in (bodies, titles, again)]
+        return [one.find_overlap(Document(text, url, {})) for one in (bodies, titles, again)]
 
     assert overlaps("a body", None) == ["text", "", "text"]
     assert overlaps("a title", None) == ["", "text", ""]

@@ -15,8 +15,8 @@ from bsmeta.config.copying import PrepareConfig
 from bsmeta.config.data import DataConfig, SourceConfig
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.prepare import prepare
-from bsmeta.data.stream.lost_text import local_lines, lost_text_rows, sample_texts
+from bsmeta.data.prepare import prepare_streams
+from bsmeta.data.stream.lost_text import list_lost_text_rows, read_local_lines, sample_texts
 from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.data.lossy_tokenizers import byte_level, word_piece
@@ -50,14 +50,14 @@ def config_of(
 
 def test_the_row_of_the_table(tmp_path: Path) -> None:
     config = config_of(tmp_path, word_piece(), TEXTS, max_lost_text=0.15)
-    assert lost_text_rows(config) == [
+    assert list_lost_text_rows(config) == [
         (
             "lost text",
             f"14.29% of 42 bytes of 2 documents, such as 'T' (the); at most 15% ({LIMIT})",
         )
     ]
     lossless = config_of(tmp_path, byte_level(), TEXTS)
-    assert lost_text_rows(lossless) == [
+    assert list_lost_text_rows(lossless) == [
         ("lost text", f"none of 42 bytes of 2 documents; at most 5% ({LIMIT})")
     ]
 
@@ -65,7 +65,7 @@ def test_the_row_of_the_table(tmp_path: Path) -> None:
 def test_more_lost_text_than_the_limit_is_refused_with_what_to_do(tmp_path: Path) -> None:
     config = config_of(tmp_path, word_piece(), TEXTS)
     with pytest.raises(ConfigurationError) as refused:
-        lost_text_rows(config)
+        list_lost_text_rows(config)
     assert str(refused.value) == (
         "1 problem in the configuration\n"
         f"1. {LIMIT} in Hydra configuration: found 0.05, but the tokenizer "
@@ -87,7 +87,7 @@ def test_the_run_itself_and_prepared_data_refuse_it(tmp_path: Path) -> None:
         out=str(tmp_path / "prepared"),
     )
     with pytest.raises(ConfigurationError, match=r"loses 14.29% of 42 bytes"):
-        prepare(data, load_tokenizer(data), tmp_path / "prepared")
+        prepare_streams(data, load_tokenizer(data), tmp_path / "prepared")
     assert not (tmp_path / "prepared").exists()
 
 
@@ -101,17 +101,17 @@ def test_data_and_tokenizers_elsewhere_are_not_measured_by_the_checks(tmp_path: 
     config = config_of(tmp_path, word_piece(), TEXTS)
     config = replace(config, tokenizer_name="no-owner/no-tokenizer-of-this-name")
     rows = [("lost text", "not measured before the run reads its data")]
-    assert lost_text_rows(config) == rows
+    assert list_lost_text_rows(config) == rows
     remote_files = {"data_config.train_file": "hf://datasets/owner/name/*.jsonl.gz"}
     remote = replace_values(config_of(tmp_path, word_piece(), TEXTS), remote_files)
-    assert lost_text_rows(remote) == rows
+    assert list_lost_text_rows(remote) == rows
 
 
 def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     config = config_of(tmp_path, word_piece(), TEXTS)
     (tmp_path / "tokenizer" / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigurationError, match=r"^tokenizer_name: .* cannot be loaded"):
-        lost_text_rows(config)
+        list_lost_text_rows(config)
 
 
 def test_each_source_of_a_mixture_is_sampled_and_bad_documents_are_skipped(tmp_path: Path) -> None:
@@ -123,4 +123,4 @@ def test_each_source_of_a_mixture_is_sampled_and_bad_documents_are_skipped(tmp_p
         SourceConfig(name="b", train_file=str(second)),
     ]
     data = DataConfig(sources=sources, columns={"text": "text"})
-    assert sample_texts(data, local_lines(data)) == ["one", "two"]
+    assert sample_texts(data, read_local_lines(data)) == ["one", "two"]

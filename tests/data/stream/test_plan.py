@@ -16,23 +16,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.copying import PrepareConfig
-from bsmeta.config.data import DataConfig, SourceConfig, parts_of
+from bsmeta.config.data import DataConfig, SourceConfig, compute_parts
 from bsmeta.config.metadata import Phase
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.shards import Shard
-from bsmeta.data.prepare import prepare
+from bsmeta.data.prepare import prepare_streams
 from bsmeta.data.stream.plan import (
     Division,
     SequenceOrder,
     Share,
-    cuts_of,
-    deal,
-    order_of,
-    period_of,
-    step_of,
-    weight,
+    assign_period,
+    choose_step,
+    deal_documents,
+    draw_order,
+    find_cuts,
+    weigh_shard,
 )
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import (
@@ -107,14 +107,14 @@ def test_numbers_of_sequences(weights: tuple[float, ...], num_streams: int) -> N
         stream = order.stream(number)
         assert stream % num_streams == number % num_streams  # so that it has one reader
         assert order.number(stream, seen[stream]) == number
-        assert order.before(stream, number) == seen[stream]
+        assert order.count_before(stream, number) == seen[stream]
         seen[stream] += 1
 
 
 def test_streams_yield_in_proportion_to_their_portions() -> None:
     """10 parts and 8 streams have a common divisor: only some streams yield the rarest source."""
     order = SequenceOrder([0.7, 0.2, 0.1], 8)
-    assert [order.portions(source) for source in range(3)] == [
+    assert [order.count_portions(source) for source in range(3)] == [
         [4, 3, 4, 3, 4, 3, 4, 3],
         [1, 1, 1, 1, 1, 1, 1, 1],
         [0, 1, 0, 1, 0, 1, 0, 1],
@@ -122,9 +122,9 @@ def test_streams_yield_in_proportion_to_their_portions() -> None:
 
 
 def test_weights_are_taken_as_written() -> None:
-    assert parts_of([0.7, 0.2, 0.1]) == [7, 2, 1]
-    assert parts_of([1, 1.5]) == [2, 3]
-    assert period_of((7, 2, 1)).tolist() == [0, 0, 0, 1, 0, 0, 1, 0, 0, 2]
+    assert compute_parts([0.7, 0.2, 0.1]) == [7, 2, 1]
+    assert compute_parts([1, 1.5]) == [2, 3]
+    assert assign_period((7, 2, 1)).tolist() == [0, 0, 0, 1, 0, 0, 1, 0, 0, 2]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -166,7 +166,7 @@ def test_every_document_of_a_source_once_in_its_epoch(folder: Path) -> None:
     )
     seen: Counter[str] = Counter()
     for number in stream._order.streams:
-        if stream._order.portions(number // 8)[number % 8]:
+        if stream._order.count_portions(number // 8)[number % 8]:
             epoch = itertools.takewhile(
                 lambda one: one.position_after.epoch == 0, stream.sequences(number)
             )
@@ -194,7 +194,7 @@ def test_counts_of_each_source(folder: Path) -> None:
     assert [total[f"source_sequences/{name}"] for name in WEIGHTS] == [840, 240, 120]
     positions = {int(k): v["epoch"] for k, v in step.state["streams"].items()}
     for source, name in enumerate(WEIGHTS):
-        portions = stream._order.portions(source)
+        portions = stream._order.count_portions(source)
         epochs = [positions.get(2 * source + place, 0) for place in range(2)]
         expected = sum(p * e for p, e in zip(portions, epochs, strict=True)) / sum(portions)
         assert total[f"source_epochs/{name}"] == pytest.approx(expected)
@@ -227,7 +227,9 @@ def test_sources_have_columns_of_their_own(tmp_path: Path) -> None:
 
 def test_a_home_folder_is_expanded() -> None:
     sources = 'data_config.sources=[{name: web, train_file: "~/web/*.jsonl"}]'
-    data = compose(CausalLMConfig, "demo", ["data_config.train_file=null", sources]).data_config
+    data = compose_command_line(
+        CausalLMConfig, "demo", ["data_config.train_file=null", sources]
+    ).data_config
     assert data.sources[0].train_file == str(Path.home() / "web" / "*.jsonl")
 
 
@@ -256,7 +258,7 @@ def test_held_out_documents_are_kept_out_of_every_source(folder: Path, tmp_path:
 def test_prepared_sequences_are_the_same(folder: Path, whole: Run, tmp_path: Path) -> None:
     config = mixture(folder)
     request = PrepareConfig(data_config=config, seed=1, out=str(tmp_path / "out"), epochs=1)
-    prepare(request, small_tokenizer(), tmp_path / "out")
+    prepare_streams(request, small_tokenizer(), tmp_path / "out")
     prepared = dataclasses.replace(config, prepared=str(tmp_path / "out"))
     made = run(prepared, STEPS, batch=BATCH, world_size=2)
     assert same(made, whole)
@@ -299,7 +301,7 @@ def numbers(share: Share, documents: int, window: int = 0) -> list[int]:
     """The documents of a share of a shard that has so many."""
     found: list[int] = []
     for number in itertools.count(window):
-        asked = share.documents(number, WINDOW)
+        asked = share.list_documents(number, WINDOW)
         assert len(asked) == WINDOW
         found += [one for one in asked if one < documents]
         if asked[-1] >= documents:
@@ -316,7 +318,7 @@ def test_every_document_belongs_to_one_stream(
     sizes: list[int], streams: int, documents: int
 ) -> None:
     owners: Counter[tuple[str, int]] = Counter()
-    for shares in deal(shards_of(sizes), [1] * streams):
+    for shares in deal_documents(shards_of(sizes), [1] * streams):
         for share in shares:
             own = numbers(share, documents)
             assert own == sorted(own)
@@ -333,7 +335,7 @@ def test_an_epoch_is_even(count: int, streams: int) -> None:
     documents = {shard.name: shard.size // 500 for shard in shards_of(sizes)}
     owned = [
         sum(len(numbers(share, documents[share.shard.name])) for share in shares)
-        for shares in deal(shards_of(sizes), [1] * streams)
+        for shares in deal_documents(shards_of(sizes), [1] * streams)
     ]
     assert sum(owned) == sum(documents.values())
     assert max(owned) <= 1.15 * min(owned)
@@ -341,52 +343,52 @@ def test_an_epoch_is_even(count: int, streams: int) -> None:
 
 def test_who_owns_what() -> None:
     first, second, third = SHARDS[:3]
-    assert deal([first, second], [1, 1]) == [[Share(first)], [Share(second)]]
-    assert deal([first, second, third], [1, 1]) == [
+    assert deal_documents([first, second], [1, 1]) == [[Share(first)], [Share(second)]]
+    assert deal_documents([first, second, third], [1, 1]) == [
         [Share(first), Share(second, 0, 64, 128)],
         [Share(second, 64, 128, 128), Share(third)],
     ]
     large = Shard("a.jsonl.gz", "/a.jsonl.gz", 450_000_000)
-    halves = deal([large], [1, 1])
+    halves = deal_documents([large], [1, 1])
     assert halves == [[Share(large, 0, 64, 128, 429)], [Share(large, 64, 128, 128, 429)]]
     # In runs of 429 documents, in turn.
-    assert list(halves[0][0].documents(0, 500))[427:431] == [427, 428, 858, 859]
-    assert list(halves[1][0].documents(0, 500))[427:431] == [856, 857, 1287, 1288]
+    assert list(halves[0][0].list_documents(0, 500))[427:431] == [427, 428, 858, 859]
+    assert list(halves[1][0].list_documents(0, 500))[427:431] == [856, 857, 1287, 1288]
 
 
 def test_a_shard_stays_whole_where_that_is_about_even() -> None:
-    assert cuts_of([1000, 2010, 3000], [1, 1, 1]) == [1000, 2010]
-    assert cuts_of([1000, 2200, 3000], [1, 1, 1]) == [1000, 2000]
+    assert find_cuts([1000, 2010, 3000], [1, 1, 1]) == [1000, 2010]
+    assert find_cuts([1000, 2200, 3000], [1, 1, 1]) == [1000, 2000]
 
 
 def test_shards_that_are_not_compressed_count_less() -> None:
-    assert weight(Shard("a.jsonl", "/a.jsonl", 1000)) == 200
-    assert weight(Shard("a.jsonl.zst", "/a.jsonl.zst", 1000)) == 1000
-    assert weight(Shard("a.jsonl", "/a.jsonl", 0)) == 1
+    assert weigh_shard(Shard("a.jsonl", "/a.jsonl", 1000)) == 200
+    assert weigh_shard(Shard("a.jsonl.zst", "/a.jsonl.zst", 1000)) == 1000
+    assert weigh_shard(Shard("a.jsonl", "/a.jsonl", 0)) == 1
 
 
 def test_slots_are_filled_evenly_from_the_beginning() -> None:
-    assert [step_of(cycle) for cycle in (1, 4, 8, 128, 512)] == [1, 3, 5, 79, 317]
-    assert [run * step_of(8) % 8 for run in range(8)] == [0, 5, 2, 7, 4, 1, 6, 3]
+    assert [choose_step(cycle) for cycle in (1, 4, 8, 128, 512)] == [1, 3, 5, 79, 317]
+    assert [run * choose_step(8) % 8 for run in range(8)] == [0, 5, 2, 7, 4, 1, 6, 3]
     quarter = Share(SHARDS[0], 6, 8, 8)  # runs 3 and 6 of each 8
-    assert list(quarter.documents(0, 5)) == [3, 6, 11, 14, 19]
-    assert list(quarter.documents(2, 5)) == [43, 46, 51, 54, 59]
+    assert list(quarter.list_documents(0, 5)) == [3, 6, 11, 14, 19]
+    assert list(quarter.list_documents(2, 5)) == [43, 46, 51, 54, 59]
     third = Share(SHARDS[0], 1, 2, 4, run=3)  # run 3 of each 4: 9, 10, 11, 21, 22, 23 ...
-    assert list(third.documents(0, 5)) == [9, 10, 11, 21, 22]
+    assert list(third.list_documents(0, 5)) == [9, 10, 11, 21, 22]
 
 
 @given(st.integers(0, 31), st.integers(1, 32), st.integers(1, 5), st.integers(0, 500))
 def test_the_window_of_a_document(low: int, size: int, run: int, document: int) -> None:
     share = Share(SHARDS[0], low, min(low + size, 32), 32, run)
-    window = share.window_from(document, WINDOW)
+    window = share.find_window(document, WINDOW)
     later = [one for one in numbers(share, 2000) if one >= document]
-    assert later[0] in share.documents(window, WINDOW)
+    assert later[0] in share.list_documents(window, WINDOW)
     assert document not in numbers(share, 2000) or later[0] == document
 
 
 def test_the_order_is_another_in_each_epoch_and_stream() -> None:
-    (shares,) = deal(SHARDS, [1])
-    orders = [order_of(shares, 1, epoch, stream) for epoch in (0, 1) for stream in (0, 1)]
+    (shares,) = deal_documents(SHARDS, [1])
+    orders = [draw_order(shares, 1, epoch, stream) for epoch in (0, 1) for stream in (0, 1)]
     assert all(sorted(order, key=shares.index) == shares for order in orders)
     assert len({tuple(order) for order in orders}) == 4
-    assert order_of(shares, 1, 0, 0) == orders[0]
+    assert draw_order(shares, 1, 0, 0) == orders[0]

@@ -12,7 +12,7 @@ import pytest
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.file_ref import FileRef
-from bsmeta.data.io.hub import commit_of
+from bsmeta.data.io.hub import resolve_commit
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
@@ -112,7 +112,7 @@ def test_the_hub_is_asked_by_one_process(hub: Hub, folder: Path, tmp_path: Path)
     )
     first = replace(config, cache_dir=str(tmp_path / "cache-0"))
     survey = sent(survey_data(first))
-    commit_of.cache_clear()
+    resolve_commit.cache_clear()
     before = len(hub.requests)
     second = replace(config, cache_dir=str(tmp_path / "cache-1"))
     given = stream(second, 1, survey)
@@ -144,7 +144,7 @@ def test_a_branch_that_moves_is_read_as_the_first_process_found_it(
         ["hf://datasets/owner/name/*.jsonl.gz", str(tmp_path / place / "*.gz")] for place in "ab"
     ]
     survey = survey_data(small_config(folder, **keys, train_file=named[0]))
-    commit_of.cache_clear()
+    resolve_commit.cache_clear()
     hub.commit = "1" * 40
     given = stream(small_config(folder, **keys, train_file=named[1]), 1, sent(survey))
     paths = {shard.path for shard in given._streams.shards}  # type: ignore[union-attr]

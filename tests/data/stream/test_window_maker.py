@@ -101,7 +101,7 @@ def test_documents_are_packed_into_sequences() -> None:
     window = window_of(LINES)
     documents, _ = maker.documents(window)
     packed = maker.pack(window, documents)
-    (sequence,) = [packed.sequence(row, 0, Position()) for row in range(len(packed))]
+    (sequence,) = [packed.make_sequence(row, 0, Position()) for row in range(len(packed))]
     assert sorted(sequence.documents) == ["pages.jsonl:10", "pages.jsonl:14"]
     assert sequence.types.tolist() == [1, 1]
     assert sequence.counts[:3].tolist() == [2, 2, 2]

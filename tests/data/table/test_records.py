@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.table.csv_file import BadRows
-from bsmeta.data.table.records import RecordWriter, read_records, spreadsheet_safe_cell
+from bsmeta.data.table.records import RecordWriter, escape_spreadsheet_cell, read_records
 from tests.growth import LIMIT, measure_growth
 
 KEY = {"input": "1f", "checkpoint": {"model.safetensors": "2e"}}
@@ -146,7 +146,7 @@ FORMULAS = (
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_a_spreadsheet_computes_no_cell_of_a_safe_table(tmp_path: Path, formula: str) -> None:
     record = {"text": formula, formula: "a", "of": {formula: [formula]}}
-    assert spreadsheet_safe_cell(formula) == f"'{formula}"
+    assert escape_spreadsheet_cell(formula) == f"'{formula}"
     write(tmp_path / "plain.csv", [record])
     write(tmp_path / "safe.csv", [record], spreadsheet_safe=True)
     write(tmp_path / "safe.jsonl", [record], spreadsheet_safe=True)
@@ -165,7 +165,7 @@ def test_a_spreadsheet_computes_no_cell_of_a_safe_table(tmp_path: Path, formula:
     "cell", ["-1", "+4.6", "-.5e-3", "1=1", "a@b", "'=1", "", " =1", 7, -0.5, None]
 )
 def test_other_cells_of_a_safe_table_stay(cell: Any) -> None:
-    assert spreadsheet_safe_cell(cell) == cell
+    assert escape_spreadsheet_cell(cell) == cell
 
 
 def test_a_safe_table_is_continued(tmp_path: Path) -> None:

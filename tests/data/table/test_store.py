@@ -14,9 +14,9 @@ import pytest
 from datasets import Dataset
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import file_hash
+from bsmeta.core.files import hash_file
 from bsmeta.data.table import store as stores
-from bsmeta.data.table.store import file_hashes, open_store
+from bsmeta.data.table.store import hash_files, open_store
 from tests.core.hostile_names import HOSTILE_NAMES
 
 KEY = {"source": "9f3a", "max_length": 16, "labels": ["no", "yes"]}
@@ -117,7 +117,7 @@ def seal(store: Path) -> None:
     """Makes the hashes of a store those of its files, as whoever changes them would."""
     file = store / "key.json"
     saved = json.loads(file.read_text())
-    saved["files"] = {name: file_hash(store / name) for name in saved["files"]}
+    saved["files"] = {name: hash_file(store / name) for name in saved["files"]}
     file.write_text(json.dumps(saved))
 
 
@@ -211,20 +211,20 @@ def test_a_file_is_read_again_only_if_it_has_changed(
 
     def noted(file: Path) -> str:
         read.append(file)
-        return file_hash(file)
+        return hash_file(file)
 
-    monkeypatch.setattr(stores, "file_hash", noted)
+    monkeypatch.setattr(stores, "hash_file", noted)
     for file in files:
         file.write_text(file.name)
-    first = file_hashes(files, tmp_path / "store")
-    assert first == {file: file_hash(file) for file in files}
-    assert file_hashes(files, tmp_path / "store") == first
+    first = hash_files(files, tmp_path / "store")
+    assert first == {file: hash_file(file) for file in files}
+    assert hash_files(files, tmp_path / "store") == first
     assert read == files
     files[1].write_text("other")
-    changed = file_hashes(files, tmp_path / "store")
-    assert changed == {file: file_hash(file) for file in files} != first
+    changed = hash_files(files, tmp_path / "store")
+    assert changed == {file: hash_file(file) for file in files} != first
     assert read == [*files, files[1]]
     name = json.dumps(str(files[0].resolve()))
     for damaged in ("{", "[]", "[1]", f"{{{name}: []}}", f"{{{name}: {{}}}}", "[" * 5000, "\xff"):
         (tmp_path / "store" / stores.HASHES).write_text(damaged, encoding="latin-1")
-        assert file_hashes(files, tmp_path / "store") == changed
+        assert hash_files(files, tmp_path / "store") == changed

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bsmeta.data.text.caseless import CaselessText, caseless
+from bsmeta.data.text.caseless import CaselessText, make_caseless
 
 LETTERS = st.sampled_from(
     "aAİıßẞſKÅǰΐΣςᾳ각\u1100\u1161\u11a8\u0301\u0345\u0323\u093c \t\n\u00a0\u3000\1"
@@ -33,7 +33,7 @@ TEXTS = st.text(st.one_of(LETTERS, st.characters(exclude_categories=["Cs"])), ma
     ],
 )
 def test_the_caseless_form_of_a_text(text: str, expected: str) -> None:
-    assert caseless(text) == expected
+    assert make_caseless(text) == expected
 
 
 def test_every_character_has_one_caseless_form() -> None:
@@ -41,32 +41,32 @@ def test_every_character_has_one_caseless_form() -> None:
         character = chr(number)
         if unicodedata.category(character) in ("Cs", "Co", "Cn"):
             continue
-        key = caseless(character)
-        assert caseless(key) == caseless(unicodedata.normalize("NFD", character)) == key
+        key = make_caseless(character)
+        assert make_caseless(key) == make_caseless(unicodedata.normalize("NFD", character)) == key
         for pair in (f"x{character}", f"\u1100{character}", f"{character}\u0301"):
-            assert CaselessText.of(pair).text.strip(" ") == caseless(pair), hex(number)
+            assert CaselessText.of(pair).text.strip(" ") == make_caseless(pair), hex(number)
 
 
 @given(TEXTS)
 @example("x\u0301\u0323 \u1100\u1161\u11a8")
 def test_forms_that_are_equivalent_are_equal(text: str) -> None:
-    key = caseless(text)
-    assert caseless(key) == key
+    key = make_caseless(text)
+    assert make_caseless(key) == key
     for form in ("NFC", "NFD"):
-        assert caseless(unicodedata.normalize(form, text)) == key
-    assert caseless(f"\n{text} ") == key
-    assert caseless(text.casefold()) == key
+        assert make_caseless(unicodedata.normalize(form, text)) == key
+    assert make_caseless(f"\n{text} ") == key
+    assert make_caseless(text.casefold()) == key
 
 
 @given(TEXTS)
 @example("İİ ßx\u0301\u0323  y")
 def test_every_part_has_its_offsets_in_the_text(text: str) -> None:
     folded = CaselessText.of(text)
-    assert folded.text.strip(" ") == caseless(text)
+    assert folded.text.strip(" ") == make_caseless(text)
     joined = 0
     for first in range(len(folded.text)):
         for last in range(first + 1, len(folded.text) + 1):
-            original = folded.original(first, last)
+            original = folded.find_original(first, last)
             if original is None:
                 continue
             part = text[slice(*original)]
@@ -74,7 +74,7 @@ def test_every_part_has_its_offsets_in_the_text(text: str) -> None:
             joined = max(joined, original[1])
     assert joined == len(text)
     if folded.text:
-        assert folded.original(0, len(folded.text)) == (0, len(text))
+        assert folded.find_original(0, len(folded.text)) == (0, len(text))
 
 
 def test_offsets_of_words() -> None:
@@ -83,7 +83,7 @@ def test_offsets_of_words() -> None:
     assert folded.text == "die strasse, das caf\u00e9 \u2013 ok"
     for word, expected in (("strasse", "STRAẞE"), ("caf\u00e9", "Cafe\u0301"), ("ok", "ok")):
         start = folded.text.index(word)
-        original = folded.original(start, start + len(word))
+        original = folded.find_original(start, start + len(word))
         assert original is not None
         assert text[slice(*original)] == expected
-    assert folded.original(folded.text.index("ss"), folded.text.index("ss") + 1) is None
+    assert folded.find_original(folded.text.index("ss"), folded.text.index("ss") + 1) is None

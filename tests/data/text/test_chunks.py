@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.text.chunks import best_fit, cut, cut_alike, one_each
+from bsmeta.data.text.chunks import cut_alike, cut_document, pack_best_fit, pack_separately
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
@@ -50,7 +50,9 @@ sizes = st.integers(1, 30) | st.integers(-5, -1)
 @given(st.lists(sizes, min_size=1, max_size=20), st.integers(0, ROOM // 2), st.booleans())
 def test_chunks(runs: list[int], prefix: int, on_every_piece: bool) -> None:
     encoded = document(runs, prefix)
-    chunks = cut(encoded, config(prefix_on="every_piece" if on_every_piece else "first_piece"))
+    chunks = cut_document(
+        encoded, config(prefix_on="every_piece" if on_every_piece else "first_piece")
+    )
     assert [*range(len(encoded.ids))] == [i for one in chunks for i in range(one.start, one.stop)]
     assert all(len(one) <= ROOM for one in chunks)
     assert all(one.stop - one.start > 1 or one.stop < len(encoded.ids) for one in chunks)
@@ -66,40 +68,40 @@ def test_chunks(runs: list[int], prefix: int, on_every_piece: bool) -> None:
 
 
 def test_a_chunk_is_as_long_as_it_can_be() -> None:
-    chunks = cut(document([30]), config())
+    chunks = cut_document(document([30]), config())
     assert [(one.start, one.stop) for one in chunks] == [(0, 12), (12, 24), (24, 31)]
 
 
 def test_a_cut_moves_before_a_run() -> None:
-    chunks = cut(document([9, -5, 4]), config())
+    chunks = cut_document(document([9, -5, 4]), config())
     assert [(one.start, one.stop) for one in chunks] == [(0, 9), (9, 19)]
 
 
 def test_a_run_longer_than_a_chunk_must_be_cut() -> None:
-    chunks = cut(document([2, -20, 2]), config())
+    chunks = cut_document(document([2, -20, 2]), config())
     assert [(one.start, one.stop) for one in chunks] == [(0, 2), (2, 14), (14, 25)]
 
 
 def test_eos_never_stands_alone() -> None:
-    chunks = cut(document([12]), config())
+    chunks = cut_document(document([12]), config())
     assert [(one.start, one.stop) for one in chunks] == [(0, 11), (11, 13)]
-    chunks = cut(document([10, -2]), config())
+    chunks = cut_document(document([10, -2]), config())
     assert [(one.start, one.stop) for one in chunks] == [(0, 10), (10, 13)]
 
 
 def test_nothing_but_eos_is_no_chunk() -> None:
-    assert cut(document([]), config()) == []
+    assert cut_document(document([]), config()) == []
 
 
 def test_what_is_a_target() -> None:
-    without = cut(document([3]), config())[0]
+    without = cut_document(document([3]), config())[0]
     assert without.loss_mask.tolist() == [False, True, True, True]
-    after_a_prefix = cut(document([3], prefix=2), config())[0]
+    after_a_prefix = cut_document(document([3], prefix=2), config())[0]
     assert after_a_prefix.loss_mask.tolist() == [False] * 2 + [True] * 4
     alike = config(loss_on_first_text=False)
-    after_a_prefix = cut(document([3], prefix=2), alike)[0]
+    after_a_prefix = cut_document(document([3], prefix=2), alike)[0]
     assert after_a_prefix.loss_mask.tolist() == [False] * 2 + [False, True, True, True]
-    tag_first = cut(document([-2, 3], prefix=2), alike)[0]
+    tag_first = cut_document(document([-2, 3], prefix=2), alike)[0]
     assert tag_first.loss_mask.tolist() == [False] * 4 + [False, True, True, True]
     assert tag_first.token_types.tolist() == [7, 7, 1, 1, 0, 0, 0, 0]
     assert tag_first.ids.tolist() == [500, 501, 0, 1, 2, 3, 4, 5]
@@ -107,7 +109,7 @@ def test_what_is_a_target() -> None:
 
 def test_the_same_context_without_metadata() -> None:
     """Two chunks of the text 0..14, cut with tags in it: without them, cut at the same text."""
-    chunks = cut(document([5, -4, 10]), config())
+    chunks = cut_document(document([5, -4, 10]), config())
     assert [(one.start, one.stop) for one in chunks] == [(0, 12), (12, 20)]
     alike = cut_alike(document([15]), chunks, config())
     assert [(one.start, one.stop) for one in alike] == [(0, 8), (8, 16)]
@@ -115,12 +117,12 @@ def test_the_same_context_without_metadata() -> None:
 
 def test_the_same_context_keeps_the_end_of_text_after_closing_tags() -> None:
     """The last chunk is closing tags and EOS: without metadata, EOS goes with the text before."""
-    chunks = cut(document([-2, 9, -3]), config())
+    chunks = cut_document(document([-2, 9, -3]), config())
     assert [(one.start, one.stop) for one in chunks] == [(0, 11), (11, 15)]
     assert [(one.start, one.stop) for one in cut_alike(document([9]), chunks, config())] == [
         (0, 10)
     ]
-    full = cut(document([12, -3]), config())
+    full = cut_document(document([12, -3]), config())
     assert [(one.start, one.stop) for one in full] == [(0, 12), (12, 16)]
     alike = cut_alike(document([12]), full, config())
     assert [(one.start, one.stop) for one in alike] == [(0, 11), (11, 13)]
@@ -130,7 +132,7 @@ def test_the_same_context_keeps_the_end_of_text_after_closing_tags() -> None:
 def test_the_same_context_holds_each_token_once(runs: list[int], prefix: int) -> None:
     text = sum(size for size in runs if size > 0)
     plain = document([text] if text else [])
-    alike = cut_alike(plain, cut(document(runs, prefix), config()), config())
+    alike = cut_alike(plain, cut_document(document(runs, prefix), config()), config())
     expected = [*range(text + 1)] if text else []
     assert expected == [i for one in alike for i in range(one.start, one.stop)]
     assert all(2 <= len(one) <= ROOM for one in alike[-1:])
@@ -168,7 +170,7 @@ def test_the_first_character_of_the_text(
     document = DocumentDecoder(metadata).decode(json.dumps({**LINE, "text": text}).encode())
     rendered = Renderer(metadata).render(document, types)
     (encoded,) = DocumentEncoder(small_tokenizer(), config).encode([rendered])
-    (chunk,) = cut(encoded, config)
+    (chunk,) = cut_document(encoded, config)
     spans = list(zip(chunk.text_starts, chunk.text_ends, chunk.loss_mask, strict=True))
     first = [target for start, end, target in spans if start == 0 and end > 0]
     assert bool(first[0]) == (is_target and bool(types))
@@ -198,24 +200,26 @@ def obvious(sizes: list[int], capacity: int) -> list[int]:
 
 @given(lengths)
 def test_every_item_is_packed_once_and_no_row_overflows(sizes: list[int]) -> None:
-    packed = best_fit(sizes, CAPACITY)
+    packed = pack_best_fit(sizes, CAPACITY)
     assert sorted(chunk for sequence in packed for chunk in sequence) == list(range(len(sizes)))
     assert all(sum(sizes[chunk] for chunk in sequence) <= CAPACITY for sequence in packed)
 
 
 @given(lengths)
 def test_as_full_as_the_obvious_implementation(sizes: list[int]) -> None:
-    rooms = [CAPACITY - sum(sizes[i] for i in sequence) for sequence in best_fit(sizes, CAPACITY)]
+    rooms = [
+        CAPACITY - sum(sizes[i] for i in sequence) for sequence in pack_best_fit(sizes, CAPACITY)
+    ]
     assert sorted(rooms) == obvious(sizes, CAPACITY)
 
 
 def test_items_fill_the_row_with_the_least_room_left() -> None:
-    assert best_fit([3, 10, 7, 2, 6, 1], 10) == [[1], [2, 0], [4, 3, 5]]
-    assert best_fit([], 10) == []
-    assert one_each([3, 10], 10) == [[0], [1]]
+    assert pack_best_fit([3, 10, 7, 2, 6, 1], 10) == [[1], [2, 0], [4, 3, 5]]
+    assert pack_best_fit([], 10) == []
+    assert pack_separately([3, 10], 10) == [[0], [1]]
 
 
 def test_fill_of_documents_of_many_lengths() -> None:
     generator = random.Random(0)
     sizes = [1 + int(1024 * generator.random() ** 2) for _ in range(2000)]
-    assert sum(sizes) / (1024 * len(best_fit(sizes, 1024))) > 0.995
+    assert sum(sizes) / (1024 * len(pack_best_fit(sizes, 1024))) > 0.995

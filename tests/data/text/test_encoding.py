@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.text.chunks import cut
+from bsmeta.data.text.chunks import cut_document
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.data.text.tokens import mark_spans
 from bsmeta.metadata.decoding import DocumentDecoder
@@ -158,7 +158,7 @@ def test_bos_comes_before_the_prefix_and_before_text_alone() -> None:
         assert tokenizer.decode(document.prefix_ids[1:]) == prefix
         assert document.prefix_token_types.tolist() == [0, *[2] * (len(document.prefix_ids) - 1)]
         assert not document.prefix_targets.any()
-        (chunk,) = cut(document, data)
+        (chunk,) = cut_document(document, data)
         text = chunk.loss_mask[-4:]  # x, y, z, EOS: BOS predicts the first
         assert text.tolist() == [True] * 4
     (document,) = DocumentEncoder(TOKENIZER, data).encode([rendered('"text": "xyz"')])

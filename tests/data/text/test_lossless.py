@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from bsmeta.data.text.lossless import is_lossless
-from bsmeta.data.text.lost_text import lossy_texts
+from bsmeta.data.text.lost_text import find_lossy_texts
 from tests.data.lossy_tokenizers import (
     wrapped,
 )
@@ -31,5 +31,5 @@ def test_byte_level_bpe_that_may_drop_text_is_not_lossless_at_once() -> None:
     )
     assert not is_lossless(dropping)
     assert not is_lossless(splitting)
-    assert lossy_texts(wrapped(dropping), ["cb", "cab"]) == [False, True]
+    assert find_lossy_texts(wrapped(dropping), ["cb", "cab"]) == [False, True]
     assert shown_losses(wrapped(splitting), "a-b") == ".-."

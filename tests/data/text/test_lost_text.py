@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers
 
-from bsmeta.data.text.lost_text import lossy_texts
+from bsmeta.data.text.lost_text import find_lossy_texts
 from bsmeta.data.text.tokens import TextTokenizer
 from tests.data.lossy_tokenizers import (
     wrapped,
@@ -86,8 +86,8 @@ def test_tokens_of_a_normalized_text_have_the_characters_that_the_tokenizer_repo
 
 def test_texts_of_which_something_is_lost() -> None:
     texts = ["the fox", "The fox"]
-    assert lossy_texts(made("word_piece"), texts) == [False, True]
-    assert lossy_texts(made("byte_level"), texts) == [False, False]
+    assert find_lossy_texts(made("word_piece"), texts) == [False, True]
+    assert find_lossy_texts(made("byte_level"), texts) == [False, False]
 
 
 def test_long_parts_whose_tokens_overlap_are_lost_as_a_whole() -> None:

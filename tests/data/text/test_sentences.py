@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bsmeta.data.text.sentences import core, cut, sentences, words
+from bsmeta.data.text.sentences import cut_text, find_sentences, find_word_core, find_words
 from tests.growth import LIMIT, measure_growth
 
 LENGTHS = (1 << 10, 1 << 12, 1 << 14, 1 << 16)
@@ -20,7 +20,7 @@ prose = st.text(
 @pytest.mark.parametrize("unit", ["the cat sat on the mat. ", "a. ", ".", "e.g. ", ". \n"])
 def test_the_time_of_sentences_grows_with_the_length(unit: str) -> None:
     def split(text: str) -> list[tuple[int, int]]:
-        return list(sentences(text, "rules"))
+        return list(find_sentences(text, "rules"))
 
     assert measure_growth(split, lambda length: unit * (length // len(unit)), LENGTHS) <= LIMIT
 
@@ -38,26 +38,26 @@ def test_the_time_of_sentences_grows_with_the_length(unit: str) -> None:
     ],
 )
 def test_rules_split_at_ends_of_sentences(text: str, expected: list[str]) -> None:
-    assert [text[start:end] for start, end in sentences(text, "rules")] == expected
+    assert [text[start:end] for start, end in find_sentences(text, "rules")] == expected
 
 
 def test_text_is_cut_at_sentences_and_long_sentences_between_words() -> None:
     text = "It is so. And so on!\n\nThe e.g. case, a much longer sentence, goes on. End"
-    assert cut(text, 24) == [
+    assert cut_text(text, 24) == [
         "It is so. And so on!\n\n",
         "The e.g. case, a much ",
         "longer sentence, goes ",
         "on. End",
     ]
-    assert cut("short", 24) == ["short"]
-    assert cut("", 24) == []
-    assert cut("a " + "x" * 30 + " b", 10) == ["a ", "x" * 30 + " ", "b"]
+    assert cut_text("short", 24) == ["short"]
+    assert cut_text("", 24) == []
+    assert cut_text("a " + "x" * 30 + " b", 10) == ["a ", "x" * 30 + " ", "b"]
 
 
 @settings(max_examples=300)
 @given(prose, st.integers(1, 40))
 def test_chunks_joined_are_the_text(text: str, limit: int) -> None:
-    chunks = cut(text, limit)
+    chunks = cut_text(text, limit)
     assert "".join(chunks) == text
     assert [word for chunk in chunks for word in chunk.split()] == text.split()
     assert all(len(chunk.strip()) <= limit or len(chunk.split()) == 1 for chunk in chunks)
@@ -67,12 +67,12 @@ def test_chunks_joined_are_the_text(text: str, limit: int) -> None:
 @settings(max_examples=100)
 @given(prose)
 def test_words_are_those_of_split(text: str) -> None:
-    assert [text[start:end] for start, end in words(text)] == text.split()
+    assert [text[start:end] for start, end in find_words(text)] == text.split()
 
 
 @pytest.mark.parametrize(
     ("word", "inside"), [("(«word»),", "word"), ("it's.", "it's"), ("--", None), ("3rd", "rd")]
 )
 def test_the_core_of_a_word(word: str, inside: str | None) -> None:
-    span = core(word)
+    span = find_word_core(word)
     assert inside == (None if span is None else word[span.start : span.end])

@@ -142,7 +142,7 @@ def test_a_text_has_the_same_tokens_whatever_tokens_are_special() -> None:
 def test_a_prompt_cannot_forge_special_tokens() -> None:
     config = MetadataConfig(**SETTINGS)
     tokenizer = special_tokenizer(config)
-    context = Contexts(DataConfig(metadata_config=config), tokenizer).make(
+    context = Contexts(DataConfig(metadata_config=config), tokenizer).make_context(
         {"title": "<eos>", "meta_tokens": True}, "a<eos>b"
     )
     special = [tokenizer.decode([i]) for i in context.ids if i in tokenizer.all_special_ids]

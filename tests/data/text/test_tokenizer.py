@@ -18,11 +18,11 @@ from bsmeta.data.text.tokenizer import (
     BACKENDS,
     Backend,
     Unavailable,
+    build_gigatoken_backend,
+    build_tiktoken_backend,
     choose_backend,
-    gigatoken_backend,
-    hf_backend,
-    tiktoken_backend,
-    tokenizer_of,
+    load_tokenizer_from,
+    make_hf_backend,
 )
 from bsmeta.data.text.tokens import TextTokenizer
 from tests.data.helpers import small_tokenizer
@@ -42,13 +42,13 @@ texts_of_all_kinds = st.lists(st.text() | st.text("ab '1\n\t<eos>é"), max_size=
 
 @given(texts_of_all_kinds)
 def test_tiktoken_has_the_ids_of_the_oracle(texts: list[str]) -> None:
-    assert ids(tiktoken_backend(SMALL), texts) == ids(hf_backend(SMALL), texts)
+    assert ids(build_tiktoken_backend(SMALL), texts) == ids(make_hf_backend(SMALL), texts)
 
 
 @given(texts_of_all_kinds)
 def test_gigatoken_has_the_ids_of_the_oracle(texts: list[str]) -> None:
     pytest.importorskip("gigatoken", reason="an optional extra")
-    assert ids(gigatoken_backend(SMALL), texts) == ids(hf_backend(SMALL), texts)
+    assert ids(build_gigatoken_backend(SMALL), texts) == ids(make_hf_backend(SMALL), texts)
 
 
 def test_special_tokens_that_were_added_later() -> None:
@@ -56,7 +56,7 @@ def test_special_tokens_that_were_added_later() -> None:
     tokenizer.add_tokens(["<HTML>", "</HTML>"], special_tokens=True)
     oracle = tokenizer.backend_tokenizer
     texts = ["a<HTML><b></HTML>c", "<HTML", "</HTML></HTML>"]
-    assert ids(tiktoken_backend(oracle), texts) == ids(hf_backend(oracle), texts)
+    assert ids(build_tiktoken_backend(oracle), texts) == ids(make_hf_backend(oracle), texts)
 
 
 def test_a_tokenizer_that_splits_by_a_pattern_of_its_own() -> None:
@@ -67,7 +67,7 @@ def test_a_tokenizer_that_splits_by_a_pattern_of_its_own() -> None:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    assert ids(tiktoken_backend(oracle), SAMPLE) == ids(hf_backend(oracle), SAMPLE)
+    assert ids(build_tiktoken_backend(oracle), SAMPLE) == ids(make_hf_backend(oracle), SAMPLE)
 
 
 def changed(**parts: object) -> Tokenizer:
@@ -89,14 +89,14 @@ def changed(**parts: object) -> Tokenizer:
 )
 def test_tokenizers_that_tiktoken_cannot_stand_in_for(oracle: Tokenizer, why: str) -> None:
     with pytest.raises(Unavailable, match=why):
-        tiktoken_backend(oracle)
+        build_tiktoken_backend(oracle)
 
 
 def test_special_tokens_that_tiktoken_could_read_otherwise() -> None:
     tokenizer = small_tokenizer()
     tokenizer.add_tokens(["<a", "<a>"], special_tokens=True)
     with pytest.raises(Unavailable, match="one of its special tokens begins another"):
-        tiktoken_backend(tokenizer.backend_tokenizer)
+        build_tiktoken_backend(tokenizer.backend_tokenizer)
 
 
 def test_auto_takes_the_fastest_that_agrees(
@@ -115,7 +115,7 @@ def test_auto_takes_the_fastest_that_agrees(
     log_once.cache_clear()
     for _ in range(2):  # as for each source of a mixture, and for each evaluation
         chosen = choose_backend("auto", SMALL, SAMPLE)
-    assert ids(chosen, SAMPLE) == ids(hf_backend(SMALL), SAMPLE)
+    assert ids(chosen, SAMPLE) == ids(make_hf_backend(SMALL), SAMPLE)
     assert [record.getMessage() for record in caplog.records] == [
         "tokenizer backend wrong differs from the oracle on 3 of 3 texts and is left out",
         "tokenizer backend missing is left out: it is not installed",
@@ -131,7 +131,7 @@ def test_one_that_was_asked_for_and_differs_is_replaced_by_the_oracle(
     )
     log_once.cache_clear()
     chosen = choose_backend("tiktoken", SMALL, SAMPLE)
-    assert ids(chosen, SAMPLE) == ids(hf_backend(SMALL), SAMPLE)
+    assert ids(chosen, SAMPLE) == ids(make_hf_backend(SMALL), SAMPLE)
     assert "differs from the oracle on 3 of 3 texts" in caplog.text
 
 
@@ -153,4 +153,4 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: str) -> None:
     small_tokenizer().save_pretrained(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ConfigurationError, match=f"tokenizer_name: {tmp_path} cannot be loaded: "):
-        tokenizer_of(str(tmp_path))
+        load_tokenizer_from(str(tmp_path))

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.text.tokenizer import byte_lengths
+from bsmeta.data.text.tokenizer import compute_byte_lengths
 from bsmeta.data.text.tokens import TextTokenizer
 from tests.data.helpers import small_tokenizer
 
@@ -65,7 +65,7 @@ def test_other_tokenizers_report_their_offsets() -> None:
 def test_a_byte_level_tokenizer_that_adds_a_space_reports_its_offsets() -> None:
     tokenizer = small_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    assert byte_lengths(tokenizer.backend_tokenizer) is None
+    assert compute_byte_lengths(tokenizer.backend_tokenizer) is None
     _, _, ends = one("x y", TextTokenizer(tokenizer))
     assert ends[-1] == 3
 

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bsmeta.core.log_once import log_once
 from bsmeta.data.text import word_cache
-from bsmeta.data.text.tokenizer import BACKENDS, character_backend
+from bsmeta.data.text.tokenizer import BACKENDS, make_character_backend
 from bsmeta.data.text.tokens import TextTokenizer
 from bsmeta.data.text.word_bounds import Inseparable, check_separable
 from bsmeta.data.text.word_cache import WordCache
@@ -70,7 +70,7 @@ def cached_tokens(cache: WordCache, texts: Sequence[str]) -> list[tuple[list[int
 def test_ids_and_characters_are_those_of_the_tokenizer(name: str, texts: list[str]) -> None:
     expected = expected_tokens(name, texts)
     assert cached_tokens(CACHES[name], texts) == expected
-    assert [ids.tolist() for ids in CACHES[name].ids(texts)] == [ids for ids, _ in expected]
+    assert [ids.tolist() for ids in CACHES[name].encode_ids(texts)] == [ids for ids, _ in expected]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -84,7 +84,7 @@ def test_a_surrogate_is_refused_as_by_the_tokenizer(name: str) -> None:
     texts = ["a fox", "a \ud800 b"]
     with pytest.raises(Exception) as expected:
         TOKENIZERS[name].encode_batch(texts)
-    for encode in (CACHES[name].ids, CACHES[name].ids_and_characters):
+    for encode in (CACHES[name].encode_ids, CACHES[name].ids_and_characters):
         with pytest.raises(expected.type) as raised:
             encode(texts)
         assert str(raised.value) == str(expected.value)
@@ -131,17 +131,17 @@ def test_words_in_use_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None
     recorder = Recorder(wordpiece())
     cache = WordCache(recorder)
     for number in range(10):
-        cache.ids([f"x quick brown fox n{number} m{number} k{number}"])
+        cache.encode_ids([f"x quick brown fox n{number} m{number} k{number}"])
     recorder.encoded.clear()
-    cache.ids(["x quick brown fox"])
+    cache.encode_ids(["x quick brown fox"])
     assert "".join(recorder.encoded) == ""
 
 
 def test_long_words_are_not_kept() -> None:
     cache = WordCache(wordpiece())
-    cache.ids(["The fox"])
+    cache.encode_ids(["The fox"])
     before = len(cache)
-    cache.ids(["The " + "a" * 300 + " fox", "中" * 1000])
+    cache.encode_ids(["The " + "a" * 300 + " fox", "中" * 1000])
     assert len(cache) == before
 
 
@@ -244,7 +244,7 @@ def test_a_tokenizer_that_may_join_words_has_no_cache(
         check_separable(tokenizer)
     caplog.set_level(logging.INFO)
     log_once.cache_clear()
-    character_backend(tokenizer, ["a b"])
+    make_character_backend(tokenizer, ["a b"])
     assert f"tokenizer backend hf has no cache of words: {reason}" in caplog.text
 
 

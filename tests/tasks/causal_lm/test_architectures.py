@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.pretrained import load_weights
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
@@ -54,7 +54,7 @@ def documents(*, packed: bool = True) -> dict[str, torch.Tensor]:
 def run(folder: Path, *keys: str) -> tuple[CausalLanguageModel, nn.Module]:
     """A task and its model, rehearsed as before the first step of a run."""
     common = ("data_config.metadata_config.max_seq_len=64", f"out_dir={folder}/run")
-    task = CausalLanguageModel(compose(CausalLMConfig, "demo", [*common, *keys]))
+    task = CausalLanguageModel(compose_command_line(CausalLMConfig, "demo", [*common, *keys]))
     torch.manual_seed(0)
     model = task.build_model()
     task.rehearse(model)

@@ -13,7 +13,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import checkpoints
 from bsmeta.tasks.causal_lm.checkpoints import read_run_config
 from bsmeta.tasks.causal_lm.model_card import write_card
-from bsmeta.tasks.checkpoints import RECIPE_KEYS, locate, read_recipe
+from bsmeta.tasks.checkpoints import RECIPE_KEYS, locate_model, read_recipe
 
 RECIPE = "data_config: {metadata_config: {metadata_list: [url], max_seq_len: 77}}\n"
 
@@ -27,7 +27,7 @@ def test_a_model_on_the_hub_brings_its_recipe(
         return str(tmp_path / file)
 
     monkeypatch.setattr(checkpoints, "hf_hub_download", download)
-    found = locate("hf://owner/name")
+    found = locate_model("hf://owner/name")
     assert (found.model, found.is_on_hub, found.has_run_config) == ("owner/name", True, False)
     metadata = read_run_config(found, None, {}).data_config.metadata_config
     assert (metadata.metadata_list, metadata.max_seq_len) == (["url"], 77)
@@ -46,7 +46,7 @@ def test_a_model_says_only_how_its_metadata_is_rendered(
         "  row_budget: text\n"
         "  metadata_config: {metadata_list: [url], metadata_sep: ' / '}\n"
     )
-    config = read_run_config(locate(str(tmp_path)), None, {"seed": 7})
+    config = read_run_config(locate_model(str(tmp_path)), None, {"seed": 7})
     metadata = MetadataConfig(metadata_list=["url"], metadata_sep=" / ")
     data = DataConfig(row_budget="text", metadata_config=metadata)
     assert config == CausalLMConfig(seed=7, data_config=data)
@@ -63,7 +63,7 @@ def test_nothing_in_the_recipe_of_a_model_is_resolved(value: str, tmp_path: Path
         f"data_config:\n  metadata_config:\n    metadata_sep: '{value}'\n"
     )
     with pytest.raises(ConfigurationError, match=r"metadata_config\.metadata_sep in .*finished"):
-        read_run_config(locate(str(tmp_path)), None, {})
+        read_run_config(locate_model(str(tmp_path)), None, {})
 
 
 def test_the_recipe_of_an_exported_model_is_read_as_it_was(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_the_recipe_of_an_exported_model_is_read_as_it_was(tmp_path: Path) -> No
     write_card(config, tmp_path / "metrics.jsonl", [], tmp_path)
     assert set(read_recipe(tmp_path / "metadata.yaml")["data_config"]) == set(RECIPE_KEYS)
     (tmp_path / "config.json").write_text("{}")
-    assert read_run_config(locate(str(tmp_path)), None, {}).data_config == config.data_config
+    assert read_run_config(locate_model(str(tmp_path)), None, {}).data_config == config.data_config
 
 
 @pytest.mark.parametrize("content", ["data_config: 3\n", "data_config: {metadata_config: [1]}\n"])
@@ -83,4 +83,4 @@ def test_a_recipe_of_another_form_is_refused(content: str, tmp_path: Path) -> No
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "metadata.yaml").write_text(content)
     with pytest.raises(ConfigurationError, match="data_config.* in .*metadata.yaml"):
-        read_run_config(locate(str(tmp_path)), None, {})
+        read_run_config(locate_model(str(tmp_path)), None, {})

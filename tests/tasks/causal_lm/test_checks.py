@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import loop_problems
+from bsmeta.config.checks import find_loop_problems
 from bsmeta.config.launch import Launch
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.causal_lm.checks import speed_problems
+from bsmeta.tasks.causal_lm.checks import find_speed_problems
 
 
 def problems(gpus: int = 8, stage: int | None = None, **values: Any) -> dict[str, str]:
@@ -19,8 +19,8 @@ def problems(gpus: int = 8, stage: int | None = None, **values: Any) -> dict[str
     launch = Launch(source="test", num_processes=1, gpus=gpus)
     config = CausalLMConfig(**values)
     found = [
-        *speed_problems(config, launch, document),
-        *loop_problems(config, launch, document, TASKS["causal_lm"]),
+        *find_speed_problems(config, launch, document),
+        *find_loop_problems(config, launch, document, TASKS["causal_lm"]),
     ]
     return {one.key: one.fix for one in found}
 

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.tasks.causal_lm.checks import value_problems
+from bsmeta.tasks.causal_lm.checks import find_value_problems
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.conftest import REPOSITORY, run_warm
 from tests.data.helpers import write_shards
@@ -38,7 +38,7 @@ def base(tmp_path: Path) -> Path:
 
 def demo(base: Path, *overrides: str) -> CausalLMConfig:
     own = ("model_config_file=null", "tokenizer_name=null", f"model_name={base}")
-    return compose(CausalLMConfig, "demo", (*own, *overrides))
+    return compose_command_line(CausalLMConfig, "demo", (*own, *overrides))
 
 
 def test_adapters_and_new_embeddings_are_trained(
@@ -84,7 +84,7 @@ def test_layers_that_are_not_there(base: Path) -> None:
 def test_keys_without_effect_are_refused(
     base: Path, keys: list[str], key: str, expected: str
 ) -> None:
-    (problem,) = value_problems(demo(base, *keys))
+    (problem,) = find_value_problems(demo(base, *keys))
     assert problem.key == key
     assert expected in problem.expected
 

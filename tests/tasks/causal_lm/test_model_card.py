@@ -14,12 +14,12 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import ModelCardConfig
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.tasks.causal_lm.metrics import METRICS
-from bsmeta.tasks.causal_lm.model_card import model_card, render_example
+from bsmeta.tasks.causal_lm.model_card import render_example, write_model_card
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
@@ -53,14 +53,14 @@ def metrics(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def config() -> CausalLMConfig:
-    return compose(CausalLMConfig, "demo")
+    return compose_command_line(CausalLMConfig, "demo")
 
 
 def test_the_card_describes_metadata_training_and_results(
     config: CausalLMConfig, metrics: Path
 ) -> None:
     command = ["/x/bsmeta/train.py", "--config-name", "demo", "++data_config.a=1 2", "hydra.x=y"]
-    card = model_card(config, metrics, command)
+    card = write_model_card(config, metrics, command)
     front = yaml.safe_load(card.split("---\n")[1])
     assert front == {
         "library_name": "transformers",
@@ -113,7 +113,7 @@ def test_without_a_log_and_a_command_the_card_says_what_it_can(
     config: CausalLMConfig, tmp_path: Path
 ) -> None:
     gpt2 = replace(config, model_config_file=None, model_name="gpt2")
-    card = model_card(gpt2, tmp_path / "none.jsonl", ["pytest"])
+    card = write_model_card(gpt2, tmp_path / "none.jsonl", ["pytest"])
     assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "gpt2"
     assert "from the weights of gpt2 on documents" in card
     assert "Not evaluated." in card
@@ -122,7 +122,9 @@ def test_without_a_log_and_a_command_the_card_says_what_it_can(
 
 def card_of(*overrides: str) -> str:
     names = [f"data_config.metadata_config.{one}" for one in overrides]
-    return model_card(compose(CausalLMConfig, "demo", names), Path("none.jsonl"), ["pytest"])
+    return write_model_card(
+        compose_command_line(CausalLMConfig, "demo", names), Path("none.jsonl"), ["pytest"]
+    )
 
 
 def test_the_card_says_which_tokens_had_no_loss() -> None:
@@ -130,8 +132,8 @@ def test_the_card_says_which_tokens_had_no_loss() -> None:
     never = "No loss was taken on the prefix, nor on the first token of the text."
     assert anywhere in card_of()
     assert never in card_of("loss_on_first_text=false")
-    config = compose(CausalLMConfig, "demo", ["data_config.row_budget=text"])
-    assert never in model_card(config, Path("none.jsonl"), ["pytest"])
+    config = compose_command_line(CausalLMConfig, "demo", ["data_config.row_budget=text"])
+    assert never in write_model_card(config, Path("none.jsonl"), ["pytest"])
 
 
 def test_the_card_of_a_model_of_text_alone_describes_no_metadata() -> None:
@@ -164,12 +166,14 @@ def test_the_card_says_where_the_metadata_is() -> None:
 
 @pytest.mark.parametrize("program", ["/x/bsmeta/train.py", "bsmeta train"])
 def test_the_card_has_the_command_of_the_training(program: str) -> None:
-    card = model_card(compose(CausalLMConfig, "demo"), Path("none.jsonl"), [program, "seed=3"])
+    card = write_model_card(
+        compose_command_line(CausalLMConfig, "demo"), Path("none.jsonl"), [program, "seed=3"]
+    )
     assert "accelerate launch bsmeta/train.py seed=3\n" in card
 
 
 def front_matter(config: CausalLMConfig, folder: Path) -> dict[str, Any]:
-    card = model_card(config, folder / "none.jsonl", ["pytest"])
+    card = write_model_card(config, folder / "none.jsonl", ["pytest"])
     front: dict[str, Any] = yaml.safe_load(card.split("---\n")[1])
     return front
 
@@ -234,12 +238,12 @@ def test_the_snippet_reads_a_document_as_training_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     names = [f"data_config.metadata_config.{setting}" for setting in settings]
-    config = compose(CausalLMConfig, "demo", [*names, "push_to_hub=null"])
+    config = compose_command_line(CausalLMConfig, "demo", [*names, "push_to_hub=null"])
     tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name)
     shape = AutoConfig.from_pretrained(Path(config.model_config_file or "").parent)
     AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    card = model_card(config, tmp_path / "none.jsonl", ["pytest"])
+    card = write_model_card(config, tmp_path / "none.jsonl", ["pytest"])
     (snippet,) = re.findall("```python\n(.*?)```", card, flags=re.DOTALL)
 
     monkeypatch.chdir(tmp_path)

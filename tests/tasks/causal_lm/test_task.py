@@ -16,14 +16,14 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, MixtralConfig
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.models import layers
 from bsmeta.tasks.causal_lm.checkpoints import read_run_config
-from bsmeta.tasks.causal_lm.task import CausalLanguageModel, rows_are_whole
-from bsmeta.tasks.checkpoints import locate
+from bsmeta.tasks.causal_lm.task import CausalLanguageModel, are_rows_whole
+from bsmeta.tasks.checkpoints import locate_model
 from bsmeta.training.processes import ALONE
 from bsmeta.training.task import Metric
 from tests.conftest import REPOSITORY
@@ -32,7 +32,7 @@ from tests.tasks.training import train_with_deepspeed
 
 @pytest.fixture(scope="module")
 def config() -> CausalLMConfig:
-    return compose(
+    return compose_command_line(
         CausalLMConfig,
         "demo",
         [
@@ -230,10 +230,10 @@ def test_a_router_sees_padding_apart_from_its_document() -> None:
     padded = DataConfig(packing="pad")
     joined = DataConfig(cross_document_attention=True)
     routed, plain = (MixtralConfig(output_router_logits=added) for added in (True, False))
-    assert [rows_are_whole(data, plain) for data in (padded, joined, DataConfig())] == [
+    assert [are_rows_whole(data, plain) for data in (padded, joined, DataConfig())] == [
         True, True, False,
     ]  # fmt: skip
-    assert [rows_are_whole(data, routed) for data in (padded, joined, DataConfig())] == [
+    assert [are_rows_whole(data, routed) for data in (padded, joined, DataConfig())] == [
         False, True, False,
     ]  # fmt: skip
 
@@ -260,7 +260,9 @@ def test_rows_of_varying_length_use_no_attention_that_is_planned_for_each(
     changes: list[str], is_enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arm = ["data_config.metadata_config.metadata_list=[url,title]", *changes]
-    config = compose(CausalLMConfig, "demo", [*arm, "data_config.metadata_config.max_seq_len=64"])
+    config = compose_command_line(
+        CausalLMConfig, "demo", [*arm, "data_config.metadata_config.max_seq_len=64"]
+    )
     torch.backends.cuda.enable_cudnn_sdp(True)
     try:
         CausalLanguageModel(config).build_model()
@@ -304,7 +306,7 @@ def test_the_export_loads_with_transformers_and_says_the_same(
         assert torch.allclose(again(ids).logits, model(ids).logits, atol=1e-5)
     assert tokenizer.eos_token == "<|endoftext|>"
     assert "Title: The first program ||| Ada" in (tmp_path / "README.md").read_text()
-    found = locate(str(tmp_path))  # a model that was copied out of its run knows its metadata
+    found = locate_model(str(tmp_path))  # a model that was copied out of its run knows its metadata
     assert found.config == tmp_path / "metadata.yaml"
     metadata = read_run_config(found, None, {}).data_config.metadata_config
     assert metadata == task._config.data_config.metadata_config
@@ -326,7 +328,7 @@ def test_zero_3_leaves_a_vocabulary_that_is_larger_than_the_tokenizer(tmp_path: 
 
 
 def test_special_tokens_are_added_and_exported_with_embeddings(tmp_path: Path) -> None:
-    more = compose(
+    more = compose_command_line(
         CausalLMConfig,
         "demo",
         [
@@ -364,7 +366,7 @@ def test_arms_of_the_same_text_start_with_the_same_weights() -> None:
     models, tokenizers = [], []
     for arm in arms:
         task = CausalLanguageModel(
-            compose(CausalLMConfig, "demo", [*arm, "data_config.row_budget=text"])
+            compose_command_line(CausalLMConfig, "demo", [*arm, "data_config.row_budget=text"])
         )
         torch.manual_seed(3)
         models.append(task.build_model().state_dict())
@@ -378,13 +380,13 @@ def test_arms_of_the_same_text_start_with_the_same_weights() -> None:
 
 def test_more_special_tokens_than_all_arms_have_room_for_are_refused() -> None:
     many = [*SPECIAL, "data_config.metadata_config.num_meta_tokens=63"]
-    config = compose(CausalLMConfig, "demo", [*many, "data_config.row_budget=text"])
+    config = compose_command_line(CausalLMConfig, "demo", [*many, "data_config.row_budget=text"])
     with pytest.raises(ConfigurationError, match="65 special tokens .* reserves 64"):
         load_tokenizer(config)
 
 
 def test_a_model_that_is_not_there_is_named_with_its_key() -> None:
-    config = compose(
+    config = compose_command_line(
         CausalLMConfig, "demo", ["model_config_file=null", "model_name=/nowhere/model"]
     )
     with pytest.raises(ConfigurationError, match=r"model_name: /nowhere/model cannot be loaded"):
@@ -419,7 +421,7 @@ def test_a_model_folder_without_a_tokenizer_is_refused(
 
 
 def test_exposure_puts_what_was_configured_beside_what_was_seen() -> None:
-    config = compose(
+    config = compose_command_line(
         CausalLMConfig,
         "demo",
         [

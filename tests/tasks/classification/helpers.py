@@ -17,10 +17,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast
 
 from bsmeta.tasks.classification.config import ClassificationDataConfig
-from bsmeta.tasks.classification.evaluate import baselines
+from bsmeta.tasks.classification.evaluate import predict_baselines
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import Scored
-from bsmeta.tasks.classification.results import Results, TestSet, results_of, scores_of
+from bsmeta.tasks.classification.results import Results, TestSet, compute_results, compute_scores
 from tests.data.helpers import bpe_tokenizer
 
 TEXT = "Beat my Republican opponent! She will remove stop signs from your neighborhood."
@@ -99,6 +99,8 @@ def results() -> Results:
     )  # fmt: skip
     scored, weights = Scored.of(CHUNKS, LOGITS), [1.0] * 3
     training = ["wages for all", "cut taxes", "buy soap"]
-    others, notes = baselines(test, training, np.array([0, 2, 1]), weights)
+    others, notes = predict_baselines(test, training, np.array([0, 2, 1]), weights)
     assert notes == []
-    return results_of(test, scored, scores_of(scored, weights), others, resamples=100, seed=1)
+    return compute_results(
+        test, scored, compute_scores(scored, weights), others, resamples=100, seed=1
+    )

@@ -7,7 +7,7 @@ import torch
 from transformers import AlbertConfig, AlbertModel, BertConfig, BertModel
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.tasks.classification.classifier import depth_of, freeze_below, pool
+from bsmeta.tasks.classification.classifier import freeze_below, measure_depths, pool_vectors
 
 
 def test_pooling_leaves_padding_out() -> None:
@@ -22,7 +22,7 @@ def test_pooling_leaves_padding_out() -> None:
         "last": [[3.0, 2.0], [7.0, 0.0]],
     }
     for pooling, vectors in expected.items():
-        assert pool(hidden, mask, pooling).tolist() == vectors
+        assert pool_vectors(hidden, mask, pooling).tolist() == vectors
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_only_the_last_layers_are_trained(
 ) -> None:
     deep.requires_grad_(True)
     freeze_below(deep, train_layers)
-    depths = depth_of(deep)
+    depths = measure_depths(deep)
     assert depths["embeddings.word_embeddings.weight"] == 3
     assert depths["encoder.layer.0.output.dense.weight"] == 2
     assert depths["encoder.layer.2.output.dense.weight"] == 0

@@ -12,7 +12,7 @@ from bsmeta.core.changed_values import replace_values
 from bsmeta.tasks.classification.config import (
     ClassificationConfig,
     ClassificationDataConfig,
-    value_problems,
+    find_value_problems,
 )
 
 
@@ -21,14 +21,14 @@ def test_other_weights_are_refused_before_anything_is_loaded(key: Any) -> None:
     config = ClassificationConfig(
         data_config=ClassificationDataConfig(csv=__file__), class_weights=key
     )
-    assert [problem.key for problem in value_problems(config)] == ["class_weights"]
+    assert [problem.key for problem in find_value_problems(config)] == ["class_weights"]
 
 
 def test_a_best_checkpoint_needs_a_validation_split() -> None:
     data = ClassificationDataConfig(csv=__file__, split_fractions=[0.8, 0.0, 0.2])
     config = ClassificationConfig(data_config=data, keep_best_by="mcc", method="linear")
-    assert [problem.key for problem in value_problems(config)] == ["keep_best_by"]
-    assert list(value_problems(replace(config, keep_best_by=None))) == []
+    assert [problem.key for problem in find_value_problems(config)] == ["keep_best_by"]
+    assert list(find_value_problems(replace(config, keep_best_by=None))) == []
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,5 @@ def test_a_best_checkpoint_needs_a_validation_split() -> None:
 def test_keys_that_do_not_go_with_the_method(key: str, values: dict[str, Any]) -> None:
     config = ClassificationConfig(data_config=ClassificationDataConfig(csv=__file__))
     config = replace_values(config, values)
-    (problem,) = value_problems(config)
+    (problem,) = find_value_problems(config)
     assert problem.key == key

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, BertForSequenceClas
 from bsmeta import evaluate, explain, generate
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.generating import GenerateConfig
-from bsmeta.config.saved_runs import to_yaml
+from bsmeta.config.saved_runs import write_yaml
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification import classifier, systems
@@ -29,15 +29,15 @@ from bsmeta.tasks.classification.evaluate import (
     MODEL,
     PREDICTIONS,
     STATS,
-    baselines,
-    epochs_of,
-    result_file,
+    name_result_file,
+    predict_baselines,
+    read_epochs,
     save_model,
     write_predictions,
 )
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import Scored, build_with_head
-from bsmeta.tasks.classification.report import summary
+from bsmeta.tasks.classification.report import summarize_results
 from bsmeta.tasks.classification.results import Results, TestSet
 from bsmeta.tasks.classification.systems import fit_words
 from bsmeta.tasks.classification.task import TextClassifier
@@ -65,7 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
     task = TextClassifier(config)
     model = task.build_model()
     task.export(model, model.state_dict(), folder / "model")
-    (folder / "config.yaml").write_text(to_yaml(config))
+    (folder / "config.yaml").write_text(write_yaml(config))
     (folder / "metrics.jsonl").write_text("")
     return folder
 
@@ -212,7 +212,7 @@ def test_other_systems_are_compared_with_the_model() -> None:
         "f1": pytest.approx(2 / 3),
         "texts": 1.0,
     }
-    sentences = summary(results())
+    sentences = summarize_results(results())
     assert sentences[0].startswith("The model predicts 66.7% of 3 texts right")
     assert sentences[1] == (
         "2 values of page are few to resample: 95% intervals over them are rough, and usually too "
@@ -231,7 +231,7 @@ def test_what_was_trained_is_kept_if_the_report_fails(
     def fail(*_: Any, **__: Any) -> Results:
         raise MemoryError
 
-    monkeypatch.setattr(module, "results_of", fail)
+    monkeypatch.setattr(module, "compute_results", fail)
     task, folder = open_task(str(run), {"results_dir": str(tmp_path)})
     assert isinstance(task, TextClassifier)
     (tmp_path / "metrics.jsonl").touch()
@@ -293,7 +293,7 @@ def test_epochs_from_the_metrics_of_a_run(tmp_path: Path) -> None:
     ]  # fmt: skip
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert epochs_of(metrics, 2) == [
+    assert read_epochs(metrics, 2) == [
         {"epoch": 1.0, "step": 2, "training_loss": pytest.approx(0.85),
          "training_accuracy": pytest.approx(4 / 6), "validation_loss": 0.7,
          "validation_accuracy": 0.6},
@@ -307,13 +307,13 @@ def test_epochs_from_the_metrics_of_a_run(tmp_path: Path) -> None:
 def test_result_files_are_named_as_in_the_seed_document(table: str) -> None:
     data = ClassificationDataConfig(csv=f"folder/{table}")
     config = ClassificationConfig(data_config=data)
-    assert [str(result_file(config, name)) for name in (PREDICTIONS, STATS, MODEL)] == [
+    assert [str(name_result_file(config, name)) for name in (PREDICTIONS, STATS, MODEL)] == [
         "folder/ads_testset_predictions.csv",
         "folder/ads_train_test_stats.json",
         "folder/ads_trained_model.sav",
     ]
     config = replace(config, results_dir="elsewhere")
-    assert str(result_file(config, MODEL)) == "elsewhere/ads_trained_model.sav"
+    assert str(name_result_file(config, MODEL)) == "elsewhere/ads_trained_model.sav"
 
 
 def test_the_saved_model_holds_tensors_and_plain_values_only(tmp_path: Path, encoder: Path) -> None:
@@ -345,7 +345,7 @@ def test_a_folder_that_cannot_be_written_is_the_user_s_to_fix(tmp_path: Path) ->
 def test_baselines_are_scored_on_the_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
     test = TestSet("a.csv", ("a", "b", "c"), [Chunk([], 0, n, 0, "a") for n in range(3)],
                    ["1", "2", "3"], "texts", {}, [])  # fmt: skip
-    found, _ = baselines(test, ["a"] * 4, np.array([1, 1, 0, 2]), [1.0] * 3)
+    found, _ = predict_baselines(test, ["a"] * 4, np.array([1, 1, 0, 2]), [1.0] * 3)
     assert found[MAJORITY].tolist() == [1, 1, 1]
     texts = ["cut the taxes", "lower taxes now", "raise the wages", "fair wages for all"]
     labels = np.array([0, 0, 1, 1])

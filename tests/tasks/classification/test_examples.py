@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.tasks.classification.examples import Chunk, Folding, special_tokens
-from bsmeta.tasks.classification.task import micro_batch
+from bsmeta.tasks.classification.examples import Chunk, Folding, find_special_tokens
+from bsmeta.tasks.classification.task import build_micro_batch
 from tests.tasks.classification.helpers import TEXT, bert_tokenizer, byte_tokenizer
 
 BERT, BYTES = bert_tokenizer(), byte_tokenizer()
@@ -71,7 +71,7 @@ def test_text_without_tokens_has_no_chunks() -> None:
 def test_special_tokens_are_those_before_and_after_a_text(
     tokenizer: PreTrainedTokenizerFast, specials: tuple[list[int], list[int]]
 ) -> None:
-    assert special_tokens(tokenizer) == specials
+    assert find_special_tokens(tokenizer) == specials
 
 
 def test_no_room_beside_the_special_tokens_is_refused() -> None:
@@ -93,7 +93,7 @@ def test_each_chunk_of_a_batch_has_a_mask_of_its_own(
         for source, folds in enumerate(Folding(BERT, fold_by, max_length).fold(texts))
         for number, fold in enumerate(folds)
     ]
-    batch = micro_batch(chunks, BERT, [1.0, 1.0], "a.csv")
+    batch = build_micro_batch(chunks, BERT, [1.0, 1.0], "a.csv")
     columns = [batch.tensors[name].tolist() for name in ("input_ids", "attention_mask", "labels")]
     for chunk, ids, mask, label in zip(chunks, *columns, strict=True):
         padding = len(ids) - len(chunk.ids)
@@ -115,7 +115,7 @@ TEXTS = st.text(st.sampled_from("ab stop\n\t é😀!.,'中\u00a0") | st.characte
 def test_joined_chunks_are_the_text(
     texts: list[str], tokenizer: PreTrainedTokenizerFast, fold_by: str, max_length: int
 ) -> None:
-    prefix, suffix = special_tokens(tokenizer)
+    prefix, suffix = find_special_tokens(tokenizer)
     for text, folds in zip(texts, Folding(tokenizer, fold_by, max_length).fold(texts), strict=True):
         inner = []
         for fold in folds:

@@ -34,7 +34,7 @@ from bsmeta.training.processes import ALONE
 from bsmeta.tasks.classification.evaluate import baselines, write_predictions
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import Scorer
-from bsmeta.tasks.classification.report import report
+from bsmeta.tasks.classification.report import report_results
 from bsmeta.tasks.classification.results import TestSet, results_of, scores_of
 from tests.tasks.classification.helpers import bert_tokenizer
 
@@ -62,7 +62,7 @@ others, notes = baselines(test, texts, scored.labels, [1.0] * count)
 test.notes.extend(notes)
 scores = scores_of(scored, [1.0] * count)
 results = results_of(test, scored, scores, others, resamples=200, seed=1)
-report(results, [], folder / "evaluation", {})
+report_results(results, [], folder / "evaluation", {})
 print("grown by", peak() - before)
 """
 

@@ -10,7 +10,11 @@ import torch
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
-from bsmeta.tasks.classification.model import build_with_head, label_weights, untouched_encoder
+from bsmeta.tasks.classification.model import (
+    build_untouched_encoder,
+    build_with_head,
+    label_weights,
+)
 from tests.conftest import REPOSITORY
 from tests.tasks.classification.helpers import LABELS, bert_tokenizer
 
@@ -67,7 +71,7 @@ def test_random_weights_are_those_that_the_run_begins_with(tmp_path: Path) -> No
     config = ClassificationConfig(model_config_file=str(shape), seed=5)
     tokenizer = bert_tokenizer()
     state = torch.random.get_rng_state()
-    one = untouched_encoder(config, tokenizer, "ab").state_dict()
+    one = build_untouched_encoder(config, tokenizer, "ab").state_dict()
     assert torch.equal(state, torch.random.get_rng_state())
-    two = untouched_encoder(config, tokenizer, "ab").state_dict()
+    two = build_untouched_encoder(config, tokenizer, "ab").state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.tasks.classification.report import report
+from bsmeta.tasks.classification.report import report_results
 from tests.tasks.classification.helpers import results
 
 
@@ -17,7 +17,7 @@ def test_the_report_has_tables_plots_and_numbers(tmp_path: Path) -> None:
          "validation_loss": 0.9, "validation_accuracy": 0.5, "validation_balanced_accuracy": 0.5,
          "validation_macro_f1": 0.4, "validation_mcc": 0.1},
     ]  # fmt: skip
-    report(results(), epochs, tmp_path, {})
+    report_results(results(), epochs, tmp_path, {})
     assert {file.name for file in tmp_path.iterdir() if file.stat().st_size} == {
         "evaluation.json", "evaluation.md", "report.html",
         "systems.png", "confusion.png", "labels.png", "curves.png",

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from bsmeta.report.inference import draws
+from bsmeta.report.inference import draw_resamples
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import Scored
-from bsmeta.tasks.classification.results import Confusion, compare, scores_of
+from bsmeta.tasks.classification.results import Confusion, compare_systems, compute_scores
 from tests.tasks.classification.helpers import CHUNKS, LOGITS
 
 # 4 texts of label 0 (3 right), 3 of label 1 (2 right), 1 of label 2 (predicted as 0).
@@ -30,7 +30,7 @@ def test_the_loss_is_the_weighted_mean_of_the_smoothed_cross_entropies() -> None
     scored = Scored.of(chunks, logits, 0.1)
     assert scored.chunk_losses.tolist() == pytest.approx(smoothed)
     expected = (smoothed[0] + 3 * smoothed[1]) / 4
-    assert scores_of(scored, [1.0, 1.0, 3.0])["loss"] == pytest.approx(expected)
+    assert compute_scores(scored, [1.0, 1.0, 3.0])["loss"] == pytest.approx(expected)
 
 
 def test_the_confusion_matrix_has_true_labels_in_rows() -> None:
@@ -88,7 +88,7 @@ def test_groups_are_resampled_as_a_whole_and_differences_are_paired() -> None:
     truth = np.array([0, 1] * 20)
     right, wrong = truth, np.where(np.arange(40) < 20, truth, 1 - truth)
     groups = np.repeat(["a", "b"], 20)  # one group right, the other one wrong
-    model, other = compare(
+    model, other = compare_systems(
         truth, {"model": right, "other": wrong}, groups, 2, resamples=500, seed=1
     )
     assert model.differences == {}
@@ -105,8 +105,10 @@ def test_groups_are_resampled_as_a_whole_and_differences_are_paired() -> None:
 def test_intervals_are_those_of_scores_of_drawn_texts(seed: int) -> None:
     draw = np.random.default_rng(seed)
     truth, guess = draw.integers(0, 5, 40) * 2000, draw.integers(0, 5, 40) * 2000
-    (found,) = compare(truth, {"model": guess}, np.arange(40), 10_000, resamples=50, seed=seed)
-    times = np.concatenate([*draws(40, resamples=50, seed=seed)])
+    (found,) = compare_systems(
+        truth, {"model": guess}, np.arange(40), 10_000, resamples=50, seed=seed
+    )
+    times = np.concatenate([*draw_resamples(40, resamples=50, seed=seed)])
     drawn = [np.repeat(np.arange(40), row) for row in times]
     expected = {
         "macro_f1": [metrics.f1_score(truth[n], guess[n], average="macro") for n in drawn],
@@ -118,7 +120,7 @@ def test_intervals_are_those_of_scores_of_drawn_texts(seed: int) -> None:
 
 
 def test_scores_of_texts_and_of_chunks() -> None:
-    found = scores_of(Scored.of(CHUNKS, LOGITS), [1.0, 1.0, 1.0])
+    found = compute_scores(Scored.of(CHUNKS, LOGITS), [1.0, 1.0, 1.0])
     assert found["accuracy"] == pytest.approx(2 / 3)
     assert found["chunk_accuracy"] == 2 / 4
     assert found["loss"] == pytest.approx(-np.log([0.8, 0.25, 0.8, 0.3]).mean())

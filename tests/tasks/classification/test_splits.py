@@ -13,9 +13,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bsmeta.tasks.classification.config import ClassificationConfig, value_problems
+from bsmeta.tasks.classification.config import ClassificationConfig, find_value_problems
 from bsmeta.tasks.classification.examples import open_examples
-from bsmeta.tasks.classification.store import left_out, similar_labels, split_rows
+from bsmeta.tasks.classification.store import (
+    describe_similar_labels,
+    leave_out_duplicates,
+    split_rows,
+)
 from tests.tasks.classification.helpers import bert_tokenizer, data_config, write_csv
 
 LEANINGS = Path(__file__).resolve().parents[4] / "shared/data/classification/leanings.csv"
@@ -115,9 +119,9 @@ def test_rows_of_repeated_texts_have_their_share_of_each_split() -> None:
 
 
 def test_a_text_of_two_groups_is_in_the_later_split_only() -> None:
-    assert left_out(np.array([0, 1, 2, 0, 0, 2]), np.array([0, 0, 1, 1, 2, 1])).tolist() == [
-        3, 1, 2, 3, 0, 2,
-    ]  # fmt: skip
+    texts = np.array([0, 1, 2, 0, 0, 2])
+    splits = np.array([0, 0, 1, 1, 2, 1])
+    assert leave_out_duplicates(texts, splits).tolist() == [3, 1, 2, 3, 0, 2]
 
 
 @pytest.mark.parametrize("split_by", [None, "address"])
@@ -129,10 +133,10 @@ def test_the_splits_of_the_addresses(tmp_path: Path, split_by: str | None) -> No
     examples = open_examples(config, TOKENIZER)
     rows, groups, shares = {}, {}, {}
     for split in SPLITS:
-        chunks = examples.read(examples.chunks(split))
+        chunks = examples.read(examples.list_chunks(split))
         rows[split] = {chunk.source for chunk in chunks}
-        assert rows[split] == {*examples.sources(split).tolist()}
-        groups[split] = {*examples.groups(split)}
+        assert rows[split] == {*examples.list_sources(split).tolist()}
+        groups[split] = {*examples.list_groups(split)}
         counts = examples.label_counts(split)
         shares[split] = counts["liberal"] / sum(counts.values())
     # Twelve headings and salutations are in several addresses of one speaker.
@@ -140,7 +144,7 @@ def test_the_splits_of_the_addresses(tmp_path: Path, split_by: str | None) -> No
     assert "39 of 5,845 rows repeat the text of an earlier row" in found
     without = int(re.findall(r"(\d+) rows are in no split", found)[0]) if split_by else 0
     assert sum(map(len, rows.values())) == 5845 - without
-    texts = {name: {" ".join(text.split()) for _, text, _ in examples.texts(name)}
+    texts = {name: {" ".join(text.split()) for _, text, _ in examples.read_texts(name)}
              for name in SPLITS}  # fmt: skip
     for first, second in combinations(SPLITS, 2):
         assert not rows[first] & rows[second]
@@ -170,12 +174,12 @@ def test_texts_that_a_table_repeats(tmp_path: Path, caplog: pytest.LogCaptureFix
     first, second = rows[599][1], rows[-1][1]
     expected = f"1 text has more than one label: row 600 ({first}) and row 3,000 ({second})"
     assert expected in caplog.text
-    found = [[text for _, text, _ in examples.texts(split)] for split in SPLITS]
+    found = [[text for _, text, _ in examples.read_texts(split)] for split in SPLITS]
     assert [len(texts) for texts in found] == pytest.approx([2400, 300, 300], abs=6)
     plain = [{" ".join(text.split()) for text in texts} for texts in found]
     assert not any(one & other for one, other in combinations(plain, 2))
     # The rows of one text are one unit of the bootstrap.
-    assert len({*examples.groups("test")}) == len(plain[2])
+    assert len({*examples.list_groups("test")}) == len(plain[2])
 
 
 def test_texts_in_two_declared_splits_are_reported(
@@ -187,7 +191,7 @@ def test_texts_in_two_declared_splits_are_reported(
     table = write_csv(tmp_path / "table.csv", rows, ["text", "label", "part"])
     with caplog.at_level(logging.WARNING):
         examples = open_examples(data_config(table, split_column="part"), TOKENIZER)
-    assert len(examples.sources("test")) == 5
+    assert len(examples.list_sources("test")) == 5
     assert "2 of 5 rows of the test split have a text that is also in the training split" in (
         caplog.text
     )
@@ -210,9 +214,13 @@ def test_a_column_with_the_splits(tmp_path: Path) -> None:
     rows = [(f"stop {n}", "ab"[n // 2 % 2], name) for n, name in enumerate(names)]
     table = write_csv(tmp_path / "table.csv", rows, ["text", "label", "part"])
     config = data_config(table, split_column="part", split_by="text")
-    assert not list(value_problems(ClassificationConfig(data_config=config)))
+    assert not list(find_value_problems(ClassificationConfig(data_config=config)))
     examples = open_examples(config, TOKENIZER)
-    assert [examples.sources(split).tolist() for split in SPLITS] == [[1, 2, 8], [3, 4, 7], [5, 6]]
+    assert [examples.list_sources(split).tolist() for split in SPLITS] == [
+        [1, 2, 8],
+        [3, 4, 7],
+        [5, 6],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -227,6 +235,6 @@ def test_a_column_with_the_splits(tmp_path: Path) -> None:
     ],
 )
 def test_labels_of_the_same_number_are_reported(labels: list[str], pairs: str) -> None:
-    assert similar_labels(labels) == (
+    assert describe_similar_labels(labels) == (
         [f"labels that may be meant as one: {pairs}"] if pairs else []
     )

@@ -40,21 +40,21 @@ def test_the_example_of_the_seed_document(tmp_path: Path) -> None:
     examples = open_examples(config, TOKENIZER)
     assert examples.database == tmp_path / "leanings.sqlite"
     assert examples.labels == ("left", "right")
-    chunks = examples.read(examples.chunks("train")[:4])
+    chunks = examples.read(examples.list_chunks("train")[:4])
     assert [(one.text.strip(), one.label, one.source, one.number) for one in chunks] == [
         ("Beat my Republican opponent!", 0, 1, 0),
         ("She will remove stop", 0, 1, 1),
         ("signs from your neighborhood.", 0, 1, 2),
         ("Democrats want you to...", 1, 2, 0),
     ]
-    assert next(examples.texts("train")) == (1, TEXT, 0)
+    assert next(examples.read_texts("train")) == (1, TEXT, 0)
     assert examples.label_counts("train") == {"left": 5, "right": 5}
-    assert len(examples.chunks("test")) == 0
+    assert len(examples.list_chunks("test")) == 0
 
 
 def test_chunks_are_read_in_the_order_of_their_ids(tmp_path: Path) -> None:
     examples = open_examples(data_config(write_leanings(tmp_path)), TOKENIZER)
-    ids = examples.chunks("train")[::-1].tolist()
+    ids = examples.list_chunks("train")[::-1].tolist()
     found = examples.read([*ids, ids[0]])
     assert [examples.read([number])[0] for number in [*ids, ids[0]]] == found
     assert examples.read([]) == []
@@ -66,11 +66,11 @@ def test_texts_and_chunks_hold_the_table(tmp_path: Path) -> None:
     lines = [line.split(",") for line in csv.read_text().splitlines()[1:]]
     found = {}
     for split in ("train", "validation", "test"):
-        groups = dict(zip(examples.sources(split), examples.groups(split), strict=True))
-        for row, text, label in examples.texts(split):
+        groups = dict(zip(examples.list_sources(split), examples.list_groups(split), strict=True))
+        for row, text, label in examples.read_texts(split):
             found[row] = [text, examples.labels[label], groups[row]]
             assert [[text, label]] == [
-                ["".join(one.text for one in examples.read(examples.chunks(split))
+                ["".join(one.text for one in examples.read(examples.list_chunks(split))
                          if one.source == row), label]
             ]  # fmt: skip
     assert [found[row] for row in sorted(found)] == lines
@@ -85,7 +85,7 @@ def test_a_database_does_not_depend_on_how_many_rows_are_written_at_one_time(
     monkeypatch.setattr(store, "BATCH_CHARACTERS", 300)
     parts = open_examples(data_config(csv, database=str(tmp_path / "b.sqlite")), TOKENIZER)
     for split in SPLITS:
-        assert parts.read(parts.chunks(split)) == whole.read(whole.chunks(split))
+        assert parts.read(parts.list_chunks(split)) == whole.read(whole.list_chunks(split))
 
 
 def test_numbers_as_labels_are_in_their_order(tmp_path: Path) -> None:
@@ -100,12 +100,12 @@ def test_builds_once_and_reads_again_without_the_csv(
 ) -> None:
     csv = write_leanings(tmp_path)
     first = open_examples(data_config(csv), TOKENIZER)
-    monkeypatch.setattr(store, "build", None)
+    monkeypatch.setattr(store, "build_database", None)
     assert open_examples(data_config(csv), TOKENIZER).key == first.key
     database = tmp_path / "leanings.sqlite"
     csv.unlink()
     again = open_examples(data_config(database), TOKENIZER)
-    assert again.read(again.chunks("test")) == first.read(first.chunks("test"))
+    assert again.read(again.list_chunks("test")) == first.read(first.list_chunks("test"))
     with pytest.raises(DataError, match=r"no such file; data_config.csv=.*leanings.sqlite uses"):
         open_examples(data_config(csv), TOKENIZER)
 
@@ -208,7 +208,7 @@ def test_a_write_that_was_killed_is_taken_back(tmp_path: Path) -> None:
     assert (tmp_path / "leanings.sqlite-journal").exists()
     again = open_examples(config, TOKENIZER)
     assert [one["run"] for one in saved_results(again.database)] == ["runs/a"]
-    assert again.read(again.chunks("train")) == examples.read(examples.chunks("train"))
+    assert again.read(again.list_chunks("train")) == examples.read(examples.list_chunks("train"))
 
 
 def _write_and_die(database: Path) -> None:
@@ -302,15 +302,15 @@ def _build_and_die(csv: Path) -> None:
 
 
 def _open_in_process(csv: Path, built: Path) -> None:
-    build = store.build
+    build = store.build_database
 
     def slow(*arguments: Any) -> None:
         (built / str(os.getpid())).touch()
         time.sleep(0.5)
         build(*arguments)
 
-    store.build = slow
-    assert len(open_examples(data_config(csv), TOKENIZER).sources("train")) == 48
+    store.build_database = slow
+    assert len(open_examples(data_config(csv), TOKENIZER).list_sources("train")) == 48
 
 
 def test_one_process_builds_while_the_others_wait(tmp_path: Path) -> None:
@@ -329,12 +329,12 @@ def test_one_process_builds_while_the_others_wait(tmp_path: Path) -> None:
 
 
 def _read_in_process(examples: Examples, expected: list[Chunk]) -> None:
-    assert examples.read(examples.chunks("train")) == expected
+    assert examples.read(examples.list_chunks("train")) == expected
 
 
 def test_forked_processes_read_at_the_same_time(tmp_path: Path) -> None:
     examples = open_examples(data_config(write_leanings(tmp_path)), TOKENIZER)
-    expected = examples.read(examples.chunks("train"))
+    expected = examples.read(examples.list_chunks("train"))
     context = multiprocessing.get_context("fork")
     processes = [
         context.Process(target=_read_in_process, args=(examples, expected)) for _ in range(4)
@@ -344,7 +344,7 @@ def test_forked_processes_read_at_the_same_time(tmp_path: Path) -> None:
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 4
-    assert examples.read(examples.chunks("train")) == expected
+    assert examples.read(examples.list_chunks("train")) == expected
 
 
 def test_a_database_in_a_read_only_folder_is_read(tmp_path: Path) -> None:

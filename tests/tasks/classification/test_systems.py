@@ -20,8 +20,8 @@ import bsmeta
 from bsmeta.core.errors import DataError
 from bsmeta.tasks.classification.classifier import CONFIG, NGRAMS, WEIGHTS, Classifier
 from bsmeta.tasks.classification.config import ClassificationConfig
-from bsmeta.tasks.classification.model import labels_of, load_model
-from bsmeta.tasks.classification.systems import Standard, best_scale, choose
+from bsmeta.tasks.classification.model import load_model, read_labels
+from bsmeta.tasks.classification.systems import Standard, choose_system, find_best_scale
 from bsmeta.tasks.classification.task import TextClassifier
 from bsmeta.training.optimization import build_optimizer, set_learning_rate
 from tests.conftest import REPOSITORY
@@ -211,7 +211,7 @@ def test_the_scale_of_logits_is_that_of_the_labels() -> None:
     # Three of four labels are right, so probabilities of 3/4 are the best: a difference of log 3.
     logits = np.array([[10.0, 0.0], [10.0, 0.0], [0.0, 10.0], [0.0, 10.0]])
     labels = np.array([0, 0, 1, 0])
-    assert best_scale(logits, labels) * 10 == pytest.approx(np.log(3), rel=1e-3)
+    assert find_best_scale(logits, labels) * 10 == pytest.approx(np.log(3), rel=1e-3)
 
 
 def test_a_small_lead_on_the_validation_split_is_no_reason_for_the_larger_system() -> None:
@@ -221,11 +221,11 @@ def test_a_small_lead_on_the_validation_split_is_no_reason_for_the_larger_system
         guesses[name][:wrong] = 1 - truth[:wrong]
     guesses["linear"][:20], guesses["linear"][80:] = truth[:20], 1 - truth[80:]
     settings = {"metric": "accuracy", "resamples": 500, "seed": 1}
-    chosen, compared = choose(truth, guesses, np.arange(100), 2, **settings)
+    chosen, compared = choose_system(truth, guesses, np.arange(100), 2, **settings)
     assert chosen == "linear"
     assert [system.name for system in compared] == ["fine_tune", "linear", "frozen"]
     guesses["fine_tune"] = truth
-    assert choose(truth, guesses, np.arange(100), 2, **settings)[0] == "fine_tune"
+    assert choose_system(truth, guesses, np.arange(100), 2, **settings)[0] == "fine_tune"
 
 
 def test_a_value_that_is_not_known_is_refused_with_its_key(
@@ -281,7 +281,7 @@ def test_a_damaged_folder_is_refused(
         ".md",
         ".safetensors",
     }
-    assert labels_of(load_model(tmp_path / "model")) == ("left", "neutral", "right")
+    assert read_labels(load_model(tmp_path / "model")) == ("left", "neutral", "right")
     change(tmp_path / "model")
     with pytest.raises(DataError, match=message):
         load_model(tmp_path / "model")

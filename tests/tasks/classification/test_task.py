@@ -13,7 +13,7 @@ import pytest
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.examples import Chunk, Examples, open_examples
-from bsmeta.tasks.classification.task import TextClassifier, micro_batch
+from bsmeta.tasks.classification.task import TextClassifier, build_micro_batch
 from tests.tasks.classification.helpers import bert_tokenizer, data_config, write_leanings
 
 BATCH = 16
@@ -64,7 +64,7 @@ def global_steps(
 def test_an_epoch_has_every_chunk_once_and_its_last_step_the_rest(
     examples: Examples, encoder: Path
 ) -> None:
-    chunks = examples.read(examples.chunks("train"))
+    chunks = examples.read(examples.list_chunks("train"))
     names = [f"{examples.database.name}:{chunk.source} {chunk.ids}" for chunk in chunks]
     steps = task_of(examples, encoder).steps_per_epoch(1)
     found, _ = global_steps(examples, encoder, 1, 0, 1, 2 * steps)
@@ -77,8 +77,8 @@ def test_an_epoch_has_every_chunk_once_and_its_last_step_the_rest(
 
 
 def test_all_chunks_of_a_text_are_trained_on_with_its_label(examples: Examples) -> None:
-    labels = {row: label for row, _, label in examples.texts("train")}
-    for chunk in examples.read(examples.chunks("train")):
+    labels = {row: label for row, _, label in examples.read_texts("train")}
+    for chunk in examples.read(examples.list_chunks("train")):
         assert chunk.label == labels[chunk.source]
         assert 3 <= len(chunk.ids) <= 16
 
@@ -113,7 +113,7 @@ def test_a_stream_is_of_its_data(examples: Examples, encoder: Path) -> None:
 
 def test_a_micro_batch_carries_the_weight_of_its_labels() -> None:
     chunks = [Chunk([2, 7, 8, 9, 3], 1, 4, 0, "abc"), Chunk([2, 7, 3], 2, 9, 1, "a")]
-    batch = micro_batch(chunks, bert_tokenizer(), [1.0, 4.0, 0.5], "leanings.csv")
+    batch = build_micro_batch(chunks, bert_tokenizer(), [1.0, 4.0, 0.5], "leanings.csv")
     assert batch.tensors["input_ids"].tolist() == [[2, 7, 8, 9, 3], [2, 7, 3, 0, 0]]
     assert batch.tensors["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
     assert batch.tensors["labels"].tolist() == [1, 2]

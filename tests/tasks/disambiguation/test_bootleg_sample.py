@@ -47,8 +47,8 @@ def test_the_tables_of_both_generations(tmp_path: Path, caplog: pytest.LogCaptur
     assert "kg_conn.txt: 9991 of 10000 pairs name entities without a title" in caplog.text
     assert table.ids[1] == "Q1951"  # the first title
     nigeria = table.ids.find("Q1033")
-    assert table.types(nigeria)[0] == "<wordnet_country_108544813>"
-    assert table.relations(nigeria)[:2] == [("seal description", 0), ("central bank", 0)]
+    assert table.list_types(nigeria)[0] == "<wordnet_country_108544813>"
+    assert table.list_relations(nigeria)[:2] == [("seal description", 0), ("central bank", 0)]
 
     pytest.importorskip("marisa_trie")
     db = sample / SECOND / "sample_entity_db"
@@ -59,10 +59,10 @@ def test_the_tables_of_both_generations(tmp_path: Path, caplog: pytest.LogCaptur
         "8,601 relations"
     )
     gabon = second.ids.find("Q1000")
-    assert second.types(gabon) == ["sovereign state", "country", "French colonial empire"]
+    assert second.list_types(gabon) == ["sovereign state", "country", "French colonial empire"]
     assert second.titles[gabon] == "Gabon"
     assert second.descriptions[gabon].startswith("Gabon ( ; ) , officially the Gabonese Republic")
-    entities, scores = second.candidates(second.aliases.find("gabon"))
+    entities, scores = second.find_candidates(second.aliases.find("gabon"))
     names = [second.ids[entity] for entity in entities.tolist()]
     assert (names, scores.tolist()) == (["Q1000", "Q235416", "Q2804483"], [4103.0, 308.0, 10.0])
 

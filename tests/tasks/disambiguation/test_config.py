@@ -12,8 +12,8 @@ from bsmeta.core.changed_values import replace_values
 from bsmeta.tasks.disambiguation.config import (
     DisambiguationConfig,
     DisambiguationDataConfig,
-    start_problems,
-    value_problems,
+    find_start_problems,
+    find_value_problems,
 )
 from tests.tasks.disambiguation.helpers import full_names
 
@@ -25,7 +25,7 @@ def problems(folder: Path, **more: Any) -> dict[str, tuple[str, str]]:
         entity_table=str(folder / "entities"),
     )
     config = replace_values(DisambiguationConfig(data_config=data), full_names(more))
-    return {problem.key: (problem.found, problem.fix) for problem in value_problems(config)}
+    return {problem.key: (problem.found, problem.fix) for problem in find_value_problems(config)}
 
 
 @pytest.mark.parametrize(
@@ -83,5 +83,5 @@ def test_entity_layers_are_not_trained_under_zero_3(stage: int, layers: int, exp
     config = DisambiguationConfig(train_entity_layers=layers)
     launch = Launch(source="the environment", num_processes=2, distributed_type="DEEPSPEED")
     document = {"zero_optimization": {"stage": stage}}
-    found = [problem.key for problem in start_problems(config, launch, document)]
+    found = [problem.key for problem in find_start_problems(config, launch, document)]
     assert found == ["train_entity_layers"] * expected

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.converter import as_yaml, convert, main
+from bsmeta.tasks.disambiguation.converter import convert_keys, main, write_yaml
 
 FIRST_CONFIG: dict[str, Any] = {
     "run_config": {
@@ -66,7 +66,7 @@ SECOND_CONFIG: dict[str, Any] = {
 
 
 def body(config: dict[str, Any]) -> dict[str, Any]:
-    found = yaml.safe_load(as_yaml(convert(config), "wiki"))
+    found = yaml.safe_load(write_yaml(convert_keys(config), "wiki"))
     assert found.pop("defaults")[0] == "disambiguation_config"
     return found
 
@@ -91,7 +91,7 @@ def test_a_configuration_of_the_first_generation_is_converted() -> None:
             "train_file": "data/wiki_0927/train_full.jsonl",
         },
     }
-    notes = {row.key: row.note for row in convert(FIRST_CONFIG)}
+    notes = {row.key: row.note for row in convert_keys(FIRST_CONFIG)}
     assert notes["run_config.distributed"].startswith("of the launch: accelerate launch")
     assert notes["data_config.entity_dir"] == (
         "built by bsmeta/entities.py table=data/entity_db/table entity_dir=data/entity_db "
@@ -152,14 +152,14 @@ def test_settings_of_emmental_become_keys_of_training(
     emmental = SECOND_CONFIG["emmental"] | changed
     if "n_steps" in changed:
         del emmental["n_epochs"]
-    rows = convert({**SECOND_CONFIG, "emmental": emmental})
+    rows = convert_keys({**SECOND_CONFIG, "emmental": emmental})
     found = {name: value for row in rows for name, value in row.ours.items()}
     assert {name: found[name] for name in expected} == expected
 
 
 def test_every_key_has_a_row_and_unknown_ones_are_named() -> None:
     config = {**SECOND_CONFIG, "other": {"key": 1}}
-    rows = convert(config)
+    rows = convert_keys(config)
     assert [row.note for row in rows if row.key == "other.key"] == [
         "unknown here; see whether you need it"
     ]
@@ -168,7 +168,7 @@ def test_every_key_has_a_row_and_unknown_ones_are_named() -> None:
 
 def test_another_unit_is_left_to_the_user() -> None:
     emmental = SECOND_CONFIG["emmental"] | {"counter_unit": "sample"}
-    rows = {row.key: row for row in convert({**SECOND_CONFIG, "emmental": emmental})}
+    rows = {row.key: row for row in convert_keys({**SECOND_CONFIG, "emmental": emmental})}
     for key, names in (
         ("emmental.evaluation_freq", "eval_steps or evals_per_epoch"),
         ("emmental.checkpoint_freq", "save_steps or saves_per_epoch"),
@@ -179,7 +179,9 @@ def test_another_unit_is_left_to_the_user() -> None:
 def test_no_embeddings_name_no_files() -> None:
     data = {**FIRST_CONFIG["data_config"], "ent_embeddings": None}
     (row,) = [
-        row for row in convert({**FIRST_CONFIG, "data_config": data}) if "entity_dir" in row.key
+        row
+        for row in convert_keys({**FIRST_CONFIG, "data_config": data})
+        if "entity_dir" in row.key
     ]
     assert row.note == "built by bsmeta/entities.py table=data/entity_db/table " + (
         "entity_dir=data/entity_db emb_dir=data/emb_data"
@@ -213,7 +215,7 @@ def test_no_embeddings_name_no_files() -> None:
 )
 def test_values_of_other_types_are_refused_by_key(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        convert(config)
+        convert_keys(config)
     assert message in str(caught.value)
 
 
@@ -237,10 +239,10 @@ def test_commas_before_comments_and_brackets_are_no_error(tmp_path: Path) -> Non
 def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
     run_config = {**FIRST_CONFIG["run_config"], "eval_batch_size": 100}
     with pytest.raises(ConfigurationError, match="eval_batch_size=100 is the total of 8 GPUs"):
-        convert({**FIRST_CONFIG, "run_config": run_config})
+        convert_keys({**FIRST_CONFIG, "run_config": run_config})
     twice = {**FIRST_CONFIG, "run_config": {"seed": 1}, "train_config": {"seed": 2}}
     with pytest.raises(ConfigurationError, match="train_config.seed=2 becomes seed=2, but another"):
-        as_yaml(convert(twice), "wiki")
+        write_yaml(convert_keys(twice), "wiki")
     (tmp_path / "list.yaml").write_text("- a")
     assert main([str(tmp_path / "list.yaml")]) == 2
 
@@ -256,5 +258,5 @@ def test_the_result_is_a_configuration(
     del written["defaults"]
     data = {f"data_config.{name}": value for name, value in written.pop("data_config").items()}
     overrides = [f"{name}={json.dumps(value)}" for name, value in (written | data).items()]
-    composed = compose(DisambiguationConfig, "disambiguation", overrides)
+    composed = compose_command_line(DisambiguationConfig, "disambiguation", overrides)
     assert composed.data_config.batch_size == config["train_config"]["batch_size"]

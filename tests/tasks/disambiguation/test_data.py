@@ -9,8 +9,8 @@ import pytest
 
 from bsmeta.tasks.disambiguation.data import (
     DocumentCounts,
+    compute_popularity_percentiles,
     find_candidates,
-    popularity_percentiles,
 )
 from bsmeta.tasks.disambiguation.entities import EntityTable
 
@@ -88,5 +88,5 @@ def test_several_entities_of_a_mention(table: EntityTable) -> None:
 
 def test_percentiles_of_the_entities_in_the_training_data() -> None:
     counts = np.array([0, 1, 2, 3, 3, 0])
-    assert popularity_percentiles(counts) == pytest.approx([0, 0, 1 / 3, 2 / 3, 2 / 3, 0])
-    assert popularity_percentiles(np.zeros(2, np.int64)).tolist() == [0, 0]
+    assert compute_popularity_percentiles(counts) == pytest.approx([0, 0, 1 / 3, 2 / 3, 2 / 3, 0])
+    assert compute_popularity_percentiles(np.zeros(2, np.int64)).tolist() == [0, 0]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.core.errors import DataError
-from bsmeta.data.text.caseless import caseless
+from bsmeta.data.text.caseless import make_caseless
 from bsmeta.tasks.disambiguation import predict
 from bsmeta.tasks.disambiguation.array_folder import MANIFEST
 from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
@@ -161,7 +161,7 @@ def test_every_match_is_a_form_between_word_edges(
     table, detector = _small(tmp_path_factory)
     end = 0
     for start, stop, alias in detector(text):
-        assert caseless(text[start:stop]) == table.aliases[alias]
+        assert make_caseless(text[start:stop]) == table.aliases[alias]
         for place in (start, stop):  # not within a word
             around = text[max(place - 1, 0) : place + 1]
             assert len(around) < 2 or not around.isalnum()

@@ -61,7 +61,7 @@ def test_vectors_and_neighbors_report_their_progress(
         ),
     )
     data = Data(config)
-    candidates = len(data.table.all_candidates(data.train.read_aliases()))
+    candidates = len(data.table.find_all_candidates(data.train.read_aliases()))
     reported.clear()
     data.fill_frozen()
     with_neighbors = np.count_nonzero(data.counts)

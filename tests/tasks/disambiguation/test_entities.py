@@ -25,10 +25,10 @@ def test_a_table_has_what_the_profiles_say(tmp_path: Path) -> None:
     lincoln = table.ids.find("Q91")
     assert table.titles[lincoln] == "Abraham Lincoln"
     assert table.descriptions[lincoln] == "16th president"
-    assert table.types(lincoln) == ["human", "politician", "person"]
-    assert table.relations(lincoln) == [("spouse", table.ids.find("Q94"))]
-    assert (table.titles[0], table.types(0), table.relations(0)) == ("", [], [])
-    assert table.types(table.ids.find("Q94")) == []
+    assert table.list_types(lincoln) == ["human", "politician", "person"]
+    assert table.list_relations(lincoln) == [("spouse", table.ids.find("Q94"))]
+    assert (table.titles[0], table.list_types(0), table.list_relations(0)) == ("", [], [])
+    assert table.list_types(table.ids.find("Q94")) == []
     assert table.ids.find("Q7") == -1
     assert candidates_of(pickle.loads(pickle.dumps(table)), "lincoln")[0] == ("Q28260", 9.5)
 

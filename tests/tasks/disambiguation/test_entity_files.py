@@ -215,7 +215,7 @@ def test_tries_of_the_second_generation(tmp_path: Path) -> None:
     assert (table.types(1), table.relations(1)) == (["person", "human"], [("spouse", 2)])
     wiki = Sources(db, types=["wiki"], relations=[])
     table = build_from_files(wiki, tmp_path / "wiki")
-    assert (table.types(1), table.relations(1)) == (["human"], [])
+    assert (table.list_types(1), table.list_relations(1)) == (["human"], [])
     with pytest.raises(ConfigurationError, match="has no wki .did you mean wiki.*coarse, wiki"):
         build_from_files(Sources(db, types=["wki"]), tmp_path / "other")
 

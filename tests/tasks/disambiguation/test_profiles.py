@@ -58,7 +58,7 @@ def test_a_table_with_an_alias_that_is_never_found_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alias: str, lookup: str
 ) -> None:
     # As an earlier version has built it.
-    monkeypatch.setattr("bsmeta.tasks.disambiguation.profiles.caseless", lambda text: text)
+    monkeypatch.setattr("bsmeta.tasks.disambiguation.profiles.make_caseless", lambda text: text)
     others = {"entity_id": "Q2", "mentions": [["caf\u00e9", 1], ["b c", 1]], "title": ""}
     profile = {"entity_id": "Q1", "mentions": [["x", 1], [alias, 2], ["y", 1]], "title": ""}
     with pytest.raises(DataError) as error:

@@ -13,10 +13,10 @@ from bsmeta.tasks.disambiguation.report import (
     Scored,
     bin_by_count,
     compute_metrics,
+    compute_results,
     find_bands,
     find_built_in_slices,
     mark_line_slices,
-    results_of,
     select_slices,
     summarize,
 )
@@ -134,7 +134,7 @@ def test_the_names_of_bootleg_are_reported_if_they_are_named() -> None:
 def test_gains_are_paired_over_documents() -> None:
     # In each of 10 documents, the model is right twice and the most popular candidate once.
     some = scored([(0, 0, 3, 1), (0, 1, 3, 2)] * 10)
-    results = results_of(some, {}, source="dev", chosen=["tail"], resamples=200, seed=1)
+    results = compute_results(some, {}, source="dev", chosen=["tail"], resamples=200, seed=1)
     assert (results.documents, results.systems) == (10, ["model", POPULAR])
     (everything, tail) = results.slices
     gain = tail.difference[POPULAR]

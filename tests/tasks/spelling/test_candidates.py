@@ -12,7 +12,7 @@ from tests.tasks.spelling.helpers import lexicon
 
 def texts_of(word: str, *, starts: bool = False, hidden: float = 0.0) -> list[str]:
     candidates = Candidates(lexicon(), hidden)
-    part = candidates.spelled_part(word)
+    part = candidates.find_spelled_part(word)
     (form,) = candidates.find([(part.core, starts)])
     assert form.features.shape == (len(form.texts), FORM_FEATURES + 2)
     return [part.before + text + part.after for text in form.texts[2:]]

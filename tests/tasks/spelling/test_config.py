@@ -14,7 +14,7 @@ from bsmeta.tasks.spelling.config import NoiseConfig, SedWordsConfig
 
 def named(**settings: Any) -> list[str]:
     config = SedWordsConfig(**{"datasets": [__file__], **settings})
-    return [f"{problem.key}: {problem.fix}" for problem in spelling.value_problems(config)]
+    return [f"{problem.key}: {problem.fix}" for problem in spelling.find_value_problems(config)]
 
 
 def test_packages_that_are_needed_later_are_named_at_the_start(
@@ -65,6 +65,6 @@ def test_processes_divide_every_step(
     processes: int, settings: dict[str, Any], found: str | None, fix: str
 ) -> None:
     launch = Launch(source="test", num_processes=processes)
-    problems = spelling.start_problems(SedWordsConfig(**settings), launch, None)
+    problems = spelling.find_start_problems(SedWordsConfig(**settings), launch, None)
     expected = [] if found is None else [("batch_shares", found, fix)]
     assert [(one.key, one.found, one.fix) for one in problems] == expected

@@ -12,21 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.saved_runs import to_yaml
+from bsmeta.config.saved_runs import write_yaml
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.checkpoints import locate, open_task
+from bsmeta.tasks.checkpoints import locate_model, open_task
 from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.tasks.spelling.correction import (
     CandidateCorrection,
     Choice,
-    best_threshold,
-    half_corrected,
+    correct_half,
+    find_best_threshold,
+    find_right_words,
     label_rows,
-    right_words,
 )
-from bsmeta.tasks.spelling.corrections import apply_corrections, as_record
-from bsmeta.tasks.spelling.detector import Ranker, RankerConfig, error_logits, log_probabilities
-from bsmeta.tasks.spelling.evaluate import run
+from bsmeta.tasks.spelling.corrections import apply_corrections, make_record
+from bsmeta.tasks.spelling.detector import (
+    Ranker,
+    RankerConfig,
+    compute_error_logits,
+    log_probabilities,
+)
+from bsmeta.tasks.spelling.evaluate import run_evaluation
 from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.samples import Pair
 from bsmeta.training.processes import ALONE
@@ -57,7 +62,7 @@ TEXT = st.lists(st.tuples(WORDS, SPACES), max_size=12).map(
 @given(TEXT)
 def test_only_the_corrected_words_change(text: str) -> None:
     (changes,) = TASK.changes(MODEL, [text])
-    record = as_record(text, changes, corrects=True)
+    record = make_record(text, changes, corrects=True)
     assert record.keys() == {"corrected", "changes"}
     at, kept = 0, []
     for change in changes:
@@ -117,14 +122,14 @@ def test_words_are_judged_again_beside_likely_corrections(monkeypatch: pytest.Mo
 
 def test_training_texts_are_partly_corrected_neighbors() -> None:
     pairs = [Pair([f"wrong{n}"] * 5 + ["same"], ["right"] * 5 + ["same"], "") for n in range(400)]
-    found = [half_corrected(pair) for pair in pairs]
-    assert found == [half_corrected(pair) for pair in pairs]
+    found = [correct_half(pair) for pair in pairs]
+    assert found == [correct_half(pair) for pair in pairs]
     corrected = np.array([words.count("right") for words in found])
     assert {words[-1] for words in found} == {"same"}
     assert 0.22 < np.mean(corrected == 0) < 0.38
     assert 0.65 < np.mean(corrected[corrected > 0]) / 5 < 0.76
     split = Pair(["onthe"], ["on", "the"], "")
-    assert half_corrected(split) == ["onthe"]
+    assert correct_half(split) == ["onthe"]
 
 
 def test_the_label_of_a_word_is_the_row_of_its_right_candidate() -> None:
@@ -137,17 +142,19 @@ def test_the_label_of_a_word_is_the_row_of_its_right_candidate() -> None:
 
 
 def test_the_right_words_where_words_are_joined_or_divided() -> None:
-    assert right_words(Pair(["teh", "cat"], ["the", "cat"], "")) == ["the", "cat"]
-    assert right_words(Pair(["onthe", "mat"], ["on", "the", "mat"], "")) == ["on the", "mat"]
-    assert right_words(Pair(["ca", "t", "sat"], ["cat", "sat"], "")) == [None, None, "sat"]
+    assert find_right_words(Pair(["teh", "cat"], ["the", "cat"], "")) == ["the", "cat"]
+    assert find_right_words(Pair(["onthe", "mat"], ["on", "the", "mat"], "")) == ["on the", "mat"]
+    assert find_right_words(Pair(["ca", "t", "sat"], ["cat", "sat"], "")) == [None, None, "sat"]
 
 
 def test_the_threshold_with_the_best_f1_within_the_false_alarms() -> None:
     pairs = [Pair(["a", "b", "c", "d"], ["A", "B", "c", "d"], "")]
     found = [[Choice("A", 0.9), Choice("B", 0.6), Choice("x", 0.5), Choice("y", 0.1)]]
     clean = [[Choice("z", 0.7), Choice("z", 0.2), Choice("z", 0.1), Choice("z", 0.1)]]
-    assert best_threshold(pairs, found, clean, 0.5) == pytest.approx(0.55)
-    assert best_threshold(pairs, found, clean, 0.0) == pytest.approx(0.75)  # the clean 0.7 stays
+    assert find_best_threshold(pairs, found, clean, 0.5) == pytest.approx(0.55)
+    assert find_best_threshold(pairs, found, clean, 0.0) == pytest.approx(
+        0.75
+    )  # the clean 0.7 stays
 
 
 def test_probabilities_and_the_logit_of_an_error() -> None:
@@ -156,7 +163,7 @@ def test_probabilities_and_the_logit_of_an_error() -> None:
     logs = log_probabilities(scores, rows)
     assert torch.allclose(logs[:3], scores[:3].log_softmax(0))
     assert torch.allclose(logs[3:], scores[3:].log_softmax(0))
-    found = error_logits(scores, rows, words)
+    found = compute_error_logits(scores, rows, words)
     wrong = 1 - logs[0].exp()
     assert found[0, 0] == pytest.approx(float(torch.logit(wrong)), abs=1e-5)
     assert found[0, 1] == found[1, 0] == pytest.approx(-1.0)
@@ -190,7 +197,7 @@ def test_a_model_that_began_with_another_is_opened_without_it(tmp_path: Path) ->
     (tmp_path / "model").mkdir()
     TASK.export(MODEL, MODEL.state_dict(), tmp_path / "model")
     config = SecConfig(model_name=str(tmp_path / "gone"), benchmarks=str(write_test_set(tmp_path)))
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    (tmp_path / "config.yaml").write_text(write_yaml(config))
     task, folder = open_task(str(tmp_path), {})
     assert isinstance(task, CandidateCorrection)
     texts = ["teh villiage"]
@@ -198,5 +205,5 @@ def test_a_model_that_began_with_another_is_opened_without_it(tmp_path: Path) ->
 
     pytest.importorskip("symspellpy")
     settings = EvaluateConfig(checkpoint=[str(tmp_path)], out_dir=str(tmp_path / "report"))
-    run(settings, [locate(str(tmp_path))], ALONE)
+    run_evaluation(settings, [locate_model(str(tmp_path))], ALONE)
     assert json.loads((tmp_path / "report/evaluation.json").read_text())["task"] == "sec"

@@ -17,17 +17,17 @@ from bsmeta.tasks.spelling.corrections import (
     Correction,
     Flag,
     apply_corrections,
-    as_record,
     compare_f1,
-    correction_counts,
+    compute_edit_costs,
+    count_correction_outcomes,
     count_corrections,
-    detection_counts,
-    edit_costs,
+    count_detection_outcomes,
     find_corrections,
-    highlighted,
-    matching_blocks,
-    render,
-    unified_diff,
+    find_matching_words,
+    highlight_corrections,
+    make_record,
+    make_unified_diff,
+    render_changes,
 )
 from tests.conftest import REPOSITORY
 
@@ -41,7 +41,7 @@ prose = st.text(
 
 def test_the_published_example_of_corrections() -> None:
     """From M. Hertel's master's thesis, also a unit test of the published code."""
-    counts = correction_counts(
+    counts = count_correction_outcomes(
         ["Te cute cteats delicious fi sh."],
         ["The cute act eats delicate fi sh."],
         ["The cute cat eats delicious fish."],
@@ -85,7 +85,7 @@ def test_corrections_are_counted(
 def test_of_equally_long_subsequences_the_one_of_the_published_code_is_taken(
     predicted: str, correct: str, matching: tuple[set[int], set[int]]
 ) -> None:
-    assert matching_blocks(predicted.split(), correct.split()) == matching
+    assert find_matching_words(predicted.split(), correct.split()) == matching
 
 
 @pytest.mark.skipif(not CASES.is_file(), reason="../shared/data/spelling/metric_cases is absent")
@@ -93,7 +93,7 @@ def test_every_case_of_the_published_evaluation() -> None:
     """400 lines, 300 of them of repeated words, with the metrics of the published code."""
     cases = json.loads(CASES.read_text(encoding="utf-8"))
     lines = ([case[name]] for case in cases for name in ("corrupt", "predicted", "correct"))
-    counts = [correction_counts(*line) for line in zip(*[lines] * 3, strict=True)]
+    counts = [count_correction_outcomes(*line) for line in zip(*[lines] * 3, strict=True)]
     found = [(c.f1, c.precision, c.recall) for c in counts]
     published = [(case["f1"], case["precision"], case["recall"]) for case in cases]
     assert len(cases) == 400
@@ -104,14 +104,14 @@ def test_the_f1_of_each_line_is_averaged() -> None:
     """A line without errors and changes counts 1; one with a false positive alone counts 0."""
     lines = ["teh cat", "the cat", "the cat", "teh cta"]
     predicted = ["the cat", "the cat", "the hat", "the cta"]
-    counts = correction_counts(lines, predicted, ["the cat"] * 4)
+    counts = count_correction_outcomes(lines, predicted, ["the cat"] * 4)
     assert counts.sequence_f1 == pytest.approx((1 + 1 + 0 + 2 / 3) / 4)
 
 
 def test_edit_distance_is_divided_by_the_longer_length() -> None:
     predicted = ["this is a test", "we do no match", "Just a wrong sequence", "one last examples"]
     correct = ["this is a test", "we do not match", "just a wrong sequence", "one last example"]
-    counts = correction_counts(predicted, predicted, correct)
+    counts = count_correction_outcomes(predicted, predicted, correct)
     assert counts.mean_distance == pytest.approx((1 / 15 + 1 / 21 + 1 / 17) / 4)
 
 
@@ -133,7 +133,7 @@ def test_perfect_corrections_have_no_errors_and_unchanged_text_no_changes(
 @given(st.text("ab ", max_size=9), st.text("ab ", max_size=9))
 def test_alignment_costs_are_those_of_the_plain_recursion(source: str, target: str) -> None:
     """A space is replaced only by a deletion and an insertion."""
-    cost = edit_costs(source, target)[-1, -1]
+    cost = compute_edit_costs(source, target)[-1, -1]
     assert cost == _plain_cost(source, target)
     assert cost >= Levenshtein.distance(source, target)
 
@@ -151,24 +151,24 @@ def _plain_cost(source: str, target: str) -> int:
 
 
 def test_detected_words_are_counted() -> None:
-    counts = detection_counts([[1, 0, 1], [0, 0]], [[1, 1, 0], [0, 0]])
+    counts = count_detection_outcomes([[1, 0, 1], [0, 0]], [[1, 1, 0], [0, 0]])
     assert (counts.precision, counts.recall, counts.f1) == (0.5, 0.5, 0.5)
     assert counts.accuracy == 3 / 5
     assert counts.false_positives.tolist() == [1, 0]
 
 
 def test_detected_sequences_are_counted() -> None:
-    counts = detection_counts([[1], [1], [0], [1]], [[1], [0], [0], [1]])
+    counts = count_detection_outcomes([[1], [1], [0], [1]], [[1], [0], [0], [1]])
     assert (counts.precision, counts.recall, counts.accuracy) == (2 / 3, 1.0, 0.75)
     assert counts.f1 == pytest.approx(0.8)
 
 
 def test_false_alarms_on_clean_text() -> None:
-    clean = detection_counts([[0, 0, 1], [0, 0]], [[0, 0, 0], [0, 0]])
+    clean = count_detection_outcomes([[0, 0, 1], [0, 0]], [[0, 0, 0], [0, 0]])
     assert clean.flagged_rate == 1 / 5
     assert clean.f1 == 0.0
     text = ["the cat sat", "on the mat"]
-    assert correction_counts(text, ["the hat sat", "on mat"], text).flagged_rate == 3 / 6
+    assert count_correction_outcomes(text, ["the hat sat", "on mat"], text).flagged_rate == 3 / 6
 
 
 @pytest.mark.parametrize(
@@ -182,13 +182,13 @@ def test_labels_of_another_length_are_refused(
     predicted: list[list[int]], correct: list[list[int]], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        detection_counts(predicted, correct)
+        count_detection_outcomes(predicted, correct)
 
 
 def test_systems_are_compared_in_pairs() -> None:
     labels = [[1, 0, 0, 1]] * 40
-    better = detection_counts([[1, 0, 0, 1]] * 30 + [[0, 0, 0, 1]] * 10, labels)
-    worse = detection_counts([[1, 0, 1, 0]] * 40, labels)
+    better = count_detection_outcomes([[1, 0, 0, 1]] * 30 + [[0, 0, 0, 1]] * 10, labels)
+    worse = count_detection_outcomes([[1, 0, 1, 0]] * 40, labels)
     (f1, _), (own, found) = compare_f1([better, worse], resamples=1000, seed=0)
     assert found.value == pytest.approx(better.f1 - 0.5)
     assert found.interval.excludes_zero
@@ -243,36 +243,36 @@ def test_applied_corrections_are_the_corrected_words(text: str, other: list[str]
 
 def test_a_record_has_offsets_and_the_same_columns_with_and_without_changes() -> None:
     text = "teh\ncat"
-    record = as_record(text, find_corrections(text, "the cat"), corrects=True)
+    record = make_record(text, find_corrections(text, "the cat"), corrects=True)
     assert record == {
         "corrected": "the\ncat",
         "changes": [{"start": 0, "end": 3, "text": "teh", "correction": "the"}],
     }
-    assert as_record(text, [], corrects=True) == {"corrected": text, "changes": []}
-    assert as_record(text, [Flag(0, 3, "teh", 0.75)], corrects=False) == {
+    assert make_record(text, [], corrects=True) == {"corrected": text, "changes": []}
+    assert make_record(text, [Flag(0, 3, "teh", 0.75)], corrects=False) == {
         "changes": [{"start": 0, "end": 3, "text": "teh", "probability": 0.75}]
     }
-    assert as_record(text, [], corrects=False) == {"changes": []}
+    assert make_record(text, [], corrects=False) == {"changes": []}
 
 
 def test_colors_mark_what_is_wrong_and_what_is_right() -> None:
     text = "a [b]teh\tca\r\nt"
     changes = find_corrections(text, "a [b]the cat")
-    assert highlighted(text, changes) == (
+    assert highlight_corrections(text, changes) == (
         "a \x1b[9;31m[b]teh\x1b[0m\x1b[32m[b]the\x1b[0m\t"
         "\x1b[9;31mca\x1b[0m\r\n\x1b[9;31mt\x1b[0m\x1b[32mcat\x1b[0m"
     )
     flag = Flag(0, 3, "teh", 0.9)
-    assert highlighted("teh cat", [flag]) == "\x1b[4;31mteh\x1b[0m cat"
+    assert highlight_corrections("teh cat", [flag]) == "\x1b[4;31mteh\x1b[0m cat"
 
 
 def test_the_forms_of_a_text() -> None:
     text = "teh\tcat\r\n"
     changes = find_corrections(text, "the cat")
-    assert render(text, changes, "text", "a.txt", corrects=True) == "the\tcat\r\n"
-    record = json.loads(render(text, [], "json", "a.txt", corrects=False))
+    assert render_changes(text, changes, "text", "a.txt", corrects=True) == "the\tcat\r\n"
+    record = json.loads(render_changes(text, [], "json", "a.txt", corrects=False))
     assert record == {"text": text, "changes": []}
-    diff = render(text, changes, "diff", "a.txt", corrects=True)
+    diff = render_changes(text, changes, "diff", "a.txt", corrects=True)
     assert diff.endswith("@@ -1 +1 @@\n-teh\tcat\r\n+the\tcat\r\n")
 
 
@@ -281,8 +281,8 @@ def test_the_diff_can_be_applied_by_patch(tmp_path: Path, ending: str) -> None:
     file = tmp_path / "text.txt"
     text, corrected = f"one\nteh \u2028cat{ending}", f"one\nthe \u2028cat{ending}"
     file.write_text(text)
-    diff = unified_diff(text, corrected, "text.txt")
+    diff = make_unified_diff(text, corrected, "text.txt")
     assert diff.startswith("--- a/text.txt\n+++ b/text.txt\n@@ -1,2 +1,2 @@\n one\n-teh ")
     subprocess.run(["patch", "-p1"], input=diff, text=True, cwd=tmp_path, check=True)
     assert file.read_text() == corrected
-    assert unified_diff(text, text, "text.txt") == ""
+    assert make_unified_diff(text, text, "text.txt") == ""

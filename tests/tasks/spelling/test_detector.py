@@ -15,11 +15,11 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerBase
 from bsmeta.tasks.spelling.detector import (
     Ranker,
     RankerConfig,
-    logits_of_words,
-    sequence_logit,
-    sequence_losses,
-    word_logits,
-    word_losses,
+    compute_logits_of_words,
+    compute_sequence_logit,
+    compute_sequence_losses,
+    compute_word_logits,
+    compute_word_losses,
 )
 from bsmeta.tasks.spelling.inputs import CandidateInputs, TokenInputs
 from bsmeta.training.processes import ALONE
@@ -44,19 +44,19 @@ def test_what_is_never_misspelled_in_training_is_not_flagged() -> None:
         model.own.weight.copy_(torch.eye(16))
         model.score.weight.fill_(1.0)
     texts = [["Mr.", "teh", "foo@bar.org,", "(12)", "mr"], [], ["--"]]
-    flags = [(row > 0).tolist() for row in logits_of_words(model, inputs, texts, 64, ALONE)]
+    flags = [(row > 0).tolist() for row in compute_logits_of_words(model, inputs, texts, 64, ALONE)]
     assert flags == [[False, True, False, False, True], [], [False]]
 
 
 def test_other_texts_of_a_batch_do_not_change_the_small_model(tmp_path: Path) -> None:
     model, inputs = small_model()
     short, long = ["the", "cat"], ["a", "much", "longer", "text", "about", "incomprehensibility"]
-    alone = word_logits(model, inputs.tensors([short]))[0]
-    together = word_logits(model, inputs.tensors([short, long]))[0, :2]
+    alone = compute_word_logits(model, inputs.tensors([short]))[0]
+    together = compute_word_logits(model, inputs.tensors([short, long]))[0, :2]
     assert torch.allclose(alone, together, atol=1e-5)
     model.save_pretrained(tmp_path)
     again = Ranker.from_pretrained(tmp_path).eval()
-    assert torch.allclose(word_logits(again, inputs.tensors([short]))[0], alone, atol=1e-5)
+    assert torch.allclose(compute_word_logits(again, inputs.tensors([short]))[0], alone, atol=1e-5)
 
 
 def token_model() -> tuple[torch.nn.Module, TokenInputs]:
@@ -79,7 +79,7 @@ def test_the_logit_of_a_word_is_the_mean_over_its_tokens() -> None:
     tokens = model(
         input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"]
     ).logits[:, :, 0]  # fmt: skip
-    found = word_logits(model, tensors)
+    found = compute_word_logits(model, tensors)
     expected = [tokens[0, 1], (tokens[0, 2] + tokens[0, 3]) / 2, tokens[0, 4]]
     assert torch.allclose(found[0], torch.stack(expected))
     assert torch.allclose(found[1, 0], tokens[1, 1])
@@ -91,32 +91,32 @@ def test_texts_longer_than_the_model_reads_are_scored_in_windows() -> None:
     parts = inputs.windows(words)
     assert [word for part in parts for word in part] == words
     assert all(inputs.fits(part, 16) for part in parts)
-    (logits,) = logits_of_words(model, inputs, [words], 100, ALONE)
+    (logits,) = compute_logits_of_words(model, inputs, [words], 100, ALONE)
     assert logits.shape == (40,)
-    empty, one = logits_of_words(model, inputs, [[], ["signs"]], 100, ALONE)
+    empty, one = compute_logits_of_words(model, inputs, [[], ["signs"]], 100, ALONE)
     assert (empty.shape, one.shape) == ((0,), (1,))
 
 
 def test_losses_of_words_and_sequences() -> None:
     logits = torch.tensor([[0.0, 2.0], [-1.0, 9.0]])
     labels = torch.tensor([[1.0, 0.0], [0.0, -1.0]])
-    losses = word_losses(logits, labels)
+    losses = compute_word_losses(logits, labels)
     expected = [[math.log(2), math.log1p(math.exp(2))], [math.log1p(math.exp(-1)), 0.0]]
     assert losses.tolist() == [pytest.approx(row) for row in expected]
 
     correct = 0.5 * (1 - 1 / (1 + math.exp(-2)))  # no error in either word
     alone = 1 - 1 / (1 + math.exp(1))
-    found = sequence_losses(logits, labels >= 0, torch.tensor([1.0, 0.0]))
+    found = compute_sequence_losses(logits, labels >= 0, torch.tensor([1.0, 0.0]))
     assert found.tolist() == pytest.approx([-math.log(1 - correct), -math.log(alone)])
     odds = math.log((1 - correct) / correct)
-    assert float(sequence_logit(np.array([0.0, 2.0]))) == pytest.approx(odds)
-    assert float(sequence_logit(np.zeros(0))) < -10
+    assert float(compute_sequence_logit(np.array([0.0, 2.0]))) == pytest.approx(odds)
+    assert float(compute_sequence_logit(np.zeros(0))) < -10
 
 
 def test_sequence_losses_stay_finite() -> None:
     logits = torch.tensor([[-60.0, -60.0], [60.0, 60.0]], requires_grad=True)
     is_word = torch.ones(2, 2, dtype=torch.bool)
-    losses = sequence_losses(logits, is_word, torch.tensor([1.0, 0.0]))
+    losses = compute_sequence_losses(logits, is_word, torch.tensor([1.0, 0.0]))
     losses.sum().backward()
     assert torch.isfinite(losses).all()
     assert torch.isfinite(logits.grad).all()
@@ -141,8 +141,8 @@ def test_an_encoder_of_transformers_is_built_from_a_folder(tmp_path: Path) -> No
     inputs.write(tmp_path / "model")
     again, same = load_detector(tmp_path / "model")
     texts = [["she", "signs"]]
-    found = word_logits(again, same.tensors(texts))
-    assert torch.allclose(found, word_logits(model, inputs.tensors(texts)), atol=1e-5)
+    found = compute_word_logits(again, same.tensors(texts))
+    assert torch.allclose(found, compute_word_logits(model, inputs.tensors(texts)), atol=1e-5)
 
 
 class IdAsLogit(nn.Module):
@@ -160,7 +160,7 @@ def test_a_word_has_the_mean_of_its_tokens(
     tokenizer: PreTrainedTokenizerBase, texts: list[list[str]]
 ) -> None:
     inputs = TokenInputs(tokenizer, None)
-    logits = word_logits(IdAsLogit(), inputs.tensors(texts))
+    logits = compute_word_logits(IdAsLogit(), inputs.tensors(texts))
     assert logits.shape == (len(texts), max(map(len, texts)))
     for row, words in enumerate(texts):
         for place, word in enumerate(words):
@@ -171,8 +171,8 @@ def test_a_word_has_the_mean_of_its_tokens(
 def test_a_text_has_an_error_if_any_word_has_one() -> None:
     logits = torch.tensor([[0.0, -1.0, 9.0], [-3.0, 0.0, 0.0]])
     is_word = torch.tensor([[True, True, False], [True, False, False]])
-    losses = sequence_losses(logits, is_word, torch.tensor([1.0, 0.0]))
+    losses = compute_sequence_losses(logits, is_word, torch.tensor([1.0, 0.0]))
     none_wrong = 0.5 * (1 - 1 / (1 + np.e))
     assert losses.tolist() == pytest.approx([-np.log(1 - none_wrong), np.log(1 + np.exp(-3))])
-    logit = sequence_logit(np.array([0.0, -1.0]))
+    logit = compute_sequence_logit(np.array([0.0, -1.0]))
     assert 1 / (1 + np.exp(-logit)) == pytest.approx(1 - none_wrong)

@@ -12,18 +12,18 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from bsmeta.config.compose import compose_with_sources, register
+from bsmeta.config.compose import compose_with_sources, register_schema
 from bsmeta.config.from_file import Expansion
 from bsmeta.config.hydra_files import ConfigReader
-from bsmeta.config.interpolation import finish
+from bsmeta.config.interpolation import finish_configuration
 from bsmeta.config.structures import open_structure
-from bsmeta.core.errors import ConfigurationError, refuse
+from bsmeta.core.errors import ConfigurationError, raise_problems
 from bsmeta.tasks.spelling.config import (
     SecConfig,
     SedSequenceConfig,
     SedWordsConfig,
     SpellingConfig,
-    value_problems,
+    find_value_problems,
 )
 from tests.config.test_refusals import start
 from tests.conftest import REPOSITORY
@@ -42,7 +42,7 @@ def compose(
     folder: Path = FOLDER, schema: type[SpellingConfig] = SedWordsConfig, **overrides: Any
 ) -> SpellingConfig:
     """What `--config-dir FOLDER --config-name train_TASK key=value …` composes."""
-    register(schema, ConfigReader())
+    register_schema(schema, ConfigReader())
     name = f"train_{schema().task}.yaml"
     values = yaml.safe_load((folder / name).read_text())
     assert values.pop("defaults")[1:3] == ["published", "_self_"]
@@ -51,8 +51,8 @@ def compose(
     composed = OmegaConf.merge(open_structure(schema), shared, expanded, overrides)
     assert isinstance(composed, DictConfig)
     OmegaConf.set_struct(composed, True)
-    config, problems = finish(composed, schema)
-    refuse(problems)
+    config, problems = finish_configuration(composed, schema)
+    raise_problems(problems)
     return config
 
 
@@ -423,7 +423,7 @@ def test_every_published_key_is_used_or_named(
 
     config, composition = compose_with_sources(schema, f"train_{schema().task}", (), published)
     document = config.document
-    named = composition.unread_keys("document", checked=["document.variant.type"])
+    named = composition.list_unread_keys("document", checked=["document.variant.type"])
 
     def values_of(document: dict[str, Any]) -> dict[str, Any]:
         values = dataclasses.asdict(compose(published, schema, document=document))
@@ -449,8 +449,8 @@ def test_a_fallback_that_is_not_used_is_named(
     more = ("document.model.hidden_dim=32",)  # takes the place of node_hidden_dim
     config, composition = compose_with_sources(SedWordsConfig, "train_sed_words", more, published)
     assert config.small_model.width == 32
-    assert "document.model.node_hidden_dim" in composition.unread_keys("document")
-    assert "document.model.hidden_dim" not in composition.unread_keys("document")
+    assert "document.model.node_hidden_dim" in composition.list_unread_keys("document")
+    assert "document.model.hidden_dim" not in composition.list_unread_keys("document")
 
 
 def test_a_published_key_on_the_command_line_of_a_saved_configuration_is_named(
@@ -459,7 +459,7 @@ def test_a_published_key_on_the_command_line_of_a_saved_configuration_is_named(
     saved = "defaults: [sed_words_config, _self_]\ndocument: {epochs: 2}\ndatasets: [one]\n"
     (tmp_path / "config.yaml").write_text(saved)
     composition = compose_with_sources(SedWordsConfig, "config", (), tmp_path)[1]
-    assert composition.unread_keys("document") == []
+    assert composition.list_unread_keys("document") == []
     done = start(
         tmp_path, "--config-dir", ".", "--config-name", "config", "document.epochs=3",
         "check_only=true", f"datasets=[{__file__}]", "noise.method=artificial",
@@ -470,6 +470,6 @@ def test_a_published_key_on_the_command_line_of_a_saved_configuration_is_named(
 def test_a_corrector_is_no_detector(tmp_path: Path) -> None:
     (tmp_path / "correction.json").write_text('{"threshold": 0.5}')
     config = SecConfig(datasets=[__file__], detector=str(tmp_path))
-    (problem,) = value_problems(config)
+    (problem,) = find_value_problems(config)
     assert problem.key == "detector"
     assert "a model of task=sec, whose scores are about corrections" in problem.found

@@ -18,16 +18,16 @@ import pytest
 from bsmeta.config.predicting import PredictConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.models.manifest import write_model_manifest
-from bsmeta.predict import output_form, read_text
+from bsmeta.predict import choose_output_form, read_text
 from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig
 from bsmeta.tasks.spelling.evaluate import (
     CHANGE_NOTHING,
     DICTIONARY,
     Dictionary,
-    baselines,
+    make_baselines,
     read_test_sets,
     score_test_sets,
-    summary,
+    summarize_results,
     table_of,
 )
 from bsmeta.training.processes import ALONE
@@ -62,11 +62,11 @@ def test_a_system_is_scored_beside_its_baselines(tmp_path: Path) -> None:
     assert (nothing.counts.f1, nothing.counts.accuracy) == (0.0, 5 / 7)
     assert dictionary.difference is not None
     assert dictionary.difference.value == -0.5
-    row = table_of("sed_words", results).texts()[0]
+    row = table_of("sed_words", results).format_cells()[0]
     assert row[:2] == ["small/dev", "model"]
     assert row[2].startswith(".500 (")
     assert row[3:7] == [".500", ".500", ".714", "14.29%"]
-    (sentence,) = summary(results)
+    (sentence,) = summarize_results(results)
     assert sentence.startswith("small/dev: the model's F1 is .500, -.500 compared")
     assert " 2 lines are few to resample: 95% intervals over them are rough" in sentence
 
@@ -268,11 +268,11 @@ def test_the_form_of_a_text_follows_from_where_it_is_written(
 ) -> None:
     forms = ("text", "color", "json", "diff")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert output_form(PredictConfig(), forms) == "color"
-    assert output_form(PredictConfig(output="new.txt"), forms) == "text"
-    assert output_form(PredictConfig(output="new.txt", show="color"), forms) == "color"
+    assert choose_output_form(PredictConfig(), forms) == "color"
+    assert choose_output_form(PredictConfig(output="new.txt"), forms) == "text"
+    assert choose_output_form(PredictConfig(output="new.txt", show="color"), forms) == "color"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
-    assert output_form(PredictConfig(), forms) == "text"
+    assert choose_output_form(PredictConfig(), forms) == "text"
 
 
 def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +302,7 @@ def test_the_nearest_and_then_most_frequent_word_is_the_correction(word_list: st
 def test_the_baselines_of_each_task(word_list: str) -> None:
     lines = [LINE, "known"]
     judged = {
-        task: {name: judge(lines) for name, judge in baselines(task, word_list).items()}
+        task: {name: judge(lines) for name, judge in make_baselines(task, word_list).items()}
         for task in ("sed_words", "sed_sequence", "sec")
     }
     assert judged["sed_words"] == {DICTIONARY: [FLAGS, [0]], CHANGE_NOTHING: [[0] * 8, [0]]}

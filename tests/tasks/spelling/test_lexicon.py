@@ -18,7 +18,7 @@ from bsmeta.tasks.spelling.lexicon import (
     build_lexicon,
     hash_words,
     join_hashes,
-    parse,
+    parse_token,
     read_word_list,
 )
 from tests.tasks.spelling.helpers import lexicon
@@ -52,7 +52,7 @@ def test_rare_words_are_found_within_one_edit() -> None:
     ],
 )
 def test_the_spelled_part_of_a_word(word: str, parts: tuple[str, str, str]) -> None:
-    assert parse(word)[:3] == parts
+    assert parse_token(word)[:3] == parts
 
 
 def counts(words: Lexicon, word: str) -> list[float]:

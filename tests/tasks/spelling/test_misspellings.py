@@ -14,10 +14,10 @@ from bsmeta.tasks.spelling.noise import (
     CharacterNoise,
     Draws,
     Edit,
-    align,
+    align_misspelling,
     invert_dictionary,
     load_misspellings,
-    single_words,
+    select_single_words,
 )
 
 
@@ -71,7 +71,7 @@ def test_a_json_file_is_read(tmp_path: Path) -> None:
     file.write_text(json.dumps({"alot": ["a lot", "alott", ""], "und": []}))
     known = load_misspellings(str(file))
     assert known == {"alot": ("a lot", "alott"), "und": ()}
-    assert single_words(known) == {"alot": ("alott",)}
+    assert select_single_words(known) == {"alot": ("alott",)}
     with pytest.raises(DataError, match="cannot be read"):
         load_misspellings(str(tmp_path / "absent.json"))
 
@@ -92,7 +92,7 @@ def test_a_json_file_is_read(tmp_path: Path) -> None:
 def test_a_misspelling_is_aligned_with_its_word(
     word: str, misspelling: str, edits: list[Edit]
 ) -> None:
-    assert align(word, misspelling) == edits
+    assert align_misspelling(word, misspelling) == edits
 
 
 def test_the_edits_of_a_character_are_estimated() -> None:

@@ -14,8 +14,8 @@ from bsmeta.tasks.spelling.noise import (
     Draws,
     Misspellings,
     Noise,
-    artificial_edits,
-    with_case_of,
+    copy_case,
+    make_artificial_edits,
 )
 
 MISSPELLINGS = {
@@ -139,7 +139,7 @@ def test_artificial_edits_touch_no_position_twice(
 ) -> None:
     """An upper-case letter is new: no edit deletes, replaces or moves it again."""
     draws = Draws(data.draw(st.integers(0, 10**6)))
-    edited = artificial_edits(word, count, draws, letters=string.ascii_uppercase)
+    edited = make_artificial_edits(word, count, draws, letters=string.ascii_uppercase)
     new = sum(map(str.isupper, edited))
     assert new <= count
     assert len(word) - count <= len(edited) <= len(word) + count
@@ -179,4 +179,4 @@ def test_misspellings_of_several_words_are_for_corrections_only() -> None:
 
 def test_a_misspelling_gets_the_case_of_its_word() -> None:
     cases = [("their", "thier"), ("Their", "Thier"), ("THEIR", "THIER"), ("A", "An")]
-    assert [with_case_of(word, wrong.lower()) for word, wrong in cases] == [w for _, w in cases]
+    assert [copy_case(word, wrong.lower()) for word, wrong in cases] == [w for _, w in cases]

@@ -19,17 +19,17 @@ from bsmeta.tasks.spelling.config import (
     SecConfig,
     SedWordsConfig,
     SpellingConfig,
-    shares_of,
+    count_shares,
 )
 from bsmeta.tasks.spelling.correction import CandidateCorrection
 from bsmeta.tasks.spelling.samples import (
     Pair,
     Sample,
-    fitting,
-    held_out_samples,
-    open_table,
-    prose_share,
-    samples_of,
+    compute_prose_share,
+    count_held_out_samples,
+    make_open_table,
+    read_samples,
+    shorten_to_fit,
 )
 from bsmeta.tasks.spelling.task import WordDetection
 from tests.tasks.spelling.helpers import write_misspellings, write_texts
@@ -49,23 +49,23 @@ def config_of(schema: type[SpellingConfig], folder: Path, **more: Any) -> Any:
 
 def test_samples_are_split_and_read(tmp_path: Path) -> None:
     config = config_of(SedWordsConfig, tmp_path, dataset_limits=[100])
-    table = open_table(config)
+    table = make_open_table(config)
     train, validation = table.numbers("train"), table.numbers("validation")
     assert (len(train), len(validation)) == (80, 20)
     samples = table.read(np.concatenate([train, validation]))
     assert len({sample.source for sample in samples}) == 100
     assert all(sample.target is None for sample in samples)
-    assert samples == open_table(config).read(np.concatenate([train, validation]))
+    assert samples == make_open_table(config).read(np.concatenate([train, validation]))
 
 
 def test_a_share_of_the_texts_is_counted_and_not_trained_on(tmp_path: Path) -> None:
     config = config_of(SedWordsConfig, tmp_path, counted_share=0.7)
-    table = open_table(config)
+    table = make_open_table(config)
     splits = [table.numbers(split) for split in ("train", "validation", "counted")]
     assert [len(numbers) for numbers in splits] == [30, 20, 70]
     assert len({*np.concatenate(splits).tolist()}) == 120
     encoder = config_of(SedWordsConfig, tmp_path, counted_share=0.7, model_name="owner/encoder")
-    assert len(open_table(encoder).numbers("train")) == 100  # it knows no counts
+    assert len(make_open_table(encoder).numbers("train")) == 100  # it knows no counts
 
 
 def test_a_text_is_for_training_or_for_validation_with_all_its_samples(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_text_is_for_training_or_for_validation_with_all_its_samples(tmp_path:
     config = config_of(
         SedWordsConfig, tmp_path, datasets=[str(file)], val_splits=[4], max_characters=100
     )
-    table = open_table(config)
+    table = make_open_table(config)
     names = [
         {sample.name for sample in table.read(table.numbers(split))}
         for split in ("train", "validation")
@@ -91,7 +91,7 @@ def test_samples_of_several_sets_have_limits_and_no_copies(tmp_path: Path) -> No
         SedWordsConfig, tmp_path, datasets=[str(first), str(second)],
         dataset_limits=[20, 100], val_splits=[5, 0.1],
     )  # fmt: skip
-    table = open_table(config)
+    table = make_open_table(config)
     found = {
         split: [s.source.split()[0] for s in table.read(table.numbers(split))]
         for split in ("train", "validation")
@@ -131,7 +131,7 @@ def test_samples_do_not_live_in_memory(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_lengths_are_computed_once(tmp_path: Path) -> None:
-    table = open_table(config_of(SedWordsConfig, tmp_path))
+    table = make_open_table(config_of(SedWordsConfig, tmp_path))
     calls = []
 
     def measure(samples: list[Sample]) -> np.ndarray:
@@ -141,7 +141,7 @@ def test_lengths_are_computed_once(tmp_path: Path) -> None:
     first = table.lengths("characters", measure)
     expected = [len(sample.source) for sample in table.read(table.numbers("train"))]
     assert first.tolist() == expected
-    again = open_table(config_of(SedWordsConfig, tmp_path)).lengths("characters", measure)
+    again = make_open_table(config_of(SedWordsConfig, tmp_path)).lengths("characters", measure)
     assert again.tolist() == expected
     assert calls == [100]
     assert table.lengths("other", measure).tolist() == expected
@@ -154,9 +154,9 @@ def test_a_changed_file_beside_one_of_the_same_name_is_read_again(tmp_path: Path
         file.parent.mkdir(parents=True)
         file.write_text(f"{file.parent.name} before\n")
     config = config_of(SedWordsConfig, tmp_path, datasets=[str(tmp_path / "set")], val_splits=[])
-    assert sorted(open_table(config).texts("train")) == ["de before", "en before"]
+    assert sorted(make_open_table(config).texts("train")) == ["de before", "en before"]
     files[0].write_text("de after\n")
-    assert sorted(open_table(config).texts("train")) == ["de after", "en before"]
+    assert sorted(make_open_table(config).texts("train")) == ["de after", "en before"]
 
 
 def test_a_word_list_without_counts_is_named(tmp_path: Path) -> None:
@@ -176,12 +176,12 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     readings: Iterator[int] = itertools.count()
 
     def changing(*arguments: Any) -> Iterator[Sample]:
-        found = [*samples_of(*arguments)]
+        found = [*read_samples(*arguments)]
         return iter(found[: len(found) - next(readings)])
 
-    monkeypatch.setattr("bsmeta.tasks.spelling.samples.samples_of", changing)
+    monkeypatch.setattr("bsmeta.tasks.spelling.samples.read_samples", changing)
     with pytest.raises(DataError, match="a file has changed while it was read"):
-        open_table(config)
+        make_open_table(config)
     assert not [*(tmp_path / "store").glob("*/*.arrow")]
 
 
@@ -192,27 +192,27 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 def test_a_split_is_a_share_or_a_number_of_samples(
     split: float | None, count: int, held_out: int
 ) -> None:
-    assert held_out_samples(split, count) == held_out
+    assert count_held_out_samples(split, count) == held_out
 
 
 def test_prose_is_words_of_letters() -> None:
-    assert prose_share('He said: "Don’t go (yet)!"') == 1.0
-    assert prose_share("x = np.zeros(3) # four zeros") == pytest.approx(3 / 6)
+    assert compute_prose_share('He said: "Don’t go (yet)!"') == 1.0
+    assert compute_prose_share("x = np.zeros(3) # four zeros") == pytest.approx(3 / 6)
 
 
 def test_pairs_of_a_file_keep_their_target_and_must_agree_in_words(tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"sequence": "teh cat", "target_sequence": "the cat"}\n' * 2)
     config = config_of(SedWordsConfig, tmp_path, datasets=[str(file)], val_splits=[])
-    table = open_table(config)
+    table = make_open_table(config)
     assert [vars(s) for s in table.read(table.numbers("train"))] == [
         {"source": "teh cat", "target": "the cat", "name": "pairs.jsonl:1"}
     ]
     file.write_text('{"sequence": "the cat", "target_sequence": "thecat"}\n')
     with pytest.raises(Exception, match=r"line 1: 2 words, but 1 in target_sequence"):
-        open_table(config)
+        make_open_table(config)
     merged = config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[])
-    assert len(open_table(merged).numbers("train")) == 1
+    assert len(make_open_table(merged).numbers("train")) == 1
 
 
 @pytest.mark.parametrize(
@@ -227,14 +227,14 @@ def test_lines_that_cannot_be_used_are_named(tmp_path: Path, line: str, message:
     file = tmp_path / "texts.jsonl"
     file.write_text(line + "\n")
     with pytest.raises(DataError, match=message):
-        open_table(config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[]))
+        make_open_table(config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[]))
 
 
 def test_a_name_that_is_not_in_utf_8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / os.fsdecode(b"caf\xe9.txt")).write_text("some text\n")
     with pytest.raises(DataError, match=r"^datasets: .* has a name that is not in UTF-8"):
-        open_table(
+        make_open_table(
             config_of(SecConfig, tmp_path, datasets=[str(tmp_path / "texts")], val_splits=[])
         )
 
@@ -245,7 +245,7 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
     content[20:60] = b"\xff" * 40
     file.write_bytes(content)
     with pytest.raises(DataError, match="texts.txt.gz cannot be read"):
-        open_table(config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[]))
+        make_open_table(config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[]))
 
 
 def test_noise_follows_from_seed_epoch_and_sample(tmp_path: Path) -> None:
@@ -264,19 +264,19 @@ def test_errors_without_room_are_left_out_from_the_end() -> None:
     def fits(words: Any, room: int) -> bool:
         return len("".join(words)) <= room
 
-    assert fitting(pair, fits, 20).source == ["teeeh", "caaat", "saaat"]
-    assert fitting(pair, fits, 13).source == ["teeeh", "caaat", "sat"]
-    assert fitting(pair, fits, 9).source == ["the", "cat", "sat"]
+    assert shorten_to_fit(pair, fits, 20).source == ["teeeh", "caaat", "saaat"]
+    assert shorten_to_fit(pair, fits, 13).source == ["teeeh", "caaat", "sat"]
+    assert shorten_to_fit(pair, fits, 9).source == ["the", "cat", "sat"]
     split = Pair(["t", "h", "eeeeeeee"], ["the"], "name")
-    assert fitting(split, fits, 10) is split
-    assert fitting(split, fits, 4).source == ["the"]
+    assert shorten_to_fit(split, fits, 10) is split
+    assert shorten_to_fit(split, fits, 4).source == ["the"]
 
 
 @pytest.mark.parametrize(
     ("budget", "shares"), [(512, 1), (1024, 2), (4095, 4), (4096, 8), (10**6, 64)]
 )
 def test_shares_leave_512_tokens(budget: int, shares: int) -> None:
-    assert shares_of(SpellingConfig(batch_max_length=budget)) == shares
+    assert count_shares(SpellingConfig(batch_max_length=budget)) == shares
 
 
 def test_a_sample_longer_than_its_part_of_a_step_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,11 @@ from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.tasks.spelling.correction import CandidateCorrection
-from bsmeta.tasks.spelling.corrections import apply_corrections, find_corrections, restricted
+from bsmeta.tasks.spelling.corrections import (
+    apply_corrections,
+    find_corrections,
+    restrict_corrections,
+)
 from bsmeta.tasks.spelling.samples import Pair
 from bsmeta.tasks.spelling.seq2seq_correction import IGNORED, Seq2SeqCorrection
 from bsmeta.training.processes import ALONE
@@ -18,7 +22,7 @@ from bsmeta.training.processes import ALONE
 
 def kept(line: str, corrected: str, flags: list[int]) -> str:
     changes = find_corrections(line, corrected)
-    return apply_corrections(line, restricted(line, changes, [*map(bool, flags)]))
+    return apply_corrections(line, restrict_corrections(line, changes, [*map(bool, flags)]))
 
 
 def test_words_that_are_not_flagged_stay() -> None:

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.spelling.task import CALIBRATION, calibrate, saved_threshold
+from bsmeta.tasks.spelling.task import CALIBRATION, calibrate_threshold, read_saved_threshold
 
 LOGITS = np.array([[3.3], [1.1], [0.7], [-2.0]], np.float32)
 
 
 def saved(folder: Path, labels: list[int]) -> np.float64:
     """The threshold of a model that was calibrated on `LOGITS`."""
-    found = calibrate(LOGITS[:, 0].astype(np.float64), np.array(labels), 0.9)
+    found = calibrate_threshold(LOGITS[:, 0].astype(np.float64), np.array(labels), 0.9)
     (folder / CALIBRATION).write_text(json.dumps(asdict(found)))
-    return saved_threshold(folder)
+    return read_saved_threshold(folder)
 
 
 def test_what_reaches_the_threshold_is_flagged(tmp_path: Path) -> None:
@@ -42,19 +42,19 @@ def test_nothing_is_flagged_without_a_threshold(
 
 def test_a_model_without_a_calibration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"calibration.json cannot be read.*\(val_splits\)"):
-        saved_threshold(tmp_path)
+        read_saved_threshold(tmp_path)
 
 
 def test_the_threshold_with_the_wanted_precision_and_the_highest_recall() -> None:
     scores = np.array([0.9, 0.8, 0.7, 0.6, 0.6, 0.1])
     labels = np.array([1, 0, 1, 1, 0, 1])
-    found = calibrate(scores, labels, 0.6)
+    found = calibrate_threshold(scores, labels, 0.6)
     assert (found.threshold, found.precision, found.recall, found.flagged) == (0.1, 4 / 6, 1.0, 6)
-    strict = calibrate(scores, labels, 0.9)
+    strict = calibrate_threshold(scores, labels, 0.9)
     assert (strict.threshold, strict.precision, strict.recall) == (0.9, 1.0, 0.25)
 
 
 def test_a_precision_that_no_threshold_has() -> None:
-    found = calibrate(np.array([0.9, 0.5, 0.2]), np.array([0, 1, 0]), 0.95)
+    found = calibrate_threshold(np.array([0.9, 0.5, 0.2]), np.array([0, 1, 0]), 0.95)
     assert (found.threshold, found.precision, found.recall) == (None, 0.5, 1.0)
-    assert calibrate(np.array([0.9]), np.array([0]), 0.5).threshold is None
+    assert calibrate_threshold(np.array([0.9]), np.array([0]), 0.5).threshold is None

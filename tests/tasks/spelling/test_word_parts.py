@@ -21,7 +21,7 @@ from bsmeta.tasks.spelling.detector import Ranker, RankerConfig
 from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.lexicon import Lexicon, build_lexicon
 from bsmeta.tasks.spelling.task import SequenceDetection, SpellingTask, WordDetection
-from bsmeta.tasks.spelling.word_parts import elision_length, is_word, word_runs
+from bsmeta.tasks.spelling.word_parts import find_word_runs, is_word, measure_elision
 from tests.conftest import REPOSITORY
 from tests.shared import shared_data
 from tests.tasks.spelling.helpers import arguments
@@ -61,7 +61,7 @@ def make_lexicon() -> Lexicon:
     ],
 )
 def test_the_words_of_a_token(token: str, runs: list[str]) -> None:
-    assert [token[start:end] for start, end in word_runs(token)] == runs
+    assert [token[start:end] for start, end in find_word_runs(token)] == runs
     assert is_word(token) is (runs == [token])
 
 
@@ -70,7 +70,7 @@ def test_the_words_of_a_token(token: str, runs: list[str]) -> None:
     [("L'Or", 2), ("d’Artagnan", 2), ("qu'il", 3), ("O'Brien", 2), ("don't", 0), ("I'm", 0)],
 )
 def test_an_elided_word_is_not_spelled_with_the_next(word: str, length: int) -> None:
-    assert elision_length(word) == length
+    assert measure_elision(word) == length
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_an_elided_word_is_not_spelled_with_the_next(word: str, length: int) -> 
     ],
 )
 def test_the_part_of_a_token_that_is_compared(token: str, part: tuple[str, str, str]) -> None:
-    parsed = Candidates(make_lexicon()).spelled_part(token)
+    parsed = Candidates(make_lexicon()).find_spelled_part(token)
     assert (parsed.before, parsed.core, parsed.after) == part
 
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from bsmeta.config.data import DataConfig
 from bsmeta.data.stream.stages.encode import Encoding
 from bsmeta.data.stream.stages.items import WindowDocument
-from bsmeta.data.text.chunks import cut, cut_alike
+from bsmeta.data.text.chunks import cut_alike, cut_document
 
 
 def cut_documents(encodings: Iterable[Encoding], config: DataConfig) -> Iterator[WindowDocument]:
     """Yields the documents with their chunks; with only the first, if long ones are truncated."""
     is_truncated = config.metadata_config.long_documents == "truncate"
     for document, encoded, plain in encodings:
-        chunks = cut(encoded, config)
+        chunks = cut_document(encoded, config)
         if plain is not None:  # the same text in each chunk as with metadata
             chunks = cut_alike(plain, chunks, config)
         document.chunks = chunks[:1] if is_truncated else chunks

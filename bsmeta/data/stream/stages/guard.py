@@ -6,7 +6,7 @@ from collections import Counter
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
-from bsmeta.data.io.shards import Shard, numbered
+from bsmeta.data.io.shards import Shard, describe_position
 from bsmeta.data.stream.held_out import HeldOutFingerprints
 from bsmeta.data.stream.reasons import EMPTY_TEXT, TEST_OVERLAP
 from bsmeta.data.stream.stages.items import ReadDocument
@@ -42,13 +42,14 @@ class Guard:
             self._skipped[EMPTY_TEXT] += 1
             return None
 
-        shared = self._held_out.overlap(document.document) if self._held_out else ""
+        shared = self._held_out.find_overlap(document.document) if self._held_out else ""
         if not shared:
             return document
 
         if self._config.on_test_overlap == "error":
             raise DataError(
-                f"{self._path}, {numbered(self._path, document.source.number)}: the document has "
+                f"{self._path}, {describe_position(self._path, document.source.number)}: the "
+                "document has "
                 f"the {shared} of one in data_config.validation_file="
                 f"{self._config.validation_file}; leave the shard out (data_config.exclude), or "
                 "set data_config.on_test_overlap=drop"

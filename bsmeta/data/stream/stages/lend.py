@@ -27,7 +27,7 @@ class Lender:
         self._decoder = decoder
         self._keys = keys
         documents = [self._read_values(line) for line in window.lines]
-        self._donors = Donors(documents, keys, window.seed(seed, SHUFFLED))
+        self._donors = Donors(documents, keys, window.derive_seed(seed, SHUFFLED))
 
     def lend(self, document: ReadDocument) -> ReadDocument:
         """Replaces the values of a document.

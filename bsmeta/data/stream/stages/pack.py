@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
+from bsmeta.config.data import BY_TEXT, DataConfig, compute_metadata_room
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.stream.counts import count_documents
 from bsmeta.data.stream.stages.items import WindowDocument
@@ -42,8 +42,8 @@ def pack_documents(
         shard=window.shard.name,
         packing=config.packing,
         capacity=metadata.max_seq_len,
-        metadata_room=metadata_room(config) if by_text else None,
-        seed=window.seed(seed, "window"),
+        metadata_room=compute_metadata_room(config) if by_text else None,
+        seed=window.derive_seed(seed, "window"),
     )
 
 

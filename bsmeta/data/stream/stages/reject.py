@@ -12,7 +12,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.file_start import check_has_document
 from bsmeta.data.io.files import refuse_bad_copy
-from bsmeta.data.io.shards import Shard, numbered
+from bsmeta.data.io.shards import Shard, describe_position
 from bsmeta.data.stream.reasons import find_reason, list_reasons
 from bsmeta.data.stream.stages.items import BadLine, WindowDocument
 
@@ -50,7 +50,8 @@ class Rejecter:
         error = find_reason(bad.source.line, bad.error)
         if error.reason not in self._reasons:
             raise ConfigurationError(
-                f"{self._path}, {numbered(self._path, number)}: a metadata type refuses the "
+                f"{self._path}, {describe_position(self._path, number)}: a metadata type refuses "
+                "the "
                 f'document with the reason "{error.reason}" ({error.detail}), for which there is '
                 f'no count; add reasons = ("{error.reason}",) to the class of the type'
             )
@@ -60,7 +61,8 @@ class Rejecter:
             if number == 0:
                 check_has_document(self._path, "data_config.train_file")
             raise DataError(
-                f"{self._path}, {numbered(self._path, number)}: {error.reason}: {error.detail} "
+                f"{self._path}, {describe_position(self._path, number)}: {error.reason}: "
+                f"{error.detail} "
                 "(data_config.bad_documents=skip counts such documents and continues)"
             )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bsmeta.data import document_generator
+from bsmeta.data import make_document_generator
 from bsmeta.data.stream.stages.items import ReadDocument
 from bsmeta.data.stream.window import Window
 from bsmeta.metadata.rendering import TypeSampler
@@ -25,6 +25,6 @@ class WindowSampler:
     def sample(self, document: ReadDocument) -> ReadDocument:
         """Sets the types of a document."""
         number = document.source.number
-        generator = document_generator(self._seed, self._epoch, self._shard, number)
+        generator = make_document_generator(self._seed, self._epoch, self._shard, number)
         document.types = self._sampler.draw(document.document, generator)
         return document

@@ -27,7 +27,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import WORDS
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import OWN
-from bsmeta.metadata.processors import type_of
+from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.rendering import Rendered, Renderer
 
 TEXT = "text"
@@ -119,13 +119,13 @@ def plan_comparisons(groups: Sequence[str], types: Sequence[str]) -> list[Compar
     return comparisons
 
 
-def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Comparison]:
+def list_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Comparison]:
     """Returns the text alone, then all comparisons that the configuration requests.
 
     Raises:
         ConfigurationError: A name is unknown; the message lists all of them.
     """
-    plain = plan_comparisons(config.comparisons, types) + _chosen_comparisons(config, types)
+    plain = plan_comparisons(config.comparisons, types) + _list_chosen_comparisons(config, types)
 
     # Comparisons with the text alone are repeated for each control, and for the prompt style.
     repeated = [comparison for comparison in plain if comparison.group in ("all", "each", "chosen")]
@@ -146,7 +146,7 @@ def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list
     return [TEXT_ALONE, *plain, *against_nothing, *against_control, *prompts]
 
 
-def _chosen_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Comparison]:
+def _list_chosen_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Comparison]:
     """Returns the comparisons of `chosen`, each of types joined by +."""
     problems: list[str] = []
     comparisons = []
@@ -255,7 +255,7 @@ def _draw_junk(prefix: str, room: int) -> str:
 
 def _make_field(key: str, document: Document) -> str:
     """Returns a type with its values, such as `Title: Sets`; "" if no value of it is text."""
-    kind = type_of(key)
+    kind = find_type(key)
     values = [
         kind.prompt_value(str(record.value))
         for record in document.records(key)

@@ -27,12 +27,12 @@ from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_start import check_has_document, explain_no_document
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.shard_lines import open_shard
-from bsmeta.data.io.shards import numbered, remote_settings, validation_path
+from bsmeta.data.io.shards import describe_position, find_validation_path, read_remote_settings
 from bsmeta.data.stream.reasons import find_reason
 from bsmeta.data.stream.stages.render import check_length
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
 from bsmeta.metadata.document import Document
-from bsmeta.metadata.processors import column_keys
+from bsmeta.metadata.processors import map_columns
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Documents, Renderer
 
@@ -154,7 +154,7 @@ class HeldOutDocuments:
             for name in decode_json(self.line(index)):
                 if name.startswith("metadata_"):
                     names.add(name.removeprefix("metadata_"))
-        keys = column_keys()
+        keys = map_columns()
         return sorted(keys.get(name, name) for name in names)
 
     def _select(self, max_documents: int | None) -> None:
@@ -208,7 +208,7 @@ class HeldOutDocuments:
             if number == 0:
                 check_has_document(self.path, "data_config.validation_file")
             raise DataError(
-                f"{self.path}, {numbered(self.path, number)}: {error}; "
+                f"{self.path}, {describe_position(self.path, number)}: {error}; "
                 "fix it, or set data_config.bad_documents=skip"
             ) from error
         self.left_out[error.reason] += 1
@@ -226,7 +226,7 @@ class HeldOutDocuments:
 
 def _locate_file(config: DataConfig, remote_file: FileRef | None) -> str | FileRef:
     """Returns the held-out file; a remote file gets the cache settings of this configuration."""
-    path = validation_path(config) if remote_file is None else remote_file
+    path = find_validation_path(config) if remote_file is None else remote_file
     if not path:
         raise ConfigurationError(
             "data_config.validation_file is not set; expected the path of a held-out "
@@ -238,5 +238,5 @@ def _locate_file(config: DataConfig, remote_file: FileRef | None) -> str | FileR
             "expected the path of a held-out .jsonl.gz shard"
         )
     if remote_file is not None:  # located by another process, which has a cache of its own
-        return replace(remote_file, settings=remote_settings(config))
+        return replace(remote_file, settings=read_remote_settings(config))
     return path

@@ -12,27 +12,27 @@ from functools import partial
 import numpy as np
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import REMOTE, in_dataset
+from bsmeta.config.data import REMOTE, resolve_in_dataset
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.core.errors import ConfigurationError, nearest
-from bsmeta.core.progress import Advance, progress_bar
+from bsmeta.core.errors import ConfigurationError, suggest_nearest
+from bsmeta.core.progress import Advance, show_progress_bar
 from bsmeta.core.secrets import redact_values
 from bsmeta.report.inference import (
     Interval,
     Source,
-    central,
-    cluster_degrees,
-    clusters_of_hosts,
-    half_width,
-    holm,
-    jackknife_variance,
+    assign_host_clusters,
+    compute_central_interval,
+    compute_cluster_degrees,
+    compute_half_width,
+    compute_jackknife_variance,
+    correct_p_values,
     leave_one_out,
-    resampled,
+    resample_ratios,
     sum_by_cluster,
 )
 from bsmeta.tasks.causal_lm.checkpoints import load_model, read_run_config, resolve_config
-from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, Comparison, configured_comparisons
+from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, Comparison, list_comparisons
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, NATS_WITH, NATS_WITHOUT
@@ -44,18 +44,18 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
     PairRow,
     Report,
     compute_paired_metrics,
+    compute_sign_test,
     make_rows,
     make_slice_rows,
-    refuse_nothing_scored,
-    sign_test,
+    refuse_empty_scores,
 )
-from bsmeta.tasks.causal_lm.evaluation.slices import document_facts, make_slices
+from bsmeta.tasks.causal_lm.evaluation.slices import list_document_facts, make_slices
 from bsmeta.tasks.causal_lm.evaluation.training_overlap import check_not_trained_on
 from bsmeta.tasks.checkpoints import (
     Location,
     announce_data,
-    locate,
     locate_initial_model,
+    locate_model,
     report_folder,
 )
 from bsmeta.training.processes import Processes
@@ -67,7 +67,7 @@ ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
 """The arms in which models are compared: the name of a comparison, and its column of the sums."""
 
 
-def locations_of(config: EvaluateConfig) -> list[Location]:
+def locate_models(config: EvaluateConfig) -> list[Location]:
     """Locates the models that the configuration names.
 
     Raises:
@@ -78,7 +78,7 @@ def locations_of(config: EvaluateConfig) -> list[Location]:
         raise ConfigurationError(
             f"checkpoint={config.checkpoint}: expected a name or a list of them"
         )
-    locations = [locate(name) for name in names]
+    locations = [locate_model(name) for name in names]
     if config.untrained:
         locations.append(locate_initial_model(locations[0]))
     return locations
@@ -86,7 +86,7 @@ def locations_of(config: EvaluateConfig) -> list[Location]:
 
 def run(config: EvaluateConfig, locations: Sequence[Location], context: Processes) -> None:
     """Scores the held-out documents on all processes; rank 0 writes and prints the report."""
-    with progress_bar("scoring", 1, shown=context.is_main) as progress:
+    with show_progress_bar("scoring", 1, shown=context.is_main) as progress:
         report = evaluate(config, locations, context, progress)
     if context.is_main:
         first = locations[0]
@@ -103,8 +103,8 @@ def has_other_data(config: EvaluateConfig, location: Location) -> bool:
     if data.validation_file is None:
         return True
 
-    run_file = in_dataset(data.validation_file, data)
-    held_out = in_dataset(config.validation_file, data)
+    run_file = resolve_in_dataset(data.validation_file, data)
+    held_out = resolve_in_dataset(config.validation_file, data)
     if os.path.basename(run_file) != os.path.basename(held_out):
         return True
     if run_file.startswith(REMOTE) or held_out.startswith(REMOTE):
@@ -147,22 +147,22 @@ def _evaluate_model(
     data = train.data_config
     metadata = data.metadata_config
     if data.validation_file is not None and context.is_main:
-        path = in_dataset(data.validation_file, data)
+        path = resolve_in_dataset(data.validation_file, data)
         announce_data(config, location, "data_config.validation_file", path)
 
     # Errors in the configuration and the data are reported before a model is loaded.
-    comparisons = configured_comparisons(config, metadata.metadata_list)
+    comparisons = list_comparisons(config, metadata.metadata_list)
     check_not_trained_on(data, location, read_run_config(location, config.training_config, {}))
     documents = HeldOutDocuments(
         data, max_documents=config.max_documents, deduplicate=config.deduplicate
     )
     _check_types(config, documents, metadata)
-    hosts = [host or "" for host in document_facts(documents, metadata)["site"]]
+    hosts = [host or "" for host in list_document_facts(documents, metadata)["site"]]
     _check_hosts(config, hosts, str(documents.path))
     slices = make_slices(config.slices, documents, metadata)
 
     sums = _score_documents(config, location, train, documents, comparisons, context, progress)
-    clusters = clusters_of_hosts(hosts)
+    clusters = assign_host_clusters(hosts)
     metrics_of = partial(
         compute_paired_metrics,
         resamples=config.bootstrap_resamples,
@@ -221,7 +221,7 @@ def _score_documents(
         seed=config.seed,
     )
     sums = evaluation.run(model, context.device, progress=progress)
-    refuse_nothing_scored(sums, f"checkpoint={location.name}")
+    refuse_empty_scores(sums, f"checkpoint={location.name}")
     return sums
 
 
@@ -260,7 +260,7 @@ def _check_types(
             raise ConfigurationError(
                 f"metadata_list={list(config.metadata_list or ())}: no document of "
                 f"{documents.path} has {name}; expected some of its types"
-                f"{nearest(name, documents.columns())}"
+                f"{suggest_nearest(name, documents.columns())}"
             )
 
     is_appended = metadata.metadata_position == "append" and bool(metadata.metadata_list)
@@ -287,7 +287,7 @@ def compare_models(
             if row is not None:
                 rows.append(row)
 
-    p_values = holm([row.sign_test_p for row in rows])
+    p_values = correct_p_values([row.sign_test_p for row in rows])
     return [
         replace(row, sign_test_p_holm=p_value) for row, p_value in zip(rows, p_values, strict=True)
     ]
@@ -327,11 +327,11 @@ def _compare_pair(
 
     if by_host:
         hosts = [first.hosts[index] for index in first_indices[is_scored_by_both]]
-        interval, p_value = _compare_over_hosts(bits, sizes, clusters_of_hosts(hosts))
+        interval, p_value = _compare_over_hosts(bits, sizes, assign_host_clusters(hosts))
     else:
-        ratios = resampled(bits, sizes, resamples=resamples, seed=seed)
-        interval = central(ratios[:, 1] - ratios[:, 0]) if count > 1 else None
-        p_value = sign_test(better, worse)
+        ratios = resample_ratios(bits, sizes, resamples=resamples, seed=seed)
+        interval = compute_central_interval(ratios[:, 1] - ratios[:, 0]) if count > 1 else None
+        p_value = compute_sign_test(better, worse)
 
     return PairRow(
         first=first.checkpoint,
@@ -365,14 +365,14 @@ def _compare_over_hosts(
     values = sum_by_cluster(bits, clusters)
     weights = sum_by_cluster(sizes, clusters)
     differences = values[1] / weights[1] - values[0] / weights[0]
-    p_value = sign_test(int((differences < 0).sum()), int((differences > 0).sum()))
+    p_value = compute_sign_test(int((differences < 0).sum()), int((differences > 0).sum()))
     count = len(differences)
     if count < 2:
         return None, p_value
 
     changes = leave_one_out(values[1], weights[1]) - leave_one_out(values[0], weights[0])
-    degrees = min(cluster_degrees(model_weights) for model_weights in weights)
-    half = half_width([Source(jackknife_variance(changes, count), degrees)])
+    degrees = min(compute_cluster_degrees(model_weights) for model_weights in weights)
+    half = compute_half_width([Source(compute_jackknife_variance(changes, count), degrees)])
     bits_per_byte = values.sum(axis=1) / weights.sum(axis=1)
     difference = float(bits_per_byte[1] - bits_per_byte[0])
     return Interval(difference - half, difference + half), p_value

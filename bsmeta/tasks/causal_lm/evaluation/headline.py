@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bsmeta.report.inference import Interval, few_clusters, rough_intervals
+from bsmeta.report.inference import Interval, warn_of_few_clusters, warn_of_rough_intervals
 from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PairedMetrics, Row
 from bsmeta.tasks.causal_lm.evaluation.tables import (
     CONTROL_WORDS,
+    find_interval,
     find_main_row,
-    interval_of,
     label_row,
     list_controls,
 )
@@ -56,9 +56,9 @@ def make_headline(model: ModelReport) -> str:
 
     hosts = row.metrics.hosts
     if hosts is not None:
-        sentences += few_clusters(hosts, "hosts")
-    elif interval_of(row.metrics) is not None:
-        sentences += rough_intervals(row.metrics.documents, "documents")
+        sentences += warn_of_few_clusters(hosts, "hosts")
+    elif find_interval(row.metrics) is not None:
+        sentences += warn_of_rough_intervals(row.metrics.documents, "documents")
 
     sentences += describe_over_hosts(model, row)
     return " ".join(sentences)
@@ -67,14 +67,14 @@ def make_headline(model: ModelReport) -> str:
 def describe_over_hosts(model: ModelReport, row: Row) -> list[str]:
     """Describes the interval over hosts, beside the interval over documents; [] without one."""
     over_hosts = model.over_hosts.get(row.comparison.name)
-    interval = None if over_hosts is None else interval_of(over_hosts)
+    interval = None if over_hosts is None else find_interval(over_hosts)
     if over_hosts is None or over_hosts.hosts is None or interval is None:
         return []
 
     sentence = f"Over the {over_hosts.hosts:,} hosts of these documents: {_format_ends(interval)}"
     if not interval.excludes_zero:
         sentence += ", which includes no difference"
-    return [f"{sentence} (cluster=host).", *few_clusters(over_hosts.hosts, "hosts")]
+    return [f"{sentence} (cluster=host).", *warn_of_few_clusters(over_hosts.hosts, "hosts")]
 
 
 def find_strongest_control(model: ModelReport, row: Row) -> Control | None:
@@ -89,7 +89,7 @@ def find_strongest_control(model: ModelReport, row: Row) -> Control | None:
 
 
 def _describe_difference(row: Row, metrics: PairedMetrics) -> str:
-    interval = interval_of(metrics)
+    interval = find_interval(metrics)
     if interval is None:
         certainty = "over one document, so there is no interval"
     else:
@@ -113,7 +113,7 @@ def _describe_control(control: Control, metrics: PairedMetrics) -> str:
         f"Its strongest control ({control.words}) changes the bits per byte by "
         f"{control.effect:+.4f}"
     )
-    content = interval_of(control.content)
+    content = find_interval(control.content)
     if content is None:
         return f"{effect}; one document does not tell content from form."
 
@@ -128,7 +128,7 @@ def _describe_control(control: Control, metrics: PairedMetrics) -> str:
 
 
 def _has_effect(metrics: PairedMetrics) -> bool:
-    interval = interval_of(metrics)
+    interval = find_interval(metrics)
     return interval is not None and interval.excludes_zero
 
 

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import DataConfig, row_length
+from bsmeta.config.data import DataConfig, compute_row_length
 from bsmeta.core.errors import DataError
-from bsmeta.core.progress import Advance, reporting
+from bsmeta.core.progress import Advance, report_each
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import OWN, SHUFFLED
@@ -156,11 +156,11 @@ class PairedEvaluation:
             self._styles[style] = (renderer, encoder)
 
         self._donors = None
-        if any(self._values_of(arm) != OWN for arm in self._arms):
+        if any(self._choose_values(arm) != OWN for arm in self._arms):
             self._donors = Donors(documents, metadata.metadata_list, seed)
 
         self._max_tokens = limit_batch_tokens(
-            len(tokenizer), config.per_device_eval_batch_size, row_length(config)
+            len(tokenizer), config.per_device_eval_batch_size, compute_row_length(config)
         )
         # A first piece costs at most one sequence, with about four characters per token.
         is_cut = windows == "first_piece"
@@ -172,7 +172,7 @@ class PairedEvaluation:
         """Returns this rank's blocks, built lazily (a list of them may be scored repeatedly)."""
         return map(self._build_block, self._plan)
 
-    def _values_of(self, arm: Arm) -> str:
+    def _choose_values(self, arm: Arm) -> str:
         """Returns the kind of values in an arm: for `own`, the kind that the model trained on."""
         return self._trained_values if arm.values == OWN and arm.types else arm.values
 
@@ -180,7 +180,7 @@ class PairedEvaluation:
         """Renders, encodes and cuts the documents with these indices."""
         documents = []
         renderings: list[tuple[str, Rendered]] = []  # with the style of each
-        for index in reporting(indices):
+        for index in report_each(indices):
             document = self._documents[index]
             arm_renderings = self._render(index, document, renderings)
             documents.append(BlockDocument(index, document.text, arm_renderings))
@@ -224,7 +224,7 @@ class PairedEvaluation:
         numbers: dict[tuple[str | None, ...], int] = {}
         arm_renderings: dict[Arm, ArmRendering] = {}
         for arm in self._arms:
-            values = self._values_of(arm)
+            values = self._choose_values(arm)
             if values not in variants:
                 assert self._donors is not None
                 variants[values] = self._donors.with_values(index, document, values)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bsmeta.data.text.characters import coverage, utf8_lengths
+from bsmeta.data.text.characters import count_coverage, measure_utf8_lengths
 from bsmeta.tasks.causal_lm.evaluation.windows import Window
 
 BYTES, TOKENS, NATS_WITHOUT, NATS_WITH, TOKENS_WITH = range(5)
@@ -104,7 +104,7 @@ def sum_paired(
 
     readings = (without, with_metadata)
     size = len(text)
-    lengths = utf8_lengths(text)
+    lengths = measure_utf8_lengths(text)
     segment = _number_segments(readings, size)
     first_character = np.flatnonzero(np.diff(segment, prepend=-1))  # of each segment
 
@@ -150,7 +150,7 @@ def count_lost_bytes(without: Reading, with_metadata: Reading, text: str) -> int
 
     segment = _number_segments(readings, len(text))
     is_left_out = np.bincount(segment, np.logical_or.reduce(losses)) > 0
-    return int(utf8_lengths(text)[is_left_out[segment]].sum())
+    return int(measure_utf8_lengths(text)[is_left_out[segment]].sum())
 
 
 def _number_segments(readings: Sequence[Reading], size: int) -> np.ndarray:
@@ -158,12 +158,12 @@ def _number_segments(readings: Sequence[Reading], size: int) -> np.ndarray:
 
     A segment begins at each character that no token extends into.
     """
-    inside = sum(coverage(reading.starts + 1, reading.ends, size) for reading in readings)
+    inside = sum(count_coverage(reading.starts + 1, reading.ends, size) for reading in readings)
     return np.cumsum(inside == 0) - 1
 
 
 def _is_unscored(reading: Reading, size: int) -> np.ndarray:
     """Whether each character is in no token or in an unscored token: bool [size]."""
     missing = np.isnan(reading.nats)
-    unscored = coverage(reading.starts[missing], reading.ends[missing], size)
-    return (coverage(reading.starts, reading.ends, size) == 0) | (unscored > 0)
+    unscored = count_coverage(reading.starts[missing], reading.ends[missing], size)
+    return (count_coverage(reading.starts, reading.ends, size) == 0) | (unscored > 0)

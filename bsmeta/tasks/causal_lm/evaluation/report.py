@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from bsmeta.core.printable import printable
+from bsmeta.core.printable import make_printable
 from bsmeta.data.text.lost_share import describe_lost_bytes
 from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report import figures, page
-from bsmeta.report.byte_ranges import byte_ranges
-from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look
-from bsmeta.report.inference import Estimate, value_of
-from bsmeta.report.page import Page, Section, own_command, print_table, report_console
+from bsmeta.report.byte_ranges import name_byte_ranges
+from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look_of_series
+from bsmeta.report.inference import Estimate, read_value
+from bsmeta.report.page import Page, Section, describe_command, print_table, report_console
 from bsmeta.tasks.causal_lm.evaluation import tables
 from bsmeta.tasks.causal_lm.evaluation.arms import FORM, PROMPT, SEPARATOR, TEXT
 from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
 from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PairedMetrics, Report
 from bsmeta.tasks.causal_lm.metrics import METRICS
-from bsmeta.training.run_folder import steps_and_evaluations
+from bsmeta.training.run_folder import read_steps_and_evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +57,7 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
     with (out_dir / PER_DOCUMENT).open("wb") as file:
         for model in report.models:
             for line in model.document_lines():
-                file.write(page.json_line(line))
+                file.write(page.encode_json_line(line))
 
     report_page = make_page(report, metrics)
     content = {"answers": report_page.answers, **report.as_dict()}
@@ -74,15 +74,15 @@ def print_report(report: Report, files: Sequence[Path]) -> None:
         print_table(console, tables.make_pair_table(report))
 
     for model in report.models:
-        name = printable(model.checkpoint)
-        description = printable(describe_data(model, report))
+        name = make_printable(model.checkpoint)
+        description = make_printable(describe_data(model, report))
         heading = Text.assemble((name, "bold"), f": {description}")
         console.print(console.highlighter(heading), soft_wrap=True)
 
         print_table(console, tables.make_comparison_table(model, tables.TERMINAL))
         if tables.list_controls(model):
             print_table(
-                console, tables.make_control_table(model).without(tables.TOGETHER, tables.HOLM)
+                console, tables.make_control_table(model).drop_columns(tables.TOGETHER, tables.HOLM)
             )
         console.print(make_headline(model))
 
@@ -127,7 +127,7 @@ def make_page(report: Report, metrics: Path | None) -> Page:
         answers=answers,
         facts=facts,
         sections=[section for section in sections if section.tables or section.plots],
-        commands=own_command(),
+        commands=describe_command(),
         settings=settings,
     )
 
@@ -149,7 +149,7 @@ def describe_data(model: ModelReport, report: Report) -> str:
     return f"{description}; windows of {data['max_seq_len']:,} tokens: {windows}."
 
 
-@figures.styled
+@figures.style_figure
 def draw_differences(model: ModelReport) -> Figure:
     """Draws the difference of each comparison with its interval; its variants share its line.
 
@@ -168,7 +168,7 @@ def draw_differences(model: ModelReport) -> Figure:
         lines.setdefault(name, []).append((row.metrics, marker))
 
     max_entries = max(map(len, lines.values()))
-    figure, (axes,) = figures.canvas(1.9 + (0.25 + 0.12 * max_entries) * len(lines))
+    figure, (axes,) = figures.create_figure(1.9 + (0.25 + 0.12 * max_entries) * len(lines))
     for line, entries in enumerate(lines.values()):
         for number, (metrics, marker) in enumerate(entries):
             height = line + 0.7 * (number - (len(entries) - 1) / 2) / max_entries
@@ -183,13 +183,13 @@ def draw_differences(model: ModelReport) -> Figure:
     for name, marker in VARIANTS.items():
         if name in groups:
             legend.append((WORDS[name], Look(MUTED, marker, "")))
-    figures.legend_below(figure, legend)
+    figures.add_legend_below(figure, legend)
     return figure
 
 
 def _draw_difference(axes: Axes, height: float, metrics: PairedMetrics, marker: str | None) -> None:
     """Draws one difference with both its intervals; only variants have a marker of their own."""
-    outer = tables.simultaneous_interval_of(metrics)
+    outer = tables.find_simultaneous_interval(metrics)
     color = MUTED
     if outer is not None and outer.excludes_zero:
         color = GOOD if outer.high < 0 else BAD
@@ -203,7 +203,7 @@ def _draw_difference(axes: Axes, height: float, metrics: PairedMetrics, marker: 
     )
 
 
-@figures.styled
+@figures.style_figure
 def draw_positions(model: ModelReport) -> Figure:
     """Draws the difference by position and by preceding text, with the first row's controls."""
     compared = [row for row in model.rows if row.compares]
@@ -211,12 +211,12 @@ def draw_positions(model: ModelReport) -> Figure:
     main = rows[0]
     control_names = [f"{control}/{main.comparison.subject}" for control in tables.CONTROL_WORDS]
 
-    looks = [(row, look(number)) for number, row in enumerate(rows)]
+    looks = [(row, look_of_series(number)) for number, row in enumerate(rows)]
     for row in compared:
         if row.comparison.name in control_names:
             looks.append((row, Look(MUTED, VARIANTS[row.comparison.group], "--")))
 
-    figure, panels = figures.canvas(4.6, panels=2)
+    figure, panels = figures.create_figure(4.6, panels=2)
     for axes, attribute in zip(panels, ("positions", "contexts"), strict=True):
         bins = getattr(main, attribute)
         for row, style in looks:
@@ -225,7 +225,7 @@ def draw_positions(model: ModelReport) -> Figure:
         axes.grid(axis="y")
         names = [
             f"{byte_range}\n({metrics.documents:,})"
-            for byte_range, metrics in zip(byte_ranges(list(bins)), bins.values(), strict=True)
+            for byte_range, metrics in zip(name_byte_ranges(list(bins)), bins.values(), strict=True)
         ]
         axes.set_xticks(range(len(bins)), names)
 
@@ -234,7 +234,7 @@ def draw_positions(model: ModelReport) -> Figure:
     panels[0].set_ylabel("bits per byte, with minus without")
     panels[1].set_title("by text seen before", loc="left")
     panels[1].set_xlabel("bytes of text before it in the window (documents)")
-    figures.legend_below(
+    figures.add_legend_below(
         figure, [(tables.label_row(row), style) for row, style in looks], columns=3
     )
     return figure
@@ -258,7 +258,7 @@ def _draw_bins(
 
     axes.plot(
         numbers,
-        list(map(value_of, points)),
+        list(map(read_value, points)),
         linestyle=style.line,
         marker=style.marker,
         color=style.color,
@@ -269,7 +269,7 @@ def _draw_bins(
 
 def list_run_plots(metrics: Path) -> dict[str, Callable[[], Figure]]:
     """Returns the functions that draw the figures of a training run, by file name."""
-    steps, evaluations = steps_and_evaluations(metrics)
+    steps, evaluations = read_steps_and_evaluations(metrics)
     plots: dict[str, Callable[[], Figure]] = {}
     if steps:
         plots["loss"] = partial(draw_loss, steps, evaluations)
@@ -279,7 +279,7 @@ def list_run_plots(metrics: Path) -> dict[str, Callable[[], Figure]]:
     return plots
 
 
-@figures.styled
+@figures.style_figure
 def draw_loss(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> Figure:
     """Draws the training loss by step, and the evaluations of the run."""
     names = {
@@ -291,11 +291,11 @@ def draw_loss(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, A
         if all(name in event for name in names):
             events.append(event)
 
-    figure, panels = figures.canvas(3.8, panels=2 if events else 1, shares_y=False)
+    figure, panels = figures.create_figure(3.8, panels=2 if events else 1, shares_y=False)
     step_numbers = [step["step"] for step in steps]
     losses = [step["loss"] for step in steps]
     panels[0].plot(step_numbers, losses, color=SERIES[1], alpha=0.35, linewidth=1)
-    panels[0].plot(step_numbers, _smooth(losses), color=SERIES[1], linewidth=1.8)
+    panels[0].plot(step_numbers, _smooth_values(losses), color=SERIES[1], linewidth=1.8)
     panels[0].set_title("training loss, nats per token", loc="left")
 
     if events:
@@ -319,10 +319,10 @@ def draw_loss(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, A
     return figure
 
 
-@figures.styled
+@figures.style_figure
 def draw_exposure(shares: Mapping[str, float]) -> Figure:
     """Draws the share of the training documents that had each type."""
-    figure, (axes,) = figures.canvas(1.0 + 0.34 * len(shares))
+    figure, (axes,) = figures.create_figure(1.0 + 0.34 * len(shares))
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     axes.barh(range(len(ordered)), [100 * share for _, share in ordered], color=GOOD, height=0.6)
     figures.name_rows(axes, [name for name, _ in ordered])
@@ -331,7 +331,7 @@ def draw_exposure(shares: Mapping[str, float]) -> Figure:
     return figure
 
 
-def _smooth(values: Sequence[float]) -> list[float]:
+def _smooth_values(values: Sequence[float]) -> list[float]:
     """Returns the average of each value with the values before it in its window."""
     width = max(len(values) // SMOOTHING_WINDOWS, 1)
     sums = list(itertools.accumulate(values, initial=0.0))

@@ -24,14 +24,14 @@ from bsmeta.core.errors import DataError
 from bsmeta.report.inference import (
     Interval,
     Source,
-    central,
-    cluster_degrees,
-    half_width,
-    holm,
-    jackknife_variance,
+    compute_central_interval,
+    compute_cluster_degrees,
+    compute_half_width,
+    compute_jackknife_variance,
+    compute_simultaneous_half_widths,
+    correct_p_values,
     leave_one_out,
-    resampled,
-    simultaneous_half_widths,
+    resample_ratios,
     sum_by_cluster,
 )
 from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, Comparison
@@ -127,12 +127,12 @@ def compute_paired_metrics(
     differences = np.divide(bits, sizes, out=np.zeros_like(bits), where=takes_part)
 
     if clusters is None:
-        errors = _errors_over_documents(
+        errors = _estimate_errors_over_documents(
             bits, sizes, differences, takes_part, resamples=resamples, seed=seed
         )
     else:
         errors = [
-            _errors_over_hosts(bits[i], sizes[i], differences[i], takes_part[i], clusters)
+            _estimate_errors_over_hosts(bits[i], sizes[i], differences[i], takes_part[i], clusters)
             for i in range(len(sums))
         ]
 
@@ -164,7 +164,7 @@ class _Errors:
     hosts: int | None = None
 
 
-def _errors_over_documents(
+def _estimate_errors_over_documents(
     bits: np.ndarray,
     sizes: np.ndarray,
     differences: np.ndarray,
@@ -181,8 +181,10 @@ def _errors_over_documents(
         differences: float64 [comparisons, documents], bits per byte of each document.
         takes_part: bool [comparisons, documents].
     """
-    ratios = resampled(bits, sizes, resamples=resamples, seed=seed)
-    means = resampled(differences, takes_part.astype(np.float64), resamples=resamples, seed=seed)
+    ratios = resample_ratios(bits, sizes, resamples=resamples, seed=seed)
+    means = resample_ratios(
+        differences, takes_part.astype(np.float64), resamples=resamples, seed=seed
+    )
 
     errors = []
     for number in range(len(bits)):
@@ -197,8 +199,8 @@ def _errors_over_documents(
         variance = float(np.nanmean((ratios[:, number] - difference) ** 2))
         errors.append(
             _Errors(
-                difference=central(ratios[:, number]) if count > 1 else None,
-                mean_difference=central(means[:, number]) if count > 1 else None,
+                difference=compute_central_interval(ratios[:, number]) if count > 1 else None,
+                mean_difference=compute_central_interval(means[:, number]) if count > 1 else None,
                 source=Source(variance, count - 1),
                 better=int((member_bits < 0).sum()),
                 worse=int((member_bits > 0).sum()),
@@ -207,7 +209,7 @@ def _errors_over_documents(
     return errors
 
 
-def _errors_over_hosts(
+def _estimate_errors_over_hosts(
     bits: np.ndarray,
     sizes: np.ndarray,
     differences: np.ndarray,
@@ -216,7 +218,7 @@ def _errors_over_hosts(
 ) -> _Errors:
     """Computes the jackknife over hosts of one comparison.
 
-    The arguments are as in `_errors_over_documents`, each [documents].
+    The arguments are as in `_estimate_errors_over_documents`, each [documents].
     """
     document_sums = np.stack(
         [np.where(takes_part, bits, 0.0), sizes, differences, takes_part.astype(np.float64)]
@@ -226,8 +228,10 @@ def _errors_over_hosts(
     )
     hosts = int((host_sizes > 0).sum())
     return _Errors(
-        difference=_student(host_bits, host_sizes) if hosts > 1 else None,
-        mean_difference=_student(host_differences, host_documents) if hosts > 1 else None,
+        difference=_compute_student_interval(host_bits, host_sizes) if hosts > 1 else None,
+        mean_difference=_compute_student_interval(host_differences, host_documents)
+        if hosts > 1
+        else None,
         source=estimate_ratio_error(host_bits, host_sizes),
         better=int((host_bits < 0).sum()),
         worse=int((host_bits > 0).sum()),
@@ -238,14 +242,14 @@ def _errors_over_hosts(
 def estimate_ratio_error(values: np.ndarray, weights: np.ndarray) -> Source:
     """Returns the error over clusters of sum(values) / sum(weights), each float64 [clusters]."""
     changes = leave_one_out(values, weights)
-    variance = jackknife_variance(changes, int((weights > 0).sum()))
-    return Source(variance, cluster_degrees(weights))
+    variance = compute_jackknife_variance(changes, int((weights > 0).sum()))
+    return Source(variance, compute_cluster_degrees(weights))
 
 
-def _student(values: np.ndarray, weights: np.ndarray) -> Interval:
+def _compute_student_interval(values: np.ndarray, weights: np.ndarray) -> Interval:
     """Returns Student's interval of sum(values) / sum(weights), each float64 [clusters]."""
     ratio = float(values.sum() / weights.sum())
-    half = half_width([estimate_ratio_error(values, weights)])
+    half = compute_half_width([estimate_ratio_error(values, weights)])
     return Interval(ratio - half, ratio + half)
 
 
@@ -262,8 +266,8 @@ def _make_metrics(sums: np.ndarray, errors: _Errors) -> PairedMetrics:
         tokens=int(total[TOKENS]),
         bits_per_byte_without=float(total[NATS_WITHOUT] / math.log(2) / total[BYTES]),
         bits_per_byte_with=float(total[NATS_WITH] / math.log(2) / total[BYTES]),
-        perplexity_without=_exp(total[NATS_WITHOUT] / total[TOKENS]),
-        perplexity_with=_exp(total[NATS_WITH] / total[TOKENS]),
+        perplexity_without=_exponentiate(total[NATS_WITHOUT] / total[TOKENS]),
+        perplexity_with=_exponentiate(total[NATS_WITH] / total[TOKENS]),
         difference=float(bits.sum() / total[BYTES]),
         difference_low=difference.low if difference else None,
         difference_high=difference.high if difference else None,
@@ -272,7 +276,7 @@ def _make_metrics(sums: np.ndarray, errors: _Errors) -> PairedMetrics:
         mean_document_difference_high=mean_difference.high if mean_difference else None,
         documents_better=int((bits < 0).sum()),
         documents_worse=int((bits > 0).sum()),
-        sign_test_p=sign_test(errors.better, errors.worse),
+        sign_test_p=compute_sign_test(errors.better, errors.worse),
         hosts=errors.hosts,
     )
 
@@ -287,8 +291,8 @@ def _correct_family(
         if metrics is not None:
             members.append((number, metrics))
 
-    halves = simultaneous_half_widths([[errors[number].source] for number, _ in members])
-    p_values = holm([metrics.sign_test_p for _, metrics in members])
+    halves = compute_simultaneous_half_widths([[errors[number].source] for number, _ in members])
+    p_values = correct_p_values([metrics.sign_test_p for _, metrics in members])
     for (number, metrics), half, p_value in zip(members, halves, p_values, strict=True):
         has_interval = metrics.difference_low is not None
         comparisons[number] = replace(
@@ -299,13 +303,13 @@ def _correct_family(
         )
 
 
-def sign_test(better: int, worse: int) -> float:
+def compute_sign_test(better: int, worse: int) -> float:
     """Returns the two-sided exact binomial p-value of better against worse, without ties."""
     count = better + worse
     return float(binomtest(better, count).pvalue) if count else 1.0
 
 
-def _exp(value: float) -> float:
+def _exponentiate(value: float) -> float:
     """Returns exp(value), which stays finite (MAX_EXPONENT)."""
     return math.exp(min(float(value), MAX_EXPONENT))
 
@@ -333,7 +337,7 @@ class ComparisonSums:
         return self.values[:, 0].sum(axis=1)
 
 
-def refuse_nothing_scored(sums: Mapping[str, ComparisonSums], model_setting: str) -> None:
+def refuse_empty_scores(sums: Mapping[str, ComparisonSums], model_setting: str) -> None:
     """Refuses results in which the tokenizer loses all text that could be scored.
 
     Args:

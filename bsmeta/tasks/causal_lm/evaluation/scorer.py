@@ -23,8 +23,8 @@ from torch.nn.functional import cross_entropy
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import report_progress
-from bsmeta.models.kernel_plans import without_planned_attention
-from bsmeta.models.shapes import positions_of
+from bsmeta.models.kernel_plans import disable_planned_attention
+from bsmeta.models.shapes import count_positions
 from bsmeta.tasks.causal_lm.evaluation.batches import SIZE_DIGITS, round_up
 from bsmeta.tasks.causal_lm.evaluation.windows import Window
 
@@ -35,7 +35,7 @@ ROWS_PER_CHUNK = 64
 """Minimum rows per chunk: with fewer, the matrix product is inefficient."""
 
 
-def unwrap(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """Returns the model without any wrappers (DDP, DeepSpeed)."""
     while isinstance(module := getattr(model, "module", None), nn.Module):
         model = module  # DDP and the DeepSpeed engine keep the model there
@@ -48,7 +48,7 @@ def find_output_embedding(model: nn.Module) -> nn.Module:
     Raises:
         ConfigurationError: The model has none, so it is not a language model.
     """
-    inner = unwrap(model)
+    inner = unwrap_model(model)
     get_head = getattr(inner, "get_output_embeddings", None)
     head = get_head() if callable(get_head) else None
     if not isinstance(head, nn.Module):
@@ -64,7 +64,7 @@ def open_scorer(model: nn.Module, device: torch.device) -> Iterator[Scorer]:
     """Yields a scorer for a model, wrapped or not, which is in evaluation mode in the context."""
     was_training = model.training
     model.eval()
-    with without_planned_attention():
+    with disable_planned_attention():
         scorer = Scorer(model, device)
         try:
             yield scorer
@@ -82,15 +82,15 @@ class Scorer:
         self._head = find_output_embedding(model)
         digits = SIZE_DIGITS.get(device.type, SIZE_DIGITS["cuda"])
         self._pad_size = partial(round_up, digits=digits)
-        shape = getattr(unwrap(model), "config", None)
-        self._positions = None if shape is None else positions_of(shape)
+        shape = getattr(unwrap_model(model), "config", None)
+        self._positions = None if shape is None else count_positions(shape)
 
         # .rows: positions of the hidden states to pass to the head; .hidden: these hidden states
         self._selection = threading.local()
         self.hook = self._head.register_forward_pre_hook(self._select_rows)
 
         # A wrapped model may be sharded over ranks: then all ranks must make the same calls.
-        self._is_bare = unwrap(model) is model and not isinstance(model, FSDPModule)
+        self._is_bare = unwrap_model(model) is model and not isinstance(model, FSDPModule)
         self._by_rows = False
         if self._is_bare:
             self._by_rows = self._returns_output_of_head()

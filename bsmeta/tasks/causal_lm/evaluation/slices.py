@@ -14,7 +14,7 @@ from bsmeta.config.evaluating import SliceConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.document import Document
-from bsmeta.metadata.processors import PROCESSORS, type_of
+from bsmeta.metadata.processors import PROCESSORS, find_type
 from bsmeta.metadata.records import BadDocument
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 
@@ -42,18 +42,18 @@ def make_slices(
     Raises:
         ConfigurationError: A declaration is invalid; the message lists all of them.
     """
-    return slices_of(configs, document_facts(documents, metadata)) if configs else []
+    return list_slices(configs, list_document_facts(documents, metadata)) if configs else []
 
 
-def slices_of(configs: Sequence[SliceConfig], facts: Mapping[str, list]) -> list[Slice]:
-    """Returns the slices of documents of which only the facts are given (`document_facts`).
+def list_slices(configs: Sequence[SliceConfig], facts: Mapping[str, list]) -> list[Slice]:
+    """Returns the slices of documents of which only the facts are given (`list_document_facts`).
 
     Raises:
         ConfigurationError: A declaration is invalid; the message lists all of them.
     """
     problems: list[str] = []
     for config in configs:
-        problems += _slice_problems(config)
+        problems += _find_slice_problems(config)
     if problems:
         raise ConfigurationError("\n".join(problems))
 
@@ -67,7 +67,7 @@ def slices_of(configs: Sequence[SliceConfig], facts: Mapping[str, list]) -> list
     return [part for part in slices if part.members.any()]
 
 
-def _slice_problems(config: SliceConfig) -> Iterator[str]:
+def _find_slice_problems(config: SliceConfig) -> Iterator[str]:
     edges = list(config.edges)
     sites = list(config.sites)
     prefix = f"slices: by={config.by}"
@@ -81,7 +81,7 @@ def _slice_problems(config: SliceConfig) -> Iterator[str]:
         yield f"{prefix}: sites={sites}: expected by=site"
 
 
-def document_facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, list]:
+def list_document_facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, list]:
     """Returns the host, the length in bytes and the year of each document.
 
     The lists are by grouping (`site`, `length`, `time`); a document without an address or a time
@@ -102,7 +102,7 @@ def document_facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dic
 
 def _find_group(document: Document, key: str) -> str | None:
     """Returns the group of a document by the value of a type, under the default settings."""
-    kind = type_of(key)
+    kind = find_type(key)
     values = [str(record.value) for record in document.records(key)]
     if kind.is_address and document.url:
         values.insert(0, document.url)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
-from bsmeta.report.byte_ranges import byte_ranges
+from bsmeta.report.byte_ranges import name_byte_ranges
 from bsmeta.report.inference import Estimate, Interval
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
 from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
@@ -89,8 +89,8 @@ COLUMNS = {
     WITH: make_metric_column("bits_per_byte_with"),
     DIFFERENCE: make_metric_column("difference"),
     RELATIVE: MetricColumn("{:+.2%}".format, lambda row, metrics: metrics.relative),
-    INTERVAL: MetricColumn(SIGNED, lambda row, metrics: interval_of(metrics)),
-    TOGETHER: MetricColumn(SIGNED, lambda row, metrics: simultaneous_interval_of(metrics)),
+    INTERVAL: MetricColumn(SIGNED, lambda row, metrics: find_interval(metrics)),
+    TOGETHER: MetricColumn(SIGNED, lambda row, metrics: find_simultaneous_interval(metrics)),
     SPLIT: MetricColumn(
         str, lambda row, metrics: f"{metrics.documents_better} : {metrics.documents_worse}"
     ),
@@ -148,11 +148,11 @@ class ControlRows:
     against_row: Row
 
 
-def _columns(*heads: str) -> list[Column]:
+def _make_columns(*heads: str) -> list[Column]:
     return [Column(head, COLUMNS[head].format) for head in heads]
 
 
-def _note(columns: Sequence[str], model: ModelReport) -> str:
+def _write_note(columns: Sequence[str], model: ModelReport) -> str:
     """Joins the explanations of the columns."""
     is_by_host = any(row.metrics and row.metrics.hosts is not None for row in model.rows)
     notes = NOTES | {INTERVAL: OVER_HOSTS} if is_by_host else NOTES
@@ -193,7 +193,7 @@ def make_main_tables(report: Report) -> list[Table]:
         model_tables = [make_comparison_table(model, MAIN)]
         if list_controls(model):
             model_tables.append(make_control_table(model))
-        tables += _name_tables(model_tables, model, report)
+        tables += _make_name_tables(model_tables, model, report)
     return tables
 
 
@@ -221,11 +221,11 @@ def make_further_tables(report: Report) -> list[Table]:
         ]
         if model.slices:
             model_tables.append(make_slice_table(model))
-        tables += _name_tables(model_tables, model, report)
+        tables += _make_name_tables(model_tables, model, report)
     return tables
 
 
-def _name_tables(tables: Sequence[Table], model: ModelReport, report: Report) -> list[Table]:
+def _make_name_tables(tables: Sequence[Table], model: ModelReport, report: Report) -> list[Table]:
     """Adds the name of the model to the titles of its tables, if there are several models."""
     if len(report.models) == 1:
         return [*tables]
@@ -241,12 +241,13 @@ def make_comparison_table(
     columns = [column for column in columns if column != LOST or model.lost_bytes]
     count = count_comparisons(model)
     note = (
-        f"{_note(columns, model)} {count} comparisons were made, controls included: a 95% interval "
+        f"{_write_note(columns, model)} {count} comparisons were made, controls included: a 95% "
+        "interval "
         f"holds for one of them, `{TOGETHER}` for all {count} together, and Holm's p is corrected "
         f"for {count}."
     )
-    rows = [[label_row(row), *_cells(row, columns)] for row in rank_rows(model)]
-    return Table(title, note, [Column("comparison"), *_columns(*columns)], rows)
+    rows = [[label_row(row), *_format_cells(row, columns)] for row in rank_rows(model)]
+    return Table(title, note, [Column("comparison"), *_make_columns(*columns)], rows)
 
 
 def list_controls(model: ModelReport) -> list[ControlRows]:
@@ -279,7 +280,7 @@ def make_control_table(model: ModelReport) -> Table:
         Column("control's", SIGNED),
         Column("its interval", SIGNED),
         Column("own - control", SIGNED),
-        *_columns(INTERVAL, TOGETHER, HOLM),
+        *_make_columns(INTERVAL, TOGETHER, HOLM),
     ]
 
     table = Table("Content or form", note, columns)
@@ -288,9 +289,9 @@ def make_control_table(model: ModelReport) -> Table:
             [
                 label_row(rows.row),
                 CONTROL_WORDS[rows.control],
-                *_cells(rows.row, (DIFFERENCE,)),
-                *_cells(rows.control_row, (DIFFERENCE, INTERVAL)),
-                *_cells(rows.against_row, (DIFFERENCE, INTERVAL, TOGETHER, HOLM)),
+                *_format_cells(rows.row, (DIFFERENCE,)),
+                *_format_cells(rows.control_row, (DIFFERENCE, INTERVAL)),
+                *_format_cells(rows.against_row, (DIFFERENCE, INTERVAL, TOGETHER, HOLM)),
             ]
         )
     return table
@@ -302,14 +303,14 @@ def make_checkpoint_table(report: Report) -> Table:
     columns = [
         Column("checkpoint"),
         Column(METRICS["text_bits_per_byte"].label, BITS),
-        *_columns(*heads),
+        *_make_columns(*heads),
     ]
-    table = Table("The checkpoints", _note(heads, report.models[0]), columns)
+    table = Table("The checkpoints", _write_note(heads, report.models[0]), columns)
     for model in report.models:
         text = model.row(TEXT)
         bits = text.metrics.bits_per_byte_without if text and text.metrics else None
         main = find_main_row(model)
-        cells = _cells(main, heads) if main else [None] * len(heads)
+        cells = _format_cells(main, heads) if main else [None] * len(heads)
         table.rows.append([model.checkpoint, bits, *cells])
     return table
 
@@ -335,7 +336,7 @@ def make_pair_table(report: Report) -> Table:
         Column(DOCUMENTS, COUNT),
         Column("first's", BITS),
         Column("second's", BITS),
-        *_columns(DIFFERENCE, INTERVAL, SPLIT, SIGN, HOLM),
+        *_make_columns(DIFFERENCE, INTERVAL, SPLIT, SIGN, HOLM),
     ]
     rows: list[list[Cell]] = [
         [
@@ -380,7 +381,7 @@ def _make_bin_table(
         "intervals are not corrected. evaluation.json has the other controls."
     )
     columns = [Column("comparison")]
-    columns += [Column(f"bytes {byte_range}", SIGNED) for byte_range in byte_ranges(edges)]
+    columns += [Column(f"bytes {byte_range}", SIGNED) for byte_range in name_byte_ranges(edges)]
     table = Table(title, note, columns)
 
     if rows:
@@ -404,11 +405,11 @@ def make_slice_table(model: ModelReport) -> Table:
 
     note = f"The comparison shown is: {description}. Intervals are not corrected for their number."
     heads = (DOCUMENTS, BYTES, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
-    columns = [Column("slice"), Column(""), *_columns(*heads)]
+    columns = [Column("slice"), Column(""), *_make_columns(*heads)]
     table = Table("By kind of document", note, columns)
     for part, rows in model.slices:
         row = next(row for row in rows if row.comparison.name == name)
-        table.rows.append([part.by, part.name, *_cells(row, heads)])
+        table.rows.append([part.by, part.name, *_format_cells(row, heads)])
     return table
 
 
@@ -438,16 +439,16 @@ def label_types(row: Row) -> str:
 
 def estimate_difference(metrics: PairedMetrics) -> Estimate | float:
     """Returns the difference of a comparison with its interval, if it has one."""
-    interval = interval_of(metrics)
+    interval = find_interval(metrics)
     return metrics.difference if interval is None else Estimate(metrics.difference, interval)
 
 
-def simultaneous_interval_of(metrics: PairedMetrics) -> Interval | None:
+def find_simultaneous_interval(metrics: PairedMetrics) -> Interval | None:
     """Returns the interval of the difference that holds for all comparisons at once."""
     return _make_interval(metrics.simultaneous_low, metrics.simultaneous_high)
 
 
-def interval_of(metrics: PairedMetrics) -> Interval | None:
+def find_interval(metrics: PairedMetrics) -> Interval | None:
     """Returns the interval of the difference; None for a single document or host."""
     return _make_interval(metrics.difference_low, metrics.difference_high)
 
@@ -456,7 +457,7 @@ def _make_interval(low: float | None, high: float | None) -> Interval | None:
     return None if low is None or high is None else Interval(low, high)
 
 
-def _cells(row: Row, heads: Sequence[str]) -> list[Cell]:
+def _format_cells(row: Row, heads: Sequence[str]) -> list[Cell]:
     """Returns the cells of a row under some of the headings in COLUMNS."""
     if row.metrics is None:
         return [0 if head == DOCUMENTS else None for head in heads]

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import DataConfig, source_configs, train_entries
+from bsmeta.config.data import DataConfig, configure_sources, train_entries
 from bsmeta.core.errors import DataError, UserError
 from bsmeta.core.parsing import parse_json
 from bsmeta.data.io.file_ref import FileRef
-from bsmeta.data.io.files import size_of
+from bsmeta.data.io.files import measure_file
 from bsmeta.data.io.shards import (
     Shard,
+    add_sample_hashes,
+    find_validation_path,
+    fingerprint_shards,
     list_shards,
-    shards_fingerprint,
-    validation_path,
-    with_samples,
 )
 from bsmeta.tasks.checkpoints import Location
 
@@ -36,11 +36,11 @@ def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMCo
     Raises:
         DataError: The held-out file was trained on.
     """
-    path = validation_path(data)
+    path = find_validation_path(data)
     if not path or not (isinstance(path, FileRef) or os.path.isfile(path)):
         return  # reported when it is read
 
-    held_out = Shard(os.path.basename(str(path)), path, size_of(path))
+    held_out = Shard(os.path.basename(str(path)), path, measure_file(path))
     content = _identify_content(held_out)
     same: list[str] = []
     for name, listed_content in _list_checkpoint_shards(location).items():
@@ -63,7 +63,7 @@ def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMCo
 
 def _identify_content(shard: Shard) -> Any:
     """Returns a shard's entry in the fingerprint of a run: its size, and a hash if it is local."""
-    return shards_fingerprint(with_samples([shard]))[shard.name]
+    return fingerprint_shards(add_sample_hashes([shard]))[shard.name]
 
 
 def _list_checkpoint_shards(location: Location) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _list_local_shards(data: DataConfig) -> list[Shard]:
         return []
     shards: list[Shard] = []
     try:
-        for source in source_configs(data).values():
+        for source in configure_sources(data).values():
             if source.train_file:
                 shards += list_shards(source)
     except UserError:  # they were moved or deleted

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bsmeta.config.data import DataConfig
-from bsmeta.data.text.chunks import cut
+from bsmeta.data.text.chunks import cut_document
 from bsmeta.data.text.encoding import EncodedDocument
 
 
@@ -49,7 +49,7 @@ class Window:
 def cut_all_pieces(document: EncodedDocument, config: DataConfig) -> list[Window]:
     """Cuts the whole document into chunks, as in training."""
     windows = []
-    for chunk in cut(document, config):
+    for chunk in cut_document(document, config):
         # Without metadata the first text token has no context, so no arm scores it, even if
         # training has a loss on it.
         chunk = replace(chunk, first_text_is_target=False)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.tasks.causal_lm.explaining.tokens import metadata_mask
+from bsmeta.tasks.causal_lm.explaining.tokens import compute_metadata_mask
 from bsmeta.tasks.causal_lm.explaining.windows import ExplainedDocument
 
 
-def json_line(document: ExplainedDocument, config: MetadataConfig) -> str:
+def write_json_line(document: ExplainedDocument, config: MetadataConfig) -> str:
     """Returns one document as a line of JSON, without the newline.
 
     `text` is the whole text that the model reads, including `prefix` (untruncated, even if it is
@@ -18,7 +18,7 @@ def json_line(document: ExplainedDocument, config: MetadataConfig) -> str:
     chunks = [
         {
             "input_ids": chunk.ids.tolist(),
-            "metadata_mask": metadata_mask(chunk, config).astype(int).tolist(),
+            "metadata_mask": compute_metadata_mask(chunk, config).astype(int).tolist(),
             "loss_mask": chunk.loss_mask.astype(int).tolist(),
         }
         for chunk in document.chunks

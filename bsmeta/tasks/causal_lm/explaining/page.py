@@ -20,7 +20,9 @@ from bsmeta.tasks.causal_lm.explaining.tokens import TokenTexts
 from bsmeta.tasks.causal_lm.explaining.windows import ExplainedWindow
 
 
-def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: TokenTexts) -> str:
+def render_page(
+    windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: TokenTexts
+) -> str:
     """Returns the page as HTML source."""
     return load_template("tasks/causal_lm/explaining/explained.html.j2").render(
         windows=windows,

@@ -23,21 +23,21 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import BY_TEXT, DataConfig, check_data, train_files
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.config.learning_rate import RatePlan
-from bsmeta.config.metadata import MetadataConfig, phase_starts
+from bsmeta.config.metadata import MetadataConfig, compute_phase_starts
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import Shard
 from bsmeta.data.stream.corpora import deal_corpora, open_corpora
-from bsmeta.data.stream.held_out import held_out
+from bsmeta.data.stream.held_out import read_held_out
 from bsmeta.data.stream.plan import Share
 from bsmeta.data.stream.stages.items import WindowDocument
-from bsmeta.data.stream.survey import checked_lines
+from bsmeta.data.stream.survey import read_checked_lines
 from bsmeta.data.stream.window import Window
 from bsmeta.data.stream.window_maker import WindowMaker
 from bsmeta.metadata.document import Document
-from bsmeta.metadata.processors import column_keys, type_of
+from bsmeta.metadata.processors import find_type, map_columns
 from bsmeta.metadata.records import BadDocument
 from bsmeta.tasks.causal_lm.explaining.windows import (
     ExplainedDocument,
@@ -51,7 +51,7 @@ NAMES_SHOWN = 5
 log = logging.getLogger(__name__)
 
 
-def with_types(metadata: MetadataConfig, types: Sequence[str]) -> MetadataConfig:
+def select_types(metadata: MetadataConfig, types: Sequence[str]) -> MetadataConfig:
     """Returns the configuration under which a document gets all of `types` that it has.
 
     Raises:
@@ -60,7 +60,7 @@ def with_types(metadata: MetadataConfig, types: Sequence[str]) -> MetadataConfig
     all_types = metadata.metadata_list
     unknown = [name for name in types if name not in all_types]
     if unknown:
-        keys = column_keys()
+        keys = map_columns()
         hints = [f"{name} is the column of {keys[name]}" for name in unknown if name in keys]
         raise ConfigurationError(
             f"types={list(types)}: {', '.join(unknown)} not in data_config.metadata_config."
@@ -70,7 +70,7 @@ def with_types(metadata: MetadataConfig, types: Sequence[str]) -> MetadataConfig
 
     rates: dict[str, Any] = {}
     for name in all_types:
-        rate_key = type_of(name).sample_rate_key
+        rate_key = find_type(name).sample_rate_key
         if rate_key is not None:
             rates[rate_key] = 1.0
     return dataclasses.replace(
@@ -140,11 +140,11 @@ class Selection:
         self._config = config
         self._data = config.data_config
         if config.types is not None:
-            metadata = with_types(config.data_config.metadata_config, config.types)
+            metadata = select_types(config.data_config.metadata_config, config.types)
             self._data = dataclasses.replace(config.data_config, metadata_config=metadata)
 
         steps = config.max_train_steps
-        starts = phase_starts(
+        starts = compute_phase_starts(
             self._data.metadata_config, steps, RatePlan.of(config, steps).decay_start
         )
         self._phase = bisect.bisect_left(starts, config.step) - 1
@@ -158,7 +158,7 @@ class Selection:
             self._start = find_document(config.document, self._shards, self._data)
 
         self._indexes = IndexCache(Cache(self._data.cache_dir))
-        excluded = held_out(self._data)
+        excluded = read_held_out(self._data)
         self._makers: dict[str, WindowMaker] = {}  # by shard
         self._shares: dict[str, list[Share]] = {shard.name: [] for shard in self._shards}
         for corpus, streams in zip(corpora, deal_corpora(self._data, corpora), strict=True):
@@ -168,7 +168,7 @@ class Selection:
                 config.seed,
                 source=corpus.name,
                 held_out=excluded,
-                sample=checked_lines(self._data, corpus),
+                sample=read_checked_lines(self._data, corpus),
             )
             self._makers |= dict.fromkeys((shard.name for shard in corpus.shards), maker)
             for share in itertools.chain.from_iterable(streams):
@@ -206,12 +206,12 @@ class Selection:
         size = self._data.window_documents
 
         def starts_elsewhere(share: Share) -> bool:
-            return start not in share.documents(share.window_from(start, size), size)
+            return start not in share.list_documents(share.find_window(start, size), size)
 
         reader = open_shard(shard.path, self._indexes)
         for share in sorted(self._shares[shard.name], key=starts_elsewhere):
-            for number in itertools.count(share.window_from(start, size)):
-                numbers = share.documents(number, size)
+            for number in itertools.count(share.find_window(start, size)):
+                numbers = share.list_documents(number, size)
                 lines = reader.take(numbers)
                 is_missing = start in numbers[len(lines) :] and not reader.damage
                 if is_missing and self._is_requested(shard):

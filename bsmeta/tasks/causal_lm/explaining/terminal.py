@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bsmeta.config.explaining import ExplainConfig
-from bsmeta.core.printable import printable
+from bsmeta.core.printable import make_printable
 from bsmeta.core.terminal import Console
 from bsmeta.tasks.causal_lm.explaining.descriptions import (
     describe_document,
@@ -44,7 +44,7 @@ INSIDE_CHARACTER = "·"
 BAR_CELLS = 32
 
 
-def show(
+def show_window(
     window: ExplainedWindow, console: Console, config: ExplainConfig, texts: TokenTexts
 ) -> None:
     """Prints the documents to show of a window, then its packing."""
@@ -52,7 +52,7 @@ def show(
     for document in window.documents:
         view = describe_document(document, window, texts)
         renderables.append(make_heading(document.name))
-        renderables += [Text(printable(line), FAINT) for line in view.lines]
+        renderables += [Text(make_printable(line), FAINT) for line in view.lines]
         for caption, tokens in view.chunks:
             renderables.append(Text(f"\n{caption}", FAINT))
             renderables.append(color_tokens(tokens, boundaries=config.tokens))
@@ -65,13 +65,13 @@ def show(
 def show_legend(console: Console, config: ExplainConfig) -> None:
     """Prints the meaning of the colors and styles."""
     types = [
-        Text(printable(key), style_of(Part.TEXT, token_type, target=True))
+        Text(make_printable(key), choose_style(Part.TEXT, token_type, target=True))
         for token_type, key in enumerate(config.data_config.metadata_config.metadata_list, 1)
     ]
     styles = [
-        Text("italic: prefix, suffix", style_of(Part.PREFIX, 0, target=True)),
-        Text("bold: metadata in the text", style_of(Part.LOCAL, 0, target=True)),
-        Text("faint: no loss is taken", style_of(Part.TEXT, 0, target=False)),
+        Text("italic: prefix, suffix", choose_style(Part.PREFIX, 0, target=True)),
+        Text("bold: metadata in the text", choose_style(Part.LOCAL, 0, target=True)),
+        Text("faint: no loss is taken", choose_style(Part.TEXT, 0, target=False)),
     ]
 
     lines = [Text("metadata: ").append(Text(", ").join(types)), Text("; ").join(styles)]
@@ -82,7 +82,7 @@ def show_legend(console: Console, config: ExplainConfig) -> None:
 
 def make_heading(text: str) -> Rule:
     """Returns a horizontal rule with a title."""
-    return Rule(Text(printable(text), "bold"), align="left", style=FAINT)
+    return Rule(Text(make_printable(text), "bold"), align="left", style=FAINT)
 
 
 def color_tokens(tokens: Sequence[ShownToken], *, boundaries: bool) -> Text:
@@ -93,7 +93,7 @@ def color_tokens(tokens: Sequence[ShownToken], *, boundaries: bool) -> Text:
         if boundaries:
             text = text.replace("\n", "↵\n") or INSIDE_CHARACTER
             parts.append((BOUNDARY if index else "", FAINT))
-        parts.append((text, style_of(token.part, token.token_type, target=token.target)))
+        parts.append((text, choose_style(token.part, token.token_type, target=token.target)))
 
     styled = Text()
     for style, alike in itertools.groupby(parts, key=operator.itemgetter(1)):
@@ -101,7 +101,7 @@ def color_tokens(tokens: Sequence[ShownToken], *, boundaries: bool) -> Text:
     return styled
 
 
-def style_of(part: Part, token_type: int, *, target: bool) -> Style:
+def choose_style(part: Part, token_type: int, *, target: bool) -> Style:
     """Returns the style of a token."""
     return Style(
         color=COLORS[(token_type - 1) % len(COLORS)] if token_type else None,
@@ -118,7 +118,7 @@ def render_packing(window: ExplainedWindow, limit: int) -> Iterator[RenderableTy
         limit: As in `select_sequences`.
     """
     yield make_heading("packing")
-    yield Text(printable(describe_packing(window)), FAINT)
+    yield Text(make_printable(describe_packing(window)), FAINT)
     yield Text("the first sequences, and those with documents from above (bold):\n", FAINT)
 
     table = Table(box=None, pad_edge=False, header_style=FAINT)

@@ -15,9 +15,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.core.printable import printable
+from bsmeta.core.printable import make_printable
 from bsmeta.data.text.chunks import Chunk
-from bsmeta.data.text.tokenizer import byte_alphabet, byte_lengths
+from bsmeta.data.text.tokenizer import compute_byte_lengths, map_byte_alphabet
 
 
 class Part(Enum):
@@ -35,8 +35,8 @@ class ShownToken:
     """A token to show.
 
     Attributes:
-        text: Its text, `printable`; "" if it ends inside a character, which then appears in the
-            character's last token.
+        text: Its text, `make_printable`; "" if it ends inside a character, which then appears in
+            the character's last token.
         part: The part of the document that it belongs to.
         token_type: Its token type: 0 for text, 1 + i for metadata of type metadata_list[i].
         target: Whether it contributes to the loss.
@@ -61,7 +61,7 @@ class TokenTexts:
         self._added = {
             number: token.content for number, token in fast.get_added_tokens_decoder().items()
         }
-        self._alphabet = None if byte_lengths(fast) is None else byte_alphabet()
+        self._alphabet = None if compute_byte_lengths(fast) is None else map_byte_alphabet()
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
         """Returns the text of each of these consecutive tokens."""
@@ -85,11 +85,11 @@ def decode_tokens(chunk: Chunk, texts: TokenTexts) -> list[ShownToken]:
     ids = chunk.ids.tolist()
     token_types = chunk.token_types.tolist()
     targets = chunk.loss_mask.tolist()
-    printable_texts = map(printable, texts(ids))
+    printable_texts = map(make_printable, texts(ids))
     return list(map(ShownToken, ids, printable_texts, _find_parts(chunk), token_types, targets))
 
 
-def metadata_mask(chunk: Chunk, config: MetadataConfig) -> np.ndarray:
+def compute_metadata_mask(chunk: Chunk, config: MetadataConfig) -> np.ndarray:
     """Returns the mask of the tokens with at least one character of metadata: bool [len(chunk)].
 
     With `treat_local_metadata_as_regular_text`, it has only tokens of the prefix and the suffix.

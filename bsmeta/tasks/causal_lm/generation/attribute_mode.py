@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from bsmeta.config.data import in_dataset
+from bsmeta.config.data import resolve_in_dataset
 from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.files import path_inside
-from bsmeta.core.progress import Advance, progress_bar
+from bsmeta.core.files import join_inside
+from bsmeta.core.progress import Advance, show_progress_bar
 from bsmeta.core.secrets import redact_values
 from bsmeta.core.terminal import Console
-from bsmeta.metadata.processors import type_of
+from bsmeta.metadata.processors import find_type
 from bsmeta.report.inference import Interval
 from bsmeta.report.page import COUNT, Cell, Column, Table, print_table, report_console
 from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
@@ -46,7 +46,7 @@ NAMES = {"top_1": "first guess", "top_5": "first five", "majority_class": "alway
 """Titles of the accuracies in the table."""
 
 
-def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
+def infer_metadata(config: GenerateConfig, opened: OpenedModel) -> None:
     """Infers the metadata of the held-out documents, or of `prompt`, and reports it."""
     data = opened.train.data_config
     if config.validation_file is not None:
@@ -58,7 +58,7 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
     documents = None
     if not (config.prompt and config.candidates and config.prior == "uniform"):
         if data.validation_file is not None:
-            held_out = in_dataset(data.validation_file, data)
+            held_out = resolve_in_dataset(data.validation_file, data)
             announce_data(config, opened.location, "data_config.validation_file", held_out)
         documents = HeldOutDocuments(data, max_documents=config.max_documents, deduplicate=True)
 
@@ -80,7 +80,7 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
         return
 
     assert documents is not None
-    with progress_bar("scoring", 1) as progress:
+    with show_progress_bar("scoring", 1) as progress:
         attribution = _attribute_documents(config, documents, candidates, likelihoods, progress)
     report = _make_report(config, opened.location.model, likelihoods, attribution)
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
 
 def _check_attributable(config: GenerateConfig, metadata: MetadataConfig) -> None:
     """Rejects a type without a value before the text, or one that the model was not trained on."""
-    kind = type_of(config.type)
+    kind = find_type(config.type)
     if kind.is_local or kind.always_present:
         raise ConfigurationError(
             f"type={config.type}: expected a type with a value before the text; "
@@ -129,7 +129,7 @@ def report_path(folder: Path, type_name: str) -> Path:
     Raises:
         UnsafeNameError: If it would not be in the folder.
     """
-    return path_inside(folder, f"attribution-{type_name}.json", f"type={type_name}")
+    return join_inside(folder, f"attribution-{type_name}.json", f"type={type_name}")
 
 
 def _attribute_prompt(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bsmeta.report.inference import bootstrap
+from bsmeta.report.inference import compute_bootstrap_intervals
 from bsmeta.tasks.causal_lm.generation.candidates import Candidates
 
 TOP = (1, 5)
@@ -73,7 +73,9 @@ def compute_metrics(attribution: Attribution, *, resamples: int, seed: int) -> d
     is_right = {f"top_{count}": ranks <= count for count in TOP}
     is_right["majority_class"] = truths == majority
     values = np.stack([*is_right.values()]).astype(np.float64)
-    intervals = bootstrap(values, np.ones_like(values), resamples=resamples, seed=seed)
+    intervals = compute_bootstrap_intervals(
+        values, np.ones_like(values), resamples=resamples, seed=seed
+    )
     shares = {
         name: {"share": float(row.mean()), **asdict(interval)}
         for name, row, interval in zip(is_right, values, intervals, strict=True)

@@ -15,7 +15,7 @@ import numpy as np
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.metadata.document import Document
-from bsmeta.metadata.processors import type_of
+from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.records import BadDocument, Record
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 
@@ -25,7 +25,7 @@ class Labels:
 
     def __init__(self, key: str, config: MetadataConfig) -> None:
         self.key = key
-        self._type = type_of(key)
+        self._type = find_type(key)
         self._config = config
 
     def of_document(self, document: Document) -> str | None:

@@ -18,7 +18,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.document import Document
-from bsmeta.metadata.processors import column_keys, type_of
+from bsmeta.metadata.processors import find_type, map_columns
 from bsmeta.metadata.records import BadDocument, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
 
@@ -49,7 +49,7 @@ class Contexts:
         self._tokenizer = tokenizer
         self._is_apart = config.row_budget == BY_TEXT  # the separator merges with no word
 
-    def make(self, metadata: Mapping[str, Any], prompt: str) -> Context:
+    def make_context(self, metadata: Mapping[str, Any], prompt: str) -> Context:
         """Builds the context of metadata followed by a prompt.
 
         If both are empty, the context is an end-of-text token.
@@ -114,7 +114,7 @@ class Contexts:
 
 
 def _make_records(key: str, value: Any) -> list[Record]:
-    if type_of(key).is_local:  # only announced in the prefix: its insertion is not used
+    if find_type(key).is_local:  # only announced in the prefix: its insertion is not used
         return [Record(value="", key=key, type="local", char_start_idx=0, char_end_idx=0)]
     values = value if isinstance(value, list) else [value]
     return [Record(value=value, key=key, type="global") for value in values]
@@ -137,7 +137,7 @@ def check_metadata(metadata: Mapping[str, Any], config: MetadataConfig) -> None:
 
 def _value_problem(key: str, value: Any, config: MetadataConfig) -> str | None:
     """Returns the value with the reason why it cannot be in the prefix; None if it can."""
-    kind = type_of(key)
+    kind = find_type(key)
     if kind.is_local:
         announced = is_announced(key, config)
         if value is True and announced:
@@ -173,12 +173,12 @@ def check_type(key: str, name: str, config: MetadataConfig) -> None:
         ConfigurationError: The model was not trained with the type, or not with a prefix.
     """
     trained_types = config.metadata_list
-    kind = type_of(key)
+    kind = find_type(key)
     if key not in trained_types:
         close = difflib.get_close_matches(key, trained_types, n=1)
-        suggestion = column_keys().get(key) or next(iter(close), None)
+        suggestion = map_columns().get(key) or next(iter(close), None)
         hint = f"; did you mean {suggestion}?" if suggestion in trained_types else ""
-        possible = [other for other in trained_types if not type_of(other).is_local]
+        possible = [other for other in trained_types if not find_type(other).is_local]
         raise ConfigurationError(
             f"{name}: the model was not trained with this type; expected any of {possible}{hint}"
         )

@@ -78,7 +78,7 @@ class Decoder:
         self._arguments = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
 
     @torch.no_grad()
-    def run(self, draws: Sequence[Draw]) -> list[Continuation]:
+    def continue_texts(self, draws: Sequence[Draw]) -> list[Continuation]:
         """Generates a continuation per draw; their contexts must be shorter than `max_length`.
 
         Raises:
@@ -86,7 +86,7 @@ class Decoder:
         """
         batch = _Batch(draws, self._device)
         limits = [
-            min(draw.max_new_tokens, self._max_length - max(map(len, _rows_of(draw))))
+            min(draw.max_new_tokens, self._max_length - max(map(len, _list_context_rows(draw))))
             for draw in draws
         ]
         continuations = [Continuation() for _ in draws]
@@ -133,7 +133,7 @@ class Decoder:
         return torch.tensor(ids, device=self._device), torch.tensor(mask, device=self._device)
 
 
-def _rows_of(draw: Draw) -> list[Sequence[int]]:
+def _list_context_rows(draw: Draw) -> list[Sequence[int]]:
     """Returns the contexts that affect a text, the null context last."""
     if draw.guidance == 1 or list(draw.context) == list(draw.null_context):
         return [draw.context]
@@ -158,7 +158,7 @@ class _Batch:
         self._main: list[int] = []
         self._null: list[int] = []
         for number, draw in enumerate(draws):
-            rows = _rows_of(draw)
+            rows = _list_context_rows(draw)
             self._main.append(len(self.rows))
             self._null.append(len(self.rows) + len(rows) - 1)
             self.owners += [number] * len(rows)

@@ -18,7 +18,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.parsing import parse_yaml
 from bsmeta.tasks.causal_lm.generation.contexts import check_metadata
-from bsmeta.tasks.causal_lm.generation.requests import FIELDS, Request, changed
+from bsmeta.tasks.causal_lm.generation.requests import FIELDS, Request, replace_defaults
 
 HELP = "a prompt, or key=value ({names}, and {fields}); key= resets it; Ctrl-D ends"
 
@@ -43,7 +43,7 @@ class Dialogue:
         """
         setting = _SETTING.fullmatch(line)
         if setting is None:
-            return changed(self._settings, {"prompt": line.removeprefix(" ")})
+            return replace_defaults(self._settings, {"prompt": line.removeprefix(" ")})
 
         name, text = setting.groups()
         types = self._config.metadata_list
@@ -64,7 +64,7 @@ class Dialogue:
         value = _parse_value(text) if text else self._defaults[name]
         if name in _MAPPINGS:
             check_metadata(value if isinstance(value, dict) else {}, self._config)
-        self._settings = msgspec.structs.asdict(changed(self._settings, {name: value}))
+        self._settings = msgspec.structs.asdict(replace_defaults(self._settings, {name: value}))
 
     def _set_metadata(self, name: str, text: str) -> None:
         """Sets a metadata type of the requests; an empty text removes it."""

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
-from bsmeta.data.text.characters import utf8_lengths
+from bsmeta.data.text.characters import measure_utf8_lengths
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.data.text.lost_share import describe_lost_bytes
 from bsmeta.metadata.document import Document
@@ -117,7 +117,7 @@ class Likelihoods:
         return sums, tokens
 
     def _count_lost(self, text: str, document: EncodedDocument) -> None:
-        lengths = utf8_lengths(text)
+        lengths = measure_utf8_lengths(text)
         self.text_bytes += int(lengths.sum())
         if document.lost is not None:
             self.lost_bytes += int(lengths[document.lost].sum())

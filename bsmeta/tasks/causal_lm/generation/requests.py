@@ -37,7 +37,7 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=T
 FIELDS = tuple(name for name in Request.__struct_fields__ if name != "id")
 
 
-def changed(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> Request:
+def replace_defaults(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> Request:
     """Returns a request with some of the defaults replaced.
 
     Raises:
@@ -79,7 +79,7 @@ def read_requests(path: str, defaults: Request) -> list[Request]:
             continue
         try:
             values = decode_json(line, dict[str, Any])
-            requests.append(changed(default_values, values))
+            requests.append(replace_defaults(default_values, values))
         except (msgspec.DecodeError, ConfigurationError) as error:
             problems.append(f"{path}, line {number}: {error}")
     if problems:
@@ -87,7 +87,7 @@ def read_requests(path: str, defaults: Request) -> list[Request]:
     return requests
 
 
-def for_all(requests: Sequence[Request], *steps: Callable[[Request], Output]) -> list[Output]:
+def apply_steps(requests: Sequence[Request], *steps: Callable[[Request], Output]) -> list[Output]:
     """Applies each step to each request, and returns the outputs.
 
     Raises:

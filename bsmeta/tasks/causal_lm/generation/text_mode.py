@@ -19,7 +19,7 @@ from rich.text import Text
 from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.printable import printable
+from bsmeta.core.printable import make_printable
 from bsmeta.core.terminal import Console, write_data
 from bsmeta.report.page import report_console
 from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
@@ -28,17 +28,17 @@ from bsmeta.tasks.causal_lm.generation.dialogue import Dialogue, read_input_line
 from bsmeta.tasks.causal_lm.generation.requests import (
     FIELDS,
     Request,
-    changed,
-    for_all,
+    apply_steps,
     read_requests,
+    replace_defaults,
 )
 from bsmeta.tasks.causal_lm.generation.writer import Result, Sample, Writer
 
 
-def write(config: GenerateConfig, opened: OpenedModel) -> None:
+def write_texts(config: GenerateConfig, opened: OpenedModel) -> None:
     """Generates and outputs the texts that the configuration requests."""
     _check_output_keys(config)
-    default_request = changed({}, {name: getattr(config, name) for name in FIELDS})
+    default_request = replace_defaults({}, {name: getattr(config, name) for name in FIELDS})
     if config.input is not None:
         requests = read_requests(config.input, default_request)
     elif config.compare:
@@ -50,7 +50,7 @@ def write(config: GenerateConfig, opened: OpenedModel) -> None:
         requests = [default_request]
 
     metadata_config = opened.train.data_config.metadata_config
-    for_all(  # before a model is loaded
+    apply_steps(  # before a model is loaded
         requests,
         lambda request: check_metadata(request.metadata, metadata_config),
         lambda request: check_metadata(request.null_metadata, metadata_config),
@@ -66,7 +66,7 @@ def write(config: GenerateConfig, opened: OpenedModel) -> None:
         show_side_by_side(list(writer.write(requests)), console)
     else:
         for result in writer.write(requests):
-            show(result, console)
+            show_window(result, console)
 
 
 def _check_output_keys(config: GenerateConfig) -> None:
@@ -98,7 +98,7 @@ def _answer_interactively(default_request: Request, writer: Writer, config: Meta
     for request in dialogue.requests(read_input_lines(config.metadata_list)):
         try:
             for result in writer.write([request]):
-                show(result, report_console(highlight=False))
+                show_window(result, report_console(highlight=False))
                 sys.stdout.flush()
         except ConfigurationError as error:  # for example a prompt that is too long
             print(error, file=sys.stderr, flush=True)
@@ -121,7 +121,7 @@ def _write_file(results: Iterable[Result], path: str) -> None:
     print(f"{count} results written to {path}", file=sys.stderr)
 
 
-def show(result: Result, console: Console) -> None:
+def show_window(result: Result, console: Console) -> None:
     """Prints the texts of a request, each after its prefix (dim) and its prompt (bold).
 
     A file or a pipe receives prefix, prompt and text as they are.
@@ -132,30 +132,32 @@ def show(result: Result, console: Console) -> None:
         if len(result.samples) > 1:
             console.rule(f"{number} of {len(result.samples)}, seed {sample.seed}", align="left")
         if console.is_terminal:
-            console.print(Text(printable(prefix), style="dim") + _style(request, sample))
+            console.print(
+                Text(make_printable(prefix), style="dim") + _style_prompt(request, sample)
+            )
         else:
-            write_data(f"{prefix}{request.prompt}{sample.text}{_ending(sample)}\n")
+            write_data(f"{prefix}{request.prompt}{sample.text}{_choose_ending(sample)}\n")
 
 
 def show_side_by_side(results: Sequence[Result], console: Console) -> None:
     """Prints a table with a column per request (its metadata) and a row per seed."""
     table = Table(box=box.SIMPLE_HEAD, expand=True, show_lines=True, pad_edge=False)
     for result in results:
-        prefix = printable(result.prefix) or "(no metadata)"
+        prefix = make_printable(result.prefix) or "(no metadata)"
         table.add_column(Text(prefix), ratio=1, overflow="fold")
     for samples in zip(*(result.samples for result in results), strict=True):
         cells = zip(results, samples, strict=True)
-        table.add_row(*[_style(result.request, sample) for result, sample in cells])
+        table.add_row(*[_style_prompt(result.request, sample) for result, sample in cells])
     console.print(table)
 
 
-def _style(request: Request, sample: Sample) -> Text:
+def _style_prompt(request: Request, sample: Sample) -> Text:
     """Returns the prompt in bold and the text after it."""
-    prompt = printable(request.prompt)
-    text = printable(sample.text)
-    return Text.assemble((prompt, "bold"), text, (_ending(sample), "dim"))
+    prompt = make_printable(request.prompt)
+    text = make_printable(sample.text)
+    return Text.assemble((prompt, "bold"), text, (_choose_ending(sample), "dim"))
 
 
-def _ending(sample: Sample) -> str:
+def _choose_ending(sample: Sample) -> str:
     """Returns an ellipsis for a text that did not end by itself."""
     return "" if sample.finished == "eos" else " …"

@@ -11,7 +11,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.generation.contexts import Context, Contexts
 from bsmeta.tasks.causal_lm.generation.decoding import Continuation, Decoder, Draw
-from bsmeta.tasks.causal_lm.generation.requests import Request, for_all
+from bsmeta.tasks.causal_lm.generation.requests import Request, apply_steps
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class Writer:
         Raises:
             ConfigurationError: A request is invalid; the message lists the problems of all.
         """
-        pairs = list(zip(requests, for_all(requests, self._make_contexts), strict=True))
+        pairs = list(zip(requests, apply_steps(requests, self._make_contexts), strict=True))
         return self._generate_results(pairs)
 
     def _generate_results(
@@ -87,8 +87,8 @@ class Writer:
 
     def _make_contexts(self, request: Request) -> tuple[Context, Context]:
         """Makes the context of a request, and the context that guidance leads away from."""
-        context = self._contexts.make(request.metadata, request.prompt)
-        null_context = self._contexts.make(request.null_metadata, request.prompt)
+        context = self._contexts.make_context(request.metadata, request.prompt)
+        null_context = self._contexts.make_context(request.null_metadata, request.prompt)
         longest = max(len(context.ids), len(null_context.ids))
         if longest >= self._max_length:
             raise ConfigurationError(
@@ -99,7 +99,7 @@ class Writer:
 
     def _generate(self, draws: Iterator[Draw]) -> Iterator[Continuation]:
         while batch := list(islice(draws, self._batch_size)):
-            yield from self._decoder.run(batch)
+            yield from self._decoder.continue_texts(batch)
 
 
 def _list_draws(pairs: Sequence[tuple[Request, tuple[Context, Context]]]) -> Iterator[Draw]:

@@ -41,7 +41,7 @@ def packed(window: Window = WINDOW, seed: int = 1, **changes: Any) -> list[Packe
     """The sequences of the three documents, as stream 0 yields them."""
     config = DataConfig(metadata_config=METADATA, **changes)
     packed_window = pack_documents(make_documents(), window, config, seed)
-    return [packed_window.sequence(row, 0, Position()) for row in range(len(packed_window))]
+    return [packed_window.make_sequence(row, 0, Position()) for row in range(len(packed_window))]
 
 
 def test_sequences_hold_whole_chunks() -> None:

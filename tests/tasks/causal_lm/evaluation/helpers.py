@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from bsmeta.report.inference import clusters_of_hosts
+from bsmeta.report.inference import assign_host_clusters
 from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST, Arm, Comparison
 from bsmeta.tasks.causal_lm.evaluation.results import (
     ComparisonSums,
@@ -41,7 +41,7 @@ def sums_of(differences: np.ndarray) -> np.ndarray:
 def metrics_of(differences: np.ndarray, hosts: list[str]) -> PairedMetrics:
     (metrics,) = compute_paired_metrics(
         sums_of(differences)[None], resamples=10, seed=0, family=[0],
-        clusters=clusters_of_hosts(hosts),
+        clusters=assign_host_clusters(hosts),
     )  # fmt: skip
     assert metrics is not None
     return metrics
@@ -52,7 +52,7 @@ def evaluated(by_host: bool) -> ModelReport:
     hosts = ["a.org"] * 30 + ["b.org"] * 30
     differences = np.repeat([-0.4, 0.0], 30)
     sums = {"all": ComparisonSums(_by_bin(differences), np.ones(60, bool), np.zeros(60, bool))}
-    clusters = clusters_of_hosts(hosts)
+    clusters = assign_host_clusters(hosts)
     metrics = partial(
         compute_paired_metrics, resamples=200, seed=0, clusters=clusters if by_host else None
     )

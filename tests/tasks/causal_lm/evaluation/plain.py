@@ -11,7 +11,7 @@ import torch
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.data.text.chunks import Chunk, cut
+from bsmeta.data.text.chunks import Chunk, cut_document
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.rendering import Renderer
@@ -46,7 +46,9 @@ def bits_of_document(
     arms = []
     for own in ((), types):
         (encoded,) = encoder.encode([renderer.render(document, own)])
-        arms.append([t for chunk in cut(encoded, config) for t in tokens_of_chunk(model, chunk)])
+        arms.append(
+            [t for chunk in cut_document(encoded, config) for t in tokens_of_chunk(model, chunk)]
+        )
     text = document.text
     inside = {p for arm in arms for start, end, _ in arm for p in range(start + 1, end)}
     marks = [p for p in range(len(text) + 1) if p not in inside]

@@ -15,7 +15,7 @@ from bsmeta.tasks.causal_lm.evaluation.arms import (
     Arm,
     StyledRenderer,
     apply_control,
-    configured_comparisons,
+    list_comparisons,
 )
 
 
@@ -26,7 +26,7 @@ def test_comparisons_in_their_order() -> None:
         controls=["wrong"],
         prompt=True,
     )
-    made = configured_comparisons(config, ["title", "url", "length"])
+    made = list_comparisons(config, ["title", "url", "length"])
     shown = [(one.name, one.base.types, one.test.types) for one in made]
     everything = ("title", "url", "length")
     assert shown == [
@@ -59,7 +59,7 @@ def test_comparisons_in_their_order() -> None:
 def test_all_unknown_names_are_listed_at_once() -> None:
     config = EvaluateConfig(chosen=["url+color", "size"])
     with pytest.raises(ConfigurationError) as caught:
-        configured_comparisons(config, ["url"])
+        list_comparisons(config, ["url"])
     assert "color is not in metadata_list ['url']" in str(caught.value)
     assert "size is not in metadata_list ['url']" in str(caught.value)
 

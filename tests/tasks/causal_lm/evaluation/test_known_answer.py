@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.tasks.causal_lm.evaluation.arms import configured_comparisons
+from bsmeta.tasks.causal_lm.evaluation.arms import list_comparisons
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.results import Row, compute_paired_metrics, make_rows
@@ -104,7 +104,7 @@ def rows(
     config = EvaluateConfig(
         comparisons=["all", "each", "left_out", "added"], controls=["shuffled", "wrong"]
     )
-    comparisons = configured_comparisons(config, ["secret", "noise"])
+    comparisons = list_comparisons(config, ["secret", "noise"])
     documents = HeldOutDocuments(data, max_documents=None, deduplicate=True)
     evaluation = PairedEvaluation(data, characters, documents, comparisons, seed=1)
     sums = evaluation.run(Copier(), torch.device("cpu"))

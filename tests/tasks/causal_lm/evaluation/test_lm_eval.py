@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.waiting import STUCK_S
 
@@ -38,7 +38,7 @@ QUESTIONS = [
 )
 def test_the_harness_scores_an_exported_model(tmp_path: Path) -> None:
     assert LM_EVAL is not None
-    config = compose(CausalLMConfig, "demo", [f"out_dir={tmp_path}"])
+    config = compose_command_line(CausalLMConfig, "demo", [f"out_dir={tmp_path}"])
     task = CausalLanguageModel(config)
     torch.manual_seed(0)
     model = task.build_model()

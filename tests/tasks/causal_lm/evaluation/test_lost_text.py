@@ -22,7 +22,7 @@ from bsmeta.tasks.causal_lm.evaluation.arms import TEXT_ALONE, plan_comparisons
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, NATS_WITHOUT, TOKENS
-from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums, refuse_nothing_scored
+from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums, refuse_empty_scores
 from bsmeta.tasks.causal_lm.evaluation.subset import SubsetEvaluation
 from bsmeta.tasks.causal_lm.evaluation.windows import WINDOWS
 from bsmeta.tasks.causal_lm.generation.likelihoods import Likelihoods
@@ -111,7 +111,7 @@ def test_with_nothing_left_to_score_there_are_no_bits_per_byte(
     with pytest.raises(
         DataError, match=r"^checkpoint=x: no bytes are left to score: .* loses 11 bytes"
     ):
-        refuse_nothing_scored(sums_of(config, tokenizer, model, "sliding"), "checkpoint=x")
+        refuse_empty_scores(sums_of(config, tokenizer, model, "sliding"), "checkpoint=x")
     subset = SubsetEvaluation(config, tokenizer, max_documents=2, seed=0, ranks=ALONE)
     assert subset.run(model, CPU) == {"documents": 0, "bytes": 0}
     assert "evaluations leave out 11 of 12 bytes (91.67%)" in caplog.text
@@ -126,7 +126,7 @@ def test_a_lossless_tokenizer_leaves_out_nothing(tmp_path: Path) -> None:
     assert sums["text"].lost_bytes.tolist() == [0]
     first = len("the")  # one token, without context
     assert sums["text"].totals[0, BYTES] == len(TEXT.encode()) - first
-    refuse_nothing_scored(sums, "checkpoint=x")
+    refuse_empty_scores(sums, "checkpoint=x")
 
 
 def test_attribution_compares_candidates_over_text_that_comes_back(

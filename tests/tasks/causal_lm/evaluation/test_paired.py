@@ -21,7 +21,7 @@ from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.errors import DataError
 from bsmeta.tasks.causal_lm.evaluation.arms import (
     TEXT_ALONE,
-    configured_comparisons,
+    list_comparisons,
     plan_comparisons,
 )
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
@@ -230,7 +230,7 @@ def test_own_values_are_compared_with_their_control_over_the_same_bytes(
     model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
     config = changed(data_config, metadata_list=["url"])
-    made = configured_comparisons(
+    made = list_comparisons(
         EvaluateConfig(comparisons=["all"], controls=["matched", "form", "separator"]), ["url"]
     )
     evaluation = PairedEvaluation(config, tokenizer, held_out(config), made, windows="sliding")

@@ -10,8 +10,8 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.saved_runs import to_yaml
-from bsmeta.data.io.shards import Shard, shards_fingerprint, with_samples
+from bsmeta.config.saved_runs import write_yaml
+from bsmeta.data.io.shards import Shard, add_sample_hashes, fingerprint_shards
 from tests.tasks.causal_lm.evaluation.conftest import call, documents, write_shard
 
 
@@ -29,8 +29,8 @@ def test_a_training_shard_of_the_run_is_not_held_out(
     size, name = shard.stat().st_size, shard
     if listed == "in a checkpoint":
         (run_folder / "checkpoint-8step").mkdir()
-        listed_shards = shards_fingerprint(
-            with_samples([Shard("train-000.jsonl.gz", str(shard), size)])
+        listed_shards = fingerprint_shards(
+            add_sample_hashes([Shard("train-000.jsonl.gz", str(shard), size)])
         )
         state = {"fingerprint": {"shards": listed_shards}, "streams": {}}
         (run_folder / "checkpoint-8step" / "data_state.json").write_text(json.dumps(state))
@@ -57,6 +57,6 @@ def test_a_run_without_a_held_out_file_is_not_suggested(
 ) -> None:
     shard = write_shard(tmp_path / "train-000.jsonl.gz", documents()[2:5])
     data = DataConfig(train_file=str(shard))
-    (run_folder / "config.yaml").write_text(to_yaml(CausalLMConfig(data_config=data)))
+    (run_folder / "config.yaml").write_text(write_yaml(CausalLMConfig(data_config=data)))
     assert call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={shard}") == 2
     assert "expected a file that it was not trained on\n" in capsys.readouterr().err

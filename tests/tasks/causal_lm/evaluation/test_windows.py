@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import DataConfig, row_length
+from bsmeta.config.data import DataConfig, compute_row_length
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
@@ -39,7 +39,7 @@ def test_windows_have_the_same_text_with_and_without_metadata(
         for types in (metadata.metadata_list, ()):
             (encoded,) = encoder.encode([renderer.render(document, types)])
             made = WINDOWS[windows](encoded, config)
-            assert all(len(window.ids) <= row_length(config) for window in made)
+            assert all(len(window.ids) <= compute_row_length(config) for window in made)
             readings.append(
                 [(window.ids[window.scored], window.starts[window.scored]) for window in made]
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.tasks.causal_lm.explaining.selection import Selection
 from bsmeta.tasks.causal_lm.explaining.tokens import TokenTexts
@@ -27,7 +27,7 @@ TYPES = ("title", "url", "datasource", "website_description", "timestamp", "enti
 def demo(*overrides: str) -> ExplainConfig:
     """The demo's data and model with these types; with the backend that is always there."""
     fixed = ["data_config.tokenizer_backend=hf", f"{METADATA_LIST}=[{','.join(TYPES)}]"]
-    return compose(ExplainConfig, "demo", [*fixed, *overrides])
+    return compose_command_line(ExplainConfig, "demo", [*fixed, *overrides])
 
 
 @cache

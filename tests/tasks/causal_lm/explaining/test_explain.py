@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
+from bsmeta.config.compose import compose_command_line
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.explain import main
@@ -76,7 +76,7 @@ def test_help_has_the_keys_of_training_and_its_own(tmp_path: Path) -> None:
 
 
 def test_the_files_of_training_fit_with_and_without_the_further_keys() -> None:
-    assert compose(ExplainConfig, "demo", ["limit=2", "seed=7"]).limit == 2
-    assert type(compose(CausalLMConfig, "demo", ["seed=7"])) is CausalLMConfig
+    assert compose_command_line(ExplainConfig, "demo", ["limit=2", "seed=7"]).limit == 2
+    assert type(compose_command_line(CausalLMConfig, "demo", ["seed=7"])) is CausalLMConfig
     with pytest.raises(ConfigurationError, match="limit"):
-        compose(CausalLMConfig, "demo", ["limit=2"])
+        compose_command_line(CausalLMConfig, "demo", ["limit=2"])

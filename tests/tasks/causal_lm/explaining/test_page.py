@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from bsmeta.tasks.causal_lm.explaining.page import page as html_page
+from bsmeta.tasks.causal_lm.explaining.page import render_page as html_page
 from tests.data.helpers import page, small_tokenizer
 from tests.tasks.causal_lm.explaining.helpers import own_config, own_windows, small_texts
 

@@ -14,7 +14,7 @@ from bsmeta.config.data import SourceConfig
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.shards import list_shards
-from bsmeta.data.stream.plan import deal
+from bsmeta.data.stream.plan import deal_documents
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.tasks.causal_lm.explaining.selection import Selection
 from bsmeta.tasks.causal_lm.explaining.windows import ExplainedWindow
@@ -190,8 +190,10 @@ def test_a_document_of_a_shard_that_streams_share(tmp_path: Path, number: int) -
     assert [one.name for one in window.documents] == [name]
     assert window.count <= window.last - window.first
     shown = {chunk.number for sequence in window.sequences for chunk in sequence}
-    shares = [share for own in deal(list_shards(config.data_config), [1] * 3) for share in own]
-    windows = [share.documents(window, 5) for share in shares for window in range(8)]
+    shares = [
+        share for own in deal_documents(list_shards(config.data_config), [1] * 3) for share in own
+    ]
+    windows = [share.list_documents(window, 5) for share in shares for window in range(8)]
     (trained,) = [one for one in windows if number in one]
     assert shown == {one for one in trained if one < 40}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bsmeta.tasks.causal_lm.explaining.terminal import show, show_legend
+from bsmeta.tasks.causal_lm.explaining.terminal import show_legend, show_window
 from tests.data.helpers import page
 from tests.tasks.causal_lm.explaining.helpers import own_config, own_windows, small_texts
 
@@ -22,7 +22,7 @@ def shown(folder: Path, *, color: bool = False, **changes: Any) -> list[str]:
         file=file, width=100, force_terminal=color, color_system="standard" if color else None
     )
     for window in own_windows(config):
-        show(window, console, config, small_texts())
+        show_window(window, console, config, small_texts())
     show_legend(console, config)
     return [line.rstrip() for line in file.getvalue().splitlines()]
 

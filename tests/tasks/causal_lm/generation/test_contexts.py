@@ -25,7 +25,7 @@ def made(
 ) -> Context:
     settings.setdefault("metadata_list", ["html", "title", "url", "timestamp", "length"])
     config = DataConfig(metadata_config=MetadataConfig(**settings))
-    return Contexts(config, tokenizer).make(metadata, prompt)
+    return Contexts(config, tokenizer).make_context(metadata, prompt)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_tokens_are_those_of_training(
     document = Document("A set is", None, {"title": [title]})
     rendered = Renderer(data_config.metadata_config).render(document, ("title",))
     (encoded,) = DocumentEncoder(tokenizer, data_config).encode([rendered])
-    context = Contexts(data_config, tokenizer).make({"title": "Sets"}, "A set is")
+    context = Contexts(data_config, tokenizer).make_context({"title": "Sets"}, "A set is")
     assert context.ids == [*encoded.prefix_ids, *encoded.ids[:-1]]
     assert tokenizer.decode(context.ids) == "Title: Sets ||| A set is"
     assert context.joint == ""
@@ -103,14 +103,14 @@ def test_a_separator_with_tokens_of_its_own_is_given_as_in_training(
     )
     (encoded,) = DocumentEncoder(tokenizer, config).encode([rendered])
     contexts = Contexts(config, tokenizer)
-    assert contexts.make({"title": "Sets"}, "A set is").ids == [
+    assert contexts.make_context({"title": "Sets"}, "A set is").ids == [
         *encoded.prefix_ids,
         *encoded.ids[:-1],
     ]
-    context = contexts.make({"title": "Sets"}, "")
+    context = contexts.make_context({"title": "Sets"}, "")
     assert context.ids == [*encoded.prefix_ids, *tokenizer.encode(" ")]
     assert context.joint == ""
-    assert contexts.make({}, "") == Context(prefix="", ids=[0], joint="")
+    assert contexts.make_context({}, "") == Context(prefix="", ids=[0], joint="")
 
 
 def test_without_metadata_and_prompt_the_context_is_the_end_of_text_token(
@@ -161,6 +161,6 @@ def test_a_prefix_that_is_too_long_is_cut_as_in_training(
 ) -> None:
     short = replace(data_config.metadata_config, prefix_max_tokens=12)
     contexts = Contexts(replace(data_config, metadata_config=short), tokenizer)
-    context = contexts.make({"title": "word " * 50}, "")
+    context = contexts.make_context({"title": "word " * 50}, "")
     assert len(context.ids) == 12
     assert tokenizer.decode(context.ids).endswith(" |||")

@@ -42,18 +42,18 @@ def draw(**values: object) -> Draw:
 
 
 def test_guidance_1_samples_after_the_context(decoder: Decoder) -> None:
-    guided, plain, other = decoder.run(
+    guided, plain, other = decoder.continue_texts(
         [draw(guidance=1.0), draw(null_context=[]), draw(guidance=1.5)]
     )
     assert guided.ids == plain.ids != other.ids
     almost = draw(guidance=1.0 + 1e-12)  # both contexts are asked, and the null one cancels out
-    assert decoder.run([almost])[0].ids == plain.ids
+    assert decoder.continue_texts([almost])[0].ids == plain.ids
 
 
 def test_guidance_0_samples_after_the_null_context(decoder: Decoder) -> None:
-    guided, plain, other = decoder.run([draw(guidance=0.0), draw(context=NULL), draw()])
+    guided, plain, other = decoder.continue_texts([draw(guidance=0.0), draw(context=NULL), draw()])
     assert guided.ids == plain.ids != other.ids
-    assert decoder.run([draw(guidance=1e-12)])[0].ids == plain.ids
+    assert decoder.continue_texts([draw(guidance=1e-12)])[0].ids == plain.ids
 
 
 @pytest.mark.parametrize("guidance", [0.5, 2.0, -1.0])
@@ -63,7 +63,7 @@ def test_greedy_guidance_equals_the_plain_computation(
     expected = guided_greedy(
         model, CONTEXT, NULL, guidance=guidance, steps=20, vocabulary=VOCABULARY, eos=EOS
     )
-    (written,) = decoder.run([draw(guidance=guidance, temperature=0.0)])
+    (written,) = decoder.continue_texts([draw(guidance=guidance, temperature=0.0)])
     assert written.ids == expected
     assert written.finished == ("max_new_tokens" if len(expected) == 20 else "eos")
 
@@ -75,8 +75,8 @@ def test_texts_of_one_batch_are_those_of_single_runs(decoder: Decoder) -> None:
         draw(context=[12, 7, 44], null_context=[1] * 40, guidance=0.5, max_new_tokens=24),
         draw(temperature=0.0),
     ]
-    together = decoder.run(draws)
-    assert [one.ids for one in together] == [decoder.run([one])[0].ids for one in draws]
+    together = decoder.continue_texts(draws)
+    assert [one.ids for one in together] == [decoder.continue_texts([one])[0].ids for one in draws]
     assert [len(one.ids) for one in together] == [20, 7, 24, 20]
 
 
@@ -87,21 +87,21 @@ def test_a_model_with_learned_positions_is_not_led_beyond_them() -> None:
     )
     decoder = decoder_of(GPT2LMHeadModel(config).eval(), eos=VOCABULARY - 1)
     draws = [draw(context=[3] * 60, max_new_tokens=50), draw(context=[3], max_new_tokens=50)]
-    short, long = decoder.run(draws)
+    short, long = decoder.continue_texts(draws)
     assert (len(short.ids), short.finished) == (4, "max_seq_len")
     assert (len(long.ids), long.finished) == (50, "max_new_tokens")
-    assert short.ids == decoder.run(draws[:1])[0].ids
+    assert short.ids == decoder.continue_texts(draws[:1])[0].ids
 
 
 def test_a_text_ends_with_the_end_of_text_token(model: LlamaForCausalLM) -> None:
     first = int(next_scores(model, CONTEXT, VOCABULARY).argmax())
     decoder = decoder_of(model, eos=first)
-    (written,) = decoder.run([draw(temperature=0.0)])
+    (written,) = decoder.continue_texts([draw(temperature=0.0)])
     assert (written.ids, written.finished) == ([], "eos")
 
 
 def test_the_seed_determines_the_text(decoder: Decoder) -> None:
-    same, again, other = decoder.run([draw(), draw(), draw(seed=4)])
+    same, again, other = decoder.continue_texts([draw(), draw(), draw(seed=4)])
     assert same.ids == again.ids != other.ids
 
 

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.tasks.causal_lm.generation.requests import Request, changed, for_all, read_requests
+from bsmeta.tasks.causal_lm.generation.requests import (
+    Request,
+    apply_steps,
+    read_requests,
+    replace_defaults,
+)
 
 Generate = Callable[..., int]
 
@@ -50,7 +55,7 @@ def test_values_that_no_request_can_have_are_refused(
     values: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigurationError) as error:
-        changed({"prompt": "A"}, values)
+        replace_defaults({"prompt": "A"}, values)
     assert str(error.value).startswith(message)
 
 
@@ -61,7 +66,7 @@ def test_the_problems_of_all_requests_are_listed_together() -> None:
         return len(request.prompt)
 
     requests = [Request(), Request(prompt="ab"), Request(id="last")]
-    assert for_all(requests[1:2], refuse_empty) == [2]
+    assert apply_steps(requests[1:2], refuse_empty) == [2]
     with pytest.raises(ConfigurationError) as error:
-        for_all(requests, refuse_empty)
+        apply_steps(requests, refuse_empty)
     assert str(error.value) == "request 1: prompt: is empty\nrequest last: prompt: is empty"

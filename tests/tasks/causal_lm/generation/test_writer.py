@@ -11,12 +11,12 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.generation.requests import Request
 from bsmeta.tasks.causal_lm.generation.writer import Writer
-from bsmeta.tasks.checkpoints import locate
+from bsmeta.tasks.checkpoints import locate_model
 
 
 @pytest.fixture
 def opened(run_folder: Path) -> OpenedModel:
-    return OpenedModel(locate(str(run_folder)), None, {}, device=torch.device("cpu"))
+    return OpenedModel(locate_model(str(run_folder)), None, {}, device=torch.device("cpu"))
 
 
 def test_texts_and_their_order_do_not_depend_on_the_batch(opened: OpenedModel) -> None:
