@@ -49,9 +49,19 @@ def pytest_report_to_serializable(
     report: object,
 ) -> Generator[None, dict[str, Any] | None, dict[str, Any] | None]:
     """Replaces lone surrogates: a worker that cannot send a report ends the whole session."""
-    sent = yield
-    text = json.dumps(sent, ensure_ascii=False)
-    return json.loads(text.encode("utf-8", "replace"))
+    report_data = yield
+    return replace_surrogates(report_data)
+
+
+def replace_surrogates(value: Any) -> Any:
+    """Returns a value of strings, sequences and mappings with `?` for each lone surrogate."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {replace_surrogates(name): replace_surrogates(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(replace_surrogates(part) for part in value)
+    return value
 
 
 def command(script: Path, *arguments: str, processes: int, launcher: bool = False) -> list[str]:
