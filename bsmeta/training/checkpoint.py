@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should 
 logger = logging.getLogger(__name__)
 
 # The version of the checkpoint format: incremented when one of the two state files below changes.
-FORMAT = 4
+FORMAT = 5
 STATE = "trainer_state.json"
 DATA = "data_state.json"
 CONFIG = "config.yaml"
