@@ -648,7 +648,7 @@ TARGETS = {
         "manifest.json",
         json.dumps(
             {
-                "format": 4,
+                "format": 5,
                 "step": 8,
                 "files": {
                     name: {"bytes": 1, "xxh3": "0" * 32}

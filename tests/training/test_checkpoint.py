@@ -147,8 +147,8 @@ def test_a_manifest_of_another_form_is_named(
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        (3, r"an earlier version .* \(format 3, expected 4\)"),
-        (5, "a later version .* start afresh"),
+        (4, r"an earlier version .* \(format 4, expected 5\)"),
+        (6, "a later version .* start afresh"),
     ],
 )
 def test_a_checkpoint_of_another_version_is_refused(
