@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gzip
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +19,7 @@ from xml.sax.saxutils import escape
 import msgspec
 import yaml
 
+from bsmeta.annotate import warc
 from bsmeta.annotate.about_page import find_date_in_page, parse_date, read_date_in_url
 from bsmeta.annotate.annotator import AnnotationError, Row
 from bsmeta.annotate.config import AnnotateConfig
@@ -28,12 +31,13 @@ from bsmeta.annotate.descriptions import (
     read_descriptions,
 )
 from bsmeta.annotate.frames import make_inert_html
+from bsmeta.annotate.http_response import parse_response
 from bsmeta.annotate.links import (
     LinkedPage,
     LinkIndex,
     find_linked_page,
+    list_mentions,
     locate_index,
-    mentions,
     normalize_address,
     write_index,
     write_linked_sets,
@@ -41,7 +45,7 @@ from bsmeta.annotate.links import (
 from bsmeta.annotate.page import Declared, PageError, decode_html, parse_page
 from bsmeta.annotate.plan import make_annotators
 from bsmeta.annotate.sources import InputRecord, decode_line
-from bsmeta.annotate.spans import paragraphs
+from bsmeta.annotate.spans import split_paragraphs
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.overrides import quote_home, quote_mapping
 from bsmeta.config.saved import parse_saved
@@ -200,7 +204,7 @@ def links_of(text: str, folder: Path) -> None:
     base = escape(text, {'"': "&quot;"})
     page = parse_page(f'<head><base href="{base}"></head><a href="/b">a</a>')
     with contextlib.suppress(ValueError):
-        list(mentions(page, "https://a.org/b", LinkIndex(path)))
+        list(list_mentions(page, "https://a.org/b", LinkIndex(path)))
 
 
 def linked_sets(text: str, folder: Path) -> None:
@@ -342,6 +346,18 @@ def all_of(iterate: Callable[[str], Iterable[object]]) -> Run:
     return lambda text, _: list(iterate(text))
 
 
+def read_archive(text: str, _: Path) -> None:
+    list(warc.read_records(BytesIO(text.encode()), 1 << 20))
+
+
+def read_compressed_archive(text: str, _: Path) -> None:
+    """The text in gzip members of a few bytes, of which some are damaged."""
+    data = text.encode()
+    members = [gzip.compress(data[start : start + 40]) for start in range(0, len(data), 40)]
+    damaged = [member[:-9] if number % 5 == 4 else member for number, member in enumerate(members)]
+    list(warc.read_records(BytesIO(b"".join(damaged)), 1 << 20))
+
+
 def of(run: Callable[[str], object]) -> Run:
     return lambda text, _: run(text)
 
@@ -404,7 +420,10 @@ RUNS: dict[str, Run] = {
     ),
     "language": annotated("language", lambda text: InputRecord(url="a", text=text)),
     "lengths": annotated("length", lambda text: InputRecord(url="a", text=text)),
-    "paragraphs": all_of(lambda text: paragraphs(Row(InputRecord(text=text), "published"))),
+    "paragraphs": all_of(lambda text: split_paragraphs(Row(InputRecord(text=text), "published"))),
+    "records of a WARC file": read_archive,
+    "compressed WARC file": read_compressed_archive,
+    "HTTP response": of(lambda text: parse_response(text.encode(), 1 << 20)),
     "main content": of(lambda text: Text(text).align_extract(text[::-1] + text[: len(text) // 2])),
     "date of a URL": of(read_date_in_url),
     "date": of(parse_date),
@@ -539,6 +558,19 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
     "glob": (Shape("a/", "b/", "x.gz"), Shape("a/", "b", ".gz")),
     "paragraphs": (Shape("", "a\n\n", ""),),
     "data source": (Shape("", "1.", ""), Shape("", "1.", "a"), Shape("a", ".1", "")),
+    "records of a WARC file": (
+        Shape("WARC/1.0\nWARC-Type: a\nContent-Length: 9\n\n", "\nWARC/1.0", ""),
+        Shape("WARC/1.0\na: b\n", "c: d\n", "\n"),
+        Shape("", "WARC/1.0\n\n", ""),
+        Shape("", "WARC/1.0\nContent-Length: 99\n\na\n", ""),
+        Shape("", "\n", "a"),
+    ),
+    "compressed WARC file": (Shape("", "WARC/1.0\nContent-Length: 9\n\n123456789", ""),),
+    "HTTP response": (
+        Shape("HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n\n", "1\na\n", ""),
+        Shape("HTTP/1.1 200 OK\nContent-Type: text/html; charset=", " ", "\n\n"),
+        Shape("HTTP/1.1 200 OK\nContent-Encoding: ", "gzip,", "\n\na"),
+    ),
     "key of a link": (Shape("", "/index.html", "x"), Shape("?", "a=b&", "")),
 }
 """What is hard for some of them; found by reading them."""
@@ -611,7 +643,6 @@ _TAKES_APART |= {"find", "rfind", "readline", "readlines"}
 OTHERS = {
     "annotate/about_page.py:WebsiteDescription._find_in_table": "a host: `DescriptionTable.find`",
     "annotate/links.py:_read_first_line": "a file of this program",
-    "annotate/sources.py:_check_end": "the end of a WARC file, once",
     "annotate/spans.py:Spelling.annotate": "needs a model; reads at most `LONGEST_SAMPLE`",
     "core/environment.py:_describe_processor": "the processor's name, from a file of the system",
     "core/secrets.py:_list_written_forms": "a secret of the environment, once",

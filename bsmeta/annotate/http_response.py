@@ -26,7 +26,7 @@ HTML_TYPES = ("text/html", "application/xhtml+xml")
 _OK = 200
 _STATUS = re.compile(rb"HTTP/\d+(?:\.\d+)?[ \t]+(\d{3})")
 _HEADER_END = re.compile(rb"\n\r?\n")
-_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([^\s\"';,]+)", re.IGNORECASE)
+_CHARSET = re.compile(r"charset\s*+=\s*+[\"']?+\s*+([^\s\"';,]++)", re.IGNORECASE)
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _NO_CODINGS = ("", "identity", "none")
 _BLOCK = 1 << 16  # bytes decompressed at a time

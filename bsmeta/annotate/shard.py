@@ -112,7 +112,7 @@ class Header(msgspec.Struct):
 
 
 class Entry(msgspec.Struct):
-    """A chunk that is on the disk; the last of a complete journal has no pages."""
+    """A chunk that is on the disk; the last line of a complete journal has no pages."""
 
     end: int  # size of the shard after it
     dropped: list[tuple[int, str, str]] = []
@@ -127,11 +127,12 @@ class Journal(msgspec.Struct):
     entries: list[Entry] = []
     bytes: int = 0  # size of the valid lines
     end: int = 0  # size of the shard after the last of them
+    others: dict[str, int] = {}  # records that are no pages, by type; known at the end
     is_complete: bool = False
 
     def sum_counts(self) -> Counts:
         """Adds up the counts of all chunks."""
-        total = Counts()
+        total = Counts(others=self.others)
         for entry in self.entries:
             total.add(entry.counts)
         return total
@@ -169,7 +170,10 @@ def read_journal(path: Path) -> Journal | None:
                 entry = _ENTRY.decode(data)
                 journal.end = entry.end
                 journal.is_complete = entry.is_end
-                journal.entries.append(entry)
+                if entry.is_end:
+                    journal.others = entry.counts.others
+                else:
+                    journal.entries.append(entry)
         except msgspec.DecodeError:
             break
         journal.bytes += len(line)

@@ -39,11 +39,11 @@ _VERSION = re.compile(rb"WARC/\d+\.\d+[ \t]*\r?\n")
 _VERSION_START = re.compile(rb"W(A(R(C(/[\d.]*\r?)?)?)?)?")
 _VERSION_LINE = re.compile(rb"\nWARC/\d+\.\d+[ \t]*\r?\n")
 _LONGEST_VERSION = 32  # bytes of such a line
-_HEADER_END = re.compile(rb"\n\r?\n")
+_HEADER_END = re.compile(rb"\n(?:\r?\n|WARC/\d+\.\d+[ \t]*\r?\n)")  # empty line, or next record
 _BLANK = re.compile(rb"[\r\n]*")
-_TYPE = re.compile(rb"^warc-type[ \t]*:[ \t]*([^\r\n]*?)[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
+_TYPE = re.compile(rb"^warc-type[ \t]*+:([^\r\n]*+)", re.IGNORECASE | re.MULTILINE)
 _LENGTH = re.compile(
-    rb"^content-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r?$", re.IGNORECASE | re.MULTILINE
+    rb"^content-length[ \t]*+:[ \t]*+(\d{1,18})[ \t]*+\r?$", re.IGNORECASE | re.MULTILINE
 )
 _TRIAL = 1 << 12  # bytes with which a possible gzip member is tried
 _SMALL_INPUT = 64  # compressed bytes at a time before damage: output of a failing call is lost
@@ -136,17 +136,15 @@ def _read_record(content: _Content, start: int, limit: int) -> tuple[Record | Da
     digits = _LENGTH.search(header)
     length = None if digits is None else int(digits[1])
 
-    data = b""
-    end: int | None = None
-    if length is not None:
-        data = content.read(begin, min(length, limit + 1))
-        end = content.find_end(begin, length)
-    if end is None:
+    content.keep(begin, limit + 1)
+    end = None if length is None else content.find_end(begin, length)
+    if end is not None:
+        data = content.read_kept(end - begin)
+    else:
         # The length is missing or wrong: the content extends to the next record.
-        data = content.read(begin, limit + 1)
         end = content.find_record(begin)
+        data = content.read_kept(end - begin)
         if end - begin <= limit:
-            data = data[: end - begin]
             is_cut_off = content.is_plain and not data.endswith((b"\n\r\n", b"\n\n"))
             if is_cut_off and length is not None and length > len(data) and content.ends_at(end):
                 return Damage(offset, RECORD_CUT_OFF), end
@@ -159,7 +157,7 @@ def _read_record(content: _Content, start: int, limit: int) -> tuple[Record | Da
     if gap is not None:
         return Damage(gap.offset, gap.reason), end
     record_type = _TYPE.search(header)
-    name = "" if record_type is None else record_type[1].decode("utf-8", "replace").lower()
+    name = "" if record_type is None else record_type[1].strip().decode("utf-8", "replace").lower()
     return Record(name, header, data, offset), end
 
 
@@ -242,8 +240,12 @@ class _Content:
 
         self._buffer = bytearray()  # the content from `_start` on
         self._start = 0
+        self._kept = bytearray()  # discarded content that is still needed
+        self._keeps = range(0)  # positions of the content that is still needed
         self._gaps: deque[_Gap] = deque()
-        self._members: deque[_Member] = deque([_Member(0, 0)])
+        self._members: deque[_Member] = deque([_Member(-1, 0)])  # that begin with a record
+        self._new_members: deque[_Member] = deque()  # whose content is not yet known
+        self._member = _Member(0, 0)  # that is being decompressed
 
         self._compressed = b""  # the last bytes read from the file
         self._cursor = 0  # number of them that are decompressed
@@ -276,8 +278,26 @@ class _Content:
         while len(self._members) > 1 and self._members[1].position <= position:
             self._members.popleft()
         if position - self._start >= BLOCK:  # otherwise moving the rest would cost too much
+            self._kept += self._read_needed(position)
             del self._buffer[: position - self._start]
             self._start = position
+
+    def keep(self, position: int, size: int) -> None:
+        """Keeps the content from a position on for `read_kept`, also where it is discarded."""
+        self._kept = bytearray()
+        self._keeps = range(position, position + size)
+
+    def read_kept(self, size: int) -> bytes:
+        """Returns bytes from the position of `keep` on, at most as many as are kept."""
+        end = min(self._keeps.start + size, self._keeps.stop)
+        return bytes(self._kept + self._read_needed(end))[: end - self._keeps.start]
+
+    def _read_needed(self, end: int) -> bytes:
+        """Returns the content that is to be kept, from the buffer up to a position."""
+        first = max(self._keeps.start, self._start) - self._start
+        last = min(self._keeps.stop, end) - self._start
+        with memoryview(self._buffer) as view:
+            return bytes(view[first : max(last, first)])
 
     def skip_blank(self, position: int) -> int:
         """Returns the position after any line ends at a position."""
@@ -303,6 +323,7 @@ class _Content:
         """Returns the offset in the file, of the gzip member if there is one."""
         if self.is_plain:
             return position
+        self._sort_members()
         members = reversed(self._members)
         return next(member.offset for member in members if member.position <= position)
 
@@ -339,10 +360,12 @@ class _Content:
             barrier = self._barrier(start + 1)
             is_whole = barrier is None or end <= barrier
             if match is not None:
-                return end if is_whole and end - start <= LONGEST_HEADER else None
+                is_empty_line = match[0].endswith((b"\n\n", b"\n\r\n"))
+                is_found = is_whole and is_empty_line and end - start <= LONGEST_HEADER
+                return end if is_found else None
             if not is_whole or end - start > LONGEST_HEADER:
                 return None
-            scanned = max(start, end - 2)
+            scanned = max(start, end - _LONGEST_VERSION)
             if not self.fill(end + 1):
                 return None
 
@@ -414,15 +437,18 @@ class _Content:
                 edge = gap.start if gap.start > position else gap.end
                 break
 
-        number = 1  # the first member begins at the current record or before
-        while number < len(self._members):
-            begin = self._members[number].position
-            number += 1
-            if edge is not None and begin >= edge:
-                break
-            if begin >= position and begin >= self._start and self.begins_record(begin):
-                return begin
+        self._sort_members()
+        for member in self._members:
+            if member.position >= position:
+                return member.position if edge is None else min(member.position, edge)
         return edge
+
+    def _sort_members(self) -> None:
+        """Forgets the gzip members that do not begin with a record."""
+        while self._new_members:
+            member = self._new_members.popleft()
+            if member.position >= self._start and self.begins_record(member.position):
+                self._members.append(member)
 
     def _extend(self) -> bool:
         """Adds some content; returns False at the end of the file."""
@@ -480,7 +506,8 @@ class _Content:
                 return False
 
             offset = self._file.tell() - num_left
-            self._members.append(_Member(self._end, offset))
+            self._member = _Member(self._end, offset)
+            self._new_members.append(self._member)
             if self._compressed.startswith(_GZIP, self._cursor):
                 self._decompressor = isal_zlib.decompressobj(wbits=GZIP_MEMBER)
                 return True
@@ -494,14 +521,14 @@ class _Content:
         The last content before the damage, which the failing call did not return, is decompressed
         again in small steps.
         """
-        member = self._members[-1]
+        member = self._member
         num_known = self._end - member.position
         num_bytes = 0
         decompressor = zlib.decompressobj(GZIP_MEMBER)
         self._file.seek(member.offset)
         reason = "its checksum is wrong"
         try:
-            while data := self._file.read(_SMALL_INPUT):
+            while not decompressor.eof and (data := self._file.read(_SMALL_INPUT)):
                 block = decompressor.decompress(data)
                 self._buffer += block[max(num_known - num_bytes, 0) :]
                 num_bytes += len(block)
@@ -512,7 +539,7 @@ class _Content:
         self._seek_member(member.offset + 1)
 
     def _add_gap(self, reason: str) -> None:
-        member = self._members[-1]
+        member = self._member
         self._gaps.append(_Gap(member.position, self._end, member.offset, reason))
 
     def _seek_member(self, offset: int) -> None:

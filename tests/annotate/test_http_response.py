@@ -86,7 +86,7 @@ def test_binary_data_that_cannot_be_decoded_is_refused(name: str) -> None:
         (b"3\r\nabc\r\nno chunk", b"abc"),
         (b"0\r\n\r\n", b""),
         (b"<html>", b"<html>"),
-        (b"abc\r\nis no length of a chunk", b"abc\r\nis no length of a chunk"),
+        (b"3\r\nis no length of a chunk", b"3\r\nis no length of a chunk"),
     ],
 )
 def test_chunks_are_joined_if_there_are_any(body: bytes, joined: bytes) -> None:

@@ -144,7 +144,7 @@ def test_encoded_responses_are_decoded_and_bounded(tmp_path: Path) -> None:
         warc_record("https://a.org/4", gzip.compress(bomb), Content_Encoding="gzip"),
         warc_record("https://a.org/5", brotli(bomb), Content_Encoding="br"),
         warc_record("https://a.org/6", bomb),  # a bomb of the WARC's own compression
-        warc_record("https://a.org/7", gzip.compress(HTML)[3:], Content_Encoding="gzip"),
+        warc_record("https://a.org/7", bytes(range(99)), Content_Encoding="gzip"),
         warc_record("https://a.org/8", bytes(range(99)), Content_Encoding="compress"),
         warc_record("https://a.org/9", HTML),
     )

@@ -57,7 +57,7 @@ def program(name: str) -> tuple[Callable[..., Any], Any, str, bool]:
         "prepare.py": (prepare.main, PrepareConfig, "v2", False),
         "evaluate.py": (evaluate.main, EvaluateConfig, "evaluate", False),
         "generate.py": (generate.main, GenerateConfig, "generate", False),
-        "predict.py": (predict.main, PredictConfig, "predict_records", False),
+        "predict.py": (predict.main, PredictConfig, "predict", False),
         "annotate.py": (command.main, AnnotateConfig, "annotate", False),
         "entities.py": (entities.main, EntitiesConfig, "entities", False),
         "download.py": (download.main, DownloadConfig, "download", False),

@@ -25,7 +25,7 @@ SHOWN = "\\x1b]52;c;QUFB\\x07\\x1b[5;35mx\\u202e"
 PROGRAM = f"""
 import logging, sys, warnings
 from bsmeta.core.process import exit_code
-from bsmeta.core.progress import progress_bar
+from bsmeta.core.progress import show_progress_bar
 from bsmeta.core.terminal import Console, write_data
 EVIL = {EVIL!r}
 
@@ -36,7 +36,7 @@ def main():
     logging.warning("%s", EVIL)
     warnings.warn(EVIL)
     Console().print(EVIL)
-    with progress_bar(f"[red]{{EVIL}}[/nothing]", 1) as show:
+    with show_progress_bar(f"[red]{{EVIL}}[/nothing]", 1) as show:
         show(0.5, f"[bold]{{EVIL}}")
         print(EVIL)
         print(EVIL, file=sys.stderr)

@@ -180,9 +180,9 @@ def _annotators() -> tuple[Any, Any]:
 class _Silent:
     """Where a worker is, which nobody looks at here."""
 
-    def begin(self, number: int) -> None: ...
-    def step(self, step: int) -> None: ...
-    def end(self) -> None: ...
+    def begin_page(self, number: int) -> None: ...
+    def begin_step(self, step: int) -> None: ...
+    def end_page(self) -> None: ...
 
 
 def annotate_page(path: Path) -> None:
@@ -250,7 +250,7 @@ def journal() -> bytes:
         header = Header(3, "0" * 16, PageSettings(1, "all", 1.0), False, {"html": "x"}, ["html"])
         writer = ShardWriter(files, header)
         writer.add(Written(b"x", [(0, "no_html", "https://example.org/")], Counts(pages=2)))
-        writer.finish()
+        writer.finish({})
         return files.journal.read_bytes()
 
 

@@ -79,7 +79,7 @@ import os, sys, time
 from pathlib import Path
 import torch
 from bsmeta.core import progress
-from bsmeta.core.progress import exclusively, report_progress, reporting
+from bsmeta.core.progress import hold_lock, report_each, report_progress
 from bsmeta.core.signals import StopRequest
 from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import RunFolder
@@ -100,7 +100,7 @@ time.sleep(10_000)
 PARTS = "for part in range(150):\n    time.sleep(0.1)\n    report_progress()\n"
 WORK = {
     "parts": PARTS,
-    "items": "for part in reporting(range(150)):\n    time.sleep(0.1)\n",
+    "items": "for part in report_each(range(150)):\n    time.sleep(0.1)\n",
     "of a worker": f"""
 worker = os.fork()
 if not worker:
@@ -112,7 +112,7 @@ os.waitpid(worker, 0)
 reading, writing = os.pipe()
 lock = Path(sys.argv[1]) / "lock"
 if not os.fork():
-    with exclusively(lock, "the vectors of entities"):
+    with hold_lock(lock, "the vectors of entities"):
         os.write(writing, b"locked")
         time.sleep(15)
     os._exit(0)
@@ -120,7 +120,7 @@ os.read(reading, 6)
 progress._WAIT_S = 0.1  # how often the lock is looked at
 import logging
 logging.basicConfig(level=logging.INFO)
-with exclusively(lock, "the vectors of entities"):
+with hold_lock(lock, "the vectors of entities"):
     pass
 """,
 }

@@ -49,18 +49,19 @@ def test_a_table_has_what_the_files_say(tmp_path: Path) -> None:
     assert table.titles[1] == "Abraham Lincoln"
     assert table.max_candidates == 2
     assert candidates_of(table, "lincoln") == [("Q28260", 9.5), ("Q91", 8.0)]
-    assert [table.types(index) for index in (1, 2, 3)] == [["politician", "human"], ["human"], []]
-    assert table.relations(1) == [("spouse", 2), ("connected to", 3)]
-    assert table.relations(2) == [("connected to", 1)]
-    assert table.relations(3) == [("connected to", 1)]
+    types = [table.list_types(index) for index in (1, 2, 3)]
+    assert types == [["politician", "human"], ["human"], []]
+    assert table.list_relations(1) == [("spouse", 2), ("connected to", 3)]
+    assert table.list_relations(2) == [("connected to", 1)]
+    assert table.list_relations(3) == [("connected to", 1)]
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     table = build(tmp_path, {"emb_dir": None}, config=None, qid2eid=None)
-    assert (table.types(1), table.relations(1), table.max_candidates) == ([], [], 30)
+    assert (table.list_types(1), table.list_relations(1), table.max_candidates) == ([], [], 30)
     assert [table.ids[index] for index in (1, 2, 3)] == ["Q91", "Q94", "Q28260"]  # of titles
     none = {"types": [], "relations": []}
-    assert build(tmp_path / "b", none, qid2types=None).types(1) == []
+    assert build(tmp_path / "b", none, qid2types=None).list_types(1) == []
 
 
 @pytest.mark.parametrize("count", ["x", 0, 2.5, None, [2], True])
@@ -86,9 +87,9 @@ def test_types_and_relations_have_any_name(tmp_path: Path) -> None:
         "relations": ["kg_relation_types.json", "cooccur.json"],
     }
     table = build(tmp_path, chosen)
-    assert table.types(1) == ["politician", "human", "person"]
-    assert table.relations(1) == [("spouse", 0), ("sex", 0), ("connected to", 2)]
-    assert table.relations(2) == [("married", 0)]
+    assert table.list_types(1) == ["politician", "human", "person"]
+    assert table.list_relations(1) == [("spouse", 0), ("sex", 0), ("connected to", 2)]
+    assert table.list_relations(2) == [("married", 0)]
 
 
 @pytest.mark.parametrize(
@@ -166,8 +167,8 @@ def test_what_is_said_about_unknown_entities_is_left_out_and_counted(
         qid2relations={"Q91": {"spouse": ["Q94", "Q5"]}, "Q6": {}},
         kg_conn="Q94\tQ91\nQ5\tQ91\nQ5\tQ6\n",
     )
-    assert table.types(1) == ["politician"]
-    assert table.relations(1) == [("spouse", 2)]
+    assert table.list_types(1) == ["politician"]
+    assert table.list_relations(1) == [("spouse", 2)]
     assert [record.getMessage().rpartition("/")[2] for record in caplog.records] == [
         "qid2types.json: 2 of 3 entities have no title; left out",
         "qid2relations.json: 1 of 2 entities have no title; left out",
@@ -212,7 +213,7 @@ def test_tries_of_the_second_generation(tmp_path: Path) -> None:
     (kg / "relation_vocab.json").write_text('{"spouse": "P26"}')
     table = build(tmp_path, {"emb_dir": None}, alias2qids=None)
     assert candidates_of(table, "lincoln") == [("Q28260", 9.5), ("Q91", 8.0)]
-    assert (table.types(1), table.relations(1)) == (["person", "human"], [("spouse", 2)])
+    assert (table.list_types(1), table.list_relations(1)) == (["person", "human"], [("spouse", 2)])
     wiki = Sources(db, types=["wiki"], relations=[])
     table = build_from_files(wiki, tmp_path / "wiki")
     assert (table.list_types(1), table.list_relations(1)) == (["human"], [])
@@ -236,7 +237,7 @@ def test_relations_as_tries_with_two_vocabularies(tmp_path: Path) -> None:
     objects.save(str(folder / "value_vocabulary_trie.marisa"))
     (folder / "max_value.json").write_text("3")
     table = build(tmp_path, {"emb_dir": None})
-    assert table.relations(1) == [("spouse", 2), ("city", 3)]
+    assert table.list_relations(1) == [("spouse", 2), ("city", 3)]
 
 
 def test_the_library_that_reads_tries_is_named(
