@@ -120,7 +120,9 @@ class _NamingArticle(NamedTuple):
 
 
 def _keep_nearer(named: dict[str, _NamingArticle], domain: str, title: str, letters: str) -> None:
-    """Keeps, of the articles that name a website, the first whose title is like the domain.
+    """Records an article for a domain unless an earlier one matches it at least as well.
+
+    A title that contains the name of the domain matches better than one that does not.
 
     Args:
         letters: The letters of the title, in lower case.

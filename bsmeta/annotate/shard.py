@@ -207,7 +207,10 @@ class ShardFiles:
         self.pages = path_of(f"{FOLDER}/{name}.pages")  # the titles of its pages, for links
 
     def open_complete(self) -> Journal | None:
-        """Returns the journal of the shard if both are complete; finishes a rename first."""
+        """Returns the journal if it and the shard are complete, else None.
+
+        An interrupted rename of the journal is completed first.
+        """
         size = _measure_file(self.shard)
         part = read_journal(self.journal_part)
         if part is not None and part.is_complete and not self.part.exists() and size == part.end:

@@ -125,8 +125,8 @@ class Rules(dict[int, Rule]):
 class TagRecord(msgspec.Struct, gc=False):
     """An html tag in the form of a record of the `metadata_html` column.
 
-    The relative positions are the positions of its start and of its end among all starts and ends
-    at that offset. Tags share their attributes, which must not be changed.
+    `relative_start_pos` and `relative_end_pos` order the starts and ends of tags that share an
+    offset. Tags share their attributes, which must not be changed.
     """
 
     value: str

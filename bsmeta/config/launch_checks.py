@@ -112,7 +112,7 @@ def find_launcher_problems(launch: Launch) -> Iterator[Problem]:
 
 
 def _find_process_problems(launch: Launch) -> Iterator[Problem]:
-    """Yields launches that start other processes than they seem to."""
+    """Yields a problem for each setting that would start other processes than configured."""
     if launch.distributed_type not in LAUNCHERS:
         close = suggest_nearest(launch.distributed_type.upper(), LAUNCHERS)
         expected = f"one of {', '.join(LAUNCHERS)}, in capitals{close}"

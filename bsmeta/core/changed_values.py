@@ -13,7 +13,7 @@ Section = TypeVar("Section")
 
 
 def replace_values(section: Section, values: Mapping[str, Any]) -> Section:
-    """Returns a copy of a configuration with other values for some keys.
+    """Returns a copy of a configuration in which the given keys are replaced.
 
     Args:
         section: A dataclass, or a list or mapping of dataclasses.

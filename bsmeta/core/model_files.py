@@ -59,8 +59,10 @@ class _CheckedFiles:
 
     Attributes:
         texts: All JSON and text files, whose size is limited.
-        entries: The JSON files among them whose entries may ask for code or name other files.
-        in_a_copy: For messages: how to change a file of a repository on the Hub; "" for a folder.
+        entries: The JSON files among them whose entries may require custom code or name other
+            files.
+        in_a_copy: Ending of a suggested fix for a model on the Hub: edit a local copy; "" for a
+            folder.
     """
 
     texts: list[Path]
@@ -151,14 +153,14 @@ def read_model_and_report(
 
 
 def create_model(model_class: Any, shape: PretrainedConfig, **options: Any) -> PreTrainedModel:
-    """Creates a model of a shape, with random weights.
+    """Creates a randomly initialized model from its transformers config.
 
     Args:
         model_class: A class of transformers, with `from_config`.
         options: Further arguments of `from_config`.
 
     Raises:
-        UserError: If the shape asks for code, or has values that transformers cannot compute with.
+        UserError: If the config requires custom code, or has values that transformers cannot use.
         OSError, ValueError, KeyError, RuntimeError: If transformers cannot create it.
     """
     source = shape.name_or_path or "the shape of the model"

@@ -383,7 +383,7 @@ def explain_load_errors(key: str, source: str, kind: Any) -> Iterator[None]:
 
 
 def find_token_limit(shape: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Returns the maximum tokens of a text that model and tokenizer accept; None: no limit.
+    """Returns the maximum tokens per text that model and tokenizer accept; None: no limit.
 
     Args:
         shape: The transformers config of the model.

@@ -1,12 +1,12 @@
 """Rehearses a model before its first step, to detect faults that would otherwise appear later.
 
-Each fault is one error, on every rank:
+A check that fails raises the same error on every rank.
 
-- Weights that no gradient reaches (the vision tower of a model that gets text alone, or the
-  cross-attention of a decoder without its encoder) are frozen and named: with such weights, torch's
-  data parallel fails in the second step.
-- The model is exported, with nonzero adapters, and loaded again; its results must be the same.
-- The loss of the model's class must equal the training loss.
+- Unused weights: weights that no gradient reaches (the vision tower of a model that gets text
+  alone, or the cross-attention of a decoder without its encoder) are frozen and logged, because
+  torch's data parallel would fail in the second step.
+- Export: the model is exported, with nonzero adapters, and loaded again; its outputs must be equal.
+- Loss: the loss of the model's class must equal the training loss.
 """
 
 from __future__ import annotations

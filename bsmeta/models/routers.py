@@ -22,8 +22,8 @@ _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 class RouterLoss:
     """The auxiliary loss and the load of the experts in the last forward pass of a model.
 
-    A hook of the model itself takes them from its outputs, so it works with any wrapper of an
-    engine.
+    A forward hook on the unwrapped model reads both from its outputs, so it works under the wrapper
+    of any engine.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

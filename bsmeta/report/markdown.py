@@ -36,7 +36,7 @@ _MARKUP = re.compile(r"\*\*(?P<strong>.+?)\*\*|`(?P<code>[^`]+)`")
 
 
 class Part(Enum):
-    """The type of a part of a sentence."""
+    """The markup of a part of a sentence."""
 
     TEXT = "text"
     STRONG = "strong"

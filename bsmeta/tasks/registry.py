@@ -26,7 +26,7 @@ class TaskRegistry(Mapping[str, TaskEntry]):
         built_in: The tasks of this package.
 
     Raises:
-        ConfigurationError: When it is read, if a name is taken twice; when an entry is read, if it
+        ConfigurationError: On any access, if two tasks share a name; on access to an entry, if it
             cannot be imported or is no `TaskEntry`. The message names the distribution.
     """
 

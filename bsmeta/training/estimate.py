@@ -371,9 +371,9 @@ class Forecast:
         return self.held + live.total(recomputes)
 
     def _count_activations(self, stages: list[Stage]) -> None:
-        """Counts activations by engine, and of one row more in this launch.
+        """Estimates the activations of each engine, and of one more row in this launch.
 
-        They depend on the device that computes: this one, or `estimate_card`.
+        They depend on the kernels of the device: this one, or `estimate_card`.
         """
         follows_card = self._device is not None and not torch.cuda.is_available()
         with follow_cuda_rules() if follows_card else nullcontext():

@@ -148,9 +148,9 @@ class Task(ABC):
         return None
 
     def steps_per_epoch(self, world_size: int) -> int | None:
-        """Returns the steps that train on every row of a finite table once.
+        """Returns the number of steps in one pass over a finite table.
 
-        0: the run trains nothing by steps. None: the task has no epochs.
+        0: the run takes no optimizer steps. None: the task has no epochs.
         """
         return None
 

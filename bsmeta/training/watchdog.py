@@ -281,7 +281,7 @@ class Watchdog:
             return {}
 
     def explain(self, error: Exception) -> Exception:
-        """Returns the error to end with, and stops monitoring.
+        """Stops monitoring, and returns the error that this rank should raise.
 
         A lost connection is replaced by the error that another rank has reported, or by one that
         names a dead rank. Any other error of this rank is reported to the other ranks.

@@ -332,7 +332,7 @@ def select_shards(shards: Sequence[Shard], count: int = 3) -> list[Shard]:
 
 
 def shard_names(paths: Sequence[str | FileRef]) -> list[str]:
-    """Returns the file names; if two are equal, the paths relative to the folder of all files."""
+    """Returns the file names or, if any repeats, the paths relative to the common folder."""
     names = [os.path.basename(str(path)) for path in paths]
     if len(set(names)) == len(names):
         return names

@@ -533,13 +533,12 @@ class _Failure(NamedTuple):
 
 
 class _Lines:
-    """The lines of a file for the reader of `csv`; the lines of a bad record can be read again.
+    """Yields lines to the reader of `csv`; the lines of a bad record can be given back.
 
-    A record continues on the next line only within a quoted cell. So two records that are both
-    incomplete before a line have the same end or the same error. Hence, after a record that cannot
-    be read, records that begin within it are read only to the ends of their lines, and are bad if
-    they are incomplete there. Otherwise, each would be read to the error again, which takes hours
-    for a megabyte. (A record that is only part of a too long record counts as too long.)
+    Reading again from each line of a bad record would take quadratic time, hours for a megabyte. A
+    record continues on the next line only within quotes: if a record that begins within the bad one
+    is still open after its first line, it runs into the same error, and is reported as bad at once.
+    (A part of a record that is too long counts as too long.)
 
     Attributes:
         record: The lines of the current record, as they are in the file.
@@ -607,10 +606,10 @@ class _Lines:
         return line
 
     def _next_carefully(self) -> str:
-        """Returns the next line, which may be a returned one, or several joined ones.
+        """Returns the next line: first the lines that were given back; escaped ends join lines.
 
         Raises:
-            csv.Error, _TooLongError: If the record is incomplete, and is known to fail.
+            csv.Error, _TooLongError: If the record is open and would run into a known error.
         """
         failure = self._failures.get(self.is_padded)
         if failure is not None and self.record and self.number < failure.end:

@@ -55,7 +55,8 @@ class StepOrder(ABC):
 
     Attributes:
         steps_per_epoch: Number of steps, the same for every epoch.
-        shares: A multiple of processes x accumulation; None: no constraint.
+        shares: Number of parts into which each step can be divided, a multiple of processes x
+            accumulation; None: no constraint.
     """
 
     steps_per_epoch: int

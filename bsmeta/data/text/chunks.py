@@ -364,9 +364,9 @@ def find_fair_share(amounts: Sequence[int], total: int) -> int:
 def _cut_to_room(
     chunks: Sequence[Chunk], sequences: Sequence[Sequence[int]], room: int
 ) -> list[Chunk]:
-    """Cuts the metadata of sequences that have more than `room` tokens of it.
+    """Cuts metadata so that no sequence has more than `room` tokens of it.
 
-    No chunk of a sequence is cut to less than another one keeps.
+    All chunks of a sequence get the same limit; those below it are unchanged.
     """
     fitted = list(chunks)
     amounts = [chunk.metadata_length for chunk in chunks]

@@ -41,7 +41,7 @@ class LostShare:
 
     @classmethod
     def none_of(cls, texts: Sequence[str]) -> LostShare:
-        """Returns the share of texts that lose nothing."""
+        """Returns a share without losses for these texts."""
         return cls(len(texts), sum(int(measure_utf8_lengths(text).sum()) for text in texts))
 
     @property

@@ -266,10 +266,10 @@ class WordCache:
 
 @dataclass(slots=True)
 class Context:
-    """A word, and text to put before it so that it is encoded as in its own text.
+    """A word, and text to put before it so that it is encoded as in the text that contains it.
 
     Attributes:
-        special: The spans (in characters of `before + text`) where special tokens must be found.
+        special: Spans of `before + text`, in characters, that must be encoded as special tokens.
     """
 
     before: str

@@ -206,7 +206,7 @@ def find_fraction_problems(shares: Sequence[float]) -> list[Problem]:
 
 
 def _find_validation_problems(config: ClassificationConfig) -> Iterator[Problem]:
-    """Yields a choice of the best checkpoint for which there is no validation split."""
+    """Yields a problem if `keep_best_by` is set but there is no validation split."""
     if not _lacks_validation(config) or config.keep_best_by is None:
         return
 

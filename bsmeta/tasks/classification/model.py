@@ -404,7 +404,7 @@ def find_texts(chunks: Sequence[Chunk]) -> Texts:
 
 
 def join_texts(chunks: Sequence[Chunk]) -> list[str]:
-    """Joins the texts of chunks, text by text."""
+    """Joins consecutive chunks of the same source; returns one string for each source text."""
     texts: list[str] = []
     for _, text_chunks in groupby(chunks, attrgetter("source")):
         texts.append("".join(chunk.text for chunk in text_chunks))

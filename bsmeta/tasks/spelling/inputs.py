@@ -65,7 +65,7 @@ class _ParsedWord(NamedTuple):
 
 @dataclass(frozen=True)
 class _Fit:
-    """How well each row fits between its neighbors, float [rows] each, in nats."""
+    """Scores of each row of a candidate given its neighboring words, float [rows] each, in nats."""
 
     left: np.ndarray  # log-probability after the word before it
     right: np.ndarray  # before the word after it

@@ -455,14 +455,14 @@ def _count_texts(texts: Iterable[str]) -> _TextCounts:
 def _divide_blocks(
     texts: Iterable[str], numbers: dict[str, int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the words of many sentences, with a boundary after each sentence.
+    """Yields blocks of the words of sentences, with a boundary after each sentence.
 
     Args:
         numbers: The number of each word; new words are added.
 
     Yields:
-        int64 [words], the numbers; bool [words], whether each word has a capital that no start of a
-        sentence explains.
+        int64 [words], the numbers; bool [words], whether each word is capitalized elsewhere than at
+        the start of a sentence.
     """
     sequence = array("q", [_BOUNDARY_NUMBER])
     has_capital = bytearray(1)

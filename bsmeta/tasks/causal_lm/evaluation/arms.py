@@ -200,7 +200,10 @@ class StyledRenderer:
         return self._render_form(document, types, plain)
 
     def _render_form(self, document: Document, types: Sequence[str], plain: Rendered) -> Rendered:
-        """Renders the text after a prefix of junk words, or after only the end of a prefix."""
+        """Renders the text after a prefix without content.
+
+        The prefix has junk words of the same length (`FORM`), or only its start and end markers.
+        """
         trained = self._renderer.render(document, types)
         start = self.config.metadata_prefix_start_seq
         end = self.config.metadata_prefix_sep
