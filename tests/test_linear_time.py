@@ -29,6 +29,9 @@ LENGTHS_OF_PATTERNS = (*SHORT, 1 << 10, 1 << 12)
 LENGTHS = (1 << 7, 1 << 10, 1 << 13)
 LENGTHS_OF_OWN_SHAPES = (*LENGTHS, 1 << 15)
 
+ATTEMPTS = 3
+"""Measurements of which one must notice a slow function: other processes can only hide growth."""
+
 SPECIAL_TOKENS = Tokenizer(WordLevel({"a": 0}))
 SPECIAL_TOKENS.add_special_tokens(["<|endoftext|>", "<pad>", AddedToken("<mask>", lstrip=True)])
 
@@ -126,7 +129,8 @@ def test_patterns_take_linear_time(file: str) -> None:
     ],
 )
 def test_slow_patterns_are_noticed(pattern: str, method: str) -> None:
-    assert slow_shape(Use("", re.compile(pattern), method)) is not None
+    use = Use("", re.compile(pattern), method)
+    assert any(slow_shape(use) for _ in range(ATTEMPTS))
 
 
 @pytest.mark.parametrize("method", ["search", "finditer"])
@@ -164,10 +168,13 @@ def test_every_function_that_takes_texts_apart_is_called(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "slow",
     [
-        lambda text: [text[number:].strip() for number in range(len(text))],
+        lambda text: [sum(map(ord, text[:number])) for number in range(0, len(text), 16)],
         lambda text: [word for word in text.split(" ") if text.split(" ").count(word) > 1],
     ],
 )
 def test_slow_splitters_are_noticed(slow: Any) -> None:
-    growths = [measure_growth(slow, Shape("", unit, "").make, LENGTHS) for unit in (" ", "a ")]
-    assert max(growths) > LIMIT
+    """Nearly all of their time grows with the square, so that no load hides the growth."""
+    texts = [Shape("", unit, "").make for unit in (" ", "a ")]
+    assert any(
+        measure_growth(slow, make, LENGTHS) > LIMIT for make in texts for _ in range(ATTEMPTS)
+    )
