@@ -21,6 +21,9 @@ from typing import Any
 from bsmeta.annotate import plan, pool
 from bsmeta.annotate.annotator import Annotation, Annotator
 from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.decisions import looks_for_duplicates
+from bsmeta.annotate.duplicate_check import report_duplicates
+from bsmeta.annotate.duplicates import find_duplicates
 from bsmeta.annotate.links import make_index, write_linked_sets
 from bsmeta.annotate.report import make_report, print_report, write_report
 from bsmeta.annotate.shard import FOLDER, Counts, Dropped, ShardWriter, read_existing_rows
@@ -82,6 +85,13 @@ def _annotate(
 ) -> int:
     files = _identify_inputs(inputs)
     total_bytes = sum(file.bytes for file in files)
+    if looks_for_duplicates(config):
+        with _show_page_progress("signing pages", total_bytes) as advance:
+            find_duplicates(config, files, output, advance)
+    if config.duplicates_only:
+        report_duplicates(files, output, Console())
+        return 0
+
     plan.refuse_renamed_shards(output, files)
     plan.refuse_lost_columns(config, annotators, files)
     if _needs_index(annotators):
@@ -210,7 +220,11 @@ def _read_chunks(
             keeps_html=header.keeps_html,
             position=begin,
         )
-        yield from pool.read_chunks(config, first, shard_plan.file, writer.pages, rows)
+        start = writer.pages
+        for chunk in pool.read_chunks(config, first, shard_plan.file, start, rows):
+            chunk.duplicates = shard_plan.decisions.select(start, len(chunk.items))
+            start += len(chunk.items)
+            yield chunk
 
 
 def run_task(
