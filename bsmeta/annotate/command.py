@@ -21,7 +21,7 @@ from typing import Any
 from bsmeta.annotate import plan, pool
 from bsmeta.annotate.annotator import Annotation, Annotator
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.decisions import looks_for_duplicates
+from bsmeta.annotate.decisions import Decisions, looks_for_duplicates
 from bsmeta.annotate.duplicate_check import report_duplicates
 from bsmeta.annotate.duplicates import find_duplicates
 from bsmeta.annotate.links import make_index, write_linked_sets
@@ -57,6 +57,11 @@ def main(config: AnnotateConfig) -> int:
     if config.disambiguation is not None and not _needs_index(annotators):
         raise ConfigurationError(
             "disambiguation is made from links: add entity to annotators, with entity_source=links"
+        )
+    if config.duplicates_only and not looks_for_duplicates(config):
+        raise ConfigurationError(
+            "duplicates_only=true looks for nothing: set duplicates=mark, name held-out files in "
+            "held_out, or both"
         )
     if config.replace and config.executor != "local":
         raise ConfigurationError(
@@ -220,9 +225,10 @@ def _read_chunks(
             keeps_html=header.keeps_html,
             position=begin,
         )
+        decisions = Decisions.read(config, shard_plan.files.duplicates)
         start = writer.pages
         for chunk in pool.read_chunks(config, first, shard_plan.file, start, rows):
-            chunk.duplicates = shard_plan.decisions.select(start, len(chunk.items))
+            chunk.duplicates = decisions.select(start, len(chunk.items))
             start += len(chunk.items)
             yield chunk
 

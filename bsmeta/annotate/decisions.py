@@ -134,6 +134,7 @@ def read_duplicates(path: Path) -> tuple[str, list[Duplicate]]:
 def read_identity(path: Path) -> str | None:
     """Reads the identity of the duplicates of a file; None if there are none."""
     try:
-        return read_duplicates(path)[0]
-    except (FileNotFoundError, ValueError, msgspec.DecodeError):
+        with path.open("rb") as lines:
+            return _HEADER.decode(lines.readline()).identity
+    except (FileNotFoundError, msgspec.DecodeError):
         return None

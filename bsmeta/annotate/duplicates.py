@@ -15,8 +15,8 @@ sqrt(s * (1 - s) / n): 0.035 at 0.8 with 128.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ from bsmeta.annotate.decisions import (
 )
 from bsmeta.annotate.shard import FOLDER, ShardFiles
 from bsmeta.annotate.signatures import (
+    NO_TEXT,
     SIGNED,
     Records,
     SignatureFile,
@@ -105,12 +106,27 @@ def find_duplicates(
     with hold_write_lock(folder / "duplicates", "duplicates", folder / "duplicates.lock"):
         sources = list(_list_sources(config, files, held_out, output))
         problems = make_signatures(config, _list_unique_files(sources), advance)
+        whole = [source for source in sources if source.signed.signatures.path not in problems]
         for source in sources:
-            if source.is_held_out and source.signed.file.path in problems:
-                raise DataError(f"held_out: {problems[source.signed.file.path]}")
-
-        whole = [source for source in sources if source.signed.file.path not in problems]
+            if source.is_held_out:
+                _check_held_out(source, problems.get(source.signed.signatures.path))
         _decide(config, files, whole, output)
+
+
+def _check_held_out(source: Source, problem: str | None) -> None:
+    """Refuses a held-out file whose pages cannot all be protected.
+
+    Raises:
+        DataError: If it is damaged, or no page has text.
+    """
+    if problem is not None:
+        raise DataError(f"held_out: {problem}")
+    records = source.signed.signatures.open_records()
+    if not (records["state"] != NO_TEXT).any():
+        raise DataError(
+            f"held_out: no page of {source.signed.file.path} has text; expected pages in the form "
+            "of `input`"
+        )
 
 
 def _list_sources(
@@ -151,11 +167,12 @@ def _decide(
     records = [source.signed.signatures.open_records() for source in sources]
     with group_pages(records, layout, output / FOLDER / "bands") as groups:
         comparison = _Comparison(sources, records, groups, config.duplicate_threshold)
-        decided: defaultdict[str, list[Duplicate]] = defaultdict(list)
-        for source, duplicate in comparison.visit_pages(compares_inputs):
-            decided[source.signed.file.path].append(duplicate)
-    for file_path, path in paths.items():
-        write_duplicates(path, identity, decided[file_path])
+        pairs = comparison.visit_pages(compares_inputs)
+        for file_path, pairs_of_file in groupby(pairs, lambda pair: pair[0].signed.file.path):
+            duplicates = [duplicate for _, duplicate in pairs_of_file]
+            write_duplicates(paths.pop(file_path), identity, duplicates)
+    for path in paths.values():
+        write_duplicates(path, identity, [])
 
 
 def _identify_decisions(
@@ -171,7 +188,7 @@ def _identify_decisions(
         )
         for source in sources
     ]
-    content = [_FORMAT, config.duplicate_threshold, layout, config.duplicates != OFF, files]
+    content = [_FORMAT, float(config.duplicate_threshold), layout, config.duplicates != OFF, files]
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(content))
 
 

@@ -194,7 +194,6 @@ class ShardPlan:
     header: Header  # of the shard to make; `names` are the annotators to run
     existing: Journal | None  # of the existing shard, if its rows are used
     is_complete: bool  # whether there is nothing to do
-    decisions: Decisions  # on its duplicates
 
 
 def refuse_lost_columns(
@@ -329,9 +328,9 @@ def _plan_shard(
         if existing.header.list_changes(header):
             existing = None
 
-    decisions = Decisions.read(config, files.duplicates)
     if Duplicate.name in fingerprints:
-        marks = f"{fingerprints[Duplicate.name]}{decisions.identify_marked()}"
+        marked = Decisions.read(config, files.duplicates).identify_marked()
+        marks = f"{fingerprints[Duplicate.name]}{marked}"
         fingerprints = {**fingerprints, Duplicate.name: marks}
 
     # The records of an annotator depend on those that it needs, too.
@@ -349,10 +348,10 @@ def _plan_shard(
     ]
 
     if existing is None:
-        return ShardPlan(file, files, header, None, is_complete=False, decisions=decisions)
+        return ShardPlan(file, files, header, None, is_complete=False)
     header.replaces = existing.end
     is_complete = not header.names and header.keeps_html == existing.header.keeps_html
-    return ShardPlan(file, files, header, existing, is_complete, decisions)
+    return ShardPlan(file, files, header, existing, is_complete)
 
 
 def _make_header(config: AnnotateConfig, file: InputFile, files: ShardFiles) -> Header:

@@ -83,9 +83,11 @@ def make_tables(report: Report) -> list[Table]:
     dropped = Table("Pages without a row", "", columns)
     for reason, count in Counter(report.total.dropped).most_common():
         dropped.rows.append([reason, count, count / report.total.pages])
-    copies = Table("Duplicates", "", [Column("kind"), *columns[1:]])
+    heads = [Column("kind"), *columns[1:], Column("without a row", COUNT)]
+    copies = Table("Duplicates", "", heads)
     for kind, count in Counter(report.total.duplicates).most_common():
-        copies.rows.append([kind, count, count / report.total.pages])
+        without_row = report.total.dropped.get(kind, 0)
+        copies.rows.append([kind, count, count / report.total.pages, without_row])
     others = Table("Records that are no pages", "", [Column("type"), Column("records", COUNT)])
     for record_type, count in Counter(report.total.others).most_common():
         others.rows.append([record_type, count])

@@ -25,8 +25,12 @@ _UNSPACED = (
 )
 # Marks that \w does not match, and that would otherwise divide the words of Indic scripts, Hebrew
 # and Arabic.
-_MARKS = "\u0300-\u036f\u0591-\u05bd\u0610-\u061a\u064b-\u065f\u0900-\u0963\u0966-\u0dff"
-_WORD = re.compile(rf"[{_UNSPACED}]|(?:[{_MARKS}]|[^\W{_UNSPACED}])+")
+_MARKS = (
+    "\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u064b-\u065f"
+    "\u0900-\u0963\u0966-\u0dff"
+)
+_RUN = re.compile(rf"[\w{_UNSPACED}{_MARKS}]+")
+_PART = re.compile(rf"[{_UNSPACED}]|[^{_UNSPACED}]+")
 
 _MULTIPLIER = 0x9E3779B97F4A7C15  # 2^64 / the golden ratio, as in splitmix64
 
@@ -35,7 +39,13 @@ Hashes = NDArray[np.uint64]
 
 def split_words(text: str) -> list[str]:
     """Returns the words of a text, caseless; of scripts without spaces, the characters."""
-    return _WORD.findall(make_caseless(text))
+    words: list[str] = []
+    for run in _RUN.findall(make_caseless(text)):
+        if run.isascii():
+            words.append(run)
+        else:
+            words += _PART.findall(run)
+    return words
 
 
 def hash_shingles(words: list[str], length: int) -> Hashes:

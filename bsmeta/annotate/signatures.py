@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,13 +184,18 @@ def _identify_signatures(config: AnnotateConfig, file: InputFile) -> str:
     computes others are made again.
     """
     length = config.duplicate_shingle
-    probe = Signer(config.duplicate_permutations).sign(shingles.hash_shingles(_PROBE, length))
     content: list[Any] = [
         [file.bytes, file.xxh3],
-        [VERSION, config.profile, config.page_mb, config.on_bad_record],
-        [shingles.VERSION, length, config.duplicate_min_words, probe.tolist()],
+        [VERSION, config.profile, int(config.page_mb * 1e6), config.on_bad_record],
+        [shingles.VERSION, length, config.duplicate_min_words],
+        _sign_probe(config.duplicate_permutations),
     ]
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(content))
+
+
+@lru_cache
+def _sign_probe(permutations: int) -> list[int]:
+    return Signer(permutations).sign(shingles.hash_shingles(_PROBE, 1)).tolist()
 
 
 def _read_header(path: Path) -> bytes:
@@ -209,26 +215,26 @@ class SignedFile(NamedTuple):
 
 def make_signatures(
     config: AnnotateConfig, signed_files: Sequence[SignedFile], advance: pool.Advance
-) -> dict[str, str]:
+) -> dict[Path, str]:
     """Makes the signatures of all files, or those that are missing.
 
     Returns:
-        For the path of each damaged file, a message; it has no signatures.
+        For the path of the signatures of each damaged file, a message; they are not complete.
 
     Raises:
         OSError: If they cannot be written.
         Stopped: If a signal arrives; the next run continues.
     """
-    problems: dict[str, str] = {}
+    problems: dict[Path, str] = {}
     with pool.Pool(config, PageSigner(config)) as workers:
         results = workers.map(_read_chunks(config, signed_files))
         for number, results_of_file in groupby(results, lambda result: result[0].shard):
-            file, signatures = signed_files[number]
+            signatures = signed_files[number].signatures
             for chunk, data in results_of_file:
                 if data is not None:
                     signatures.append(data)
                 elif chunk.problem:
-                    problems[file.path] = chunk.problem
+                    problems[signatures.path] = chunk.problem
                 else:
                     signatures.finish()
                 advance(chunk.position, Counts(pages=len(chunk.items)))
