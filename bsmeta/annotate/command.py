@@ -23,7 +23,6 @@ from bsmeta.annotate.annotator import Annotation, Annotator
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.decisions import Decisions, looks_for_duplicates
 from bsmeta.annotate.duplicate_check import report_duplicates
-from bsmeta.annotate.duplicates import find_duplicates
 from bsmeta.annotate.links import make_index, write_linked_sets
 from bsmeta.annotate.report import make_report, print_report, write_report
 from bsmeta.annotate.shard import FOLDER, Counts, Dropped, ShardWriter, read_existing_rows
@@ -91,6 +90,9 @@ def _annotate(
     files = _identify_inputs(inputs)
     total_bytes = sum(file.bytes for file in files)
     if looks_for_duplicates(config):
+        # Imported only here: its library takes longer to load than all others together.
+        from bsmeta.annotate.duplicates import find_duplicates
+
         with _show_page_progress("signing pages", total_bytes) as advance:
             find_duplicates(config, files, output, advance)
     if config.duplicates_only:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bsmeta.annotate.annotator import Annotator, Columns, Row, make_global_record
 
 
-class Duplicate(Annotator):
+class DuplicateMark(Annotator):
     """The page that a page copies: an earlier one, or a held-out one.
 
     It runs with `duplicates=mark` or `held_out_copies=mark`. Its records depend on the decisions

@@ -23,7 +23,7 @@ from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.config import DROP, AnnotateConfig
 from bsmeta.annotate.content import Content
 from bsmeta.annotate.decisions import Decisions, marks_duplicates
-from bsmeta.annotate.marking import Duplicate
+from bsmeta.annotate.marking import DuplicateMark
 from bsmeta.annotate.page import VERSION
 from bsmeta.annotate.shard import (
     FOLDER,
@@ -56,7 +56,7 @@ ANNOTATORS: dict[str, type[Annotator]] = {
         spans.Label,
         spans.Entity,
         spans.EntityParagraph,
-        Duplicate,
+        DuplicateMark,
     )
 }
 """The annotators, in the order in which rows list their columns; custom annotators follow."""
@@ -104,10 +104,10 @@ def _list_names(config: AnnotateConfig) -> list[str]:
     """
     names = list(dict.fromkeys(config.annotators))
     if marks_duplicates(config):
-        return names if Duplicate.name in names else [*names, Duplicate.name]
-    if Duplicate.name in names:
+        return names if DuplicateMark.name in names else [*names, DuplicateMark.name]
+    if DuplicateMark.name in names:
         raise ConfigurationError(
-            f"annotators: {Duplicate.name} needs duplicates=mark, or held_out with "
+            f"annotators: {DuplicateMark.name} needs duplicates=mark, or held_out with "
             f"held_out_copies=mark; found duplicates={config.duplicates}"
         )
     return names
@@ -210,7 +210,7 @@ def refuse_lost_columns(
         if config.only is None or annotator.name in config.only
     }
     if config.duplicates == DROP or config.held_out:
-        rebuilt.add(Duplicate.name)  # the marks of an earlier run are decided again
+        rebuilt.add(DuplicateMark.name)  # the marks of an earlier run are decided again
     output = Path(config.output or "")
     losses: defaultdict[str, list[str]] = defaultdict(list)
     for file in files:
@@ -328,10 +328,10 @@ def _plan_shard(
         if existing.header.list_changes(header):
             existing = None
 
-    if Duplicate.name in fingerprints:
+    if DuplicateMark.name in fingerprints:
         marked = Decisions.read(config, files.duplicates).identify_marked()
-        marks = f"{fingerprints[Duplicate.name]}{marked}"
-        fingerprints = {**fingerprints, Duplicate.name: marks}
+        marks = f"{fingerprints[DuplicateMark.name]}{marked}"
+        fingerprints = {**fingerprints, DuplicateMark.name: marks}
 
     # The records of an annotator depend on those that it needs, too.
     old_fingerprints = existing.header.annotators if existing else {}
