@@ -94,10 +94,10 @@ def _annotate(
         from bsmeta.annotate.duplicates import find_duplicates
 
         with _show_page_progress("signing pages", total_bytes) as advance:
-            find_duplicates(config, files, output, advance)
-    if config.duplicates_only:
-        report_duplicates(files, output, Console())
-        return 0
+            damaged = find_duplicates(config, files, output, advance)
+        if config.duplicates_only:
+            report_duplicates(files, output, damaged, Console())
+            return 0
 
     plan.refuse_renamed_shards(output, files)
     plan.refuse_lost_columns(config, annotators, files)

@@ -23,11 +23,16 @@ LIST = "duplicates.jsonl"
 _SHOWN = 3  # copies in the error
 
 
-def report_duplicates(files: Sequence[InputFile], output: Path, console: Console) -> None:
+def report_duplicates(
+    files: Sequence[InputFile], output: Path, damaged: Sequence[str], console: Console
+) -> None:
     """Prints the numbers of duplicates of each file, and lists them in `LIST`.
 
+    Args:
+        damaged: A message for each file that could not be read.
+
     Raises:
-        DataError: If pages copy held-out pages.
+        DataError: If pages copy held-out pages, or files are damaged.
     """
     counts = _list_duplicates(files, output)
     heads = [Column("input"), *(Column(kind, COUNT) for kind in (EXACT, NEAR, HELD_OUT))]
@@ -39,8 +44,11 @@ def report_duplicates(files: Sequence[InputFile], output: Path, console: Console
     print_table(console, table)
     console.print(f"written to {output / LIST}", highlight=False, soft_wrap=True)
 
+    problems = list(damaged)
     if total[HELD_OUT]:
-        raise DataError(_describe_copies(files, output, total[HELD_OUT]))
+        problems.append(_describe_copies(files, output, total[HELD_OUT]))
+    if problems:
+        raise DataError("\n".join(problems))
 
 
 def _list_duplicates(files: Sequence[InputFile], output: Path) -> dict[str, Counter[str]]:

@@ -92,10 +92,12 @@ def list_held_out(config: AnnotateConfig) -> list[InputFile]:
 
 def find_duplicates(
     config: AnnotateConfig, files: Sequence[InputFile], output: Path, advance: pool.Advance
-) -> None:
+) -> list[str]:
     """Makes the signatures and the decisions of all files, or those that are out of date.
 
-    A damaged input file takes no part; its shard is not completed.
+    Returns:
+        A message for each input file that is damaged. It takes no part, and its shard is not
+        completed.
 
     Raises:
         DataError: If a held-out file is damaged, or the folder cannot be written.
@@ -111,6 +113,7 @@ def find_duplicates(
             if source.is_held_out:
                 _check_held_out(source, problems.get(source.signed.signatures.path))
         _decide(config, files, whole, output)
+    return list(problems.values())
 
 
 def _check_held_out(source: Source, problem: str | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from tests.annotate.copies import make_text, read_lines, write_texts
+from tests.annotate.copies import make_corpus, make_text, read_lines, write_texts
 from tests.annotate.helpers import annotate, rows, write_pages
 from tests.conftest import REPOSITORY
 
@@ -137,6 +137,13 @@ def test_the_table_has_the_numbers_of_each_file(
     assert ["a", "1", "0", "0"] in lines
     assert ["b", "3", "1", "0"] in lines
     assert ["all", "files", "4", "1", "0"] in lines
+
+
+def test_a_damaged_file_is_not_passed_over(folder: Path, tmp_path: Path) -> None:
+    path = write_texts(folder / "c.jsonl.gz", make_corpus(30, 0))
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(DataError, match=r"c\.jsonl\.gz: damaged"):
+        annotate(str(folder), tmp_path / "out", duplicates="drop", duplicates_only=True)
 
 
 @pytest.mark.parametrize(
