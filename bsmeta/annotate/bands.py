@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,7 +50,8 @@ def choose_bands(threshold: float, permutations: int) -> BandLayout:
     return BandLayout(permutations, 1)
 
 
-class GroupTable(NamedTuple):
+@dataclass(frozen=True)
+class GroupTable:
     """The group of each page in each band.
 
     Attributes:

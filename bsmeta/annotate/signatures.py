@@ -23,11 +23,11 @@ from datasketch import MinHash
 from numpy.typing import NDArray
 
 from bsmeta.annotate import pool, shingles
-from bsmeta.annotate.annotator import AnnotationError, Row
+from bsmeta.annotate.annotator import Row
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.page import VERSION, PageError
+from bsmeta.annotate.page import VERSION
 from bsmeta.annotate.shard import PART, Counts
-from bsmeta.annotate.sources import InputFile, InputRecord, decode_record
+from bsmeta.annotate.sources import InputFile, Item, decode_record
 
 NO_TEXT = 0
 ONLY_EXACT = 1  # too short for a signature
@@ -87,39 +87,42 @@ class PageSigner:
         """Returns the records of a chunk; pages without text have empty ones."""
         records = np.zeros(len(chunk.items), self._type)
         for number, item in enumerate(chunk.items):
-            if (number, pool.PAGE_STEP) in failures:
-                continue
-            status.begin_page(number)
-            text = self._read_text(decode_record(item, self._page_bytes))
-            if text:
-                self._sign(records[number], text)
+            if (number, pool.PAGE_STEP) not in failures:
+                status.begin_page(number)
+                self._fill_record(records[number], item)
         status.end_page()
 
         for record in records:
             record["checksum"] = _compute_checksum(record)
         return records.tobytes()
 
-    def _read_text(self, record: InputRecord) -> str:
-        """Returns the text that the page's row will have; empty if it will have no row."""
-        if record.problem:
-            return ""
-        try:
-            return Row(record, self._config.profile).text
-        except (AnnotationError, PageError):
-            return ""
-        except Exception:  # the parser may raise anything; `Annotation` counts it
-            return ""
+    def _fill_record(self, record: np.void, item: Item) -> None:
+        """Fills the record of a page; it stays empty if the page will have no row.
 
-    def _sign(self, record: np.void, text: str) -> None:
+        A page that cannot be signed copies no other; `Annotation` counts what is wrong with it.
+        """
+        try:
+            page = decode_record(item, self._page_bytes)
+            text = "" if page.problem else Row(page, self._config.profile).text
+            signature = self._sign(text)
+        except Exception:  # the parser may raise anything, and a large page a MemoryError
+            return
+        if not text:
+            return
+
         digest = xxhash.xxh3_128_intdigest(text.encode("utf-8", "surrogatepass"))
         record["text"] = digest >> 64, digest & (1 << 64) - 1
-        record["state"] = ONLY_EXACT
+        record["state"] = ONLY_EXACT if signature is None else SIGNED
+        if signature is not None:
+            record["signature"] = signature
 
+    def _sign(self, text: str) -> Signature | None:
+        """Computes the signature of a text; None if it is short."""
         words = shingles.split_words(text)
         length = self._config.duplicate_shingle
-        if len(words) >= max(self._config.duplicate_min_words, length):
-            record["signature"] = self._signer.sign(shingles.hash_shingles(words, length))
-            record["state"] = SIGNED
+        if len(words) < max(self._config.duplicate_min_words, length):
+            return None
+        return self._signer.sign(shingles.hash_shingles(words, length))
 
 
 def _compute_checksum(record: np.void) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import time
@@ -323,6 +324,25 @@ def test_a_custom_annotator_named_duplicate_needs_marks(folder: Path, tmp_path: 
     write_texts(folder / "a.jsonl.gz", ["text"])
     with pytest.raises(ConfigurationError, match="annotators: duplicate needs duplicates=mark"):
         annotate(str(folder), tmp_path / "out", annotators=["duplicate"], duplicates="drop")
+
+
+def test_a_full_disk_is_reported_and_the_run_continues_later(folder: Path, tmp_path: Path) -> None:
+    write_corpus(folder)
+    output = tmp_path / "out"
+    settings = {"duplicates": "drop", "annotators": ["url"], "duplicate_threshold": 0.5}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (10_000, 60_000, 90_000):  # of any file: less than signatures, then than bands
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            with pytest.raises(
+                DataError, match=r"_annotation/duplicates cannot be written: .*free"
+            ):
+                annotate(str(folder), output, **settings)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert annotate(str(folder), output, **settings) == 0
+    annotate(str(folder), tmp_path / "once", **settings)
+    assert read_shards(output) == read_shards(tmp_path / "once")
 
 
 def start(folder: Path, output: Path, mode: str) -> subprocess.Popen[str]:
