@@ -140,9 +140,9 @@ class AnnotateConfig:
 
     duplicates: str = key(
         OFF,
-        "pages with the text of an earlier page, or a similar one: off (not looked for), mark "
-        "(column `metadata_duplicate` names the page that is copied) or drop (no row; the first "
-        "page in the order of input files and records is kept)",
+        "pages whose text is the same as an earlier page's, or similar: off (not looked for), mark "
+        "(column `metadata_duplicate` names the earlier page) or drop (only the first page, in the "
+        "order of input files and records, has a row)",
         choices=(OFF, MARK, DROP),
         heading="Duplicates",
     )

@@ -36,7 +36,7 @@ from bsmeta.annotate.decisions import (
     read_identity,
     write_duplicates,
 )
-from bsmeta.annotate.shard import FOLDER, ShardFiles
+from bsmeta.annotate.shard import FOLDER, Counts, ShardFiles
 from bsmeta.annotate.signatures import (
     NO_TEXT,
     SIGNED,
@@ -107,12 +107,19 @@ def find_duplicates(
     folder = output / FOLDER
     with hold_write_lock(folder / "duplicates", "duplicates", folder / "duplicates.lock"):
         sources = list(_list_sources(config, files, held_out, output))
-        problems = make_signatures(config, _list_unique_files(sources), advance)
-        whole = [source for source in sources if source.signed.signatures.path not in problems]
+        signed_files = _list_unique_files(sources)
+        input_bytes = sum(file.bytes for file in files)
+        held_out_bytes = sum(signed.file.bytes for signed in signed_files) - input_bytes
+
+        def advance_input(done: int, counts: Counts) -> None:
+            advance(max(done - held_out_bytes, 0), counts)
+
+        problems = make_signatures(config, signed_files, advance_input)
+        undamaged = [source for source in sources if source.signed.signatures.path not in problems]
         for source in sources:
             if source.is_held_out:
                 _check_held_out(source, problems.get(source.signed.signatures.path))
-        _decide(config, files, whole, output)
+        _decide(config, files, undamaged, output)
     return list(problems.values())
 
 

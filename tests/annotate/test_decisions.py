@@ -18,7 +18,7 @@ from bsmeta.annotate.decisions import (
     write_duplicates,
 )
 
-FOUND = [
+DUPLICATES = [
     Duplicate(3, "exact_duplicate", "a:1", 1.0),
     Duplicate(64, "near_duplicate", "a:2", 0.875),
     Duplicate(70, "held_out_copy", "h:0", 0.9),
@@ -27,13 +27,13 @@ FOUND = [
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The file of `FOUND`."""
-    write_duplicates(tmp_path / "b.duplicates", "id", FOUND)
+    """The file of `DUPLICATES`."""
+    write_duplicates(tmp_path / "b.duplicates", "id", DUPLICATES)
     return tmp_path / "b.duplicates"
 
 
 def test_duplicates_are_read_as_written(path: Path) -> None:
-    assert read_duplicates(path) == ("id", FOUND)
+    assert read_duplicates(path) == ("id", DUPLICATES)
     assert read_identity(path) == "id"
 
 

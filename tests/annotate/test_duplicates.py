@@ -42,9 +42,9 @@ PAGES = {"a": 150, "b": 40, "c": 110}
 CHUNK = 8
 
 
-def find(folder: Path, **settings: Any) -> dict[str, dict[str, Any]]:
+def list_copies(folder: Path, **settings: Any) -> dict[str, dict[str, Any]]:
     """Looks for duplicates in the files of a folder; maps each page to its line."""
-    output = folder.with_name(f"{folder.name}.found")
+    output = folder.with_name(f"{folder.name}.copies")
     settings = {"duplicates": "mark", "duplicates_only": True} | settings
     annotate(str(folder), output, **settings)
     return {line.pop("page"): line for line in read_lines(output / "duplicates.jsonl")}
@@ -72,7 +72,7 @@ def test_the_first_page_in_the_order_of_files_and_records_is_kept(folder: Path) 
     text = make_text(range(100))
     write_texts(folder / "a.jsonl.gz", [make_text(range(200, 300)), text])
     write_texts(folder / "b.jsonl.gz", [text.upper(), text, make_text(range(400, 500))])
-    assert find(folder) == {
+    assert list_copies(folder) == {
         "b:0": {"kind": "near_duplicate", "kept": "a:1", "similarity": 1.0},
         "b:1": {"kind": "exact_duplicate", "kept": "a:1", "similarity": 1.0},
     }
@@ -87,7 +87,7 @@ def test_pages_from_the_threshold_on_are_copies(common: int, is_copy: bool, fold
     jaccard = common / (200 - common)
     assert measure_jaccard(texts[0], texts[1], length=1) == pytest.approx(jaccard)
     write_texts(folder / "a.jsonl.gz", texts)
-    copies = find(folder, duplicate_shingle=1, duplicate_permutations=1024)
+    copies = list_copies(folder, duplicate_shingle=1, duplicate_permutations=1024)
     assert [*copies] == ["a:1"] * is_copy
     for copy in copies.values():
         assert copy["similarity"] == pytest.approx(jaccard, abs=0.05)
@@ -98,7 +98,7 @@ def test_a_chain_of_small_changes_drops_no_page_that_differs_from_the_kept_one(
 ) -> None:
     """Each text has 95 words in common with the next one, and 90 with the one after it."""
     write_texts(folder / "a.jsonl.gz", [make_text(range(5 * k, 100 + 5 * k)) for k in range(5)])
-    copies = find(folder, duplicate_shingle=1, duplicate_threshold=0.87)
+    copies = list_copies(folder, duplicate_shingle=1, duplicate_threshold=0.87)
     assert {page: copy["kept"] for page, copy in copies.items()} == {"a:1": "a:0", "a:3": "a:2"}
 
 
@@ -107,14 +107,14 @@ def test_the_most_similar_kept_page_is_named(folder: Path) -> None:
         folder / "a.jsonl.gz",
         [make_text(range(first, first + 100)) for first in (0, 50, 32)],
     )
-    copies = find(folder, duplicate_shingle=1, duplicate_threshold=0.5)
+    copies = list_copies(folder, duplicate_shingle=1, duplicate_threshold=0.5)
     assert {page: copy["kept"] for page, copy in copies.items()} == {"a:2": "a:1"}
 
 
 def test_short_texts_are_copies_only_of_the_same_text(folder: Path) -> None:
     text = make_text(range(19))
     write_texts(folder / "a.jsonl.gz", [text, text.upper(), text, f"{text} w19", f"{text}  W19"])
-    assert find(folder) == {
+    assert list_copies(folder) == {
         "a:2": {"kind": "exact_duplicate", "kept": "a:0", "similarity": 1.0},
         "a:4": {"kind": "near_duplicate", "kept": "a:3", "similarity": 1.0},
     }
@@ -124,27 +124,27 @@ def test_texts_without_spaces_are_compared_by_their_characters(folder: Path) -> 
     text = "".join(chr(0x4E00 + 7 * number) for number in range(300))
     other = text[:150] + "一二三" + text[150:]
     write_texts(folder / "a.jsonl.gz", [text, other, text[::-1]])
-    assert [*find(folder)] == ["a:1"]
+    assert [*list_copies(folder)] == ["a:1"]
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_duplicates_of_a_corpus_equal_those_of_brute_force(seed: int, folder: Path) -> None:
     texts = make_corpus(300, seed)
     write_texts(folder / "a.jsonl.gz", texts)
-    found = {int(page[2:]): int(copy["kept"][2:]) for page, copy in find(folder).items()}
+    copies = {int(page[2:]): int(copy["kept"][2:]) for page, copy in list_copies(folder).items()}
     similarities = measure_all(texts)
 
     # Estimates have a standard error of 0.035 at the threshold of 0.8.
-    assert not found.keys() & found.values()  # kept pages are no copies
-    assert min(similarities[kept, page] for page, kept in found.items()) > 0.68
+    assert not copies.keys() & copies.values()  # kept pages are no copies
+    assert min(similarities[kept, page] for page, kept in copies.items()) > 0.68
     missed = [
         similarity
         for (first, second), similarity in similarities.items()
-        if similarity >= 0.8 and not {first, second} & found.keys()
+        if similarity >= 0.8 and not {first, second} & copies.keys()
     ]
     assert max(missed, default=0.0) < 0.92
     assert len(missed) <= 2
-    assert len(found) > 60
+    assert len(copies) > 60
 
 
 def test_duplicates_equal_those_of_the_index_of_the_library(folder: Path) -> None:
@@ -160,7 +160,7 @@ def test_duplicates_equal_those_of_the_index_of_the_library(folder: Path) -> Non
             copies.append(f"a:{number}")
         else:
             index.insert(number, minhash)
-    assert [*find(folder)] == copies
+    assert [*list_copies(folder)] == copies
     assert len(copies) > 30
 
 
@@ -177,7 +177,7 @@ def test_a_page_is_compared_with_a_bounded_number_of_others(folder: Path) -> Non
     ]
     write_texts(folder / "a.jsonl.gz", [*others, others[0]])
     settings = {"duplicate_shingle": 1, "duplicate_permutations": 16, "duplicate_threshold": 0.75}
-    copies = find(folder, **settings)
+    copies = list_copies(folder, **settings)
     last = f"a:{len(others)}"
     assert copies[last] == {"kind": "exact_duplicate", "kept": "a:0", "similarity": 1.0}
 
@@ -291,6 +291,21 @@ def test_a_later_file_changes_no_shard_and_an_earlier_one_those_with_new_copies(
     assert [len(rows(path)) for path in sorted(output.glob("*.gz"))] == [1, 0, 1, 0]
 
 
+def test_marks_are_updated_when_an_earlier_file_arrives(folder: Path, tmp_path: Path) -> None:
+    text = make_text(range(100))
+    output = tmp_path / "out"
+    write_texts(folder / "b.jsonl.gz", [text, text])
+    annotate(str(folder), output, duplicates="mark")
+    write_texts(folder / "a.jsonl.gz", [f"{text} more"])
+    annotate(str(folder), output, duplicates="mark", annotators=[])
+    marked = rows(output / "b.jsonl.gz")
+    assert [row["metadata_duplicate"][0]["value"] for row in marked] == ["a:0", "a:0"]
+    assert [row["metadata_url"][0]["value"] for row in marked] == [
+        "https://www.example.org/b/0",
+        "https://www.example.org/b/1",
+    ]
+
+
 def test_a_damaged_file_takes_no_part(folder: Path, tmp_path: Path) -> None:
     text = make_text(range(100))
     write_texts(folder / "a.jsonl.gz", [text, *make_corpus(30, 0)])
@@ -310,8 +325,8 @@ def test_tasks_of_many_machines_make_the_same_shards(folder: Path, tmp_path: Pat
     write_corpus(folder)
     annotate(str(folder), tmp_path / "one", duplicates="drop", annotators=["url"])
     output = tmp_path / "many"
-    find_only = {"duplicates": "drop", "annotators": ["url"], "duplicates_only": True}
-    annotate(str(folder), output, **find_only)
+    only_decisions = {"duplicates": "drop", "annotators": ["url"], "duplicates_only": True}
+    annotate(str(folder), output, **only_decisions)
     config = AnnotateConfig(
         input=str(folder), output=str(output), duplicates="drop", annotators=["url"], workers=1
     )
