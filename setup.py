@@ -77,6 +77,7 @@ EXTRAS = {
         "htmldate>=1.9",
         "pycld2>=0.42",
         "ahocorasick-rs>=1.0",
+        "datasketch>=2.0,<3",  # its signatures have a named scheme since 2.0
     ],
     "lora": ["peft>=0.21,<0.22"],  # adapters
     "fast": ["gigatoken>=0.10,<0.11"],  # the fastest tokenizer backend, young

@@ -44,6 +44,7 @@ from bsmeta.annotate.links import (
 )
 from bsmeta.annotate.page import Declared, PageError, decode_html, parse_page
 from bsmeta.annotate.plan import make_annotators
+from bsmeta.annotate.shingles import split_words
 from bsmeta.annotate.sources import InputRecord, decode_line
 from bsmeta.annotate.spans import split_paragraphs
 from bsmeta.config.metadata import MetadataConfig
@@ -421,6 +422,7 @@ RUNS: dict[str, Run] = {
     "language": annotated("language", lambda text: InputRecord(url="a", text=text)),
     "lengths": annotated("length", lambda text: InputRecord(url="a", text=text)),
     "paragraphs": all_of(lambda text: split_paragraphs(Row(InputRecord(text=text), "published"))),
+    "words of duplicates": of(split_words),
     "records of a WARC file": read_archive,
     "compressed WARC file": read_compressed_archive,
     "HTTP response": of(lambda text: parse_response(text.encode(), 1 << 20)),
@@ -642,6 +644,8 @@ _TAKES_APART |= {"find", "rfind", "readline", "readlines"}
 # Functions of the other modules that are not called, and why.
 OTHERS = {
     "annotate/about_page.py:WebsiteDescription._find_in_table": "a host: `DescriptionTable.find`",
+    "annotate/decisions.py:read_duplicates": "a file of this program",
+    "annotate/decisions.py:read_identity": "a file of this program",
     "annotate/links.py:_read_first_line": "a file of this program",
     "annotate/spans.py:Spelling.annotate": "needs a model; reads at most `LONGEST_SAMPLE`",
     "core/environment.py:_describe_processor": "the processor's name, from a file of the system",

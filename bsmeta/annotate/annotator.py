@@ -17,6 +17,7 @@ import xxhash
 from isal import igzip
 
 from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.decisions import Duplicate
 from bsmeta.annotate.page import Page, PageError, parse_page
 from bsmeta.annotate.pool import PAGE_STEP, Chunk, Failures, Status
 from bsmeta.annotate.shard import Counts, Dropped, Written
@@ -65,6 +66,7 @@ class Row:
         timestamp: When the page was crawled, from the input.
         html: The raw page, if there is one.
         columns: The columns that the row has so far, without `text` and `url`.
+        duplicate: The page that this one copies, if any.
     """
 
     def __init__(self, record: InputRecord, profile: str, text: str | None = None) -> None:
@@ -72,6 +74,7 @@ class Row:
         self.timestamp = record.timestamp
         self.html = record.html
         self.columns: Columns = dict(record.columns)
+        self.duplicate: Duplicate | None = None
         self._profile = cast(Profile, profile)
         self._text = record.text if text is None else text
         self._page: Page | None = None
@@ -226,6 +229,10 @@ class Annotation:
                 if failed_item == number
             }
             record = self._decode(item, failed_steps)
+            duplicate = chunk.duplicates.get(number)
+            if duplicate is not None and duplicate.is_dropped:
+                written.dropped.append((number, duplicate.kind, record.url))
+                continue
             old_columns = {} if old_row is None else _ROW.decode(old_row)
             try:
                 row = self._make_row(record, old_columns)
@@ -233,6 +240,7 @@ class Annotation:
                 written.dropped.append((number, error.reason, record.url))
                 continue
 
+            row.duplicate = duplicate
             self._annotate_row(row, old_columns, chunk.names, failed_steps, status)
             # The raw pages of a shard that has text are kept, too.
             keeps_html = chunk.keeps_html or record.text is not None
@@ -244,6 +252,8 @@ class Annotation:
             content = b"\n".join([*lines, b""])
             written.data = igzip.compress(content, _COMPRESSION_LEVEL, mtime=0)
         written.counts.dropped = dict(Counter(reason for _, reason, _ in written.dropped))
+        kinds = Counter(duplicate.kind for duplicate in chunk.duplicates.values())
+        written.counts.duplicates = dict(kinds)
         written.counts.cpu_s = time.process_time() - begin
         return written
 

@@ -21,6 +21,8 @@ from typing import Any
 from bsmeta.annotate import plan, pool
 from bsmeta.annotate.annotator import Annotation, Annotator
 from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.decisions import Decisions, looks_for_duplicates
+from bsmeta.annotate.duplicate_check import report_duplicates
 from bsmeta.annotate.links import make_index, write_linked_sets
 from bsmeta.annotate.report import make_report, print_report, write_report
 from bsmeta.annotate.shard import FOLDER, Counts, Dropped, ShardWriter, read_existing_rows
@@ -55,6 +57,11 @@ def main(config: AnnotateConfig) -> int:
         raise ConfigurationError(
             "disambiguation is made from links: add entity to annotators, with entity_source=links"
         )
+    if config.duplicates_only and not looks_for_duplicates(config):
+        raise ConfigurationError(
+            "duplicates_only=true looks for nothing: set duplicates=mark, name held-out files in "
+            "held_out, or both"
+        )
     if config.replace and config.executor != "local":
         raise ConfigurationError(
             f"replace={config.replace}: executor={config.executor} does what is left whenever the "
@@ -82,6 +89,16 @@ def _annotate(
 ) -> int:
     files = _identify_inputs(inputs)
     total_bytes = sum(file.bytes for file in files)
+    if looks_for_duplicates(config):
+        # Imported only here: its library takes longer to load than all others together.
+        from bsmeta.annotate.duplicates import find_duplicates
+
+        with _show_page_progress("signing pages", total_bytes) as advance:
+            damaged = find_duplicates(config, files, output, advance)
+        if config.duplicates_only:
+            report_duplicates(files, output, damaged, Console())
+            return 0
+
     plan.refuse_renamed_shards(output, files)
     plan.refuse_lost_columns(config, annotators, files)
     if _needs_index(annotators):
@@ -210,7 +227,12 @@ def _read_chunks(
             keeps_html=header.keeps_html,
             position=begin,
         )
-        yield from pool.read_chunks(config, first, shard_plan.file, writer.pages, rows)
+        decisions = Decisions.read(config, shard_plan.files.duplicates)
+        start = writer.pages
+        for chunk in pool.read_chunks(config, first, shard_plan.file, start, rows):
+            chunk.duplicates = decisions.select(start, len(chunk.items))
+            start += len(chunk.items)
+            yield chunk
 
 
 def run_task(

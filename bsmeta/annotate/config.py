@@ -8,6 +8,10 @@ from typing import Any
 from bsmeta.config.data import EXTRACTORS
 from bsmeta.core.keys import key
 
+OFF = "off"
+MARK = "mark"
+DROP = "drop"
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnnotateConfig:
@@ -132,6 +136,52 @@ class AnnotateConfig:
     )
     disambiguation_dev_share: float = key(
         0.1, "disambiguation: share of the pages that go to dev.jsonl", at_least=0, below=1
+    )
+
+    duplicates: str = key(
+        OFF,
+        "pages whose text is the same as an earlier page's, or similar: off (not looked for), mark "
+        "(column `metadata_duplicate` names the earlier page) or drop (only the first page, in the "
+        "order of input files and records, has a row)",
+        choices=(OFF, MARK, DROP),
+        heading="Duplicates",
+    )
+    duplicate_threshold: float = key(
+        0.8,
+        "share of common shingles (Jaccard similarity, as estimated) from which two texts are "
+        "duplicates",
+        at_least=0.5,
+        at_most=1,
+    )
+    duplicate_permutations: int = key(
+        128,
+        "number of values in a page's signature, each of 4 bytes; with more, similarities are "
+        "estimated more accurately",
+        at_least=16,
+        at_most=1024,
+    )
+    duplicate_shingle: int = key(
+        5,
+        "words of a shingle; in scripts without spaces between words, characters",
+        at_least=1,
+        at_most=50,
+    )
+    duplicate_min_words: int = key(
+        20,
+        "texts of fewer words (or characters, as above) are duplicates only of the same text",
+        at_least=1,
+    )
+    held_out: Any = key(
+        None,
+        "held-out pages: files as in `input`; pages of other files that copy one of them, even "
+        "nearly, are dropped or marked. An input file that is held out itself stays whole",
+        is_path=True,
+    )
+    held_out_copies: str = key(DROP, "held_out: what is done with the copies", choices=(MARK, DROP))
+    duplicates_only: bool = key(
+        False,
+        "only look for duplicates, such as in finished shards, and write duplicates.jsonl: no "
+        "shards are made, and copies of held-out pages are an error",
     )
 
     executor: str = key(

@@ -20,8 +20,10 @@ from pathlib import Path
 
 from bsmeta.annotate import about_page, spans
 from bsmeta.annotate.annotator import Annotator
-from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.config import DROP, AnnotateConfig
 from bsmeta.annotate.content import Content
+from bsmeta.annotate.decisions import Decisions, marks_duplicates
+from bsmeta.annotate.marking import DuplicateMark
 from bsmeta.annotate.page import VERSION
 from bsmeta.annotate.shard import (
     FOLDER,
@@ -54,6 +56,7 @@ ANNOTATORS: dict[str, type[Annotator]] = {
         spans.Label,
         spans.Entity,
         spans.EntityParagraph,
+        DuplicateMark,
     )
 }
 """The annotators, in the order in which rows list their columns; custom annotators follow."""
@@ -73,7 +76,7 @@ def make_annotators(config: AnnotateConfig) -> list[Annotator]:
     """
     classes = []
     problems = []
-    for name in dict.fromkeys(config.annotators):
+    for name in _list_names(config):
         try:
             classes.append(ANNOTATORS[name] if name in ANNOTATORS else _import_annotator(name))
         except ConfigurationError as error:
@@ -91,6 +94,23 @@ def make_annotators(config: AnnotateConfig) -> list[Annotator]:
     if problems:
         raise ConfigurationError("\n".join(problems))
     return [annotator_class(config) for annotator_class in _sort_by_needs(classes)]
+
+
+def _list_names(config: AnnotateConfig) -> list[str]:
+    """Lists the annotators of a run; `duplicate` is one of them if duplicates are marked.
+
+    Raises:
+        ConfigurationError: If it is in `annotators`, but they are not marked.
+    """
+    names = list(dict.fromkeys(config.annotators))
+    if marks_duplicates(config):
+        return names if DuplicateMark.name in names else [*names, DuplicateMark.name]
+    if DuplicateMark.name in names:
+        raise ConfigurationError(
+            f"annotators: {DuplicateMark.name} needs duplicates=mark, or held_out with "
+            f"held_out_copies=mark; found duplicates={config.duplicates}"
+        )
+    return names
 
 
 def _import_annotator(name: str) -> type[Annotator]:
@@ -189,6 +209,8 @@ def refuse_lost_columns(
         for annotator in annotators
         if config.only is None or annotator.name in config.only
     }
+    if config.duplicates == DROP or config.held_out:
+        rebuilt.add(DuplicateMark.name)  # the marks of an earlier run are decided again
     output = Path(config.output or "")
     losses: defaultdict[str, list[str]] = defaultdict(list)
     for file in files:
@@ -220,7 +242,7 @@ def _describe_loss(
         return f"no journal of this version describes it ({files.journal})"
 
     changes = [] if complete is not None else ["it is damaged"]
-    changes += journal.header.list_changes(_make_header(config, file))
+    changes += journal.header.list_changes(_make_header(config, file, files))
     lost = [name for name in journal.header.annotators if name not in rebuilt]
     return f"{', '.join(changes)}; would lose {', '.join(lost)}" if changes and lost else ""
 
@@ -299,12 +321,17 @@ def _plan_shard(
     replaced: AbstractSet[str],
 ) -> ShardPlan:
     files = ShardFiles(Path(config.output or ""), file.name)
-    header = _make_header(config, file)
+    header = _make_header(config, file, files)
     existing = files.open_complete()
     if existing is not None:
         header.keeps_html |= existing.header.keeps_html
         if existing.header.list_changes(header):
             existing = None
+
+    if DuplicateMark.name in fingerprints:
+        marked = Decisions.read(config, files.duplicates).identify_marked()
+        marks = f"{fingerprints[DuplicateMark.name]}{marked}"
+        fingerprints = {**fingerprints, DuplicateMark.name: marks}
 
     # The records of an annotator depend on those that it needs, too.
     old_fingerprints = existing.header.annotators if existing else {}
@@ -327,9 +354,10 @@ def _plan_shard(
     return ShardPlan(file, files, header, existing, is_complete)
 
 
-def _make_header(config: AnnotateConfig, file: InputFile) -> Header:
+def _make_header(config: AnnotateConfig, file: InputFile, files: ShardFiles) -> Header:
     pages = PageSettings(VERSION, config.profile, config.page_mb)
-    return Header(file.bytes, file.xxh3, pages, config.keep_html)
+    dropped = Decisions.read(config, files.duplicates).identify_dropped()
+    return Header(file.bytes, file.xxh3, pages, config.keep_html, dropped_duplicates=dropped)
 
 
 def check_disk(output: Path, plans: Sequence[ShardPlan]) -> None:

@@ -30,6 +30,7 @@ from typing import Any
 import msgspec
 
 from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.decisions import Duplicate
 from bsmeta.annotate.shard import Counts, Dropped
 from bsmeta.annotate.sources import (
     BAD_RECORD,
@@ -62,6 +63,7 @@ class Chunk(msgspec.Struct):
     names: frozenset[str] = frozenset()  # the annotators to run
     keeps_html: bool = False  # whether rows keep the raw page
     rows: list[bytes | Dropped | None] = []  # the items' rows in the shard that is updated, if any
+    duplicates: dict[int, Duplicate] = {}  # of the items that copy another page, by their number
     position: int = 0  # bytes of all files that had been read after the last record
     problem: str = ""  # at the end of a damaged file: the message
     others: dict[str, int] = {}  # at the end of a WARC file: records that are no pages, by type

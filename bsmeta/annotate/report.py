@@ -83,10 +83,15 @@ def make_tables(report: Report) -> list[Table]:
     dropped = Table("Pages without a row", "", columns)
     for reason, count in Counter(report.total.dropped).most_common():
         dropped.rows.append([reason, count, count / report.total.pages])
+    heads = [Column("kind"), *columns[1:], Column("without a row", COUNT)]
+    copies = Table("Duplicates", "", heads)
+    for kind, count in Counter(report.total.duplicates).most_common():
+        without_row = report.total.dropped.get(kind, 0)
+        copies.rows.append([kind, count, count / report.total.pages, without_row])
     others = Table("Records that are no pages", "", [Column("type"), Column("records", COUNT)])
     for record_type, count in Counter(report.total.others).most_common():
         others.rows.append([record_type, count])
-    return [_make_types_table(report), dropped, others]
+    return [_make_types_table(report), dropped, copies, others]
 
 
 def _make_types_table(report: Report) -> Table:
@@ -127,8 +132,10 @@ def summarize_report(report: Report) -> str:
     """Summarizes the report in one line."""
     total = report.total
     speed = f", {total.pages / total.cpu_s:,.0f} pages per CPU second" if total.cpu_s else ""
+    duplicates = sum(total.duplicates.values())
+    copies = f" {format_count(duplicates, 'duplicate')}," if duplicates else ""
     return (
-        f"{format_count(total.pages, 'page')}, {format_count(total.rows, 'row')} in "
+        f"{format_count(total.pages, 'page')},{copies} {format_count(total.rows, 'row')} in "
         f"{format_count(len(report.shards), 'shard')} "
         f"({report.bytes / 1e6:,.1f} MB){speed}"
     )

@@ -44,6 +44,7 @@ class Counts(msgspec.Struct):
 
     pages: int = 0  # records read
     dropped: dict[str, int] = {}  # pages without a row, by reason
+    duplicates: dict[str, int] = {}  # pages that copy another one, dropped or marked, by kind
     errors: dict[str, dict[str, int]] = {}  # failures by annotator and reason
     present: dict[str, int] = {}  # pages with at least one record, by annotator
     records: dict[str, int] = {}  # by annotator
@@ -60,7 +61,7 @@ class Counts(msgspec.Struct):
         """Adds the counts of other pages."""
         self.pages += other.pages
         self.cpu_s += other.cpu_s
-        for name in ("dropped", "present", "records", "lengths", "others"):
+        for name in ("dropped", "duplicates", "present", "records", "lengths", "others"):
             setattr(self, name, dict(Counter(getattr(self, name)) + Counter(getattr(other, name))))
 
         for annotator, reasons in other.errors.items():
@@ -94,6 +95,7 @@ class Header(msgspec.Struct):
     annotators: dict[str, str] = {}  # their fingerprints, by name
     names: list[str] = []  # annotators to run; other columns come from the existing shard
     replaces: int | None = None  # size of the existing shard that is updated, if there is one
+    dropped_duplicates: str = ""  # hash of the pages dropped as duplicates; empty: none
     format: int = FORMAT
 
     def list_changes(self, current: Header) -> list[str]:
@@ -108,6 +110,8 @@ class Header(msgspec.Struct):
             new_value = getattr(current.pages, name)
             if old_value != new_value:
                 changes.append(f"made with {name}={old_value}, now {new_value}")
+        if self.dropped_duplicates != current.dropped_duplicates:
+            changes.append("other pages are dropped as duplicates")
         return changes
 
 
@@ -205,6 +209,8 @@ class ShardFiles:
         self.journal_part = path_of(f"{FOLDER}/{name}{JOURNAL_SUFFIX}{PART}")
         self.lock = path_of(f"{FOLDER}/{name}.lock")
         self.pages = path_of(f"{FOLDER}/{name}.pages")  # the titles of its pages, for links
+        self.signatures = path_of(f"{FOLDER}/{name}.signatures")
+        self.duplicates = path_of(f"{FOLDER}/{name}.duplicates")
 
     def open_complete(self) -> Journal | None:
         """Returns the journal if it and the shard are complete, else None.

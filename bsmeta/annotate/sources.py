@@ -82,8 +82,8 @@ class InputFile:
     xxh3: str
 
 
-def list_inputs(entries: Any) -> list[tuple[str, str]]:
-    """Lists the files that the key `input` names, with the names of their shards, sorted.
+def list_inputs(entries: Any, key: str = "input") -> list[tuple[str, str]]:
+    """Lists the files that a key names, with the names of their shards, sorted.
 
     Raises:
         ConfigurationError: If it is not set, or two files would have one name.
@@ -91,13 +91,13 @@ def list_inputs(entries: Any) -> list[tuple[str, str]]:
     """
     if not entries:
         raise ConfigurationError(
-            f"input is not set; expected files, a folder or a glob: {', '.join(SUFFIXES)}"
+            f"{key} is not set; expected files, a folder or a glob: {', '.join(SUFFIXES)}"
         )
 
     entries = [entries] if isinstance(entries, str) else list(entries)
     unique_paths: set[str] = set()
     for entry in entries:
-        unique_paths.update(map(os.path.abspath, _expand_entry(str(entry))))
+        unique_paths.update(map(os.path.abspath, _expand_entry(str(entry), key)))
     paths = sorted(unique_paths)
 
     # Files of the same name are distinguished by their folders.
@@ -109,13 +109,13 @@ def list_inputs(entries: Any) -> list[tuple[str, str]]:
     name, count = Counter(stems).most_common(1)[0]
     if count > 1:
         raise ConfigurationError(
-            f"input: {count} files would all become the shard {name}: rename some, or "
+            f"{key}: {count} files would all become the shard {name}: rename some, or "
             "give each its own output"
         )
     return list(zip(paths, stems, strict=True))
 
 
-def _expand_entry(entry: str) -> list[str]:
+def _expand_entry(entry: str, key: str) -> list[str]:
     """Returns the input files that a path of a file or folder, or a glob, names."""
     if os.path.isdir(entry):
         paths = [os.path.join(entry, name) for name in os.listdir(entry)]
@@ -128,7 +128,7 @@ def _expand_entry(entry: str) -> list[str]:
     if not files:
         reason = "is missing or has another suffix" if paths == [entry] else "leads to no such file"
         raise DataError(
-            f"input: {entry} {reason}; expected files that end in {', '.join(SUFFIXES)}"
+            f"{key}: {entry} {reason}; expected files that end in {', '.join(SUFFIXES)}"
         )
     return files
 

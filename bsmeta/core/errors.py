@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+_ANNOTATE = ("selectolax", "resiliparse", "brotli", "htmldate", "pycld2", "datasketch")
 EXTRA_OF = {
     **dict.fromkeys(("datasets", "sklearn"), "tables"),
     "rapidfuzz": "spelling",
     "ahocorasick_rs": "entities",
-    **dict.fromkeys(("selectolax", "resiliparse", "brotli", "htmldate", "pycld2"), "annotate"),
+    **dict.fromkeys(_ANNOTATE, "annotate"),
     **dict.fromkeys(("botocore", "google", "google.auth"), "object-stores"),
     "peft": "lora",
 }

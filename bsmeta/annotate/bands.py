@@ -1,0 +1,138 @@
+"""Groups of pages that may be near duplicates: those with equal values in a band of signatures.
+
+Locality-sensitive hashing (Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", section 3.4):
+a signature is divided into bands, and pages that agree in all values of a band are candidates. The
+groups of all bands are on disk, because they take more memory than anything else; one band at a
+time is sorted in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bsmeta.annotate.shingles import mix_bits
+from bsmeta.annotate.signatures import NO_TEXT, SIGNED, Records
+
+MIN_RECALL = 0.99
+"""Smallest probability that two texts exactly as similar as the threshold share a band."""
+
+_BLOCK = 1 << 13  # records whose keys are computed at a time
+_MULTIPLIER = np.uint64(0xD1342543DE82EF95)
+
+Groups = NDArray[np.uint64]
+
+
+class BandLayout(NamedTuple):
+    """How a signature is divided: the first `bands * rows` of its values are used."""
+
+    bands: int
+    rows: int  # values of a band
+
+
+def choose_bands(threshold: float, permutations: int) -> BandLayout:
+    """Chooses the longest bands that find pairs at the threshold with `MIN_RECALL`.
+
+    Long bands have few candidates that are not similar. The probability that two signatures agree
+    in at least one of b bands of r values is 1 - (1 - s^r)^b at the similarity s.
+    """
+    for rows in range(permutations, 0, -1):
+        bands = permutations // rows
+        if 1 - (1 - threshold**rows) ** bands >= MIN_RECALL:
+            return BandLayout(bands, rows)
+    return BandLayout(permutations, 1)
+
+
+@dataclass(frozen=True)
+class GroupTable:
+    """The group of each page in each band.
+
+    Attributes:
+        numbers: uint64 [1 + bands, pages]; 0: the page shares the band with no other page. The
+            first row has the groups of pages whose texts have the same hash.
+        count: The highest number of a group.
+    """
+
+    numbers: Groups
+    count: int
+
+
+@contextmanager
+def group_pages(
+    sources: Sequence[Records], layout: BandLayout, scratch: Path
+) -> Iterator[GroupTable]:
+    """Groups the pages of all sources, numbered consecutively.
+
+    Args:
+        scratch: A file for 8 bytes per page and band; it is gone when the block ends, or the
+            process.
+
+    Raises:
+        OSError: If the disk is full.
+    """
+    pages = sum(map(len, sources))
+    shape = (1 + layout.bands, max(pages, 1))
+    with open(scratch, "wb+") as file:
+        scratch.unlink()
+        # Without room on the disk, writing to mapped memory would kill the process.
+        os.posix_fallocate(file.fileno(), 0, 8 * shape[0] * shape[1])
+        table: Groups = np.memmap(file, np.uint64, "r+", 0, shape)[:, :pages]
+        states = np.concatenate([np.empty(0, np.uint8), *(_write_keys(sources, layout, table))])
+
+        count = 0
+        for band, keys in enumerate(table):
+            is_member = states != NO_TEXT if band == 0 else states == SIGNED
+            table[band], count = _number_groups(np.array(keys), np.flatnonzero(is_member), count)
+        yield GroupTable(table, count)
+
+
+def _write_keys(
+    sources: Sequence[Records], layout: BandLayout, table: Groups
+) -> Iterator[NDArray[np.uint8]]:
+    """Writes the key of each page in each band; yields the states of the pages."""
+    start = 0
+    for records in sources:
+        for first in range(0, len(records), _BLOCK):
+            block = np.array(records[first : first + _BLOCK])
+            end = start + len(block)
+            table[0, start:end] = block["text"][:, 0]
+            used = block["signature"][:, : layout.bands * layout.rows]
+            values = used.reshape(-1, layout.bands, layout.rows).astype(np.uint64)
+            table[1:, start:end] = _compute_keys(values).T
+            yield block["state"].astype(np.uint8)
+            start = end
+
+
+def _compute_keys(values: Groups) -> Groups:
+    """Hashes the values of each band: uint64 [pages, bands, rows] -> [pages, bands]."""
+    keys = np.zeros(values.shape[:2], np.uint64)
+    for row in range(values.shape[2]):
+        keys = mix_bits(keys * _MULTIPLIER + values[:, :, row] + np.uint64(1))
+    return keys
+
+
+def _number_groups(keys: Groups, members: NDArray[np.intp], count: int) -> tuple[Groups, int]:
+    """Numbers the groups of members with equal keys, after `count`; single members have 0.
+
+    Returns:
+        The number for each page, and the highest.
+    """
+    numbers = np.zeros(len(keys), np.uint64)
+    order = members[np.argsort(keys[members], kind="stable")]
+    if not len(order):
+        return numbers, count
+
+    sorted_keys = keys[order]
+    is_first = np.concatenate(([True], sorted_keys[1:] != sorted_keys[:-1]))
+    runs = np.cumsum(is_first) - 1
+    is_group = np.bincount(runs) > 1
+    run_numbers = np.where(is_group, count + np.cumsum(is_group), 0)
+    numbers[order] = run_numbers[runs]
+    return numbers, count + int(is_group.sum())

@@ -1,0 +1,92 @@
+"""A check of pages, such as those of finished shards, for duplicates and copies of held-out pages.
+
+With `duplicates_only=true`, no shards are made. The duplicates are listed in `duplicates.jsonl`,
+and a copy of a held-out page is an error, so that a script stops before it trains on the shards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from bsmeta.annotate.decisions import EXACT, HELD_OUT, NEAR, read_duplicates
+from bsmeta.annotate.shard import ShardFiles
+from bsmeta.annotate.sources import InputFile, format_count
+from bsmeta.core.errors import DataError
+from bsmeta.core.files import replace_atomically
+from bsmeta.core.terminal import Console
+from bsmeta.report.page import COUNT, Column, Table, print_table
+
+LIST = "duplicates.jsonl"
+_SHOWN = 3  # copies in the error
+
+
+def report_duplicates(
+    files: Sequence[InputFile], output: Path, damaged: Sequence[str], console: Console
+) -> None:
+    """Prints the numbers of duplicates of each file, and lists them in `LIST`.
+
+    Args:
+        damaged: A message for each file that could not be read.
+
+    Raises:
+        DataError: If pages copy held-out pages, or files are damaged.
+    """
+    counts = _list_duplicates(files, output)
+    heads = [Column("input"), *(Column(kind, COUNT) for kind in (EXACT, NEAR, HELD_OUT))]
+    table = Table("Duplicates", "", heads)
+    for name, kinds in counts.items():
+        table.rows.append([name, kinds[EXACT], kinds[NEAR], kinds[HELD_OUT]])
+    total = sum(counts.values(), Counter())
+    table.rows.append(["all files", total[EXACT], total[NEAR], total[HELD_OUT]])
+    print_table(console, table)
+    console.print(f"written to {output / LIST}", highlight=False, soft_wrap=True)
+
+    problems = list(damaged)
+    if total[HELD_OUT]:
+        problems.append(_describe_copies(files, output, total[HELD_OUT]))
+    if problems:
+        raise DataError("\n".join(problems))
+
+
+def _list_duplicates(files: Sequence[InputFile], output: Path) -> dict[str, Counter[str]]:
+    """Writes the duplicates of all files as JSON lines; returns their kinds by file."""
+    counts: dict[str, Counter[str]] = {}
+    with replace_atomically(output / LIST) as part, part.open("w", encoding="utf-8") as lines:
+        for file in files:
+            _, duplicates = read_duplicates(ShardFiles(output, file.name).duplicates)
+            counts[file.name] = Counter(duplicate.kind for duplicate in duplicates)
+            for duplicate in duplicates:
+                line = {
+                    "page": f"{file.name}:{duplicate.number}",
+                    "kind": duplicate.kind,
+                    "kept": duplicate.kept,
+                    "similarity": duplicate.similarity,
+                }
+                lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+    return counts
+
+
+def _describe_copies(files: Sequence[InputFile], output: Path, count: int) -> str:
+    """Describes the copies of held-out pages, with the first of them."""
+    examples: list[str] = []
+    for file in files:
+        _, duplicates = read_duplicates(ShardFiles(output, file.name).duplicates)
+        examples += [
+            f"{file.name}:{duplicate.number} of {duplicate.kept} ({duplicate.similarity:.2f})"
+            for duplicate in duplicates
+            if duplicate.kind == HELD_OUT
+        ]
+        if len(examples) >= _SHOWN:
+            break
+
+    more = count - _SHOWN
+    shown = ", ".join(examples[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+    is_one = count == 1
+    return (
+        f"input: {format_count(count, 'page')} {'copies a page' if is_one else 'copy pages'} of "
+        f"held_out: {shown}; expected none. {output / LIST} has them all; to make shards without "
+        "them, annotate the input with the same held_out, and without duplicates_only"
+    )

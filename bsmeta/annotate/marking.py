@@ -1,0 +1,28 @@
+"""The annotator of duplicates: a row says which page it copies."""
+
+from __future__ import annotations
+
+from bsmeta.annotate.annotator import Annotator, Columns, Row, make_global_record
+
+
+class DuplicateMark(Annotator):
+    """The page that a page copies: an earlier one, or a held-out one.
+
+    It runs with `duplicates=mark` or `held_out_copies=mark`. Its records depend on the decisions
+    about the input file: `plan` adds them to its fingerprint.
+    """
+
+    name = "duplicate"
+    columns = ("metadata_duplicate",)
+
+    def annotate(self, row: Row) -> Columns:
+        """Returns a record with the other page, the kind of the copy and the similarity."""
+        if row.duplicate is None:
+            return {}
+        record = make_global_record(
+            "duplicate",
+            row.duplicate.kept,
+            source=row.duplicate.kind,
+            similarity=row.duplicate.similarity,
+        )
+        return {"metadata_duplicate": [record]}

@@ -1,0 +1,84 @@
+"""Shingles of a text: the hashes of its overlapping sequences of words, as a set.
+
+Two texts are near duplicates if their sets overlap much. Words are compared without case, white
+space and punctuation. In scripts that are written without spaces, each character counts as a word,
+so that a shingle is a sequence of characters there; a text may mix both.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from bsmeta.data.text.caseless import make_caseless
+
+VERSION = 1
+"""Increment when the shingles of a text change."""
+
+# Scripts without spaces between words: Thai, Lao, Tibetan, Myanmar, Khmer, kana, and Han.
+_UNSPACED = (
+    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3041-\u30ff\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff"
+)
+# Marks that \w does not match, and that would otherwise divide the words of Indic scripts, Hebrew
+# and Arabic.
+_MARKS = (
+    "\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u064b-\u065f"
+    "\u0900-\u0963\u0966-\u0dff"
+)
+_RUN = re.compile(rf"[\w{_UNSPACED}{_MARKS}]+")
+_PART = re.compile(rf"[{_UNSPACED}]|[^{_UNSPACED}]+")
+
+_MULTIPLIER = 0x9E3779B97F4A7C15  # 2^64 / the golden ratio, as in splitmix64
+
+Hashes = NDArray[np.uint64]
+
+
+def split_words(text: str) -> list[str]:
+    """Returns the words of a text, caseless; of scripts without spaces, the characters."""
+    words: list[str] = []
+    for run in _RUN.findall(make_caseless(text)):
+        if run.isascii():
+            words.append(run)
+        else:
+            words += _PART.findall(run)
+    return words
+
+
+def hash_shingles(words: list[str], length: int) -> Hashes:
+    """Hashes each sequence of `length` words to 64 bits.
+
+    Returns:
+        The distinct hashes, sorted; none if there are fewer words.
+    """
+    count = len(words) - length + 1
+    if count < 1:
+        return np.empty(0, np.uint64)
+
+    hash_of = {
+        word: xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass")) for word in set(words)
+    }
+    hashes = np.array([hash_of[word] for word in words], np.uint64)
+
+    # A polynomial in the words' hashes, so that the order of the words matters.
+    combined = np.zeros(count, np.uint64)
+    for position in range(length):
+        combined += hashes[position : position + count] * _power(position + 1)
+    return np.unique(mix_bits(combined))
+
+
+def _power(exponent: int) -> np.uint64:
+    """Returns an odd multiplier for a position, modulo 2^64."""
+    return np.uint64(pow(_MULTIPLIER, exponent, 1 << 64))
+
+
+def mix_bits(values: Hashes) -> Hashes:
+    """Spreads each bit over all 64: a bijection, the finalizer of splitmix64."""
+    values = values ^ (values >> np.uint64(30))
+    values = values * np.uint64(0xBF58476D1CE4E5B9)
+    values = values ^ (values >> np.uint64(27))
+    values = values * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

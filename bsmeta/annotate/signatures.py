@@ -1,0 +1,257 @@
+"""Signatures of pages, from which duplicates are found without reading a text again.
+
+A first pass over the input makes a record of fixed size for each page: a hash of its text, and its
+MinHash signature. The share of equal values in two signatures estimates the Jaccard similarity of
+the texts' shingles (Broder 1997, "On the resemblance and containment of documents"). The records
+of an input file are kept in `_annotation/NAME.signatures`. Each has a checksum: a killed pass
+continues after the last whole record of the file that was being written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import xxhash
+from datasketch import MinHash
+from numpy.typing import NDArray
+
+from bsmeta.annotate import pool, shingles
+from bsmeta.annotate.annotator import Row
+from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.page import VERSION
+from bsmeta.annotate.shard import PART, Counts
+from bsmeta.annotate.sources import InputFile, Item, decode_record
+
+NO_TEXT = 0
+ONLY_EXACT = 1  # too short for a signature
+SIGNED = 2
+
+_SEED = 1
+_SCHEME = "affine32"  # named, because signatures of another scheme cannot be compared
+_BATCH = 1 << 14  # shingles whose permutations are in memory at a time
+_HEADER_BYTES = 128
+_PROBE = [str(number) for number in range(50)]  # words whose signature identifies the algorithm
+
+Records = NDArray[np.void]
+"""Rows of `make_record_type`, one for each record of an input file."""
+Signature = NDArray[np.uint32]
+
+
+def make_record_type(permutations: int) -> np.dtype[np.void]:
+    """Returns the type of the record of a page.
+
+    Fields: a checksum of the others, the hash of the text (128 bits), the state (`NO_TEXT`,
+    `ONLY_EXACT`, `SIGNED`), and the signature.
+    """
+    return np.dtype(
+        [
+            ("checksum", "<u8"),
+            ("text", "<u8", 2),
+            ("state", "<u8"),
+            ("signature", "<u4", permutations),
+        ]
+    )
+
+
+class Signer:
+    """Computes MinHash signatures: the minima of permutations of 32-bit hashes."""
+
+    def __init__(self, permutations: int) -> None:
+        self._empty = MinHash(permutations, seed=_SEED, scheme=_SCHEME, hashfunc=int)
+
+    def sign(self, hashes: shingles.Hashes) -> Signature:
+        """Computes the signature of a set of 64-bit hashes, of which it uses the upper half."""
+        minhash = self._empty.copy()
+        for start in range(0, len(hashes), _BATCH):
+            minhash.update_batch((hashes[start : start + _BATCH] >> np.uint64(32)).tolist())
+        return np.asarray(minhash.hashvalues, np.uint32)
+
+
+class PageSigner:
+    """Makes the records of chunks of pages, in the worker processes."""
+
+    def __init__(self, config: AnnotateConfig) -> None:
+        self._config = config
+        self._page_bytes = int(config.page_mb * 1e6)
+        self._signer = Signer(config.duplicate_permutations)
+        self._type = make_record_type(config.duplicate_permutations)
+
+    def __call__(self, chunk: pool.Chunk, failures: pool.Failures, status: pool.Status) -> bytes:
+        """Returns the records of a chunk; pages without text have empty ones."""
+        records = np.zeros(len(chunk.items), self._type)
+        for number, item in enumerate(chunk.items):
+            if (number, pool.PAGE_STEP) not in failures:
+                status.begin_page(number)
+                self._fill_record(records[number], item)
+        status.end_page()
+
+        for record in records:
+            record["checksum"] = _compute_checksum(record)
+        return records.tobytes()
+
+    def _fill_record(self, record: np.void, item: Item) -> None:
+        """Fills the record of a page; it stays empty if the page will have no row.
+
+        A page that cannot be signed copies no other; `Annotation` counts what is wrong with it.
+        """
+        try:
+            page = decode_record(item, self._page_bytes)
+            text = "" if page.problem else Row(page, self._config.profile).text
+            signature = self._sign(text)
+        except Exception:  # the parser may raise anything, and a large page a MemoryError
+            return
+        if not text:
+            return
+
+        digest = xxhash.xxh3_128_intdigest(text.encode("utf-8", "surrogatepass"))
+        record["text"] = digest >> 64, digest & (1 << 64) - 1
+        record["state"] = ONLY_EXACT if signature is None else SIGNED
+        if signature is not None:
+            record["signature"] = signature
+
+    def _sign(self, text: str) -> Signature | None:
+        """Computes the signature of a text; None if it is short."""
+        words = shingles.split_words(text)
+        length = self._config.duplicate_shingle
+        if len(words) < max(self._config.duplicate_min_words, length):
+            return None
+        return self._signer.sign(shingles.hash_shingles(words, length))
+
+
+def _compute_checksum(record: np.void) -> int:
+    return xxhash.xxh3_64_intdigest(record.tobytes()[8:])
+
+
+class SignatureFile:
+    """The records of an input file, on disk."""
+
+    def __init__(self, config: AnnotateConfig, file: InputFile, path: Path) -> None:
+        self.path = path
+        self.identity = _identify_signatures(config, file)
+        self._part = path.with_name(f"{path.name}{PART}")
+        self._type = make_record_type(config.duplicate_permutations)
+        self._header = f"signatures {self.identity}".ljust(_HEADER_BYTES - 1).encode() + b"\n"
+
+    def is_complete(self) -> bool:
+        """Returns whether all pages of this input, with these settings, have their record."""
+        return _read_header(self.path) == self._header
+
+    def recover(self) -> int:
+        """Prepares the file to be continued; returns the number of whole records."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if _read_header(self._part) != self._header:
+            self._part.write_bytes(self._header)
+            return 0
+
+        count = 0
+        with open(self._part, "rb+") as file:
+            file.seek(_HEADER_BYTES)
+            while len(data := file.read(self._type.itemsize)) == self._type.itemsize:
+                record = np.frombuffer(data, self._type)[0]
+                if record["checksum"] != _compute_checksum(record):
+                    break
+                count += 1
+            file.truncate(_HEADER_BYTES + count * self._type.itemsize)
+        return count
+
+    def append(self, data: bytes) -> None:
+        """Adds the records of a chunk, and waits until they are on the disk."""
+        with open(self._part, "ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self) -> None:
+        """Marks the file as complete."""
+        self._part.replace(self.path)
+
+    def open_records(self) -> Records:
+        """Maps the records of a complete file into memory."""
+        count = (self.path.stat().st_size - _HEADER_BYTES) // self._type.itemsize
+        if not count:
+            return np.empty(0, self._type)
+        return np.memmap(self.path, self._type, "r", _HEADER_BYTES, (count,))
+
+
+def _identify_signatures(config: AnnotateConfig, file: InputFile) -> str:
+    """Returns a hash of all that the records of a file depend on.
+
+    The signature of a fixed text is part of it, so that signatures of a version of the library that
+    computes others are made again.
+    """
+    length = config.duplicate_shingle
+    content: list[Any] = [
+        [file.bytes, file.xxh3],
+        [VERSION, config.profile, int(config.page_mb * 1e6), config.on_bad_record],
+        [shingles.VERSION, length, config.duplicate_min_words],
+        _sign_probe(config.duplicate_permutations),
+    ]
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(content))
+
+
+@lru_cache
+def _sign_probe(permutations: int) -> list[int]:
+    return Signer(permutations).sign(shingles.hash_shingles(_PROBE, 1)).tolist()
+
+
+def _read_header(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_HEADER_BYTES)
+    except FileNotFoundError:
+        return b""
+
+
+class SignedFile(NamedTuple):
+    """An input file or a held-out file, and its signatures."""
+
+    file: InputFile
+    signatures: SignatureFile
+
+
+def make_signatures(
+    config: AnnotateConfig, signed_files: Sequence[SignedFile], advance: pool.Advance
+) -> dict[Path, str]:
+    """Makes the signatures of all files, or those that are missing.
+
+    Returns:
+        For the path of the signatures of each damaged file, a message; they are not complete.
+
+    Raises:
+        OSError: If they cannot be written.
+        Stopped: If a signal arrives; the next run continues.
+    """
+    problems: dict[Path, str] = {}
+    with pool.Pool(config, PageSigner(config)) as workers:
+        results = workers.map(_read_chunks(config, signed_files))
+        for number, results_of_file in groupby(results, lambda result: result[0].shard):
+            signatures = signed_files[number].signatures
+            for chunk, data in results_of_file:
+                if data is not None:
+                    signatures.append(data)
+                elif chunk.problem:
+                    problems[signatures.path] = chunk.problem
+                else:
+                    signatures.finish()
+                advance(chunk.position, Counts(pages=len(chunk.items)))
+    return problems
+
+
+def _read_chunks(
+    config: AnnotateConfig, signed_files: Sequence[SignedFile]
+) -> Iterator[pool.Chunk]:
+    """Yields the chunks whose pages are not yet signed."""
+    end = 0
+    for number, (file, signatures) in enumerate(signed_files):
+        begin = end
+        end += file.bytes
+        if not signatures.is_complete():
+            first = pool.Chunk(number, position=begin)
+            yield from pool.read_chunks(config, first, file, signatures.recover())
