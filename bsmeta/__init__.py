@@ -24,9 +24,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bsmeta.api.documents import BatchStream, RenderedDocument, render, stream
+    from bsmeta.api.documents import RenderedDocument, render
     from bsmeta.api.models import LanguageModel, Model, Predictor, Score, load
     from bsmeta.api.runs import Run, open_run
+    from bsmeta.api.streams import BatchStream, stream
     from bsmeta.core.errors import UserError
 
     __version__: str
@@ -48,7 +49,7 @@ _MODULES = {
     **dict.fromkeys(("RenderedDocument", "render"), "bsmeta.api.documents"),
     **dict.fromkeys(("LanguageModel", "Model", "Predictor", "Score", "load"), "bsmeta.api.models"),
     **dict.fromkeys(("Run", "open_run"), "bsmeta.api.runs"),
-    **dict.fromkeys(("BatchStream", "stream"), "bsmeta.api.documents"),
+    **dict.fromkeys(("BatchStream", "stream"), "bsmeta.api.streams"),
     "UserError": "bsmeta.core.errors",
 }
 
