@@ -151,22 +151,28 @@ def _write_value(value: Any) -> str:
     )
 
 
+def list_config_arguments(config: str | Path) -> list[str]:
+    """Returns the arguments that name a configuration on a command line.
+
+    Raises:
+        ConfigurationError: If there is no such configuration.
+    """
+    name, folder = _locate_config(config)
+    arguments = ["--config-name", name]
+    return arguments if folder is None else [*arguments, "--config-dir", str(folder)]
+
+
 class _ConfigLocation(NamedTuple):
     """The name of a configuration, and the folder of its file; None for the packaged ones."""
 
     name: str
     folder: Path | None
 
-    def list_arguments(self) -> list[str]:
-        """Lists the arguments that name the configuration on a command line."""
-        arguments = ["--config-name", self.name]
-        return arguments if self.folder is None else [*arguments, "--config-dir", str(self.folder)]
-
 
 def _compose_files(config: str | Path, overrides: Overrides | None) -> RunConfig:
     """Composes a configuration that is named, or given by the path of its file."""
     location = _locate_config(config)
-    arguments = location.list_arguments()
+    arguments = list_config_arguments(config)
     built_in = [entry.schema for entry in BUILT_IN.values()]
     schemas: list[type[RunConfig] | str] = list_offered(
         arguments, built_in, "", TASKS.list_installed_schemas

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 EXTRA_OF = {
-    **dict.fromkeys(("datasets", "sklearn"), "tables"),
+    **dict.fromkeys(("datasets", "pandas", "sklearn"), "tables"),
     "rapidfuzz": "spelling",
     "ahocorasick_rs": "entities",
     **dict.fromkeys(("selectolax", "resiliparse", "brotli", "htmldate", "pycld2"), "annotate"),
