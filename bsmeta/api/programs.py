@@ -39,6 +39,7 @@ def train_model(
     overrides: Overrides | None = None,
     *,
     launch_file: str | Path | None = None,
+    show_output: bool = True,
 ) -> Run:
     """Trains a model of any task, as `bsmeta train` does; returns its run when it has ended.
 
@@ -50,6 +51,7 @@ def train_model(
             `bsmeta.open_run(folder).config`.
         overrides: Keys to change: `{"max_train_steps": 100, "out_dir": "runs/a"}`.
         launch_file: A file of `accelerate launch`, for several processes; None: one process.
+        show_output: Print the output while the program runs; an error has its end in any case.
 
     Raises:
         UserError: If the configuration or the data is invalid, or a signal has ended the run.
@@ -70,12 +72,16 @@ def train_model(
         arguments = [*list_config_arguments(named), *list_override_arguments(overrides)]
         if isinstance(config, RunConfig) and config.trust_checkpoint:
             arguments.append("trust_checkpoint=true")  # no file holds it
-        _run_command([sys.executable, *module, *arguments], "train")
+        _run_command([sys.executable, *module, *arguments], "train", show_output)
     return open_run(run_config.out_dir)
 
 
 def run_program(
-    program: str, overrides: Overrides | None = None, *, arguments: Sequence[str] = ()
+    program: str,
+    overrides: Overrides | None = None,
+    *,
+    arguments: Sequence[str] = (),
+    show_output: bool = True,
 ) -> None:
     """Runs a program of `bsmeta --help`: `annotate`, `predict`, `download`, `init`, …
 
@@ -83,6 +89,7 @@ def run_program(
         program: Its name.
         overrides: Its keys with their values: `{"input": "raw", "output": "shards"}`.
         arguments: Other arguments of its command line.
+        show_output: Print the output while the program runs; an error has its end in any case.
 
     Raises:
         UserError: If it refuses the arguments or the data, or a signal has ended it.
@@ -93,7 +100,7 @@ def run_program(
         raise ConfigurationError(f"arguments={arguments!r}: expected a list of texts")
 
     command = [sys.executable, "-m", "bsmeta", program, *arguments]
-    _run_command([*command, *list_override_arguments(overrides)], program)
+    _run_command([*command, *list_override_arguments(overrides)], program, show_output)
 
 
 @contextmanager
@@ -108,8 +115,8 @@ def _write_configuration(config: Configuration) -> Iterator[str | Path]:
         yield file
 
 
-def _run_command(command: Sequence[str], program: str) -> None:
-    """Runs a command, and prints its output line by line while it runs.
+def _run_command(command: Sequence[str], program: str, show_output: bool) -> None:
+    """Runs a command, and may print its output line by line while it runs.
 
     Raises:
         UserError: If its exit code is that of an error that the user can fix, or of a signal.
@@ -128,10 +135,10 @@ def _run_command(command: Sequence[str], program: str) -> None:
     )
     last_lines: deque[str] = deque(maxlen=SHOWN_LINES)
     try:
-        _print_lines(process, last_lines)
+        _read_lines(process, last_lines, show_output)
     except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)  # saves, and ends
-        _print_lines(process, last_lines)
+        _read_lines(process, last_lines, show_output)
         raise
     finally:
         if process.poll() is None:
@@ -147,10 +154,11 @@ def _run_command(command: Sequence[str], program: str) -> None:
         raise RuntimeError(f"bsmeta {program} failed ({process.returncode}):\n{output}")
 
 
-def _print_lines(process: subprocess.Popen[str], last_lines: deque[str]) -> None:
-    """Prints the lines of a process until it has ended."""
+def _read_lines(process: subprocess.Popen[str], last_lines: deque[str], show_output: bool) -> None:
+    """Reads the lines of a process until it has ended."""
     assert process.stdout is not None
     for line in process.stdout:
-        print(line, end="", flush=True)
+        if show_output:
+            print(line, end="", flush=True)
         last_lines.append(line)
     process.wait()

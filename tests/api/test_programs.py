@@ -72,6 +72,8 @@ def test_any_program_runs_with_its_arguments(
     bsmeta.run_program("init", arguments=[str(tmp_path / "project")])
     assert (tmp_path / "project" / "hydra_configs" / "demo.yaml").is_file()
     assert f"to {tmp_path}/project" in capsys.readouterr().out
+    bsmeta.run_program("configs", show_output=False)
+    assert capsys.readouterr().out == ""
 
 
 def test_an_interruption_saves_the_run(tmp_path: Path) -> None:
