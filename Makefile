@@ -17,7 +17,7 @@ export TORCH_EXTENSIONS_DIR := $(VENV)/torch_extensions
 export PATH := $(VENV)/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: env demo demo-classification demo-spelling known-answers test test-slow test-faults test-fuzz test-slurm test-gpu lint lock audit format docs release clean
+.PHONY: env demo demo-classification demo-spelling known-answers test test-slow test-faults test-fuzz test-slurm test-gpu lint lock audit format docs notebooks release clean
 
 env: $(STAMP)
 
@@ -85,6 +85,10 @@ audit: env
 format: env
 	ruff check --fix .
 	ruff format .
+
+# Runs the notebooks, and writes their outputs into them.
+notebooks: env
+	python experiments/run_notebooks.py
 
 docs: env
 	python -m bsmeta.reference

@@ -1,6 +1,7 @@
 """bsmeta: language models trained on text together with its metadata.
 
-    run = bsmeta.open_run("runs/demo")                  # configuration, metrics, checkpoints
+    run = bsmeta.train_model("demo", {"seed": 1})       # or bsmeta.open_run("runs/demo")
+    report = bsmeta.evaluate_model(run)                 # on the held-out documents
     model = bsmeta.load("runs/demo")                    # predicts, scores, generates
     bsmeta.render("A set is", {"title": "Set types"})   # a document as training sees it
     for batch in bsmeta.stream("demo"): ...             # the batches of training
@@ -24,10 +25,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bsmeta.api.documents import BatchStream, RenderedDocument, render, stream
+    from bsmeta.api.documents import RenderedDocument, render
     from bsmeta.api.models import LanguageModel, Model, Predictor, Score, load
-    from bsmeta.api.runs import Run, open_run
+    from bsmeta.api.programs import run_program, train_model
+    from bsmeta.api.reports import Report, evaluate_model
+    from bsmeta.api.runs import Run, Status, open_run
+    from bsmeta.api.streams import BatchStream, stream
     from bsmeta.core.errors import UserError
+    from bsmeta.data.batch import MicroBatch
+    from bsmeta.tasks.causal_lm.generation.writer import Result, Sample
+    from bsmeta.training.checkpoint import Checkpoint
 
     __version__: str
 
@@ -39,18 +46,24 @@ sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) not in _LE
 
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-__all__ = [
-    "BatchStream", "LanguageModel", "Model", "Predictor", "RenderedDocument", "Run", "Score",
-    "UserError", "load", "open_run", "render", "stream",
-]  # fmt: skip
-
 _MODULES = {
     **dict.fromkeys(("RenderedDocument", "render"), "bsmeta.api.documents"),
     **dict.fromkeys(("LanguageModel", "Model", "Predictor", "Score", "load"), "bsmeta.api.models"),
-    **dict.fromkeys(("Run", "open_run"), "bsmeta.api.runs"),
-    **dict.fromkeys(("BatchStream", "stream"), "bsmeta.api.documents"),
+    **dict.fromkeys(("run_program", "train_model"), "bsmeta.api.programs"),
+    **dict.fromkeys(("Report", "evaluate_model"), "bsmeta.api.reports"),
+    **dict.fromkeys(("Run", "Status", "open_run"), "bsmeta.api.runs"),
+    **dict.fromkeys(("BatchStream", "stream"), "bsmeta.api.streams"),
+    **dict.fromkeys(("Result", "Sample"), "bsmeta.tasks.causal_lm.generation.writer"),
+    "Checkpoint": "bsmeta.training.checkpoint",
+    "MicroBatch": "bsmeta.data.batch",
     "UserError": "bsmeta.core.errors",
 }
+
+__all__ = [
+    "BatchStream", "Checkpoint", "LanguageModel", "MicroBatch", "Model", "Predictor",
+    "RenderedDocument", "Report", "Result", "Run", "Sample", "Score", "Status", "UserError",
+    "evaluate_model", "load", "open_run", "render", "run_program", "stream", "train_model",
+]  # fmt: skip
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of this module

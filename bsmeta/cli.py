@@ -57,6 +57,7 @@ PROGRAMS = {
 FILES = {
     "configs": "list the configurations, groups, launch files and studies that are installed",
     "init": "copy them, and the examples, into a folder (default: this one)",
+    "completion": "print the script that completes words in a shell: completion bash | zsh",
 }
 # What `configs` lists and `init` copies, below ROOT.
 FOLDERS = ("hydra_configs", "deepspeed_configs", "experiments", "examples")
@@ -99,6 +100,8 @@ def _show_or_copy_files(name: str, arguments: list[str]) -> None:
     """Runs `bsmeta configs` or `bsmeta init`, or refuses any other name."""
     if name == "configs" and not arguments:
         print(list_files())
+    elif name == "completion" and len(arguments) == 1:
+        print(write_shell_completion(arguments[0]), end="")
     elif name == "init" and len(arguments) < 2 and not "".join(arguments).startswith("-"):
         print(copy_files(Path(arguments[0] if arguments else ".")))
     else:
@@ -108,6 +111,20 @@ def _show_or_copy_files(name: str, arguments: list[str]) -> None:
             fix = shlex.join(["bsmeta", similar_name, *arguments])
             raise ConfigurationError(f"{command}: there is no program {name}; meant: {fix}")
         raise ConfigurationError(f"{command}: expected\n{describe_usage()}")
+
+
+def write_shell_completion(shell: str) -> str:
+    """Returns the script that completes the words of a command line.
+
+    Raises:
+        ConfigurationError: If there is none for the shell.
+    """
+    from bsmeta.completion import SHELLS, write_completion  # imports the schemas of all programs
+
+    if shell not in SHELLS:
+        raise ConfigurationError(f"bsmeta completion {shell}: expected {' or '.join(SHELLS)}")
+    modules = {name: module for name, (module, _) in PROGRAMS.items()}
+    return write_completion(shell, {**modules, **dict.fromkeys(FILES, "")})
 
 
 def list_files() -> str:

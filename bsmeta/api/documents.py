@@ -1,4 +1,4 @@
-"""Python access to the training input: documents rendered with their metadata, and batches.
+"""Documents in Python: read with their metadata, and rendered as training sees them.
 
 A document is a string (only a text), `{"text": …, "metadata": {…}}` with values by type, or a
 record in the form of the training data (`metadata_…` columns, or the columns that
@@ -8,130 +8,33 @@ record in the form of the training data (`metadata_…` columns, or the columns 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from bsmeta.api.configuration import Configuration, Overrides, compose_configuration
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import find_value_problems
-from bsmeta.config.compose import compose_command_line
-from bsmeta.config.composition import NOTHING
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.schema import RunConfig
-from bsmeta.config.schema_choice import choose_schema, list_offered
-from bsmeta.config.task_entry import find_entry
 from bsmeta.core.errors import (
     ConfigurationError,
     DataError,
-    name_missing_extras,
-    raise_problems,
     suggest_nearest,
 )
-from bsmeta.core.files import CONFIG_FOLDER
-from bsmeta.core.keys import find_bound_problems
-from bsmeta.data.batch import MicroBatch
 from bsmeta.data.stream.stages.render import check_length
 from bsmeta.metadata.decoding import TEXT, DocumentDecoder, make_decoder
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered, Renderer
-from bsmeta.tasks import BUILT_IN, TASKS
-from bsmeta.training.task import Task
-
-Configuration = str | Path | RunConfig
 
 METADATA = "metadata"
 
 GivenDocument = str | Mapping[str, Any]
 Item = TypeVar("Item")
-
-
-def compose_configuration(config: Configuration, overrides: Sequence[str] = ()) -> RunConfig:
-    """Returns a training configuration of any task.
-
-    Args:
-        config: The name of a configuration (`bsmeta configs` lists them), the path of a YAML file,
-            or a configuration.
-        overrides: `key=value` as on the command line; only with a name or a path.
-
-    Raises:
-        UserError: If there is no such configuration, or a value is invalid.
-    """
-    if not isinstance(config, RunConfig):
-        run_config = _compose_config(config, overrides)
-    elif overrides:
-        raise ConfigurationError(
-            f"overrides={[*overrides]}: expected a configuration by name, or by the path of a file"
-        )
-    else:
-        run_config = config
-
-    raise_problems([*find_bound_problems(run_config)])
-    return run_config
-
-
-def check_configuration(config: RunConfig) -> None:
-    """Refuses a configuration that training would refuse, except for problems of the launch."""
-    entry, problems = find_entry(config, TASKS)
-    raise_problems(
-        [*problems, *find_value_problems(config), *entry.value_problems(config, NOTHING)]
-    )
-
-
-class _ConfigLocation(NamedTuple):
-    """The name of a configuration, and the folder of its file; None for the packaged ones."""
-
-    name: str
-    folder: Path | None
-
-
-def _compose_config(config: str | Path, overrides: Sequence[str]) -> RunConfig:
-    """Composes a configuration that is named, or given by the path of its file."""
-    if not isinstance(config, (str, Path)):
-        raise ConfigurationError(
-            f"config={config!r}: expected the name of a configuration, the path of a YAML file, or "
-            "a configuration, such as bsmeta.open_run(folder).config"
-        )
-    if isinstance(overrides, str):
-        raise ConfigurationError(f'overrides="{overrides}": expected a list: ["{overrides}"]')
-
-    name, folder = _locate_config(config)
-    arguments = ["--config-name", name]
-    if folder is not None:
-        arguments += ["--config-dir", str(folder)]
-    built_in = [entry.schema for entry in BUILT_IN.values()]
-    schemas: list[type[RunConfig] | str] = list_offered(
-        arguments, built_in, "", TASKS.list_installed_schemas
-    )
-    return compose_command_line(choose_schema(arguments, schemas, ""), name, overrides, folder)
-
-
-def _locate_config(config: str | Path) -> _ConfigLocation:
-    """Finds a packaged configuration by its name, or the file at a path."""
-    path = Path(config).expanduser()
-    if path.suffix == ".yaml" or len(path.parts) > 1:
-        if path.is_dir():
-            raise ConfigurationError(
-                f"config={config}: a folder; bsmeta.open_run({str(path)!r}).config is the "
-                "configuration of a run"
-            )
-        if not path.with_suffix(".yaml").is_file():
-            raise ConfigurationError(f"config={config}: there is no such file (from {Path.cwd()})")
-        return _ConfigLocation(path.stem, path.parent.resolve())
-
-    packaged = sorted(file.stem for file in CONFIG_FOLDER.glob("*.yaml"))
-    if path.stem not in packaged:
-        raise ConfigurationError(
-            f"config={config}: expected the path of a YAML file, or one of {', '.join(packaged)}"
-            f"{suggest_nearest(path.stem, packaged)}"
-        )
-    return _ConfigLocation(path.stem, None)
 
 
 @dataclass(frozen=True)
@@ -158,7 +61,7 @@ def render(
     *,
     types: Sequence[str] | None = None,
     config: Configuration | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides | None = None,
 ) -> RenderedDocument:
     """Renders a document with its metadata, character for character like training.
 
@@ -172,7 +75,7 @@ def render(
         types: Keys of `metadata_list` to render; None: all of them.
         config: The name of a configuration, the path of a YAML file, or a configuration, such as
             `bsmeta.open_run(folder).config`; None: the default values of all keys.
-        overrides: `key=value` as on the command line; only with a name or a path.
+        overrides: Keys to change: `{"data_config.content": "union"}`, or nested.
 
     Raises:
         UserError: If the document or the configuration is invalid.
@@ -340,25 +243,22 @@ class DocumentReader:
         return rendered
 
 
-def read_each(documents: Sequence[Any], read: Callable[[Any], Item], argument: str) -> list[Item]:
-    """Reads each document of a list.
+def read_each(
+    documents: Iterable[Any], read: Callable[[Any], Item], argument: str, *, first: int = 0
+) -> list[Item]:
+    """Reads each document of a list, a data set, or anything else that yields documents.
 
     Args:
         argument: The name of the argument, for messages.
+        first: The number of the first document, for messages.
 
     Raises:
         DataError: Lists all documents that cannot be read.
     """
-    is_single = isinstance(documents, (str, bytes, Mapping))
-    if is_single or not isinstance(documents, Sequence):
-        raise DataError(
-            f"{argument}: expected a list, found {type(documents).__name__}; write "
-            f"{'[…]' if is_single else 'list(…)'} around it"
-        )
-
+    refuse_single(documents, argument)
     items = []
     problems = []
-    for number, document in enumerate(documents):
+    for number, document in enumerate(documents, start=first):
         try:
             items.append(read(document))
         except DataError as error:
@@ -368,139 +268,37 @@ def read_each(documents: Sequence[Any], read: Callable[[Any], Item], argument: s
     return items
 
 
-def stream(
-    config: Configuration, overrides: Sequence[str] = (), *, rank: int = 0, world_size: int = 1
-) -> BatchStream:
-    """Opens the training data of a configuration of any task, in the batches of `train.py`.
+def read_batches(
+    documents: Iterable[Any], read: Callable[[Any], Item], argument: str, batch_size: int
+) -> Iterator[list[Item]]:
+    """Yields lists of documents that are read only when they are asked for.
 
     Args:
-        config: The name of a configuration, the path of a YAML file, or a configuration, such as
-            `bsmeta.open_run(folder).config`.
-        overrides: `key=value` as on the command line; only with a name or a path.
-        rank: The number of this process, from 0.
-        world_size: Number of processes that share the batches of a step.
+        argument: The name of the argument, for messages.
+        batch_size: Number of documents of a list.
 
     Raises:
-        UserError: If the configuration or the data is invalid.
+        DataError: Lists the documents of the next list that cannot be read.
     """
-    if not 0 <= rank < world_size:
-        raise ConfigurationError(f"rank={rank}, world_size={world_size}: expected 0 <= rank < size")
+    refuse_single(documents, argument)
+    iterator = iter(documents)
+    for first in itertools.count(0, batch_size):
+        batch = list(itertools.islice(iterator, batch_size))
+        if not batch:
+            return
+        yield read_each(batch, read, argument, first=first)
 
-    run_config = compose_configuration(config, overrides)
-    check_configuration(run_config)
-    with name_missing_extras():
-        task = TASKS[run_config.task].make(run_config)
-        return BatchStream(task, rank, world_size, run_config.gradient_accumulation_steps)
 
+def refuse_single(documents: Any, argument: str) -> None:
+    """Refuses a single document where several are expected, and values that are no documents.
 
-class BatchStream:
-    """An endless iterator over the micro-batches of one process, in the order of training.
-
-    `gradient_accumulation_steps` micro-batches make a step. A `MicroBatch` has the model's inputs
-    in `tensors` (for a language model `input_ids`, `position_ids`, `loss_mask` and others, each
-    [rows, length]), and the number of its targets in `weight`. The loss of a step is the sum of the
-    losses of its micro-batches, divided by the sum of their weights over all processes.
-
-    Attributes:
-        step: Number of complete steps taken from it.
+    Raises:
+        DataError: If it is one of these.
     """
-
-    def __init__(self, task: Task, rank: int, world_size: int, accumulation: int) -> None:
-        self._task = task
-        self._rank = rank
-        self._world_size = world_size
-        self._accumulation = accumulation
-        self.step = 0
-        self._open(None)
-
-    def _open(self, saved: dict[str, Any] | None) -> None:
-        """Opens the stream of the task, from its beginning or from a saved state."""
-        self._opened_from = saved
-        self._stream = self._task.train_stream(self._rank, self._world_size, saved)
-        self._steps = iter(self._stream)
-        self._batches: Iterator[MicroBatch] = iter(())  # of the current step
-        self._state = self._stream.state  # after the last complete step
-        self._next_state = self._state  # after the current step
-        self._taken = 0  # batches of the current step
-
-    def __iter__(self) -> BatchStream:
-        return self
-
-    def __next__(self) -> MicroBatch:
-        if not self._taken:
-            step = next(self._steps)
-            self._batches = iter(step.micro_batches)
-            self._next_state = step.state
-
-        batch = next(self._batches)
-        self._taken += 1
-        if self._taken == self._accumulation:
-            self._state = self._next_state
-            self._taken = 0
-            self.step += 1
-        return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the batches taken so far, as values for JSON.
-
-        Each of several processes saves its own state; all of them load the list of all states.
-        """
-        return {
-            "rank": self._rank,
-            "world_size": self._world_size,
-            "step": self.step,
-            "taken": self._taken,
-            "opened_at": self._opened_from,
-            "data": self._state,
-            "fingerprint": self._stream.fingerprint,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Continues with the batches that follow a saved position.
-
-        A state from the end of a step may be loaded with another number of processes.
-
-        Args:
-            state: The result of `state_dict`; for several processes the list of all their results.
-
-        Raises:
-            UserError: If the state belongs to other data, or the state of a process is missing.
-        """
-        states = [state] if isinstance(state, Mapping) else [*state]
-        self._check_states(states)
-        first = states[0]
-
-        # The states of the processes can only be merged by a stream that was opened like theirs.
-        if first["opened_at"] != self._opened_from:
-            self._open(first["opened_at"])
-        merged = self._stream.merge([saved["data"] for saved in states])
-        self._open({"fingerprint": first["fingerprint"], **merged})
-
-        self.step = first["step"]
-        for _ in itertools.islice(self, first["taken"]):
-            pass
-
-    def _check_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Refuses states that are not the complete set from one position of all processes."""
-        expected_keys = self.state_dict().keys()
-        if not all(
-            isinstance(state, Mapping) and expected_keys == state.keys() for state in states
-        ):
-            raise ConfigurationError("state: expected what state_dict() returned, or a list of it")
-
-        size = states[0]["world_size"] if states else 0
-        ranks = sorted(state["rank"] for state in states)
-        if not states or ranks != list(range(size)):
-            raise ConfigurationError(
-                f"state: found those of processes {ranks}; expected a list with the state of each "
-                f"of the {size} processes that shared the batches"
-            )
-
-        positions = {(state["step"], state["taken"]) for state in states}
-        if len(positions) > 1:
-            raise ConfigurationError(f"state: the processes are at different places: {positions}")
-        if states[0]["taken"] and size != self._world_size:
-            raise ConfigurationError(
-                f"state: saved in the middle of a step by {size} processes, but there are now "
-                f"{self._world_size}; expected the same number, or a state from the end of a step"
-            )
+    is_single = isinstance(documents, (str, bytes, Mapping))
+    if is_single or not isinstance(documents, Iterable):
+        fix = "; write […] around it" if is_single else ""
+        raise DataError(
+            f"{argument}: expected a list or another iterable, found {type(documents).__name__}"
+            f"{fix}"
+        )

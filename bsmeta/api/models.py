@@ -12,14 +12,24 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
-from bsmeta.api.documents import DocumentReader, GivenDocument, RenderedDocument, read_each
+from bsmeta.api.configuration import Overrides, check_overrides, nest_overrides
+from bsmeta.api.documents import (
+    DocumentReader,
+    GivenDocument,
+    RenderedDocument,
+    read_batches,
+    read_each,
+    refuse_single,
+)
 from bsmeta.config.generating import GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, name_missing_extras
 from bsmeta.core.keys import refuse_out_of_bounds
@@ -120,24 +130,66 @@ class Model:
         """The model, on its device and in evaluation mode."""
         raise NotImplementedError
 
-    def predict(self, texts: Sequence[str | Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def predict(self, texts: Iterable[str | Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Returns the predictions for each text."""
         raise self._make_refusal("predict")
 
-    def score(self, documents: Sequence[GivenDocument], *, windows: str = "sliding") -> list[Score]:
+    def predict_each(self, texts: Iterable[str | Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields the predictions one by one."""
+        raise self._make_refusal("predict_each")
+
+    def score(self, documents: Iterable[GivenDocument], *, windows: str = "sliding") -> list[Score]:
         """Returns the cost of the text of each document, with and without its metadata."""
         raise self._make_refusal("score")
 
+    def score_each(
+        self, documents: Iterable[GivenDocument], *, windows: str = "sliding"
+    ) -> Iterator[Score]:
+        """Yields the scores one by one."""
+        raise self._make_refusal("score_each")
+
     def generate(
-        self, documents: Sequence[GivenDocument], **sampling: Unpack[Sampling]
+        self, documents: Iterable[GivenDocument], **sampling: Unpack[Sampling]
     ) -> list[Result]:
         """Returns continuations of each document."""
         raise self._make_refusal("generate")
+
+    def generate_each(
+        self, documents: Iterable[GivenDocument], **sampling: Unpack[Sampling]
+    ) -> Iterator[Result]:
+        """Yields the continuations of each document one by one."""
+        raise self._make_refusal("generate_each")
+
+    def generate_pieces(
+        self, document: GivenDocument, **sampling: Unpack[Sampling]
+    ) -> Iterator[str]:
+        """Yields the continuation of a document while it is generated."""
+        raise self._make_refusal("generate_pieces")
 
     def _make_refusal(self, method: str) -> ConfigurationError:
         return ConfigurationError(
             f"{method}: {self.checkpoint} is a model of task={self.task}, which has {self._can}"
         )
+
+
+SCORED_BATCH_SIZE = 64
+"""Number of documents that `score_each` reads before it scores them."""
+
+
+def _check_windows(windows: str) -> None:
+    """Refuses the name of windows that do not exist."""
+    if windows not in WINDOWS:
+        raise ConfigurationError(f"windows={windows}: expected one of {', '.join(WINDOWS)}")
+
+
+def _split_sampling(sampling: Sampling) -> tuple[int, dict[str, Any]]:
+    """Returns the batch size, and the other settings, which are those of a request."""
+    settings: dict[str, Any] = {**sampling}
+    batch_size = settings.pop("batch_size", GenerateConfig().batch_size)
+    if not isinstance(batch_size, int):
+        raise ConfigurationError(f"batch_size={batch_size!r}: expected a whole number")
+    refuse_out_of_bounds(GenerateConfig(batch_size=batch_size))
+    return batch_size, settings
 
 
 @dataclass(frozen=True)
@@ -162,6 +214,11 @@ class LanguageModel(Model):
     def module(self) -> nn.Module:
         return self._opened.model
 
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of transformers that it was trained with."""
+        return self._opened.tokenizer
+
     def render(
         self,
         document: GivenDocument,
@@ -172,23 +229,35 @@ class LanguageModel(Model):
         """Renders a document like the training of this model; see `bsmeta.render`."""
         return self._reader.render(document, metadata, types)
 
-    def score(self, documents: Sequence[GivenDocument], *, windows: str = "sliding") -> list[Score]:
+    def score(self, documents: Iterable[GivenDocument], *, windows: str = "sliding") -> list[Score]:
         """Scores the text of each document, with and without its metadata.
 
         Args:
-            documents: Texts, `{"text": …, "metadata": {…}}`, or records of the training data.
+            documents: Texts, `{"text": …, "metadata": {…}}`, or records of the training data: a
+                list, a `Dataset`, or any other iterable.
             windows: `sliding` (overlapping windows), `all_pieces` (the chunks of training) or
                 `first_piece`.
 
         Raises:
             UserError: If documents cannot be read (all are listed) or have no text.
         """
-        if windows not in WINDOWS:
-            raise ConfigurationError(f"windows={windows}: expected one of {', '.join(WINDOWS)}")
+        _check_windows(windows)
         scored = read_each(documents, self._read_scored, "documents")
-        if not scored:
-            return []
+        return self._score_documents(scored, windows) if scored else []
 
+    def score_each(
+        self, documents: Iterable[GivenDocument], *, windows: str = "sliding"
+    ) -> Iterator[Score]:
+        """Yields the scores one by one, for more documents than fit into memory; see `score`.
+
+        Documents are read when their scores are asked for, some at a time; so are their errors.
+        """
+        _check_windows(windows)
+        refuse_single(documents, "documents")
+        batches = read_batches(documents, self._read_scored, "documents", SCORED_BATCH_SIZE)
+        return (score for batch in batches for score in self._score_documents(batch, windows))
+
+    def _score_documents(self, scored: Sequence[_ScoredDocument], windows: str) -> list[Score]:
         data = self._opened.train.data_config
         metadata = data.metadata_config
         if metadata.metadata_values == SHUFFLED:
@@ -235,13 +304,14 @@ class LanguageModel(Model):
         return _ScoredDocument(document, self._reader.render_types(document, types))
 
     def generate(
-        self, documents: Sequence[GivenDocument], **sampling: Unpack[Sampling]
+        self, documents: Iterable[GivenDocument], **sampling: Unpack[Sampling]
     ) -> list[Result]:
         """Continues the text of each document under its metadata.
 
         Args:
             documents: Prompts, `{"text": prompt, "metadata": {…}}`, or records of the training
-                data; without `text`, the model begins the text.
+                data: a list, a `Dataset`, or any other iterable. Without `text`, the model begins
+                the text.
             sampling: `max_new_tokens`, `temperature`, `top_p`, `seed`, `num_samples`, `guidance`,
                 `null_metadata` and `batch_size`, with the meanings and defaults of
                 `bsmeta generate`.
@@ -253,15 +323,51 @@ class LanguageModel(Model):
         Raises:
             UserError: If documents or settings are invalid.
         """
-        settings: dict[str, Any] = {**sampling}
-        batch_size = settings.pop("batch_size", GenerateConfig().batch_size)
-        if not isinstance(batch_size, int):
-            raise ConfigurationError(f"batch_size={batch_size!r}: expected a whole number")
-        refuse_out_of_bounds(GenerateConfig(batch_size=batch_size))
-
+        batch_size, settings = _split_sampling(sampling)
         prompts = read_each(documents, self._read_prompt, "documents")
         requests = [replace_defaults(settings, prompt) for prompt in prompts]
         return list(Writer(self._opened, batch_size=batch_size).write(requests))
+
+    def generate_each(
+        self, documents: Iterable[GivenDocument], **sampling: Unpack[Sampling]
+    ) -> Iterator[Result]:
+        """Yields the result of each document as soon as it is complete; see `generate`.
+
+        Documents are read when their texts are asked for, `batch_size` at a time; so are their
+        errors.
+        """
+        batch_size, settings = _split_sampling(sampling)
+        refuse_single(documents, "documents")
+        batches = read_batches(documents, self._read_prompt, "documents", batch_size)
+        writer = Writer(self._opened, batch_size=batch_size)
+        return (
+            result
+            for batch in batches
+            for result in writer.write([replace_defaults(settings, prompt) for prompt in batch])
+        )
+
+    def generate_pieces(
+        self, document: GivenDocument, **sampling: Unpack[Sampling]
+    ) -> Iterator[str]:
+        """Yields the continuation of a document while it is generated, a few characters each time.
+
+        The joined pieces are the text that `generate` returns for the document.
+
+        Args:
+            document: See `generate`.
+            sampling: As for `generate`, with one sample.
+
+        Raises:
+            UserError: If the document or a setting is invalid.
+        """
+        _, settings = _split_sampling(sampling)
+        if settings.get("num_samples", 1) != 1:
+            raise ConfigurationError(
+                f"num_samples={settings['num_samples']}: expected 1; generate() makes several"
+            )
+        (prompt,) = read_each([document], self._read_prompt, "document")
+        writer = Writer(self._opened, batch_size=1)
+        return writer.write_pieces(replace_defaults(settings, prompt))
 
     def _read_prompt(self, source: GivenDocument) -> dict[str, Any]:
         """Returns the prompt and the metadata of a request for text."""
@@ -313,12 +419,12 @@ class Predictor(Model):
         """The keys of a record that the model reads: the columns of its training data."""
         return self._task.inputs
 
-    def predict(self, texts: Sequence[str | Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def predict(self, texts: Iterable[str | Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Predicts the columns of `bsmeta predict` for each text.
 
         Args:
             texts: Texts, or records with a text in the column of the training data (for a
-                disambiguator also `mentions`).
+                disambiguator also `mentions`): a list, a `Dataset`, or any other iterable.
 
         Returns:
             A dict for each text. A classifier returns `prediction`, the probability of each label,
@@ -330,9 +436,14 @@ class Predictor(Model):
         """
         return list(self.predict_each(read_each(texts, self._read_record, "texts")))
 
-    def predict_each(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yields the predictions one by one, for more records than fit into memory."""
-        return self._task.predict(self.module, records)
+    def predict_each(self, texts: Iterable[str | Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields the predictions one by one, for more texts than fit into memory; see `predict`.
+
+        Texts are read when their predictions are asked for; so are their errors.
+        """
+        refuse_single(texts, "texts")
+        batches = read_batches(texts, self._read_record, "texts", 1)
+        return self._task.predict(self.module, chain.from_iterable(batches))
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         """Checks the other fields of a record beside its texts, such as mentions.
@@ -388,7 +499,7 @@ def load(
     task: LanguageModelTask,
     *,
     device: str | None = ...,
-    overrides: Mapping[str, Any] | None = ...,
+    overrides: Overrides | None = ...,
 ) -> LanguageModel: ...
 
 
@@ -398,7 +509,7 @@ def load(
     task: PredictorTask,
     *,
     device: str | None = ...,
-    overrides: Mapping[str, Any] | None = ...,
+    overrides: Overrides | None = ...,
 ) -> Predictor: ...
 
 
@@ -408,7 +519,7 @@ def load(
     task: None = ...,
     *,
     device: str | None = ...,
-    overrides: Mapping[str, Any] | None = ...,
+    overrides: Overrides | None = ...,
 ) -> Model: ...
 
 
@@ -417,7 +528,7 @@ def load(
     task: str | None = None,
     *,
     device: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Overrides | None = None,
 ) -> Model:
     """Loads a trained model of any task.
 
@@ -427,7 +538,8 @@ def load(
             `hf://owner/name`, or a `Run`.
         task: The expected task, which determines the static type of the result; None: any task.
         device: For example `cpu` or `cuda:1`; None: a GPU if there is one.
-        overrides: Keys of the training configuration to change, as nested dicts.
+        overrides: Keys of the training configuration to change:
+            `{"data_config.bad_documents": "skip"}`, or nested.
 
     Raises:
         UserError: If there is no model, it has another task, or it cannot be loaded.
@@ -442,7 +554,7 @@ def open_model(
     task: str | None = None,
     *,
     device: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Overrides | None = None,
 ) -> Model:
     """Opens a model like `load`, but loads its weights when they are first used."""
     if not isinstance(checkpoint, (str, os.PathLike)):
@@ -451,8 +563,8 @@ def open_model(
         )
     if task is not None and task not in TASKS:
         raise ConfigurationError(f"task={task}: expected one of {', '.join(TASKS)}")
-    if not isinstance(overrides, Mapping | None):
-        raise ConfigurationError(f"overrides={overrides!r}: expected {{key: value}}, nested")
+    check_overrides(overrides)
+    nested_overrides = nest_overrides(overrides)
 
     name = os.path.expanduser(checkpoint)
     location = locate_model(name)
@@ -464,9 +576,9 @@ def open_model(
 
     torch_device = choose_device() if device is None else _parse_device(device)
     if trained_task in TASKS and TASKS[trained_task].is_language_model:
-        return LanguageModel(OpenedModel(location, None, overrides or {}, device=torch_device))
+        return LanguageModel(OpenedModel(location, None, nested_overrides, device=torch_device))
     with name_missing_extras():
-        return Predictor(name, trained_task, *open_task(name, overrides or {}), torch_device)
+        return Predictor(name, trained_task, *open_task(name, nested_overrides), torch_device)
 
 
 def _parse_device(name: str) -> torch.device:

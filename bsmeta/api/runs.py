@@ -7,20 +7,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bsmeta.api.reports import EVALUATION, Report
 from bsmeta.config.saved_runs import read_saved_config
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import DataError
-from bsmeta.core.parsing import parse_json
 from bsmeta.tasks import TASKS
 from bsmeta.training.checkpoint import CONFIG, Checkpoint, list_checkpoints
 from bsmeta.training.run_folder import METRICS, STATUS, read_events, read_status
 
 if TYPE_CHECKING:
     from bsmeta.api.models import Model
-
-EVALUATION = "evaluation.json"
-"""The file name of the results of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +105,8 @@ class Run:
         rows = read_events(file)
         return [row for row in rows if event is None or row.get("event") == event]
 
-    def evaluation(self, name: str = "evaluation") -> dict[str, Any]:
-        """Returns the results (`evaluation.json`) of `bsmeta evaluate`, or of the end of the run.
+    def evaluation(self, name: str = "evaluation") -> Report:
+        """Returns the report of `bsmeta evaluate`, or of the end of the run.
 
         Args:
             name: The subfolder of the evaluation: `evaluation-…` for another checkpoint or data.
@@ -119,7 +116,7 @@ class Run:
         """
         file = self.path / name / EVALUATION
         if file.is_file():
-            return _read_json(file)
+            return Report(file.parent)
 
         evaluations = sorted(result.parent.name for result in self.path.glob(f"*/{EVALUATION}"))
         raise DataError(
@@ -165,13 +162,3 @@ def _explain_no_run(path: Path) -> str:
 
     runs = sorted(config.parent.name for config in path.glob(f"*/{CONFIG}"))
     return f"no {CONFIG} in it" + (f", but it holds the runs {', '.join(runs)}" if runs else "")
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        values = parse_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise DataError(f"{file}: expected a JSON object")
-    return values

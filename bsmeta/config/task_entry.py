@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
 
@@ -58,7 +59,8 @@ class TaskEntry:
             allowed but unusual.
         prepare: Takes a configuration with `prep_only`, and builds the data.
         evaluate: Does the work of `evaluate.py`: takes its configuration, the checkpoints
-            (`bsmeta.tasks.checkpoints.Location`), and the `Processes`.
+            (`bsmeta.tasks.checkpoints.Location`), and the `Processes`; returns the folders of the
+            reports that this process has written.
         programs: The entry points beside `train.py` that work with the task's checkpoints.
         uses: The uses of its models by annotators and by `entities.py`.
         is_language_model: Whether its models score and continue documents with metadata, by the
@@ -80,7 +82,7 @@ class TaskEntry:
     notes: Callable[[Any, Composition], Iterable[str]] = _return_nothing
     start_notes: Callable[[Any, Launch], Iterable[str]] = _return_nothing
     prepare: Callable[[Any], object] = _return_nothing
-    evaluate: Callable[[Any, Sequence[Any], Any], None] | None = None
+    evaluate: Callable[[Any, Sequence[Any], Any], list[Path]] | None = None
     programs: tuple[str, ...] = ()
     uses: tuple[ModelUse, ...] = ()
     is_language_model: bool = False

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 _ANNOTATE = ("selectolax", "resiliparse", "brotli", "htmldate", "pycld2", "datasketch")
 EXTRA_OF = {
-    **dict.fromkeys(("datasets", "sklearn"), "tables"),
+    **dict.fromkeys(("datasets", "pandas", "sklearn"), "tables"),
     "rapidfuzz": "spelling",
     "ahocorasick_rs": "entities",
     **dict.fromkeys(_ANNOTATE, "annotate"),

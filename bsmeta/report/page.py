@@ -216,7 +216,7 @@ def write_report(
     A figure that cannot be drawn is named in the report, with the reason.
 
     Args:
-        content: The result, for the JSON file.
+        content: The result, for the JSON file, which begins with the answers of the page.
         folder: Created if it does not exist.
         plot_endings: File formats of the plots.
         further: Names of other files in the folder that belong to the report.
@@ -227,7 +227,8 @@ def write_report(
     folder.mkdir(parents=True, exist_ok=True)
 
     # JSON has no NaN and no infinity: such numbers become null.
-    finite_content = json.loads(json.dumps(content), parse_constant=lambda _: None)
+    dumped = json.dumps({"answers": list(page.answers), **content})
+    finite_content = json.loads(dumped, parse_constant=lambda _: None)
     _write_text(folder / json_name, json.dumps(finite_content, indent=1, ensure_ascii=False) + "\n")
 
     # All numbers must be on disk before anything is drawn.

@@ -6,13 +6,17 @@ import gzip
 import itertools
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 
 import bsmeta
 from bsmeta import generate
+from bsmeta.api.models import SCORED_BATCH_SIZE
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.generating import GenerateConfig
 from tests.api.conftest import read_lines, run
@@ -58,7 +62,7 @@ def test_a_score_adds_up_over_the_text(model: bsmeta.LanguageModel) -> None:
     assert model.score([]) == []
 
     # the same by hand, from the logits of the text alone
-    tokenizer = model._opened.tokenizer
+    tokenizer = model.tokenizer
     ids = tokenizer(TITLED["text"], return_tensors="pt")["input_ids"]
     with torch.no_grad():
         logs = model.module(input_ids=ids).logits[0, :-1].log_softmax(1)
@@ -96,6 +100,50 @@ def test_texts_are_those_of_generate(
     record = {"text": "A set is", "metadata_title": [{"key": "title", "value": "Sets"}]}
     (again,) = model.generate([record], max_new_tokens=6, guidance=1.5, num_samples=2)
     assert again.samples == found[0].samples
+
+
+def test_any_iterable_is_scored_and_continued_lazily(model: bsmeta.LanguageModel) -> None:
+    documents = [{"text": f"A set of {number}", "metadata": {"title": "B"}} for number in range(70)]
+    table = Dataset.from_list([{"text": document["text"]} for document in documents])
+    texts = [document["text"] for document in documents]
+    assert model.score(table) == model.score(texts) == list(model.score_each(iter(texts)))
+
+    taken = []
+
+    def yield_documents() -> Iterator[Any]:
+        for document in [*documents, 5]:
+            taken.append(document)
+            yield document
+
+    scores = model.score_each(yield_documents())
+    assert taken == []
+    first = next(scores)
+    assert len(taken) == SCORED_BATCH_SIZE
+    assert first.prefix == "Title: B |||"
+    with pytest.raises(bsmeta.UserError, match=r"documents\[70\]: a int; expected a string"):
+        list(scores)
+
+    taken.clear()
+    results = model.generate_each(yield_documents(), max_new_tokens=2, batch_size=3)
+    assert next(results) == model.generate(documents[:1], max_new_tokens=2, batch_size=3)[0]
+    assert len(taken) == 3
+
+
+def test_the_pieces_of_a_text_are_the_generated_text(model: bsmeta.LanguageModel) -> None:
+    """Also of characters of several tokens, which a model of four steps likes to leave open."""
+    for seed in range(5):
+        settings: dict[str, Any] = {"max_new_tokens": 30, "seed": seed, "temperature": 3.0}
+        (result,) = model.generate([TITLED], **settings)
+        pieces = list(model.generate_pieces(TITLED, **settings))
+        assert "".join(pieces) == result.samples[0].text
+        assert len(pieces) > 10
+        assert all(pieces)
+
+
+def test_the_tokenizer_encodes_as_in_training(model: bsmeta.LanguageModel) -> None:
+    ids = model.tokenizer("A set is")["input_ids"]
+    assert model.tokenizer.decode(ids) == "A set is"
+    assert max(ids) < model.module.get_input_embeddings().num_embeddings
 
 
 def test_a_checkpoint_and_a_model_folder_are_loaded(
@@ -180,16 +228,23 @@ def test_mistakes_are_refused_with_what_to_do(
         bsmeta.load(demo_run, "sec")
     with refused("task=causal: expected one of causal_lm, classification, "):
         bsmeta.load(demo_run, "causal")  # type: ignore[call-overload]
-    with refused(r"overrides=\['seed=1'\]: expected \{key: value\}"):
+    with refused(r"overrides=\['seed=1'\]: expected keys with their values"):
         bsmeta.load(demo_run, overrides=["seed=1"])  # type: ignore[call-overload]
     with refused("device='gpu': expected cpu, cuda or"):
         bsmeta.load(demo_run, device="gpu")
     with refused(r"predict: .* is a model of task=causal_lm, which has score, generate and ren"):
         model.predict(["a"])
-    with refused(r"documents: expected a list, found str; write \[…\] around it"):
+    with refused(r"documents: expected a list or .*, found str; write \[…\] around it"):
         model.score("a text")
     with refused(r"documents\[1\]: its text is empty(.|\n)*documents\[2\]: missing_text"):
         model.score(["a text", "", {"title": "b"}])
+    with refused("documents: expected a list or another iterable, found int"):
+        model.score_each(5)  # type: ignore[arg-type]
+    with refused("num_samples=2: expected 1"):
+        model.generate_pieces("a", num_samples=2)
+    with refused(r"overrides: data_config.num_workers is set twice"):
+        keys = {"data_config": {"num_workers": 0}, "data_config.num_workers": 1}
+        bsmeta.load(demo_run, overrides=keys)
     with refused("windows=all: expected one of first_piece, all_pieces, sliding"):
         model.score(["a text"], windows="all")
     with refused("temperature"):

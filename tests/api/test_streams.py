@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from datasets import IterableDataset
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
@@ -31,7 +35,7 @@ def config(demo_run: Path) -> CausalLMConfig:
     return found
 
 
-def taken(stream: bsmeta.BatchStream, count: int) -> list[MicroBatch]:
+def taken(stream: Iterable[MicroBatch], count: int) -> list[MicroBatch]:
     return list(itertools.islice(stream, count))
 
 
@@ -102,6 +106,64 @@ def test_a_table_is_streamed_as_well(encoder: Path, tmp_path: Path) -> None:  # 
     assert_equal(taken(other, 3), expected[2:])
 
 
+def test_a_loader_of_torch_yields_the_batches(config: CausalLMConfig) -> None:
+    """In this process, and in a worker process, also after the data was opened here."""
+    expected = taken(bsmeta.stream(config), 5)
+    assert_equal(taken(DataLoader(bsmeta.stream(config), batch_size=None), 5), expected)
+
+    stream = bsmeta.stream(config, {"data_config.num_workers": 2})
+    assert_equal(taken(stream, 2), expected[:2])
+    assert_equal(taken(DataLoader(stream, batch_size=None, num_workers=1), 3), expected[2:])
+    assert_equal(taken(stream, 1), expected[2:3])
+
+    with pytest.raises(bsmeta.UserError, match=r"num_workers=2\): each worker would yield all"):
+        taken(DataLoader(stream, batch_size=None, num_workers=2), 1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_stateful_loader_saves_and_loads_the_position(
+    config: CausalLMConfig, num_workers: int
+) -> None:
+    expected = taken(bsmeta.stream(config), 6)
+
+    def open_loader() -> StatefulDataLoader:
+        stream = bsmeta.stream(config)
+        return StatefulDataLoader(stream, batch_size=None, num_workers=num_workers)
+
+    loader = open_loader()
+    assert_equal(taken(loader, 3), expected[:3])
+    state = loader.state_dict()
+    loader = open_loader()
+    loader.load_state_dict(state)
+    assert_equal(taken(loader, 3), expected[3:])
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_pickled_stream_continues(config: CausalLMConfig, count: int) -> None:
+    """Alone, and with the position in the middle of a step; as one of two processes, too."""
+    expected = taken(bsmeta.stream(config), count + 3)
+    stream = bsmeta.stream(config)
+    taken(stream, count)
+    copy = pickle.loads(pickle.dumps(stream))
+    assert copy.step == stream.step
+    assert_equal(taken(copy, 3), expected[count:])
+    assert_equal(taken(stream, 3), expected[count:])
+
+    halved = {"gradient_accumulation_steps": 1}
+    second = bsmeta.stream(config, halved, rank=1, world_size=2)
+    taken(second, count)
+    copy = pickle.loads(pickle.dumps(second))
+    assert_equal(taken(copy, 2), taken(second, 2))
+
+
+def test_a_library_of_data_sets_takes_the_rows(config: CausalLMConfig) -> None:
+    table = IterableDataset.from_generator(bsmeta.stream(config).rows)
+    (batch,) = taken(bsmeta.stream(config), 1)
+    rows = list(table.take(len(batch.tensors["input_ids"])))
+    for name, tensor in batch.tensors.items():
+        assert torch.equal(torch.stack([torch.as_tensor(row[name]) for row in rows]), tensor)
+
+
 def test_a_missing_library_is_named_with_its_extra(
     config: CausalLMConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,16 +176,16 @@ def test_a_missing_library_is_named_with_its_extra(
 
 
 def test_a_configuration_by_name_and_what_is_refused(config: CausalLMConfig) -> None:
-    short = ["data_config.metadata_config.max_seq_len=64"]
+    short = {"data_config.metadata_config.max_seq_len": 64}
     (batch,) = taken(bsmeta.stream("demo", short), 1)
     assert batch.tensors["input_ids"].shape == (2, 64)
     assert batch.weight == batch.tensors["loss_mask"].sum()
     with pytest.raises(bsmeta.UserError, match="train_file"):
-        bsmeta.stream("demo", ["data_config.train_file=missing/*.jsonl"])
+        bsmeta.stream("demo", {"data_config": {"train_file": "missing/*.jsonl"}})
     with pytest.raises(bsmeta.UserError, match=r"learning_rate .* expected"):
         bsmeta.stream(replace(config, learning_rate=-1.0))
-    with pytest.raises(bsmeta.UserError, match="expected a configuration by name"):
-        bsmeta.stream(config, ["seed=1"])
+    with pytest.raises(bsmeta.UserError, match="Key 'sed' not in 'CausalLMConfig'"):
+        bsmeta.stream(config, {"sed": 1})
     with pytest.raises(bsmeta.UserError, match="rank=2, world_size=2"):
         bsmeta.stream(config, rank=2, world_size=2)
     stream = bsmeta.stream(config)

@@ -21,7 +21,7 @@ def use(folder: str) -> None:
     (result,) = model.generate(["a"], max_new_tokens=3, temperature=0.5)
     assert_type(result.samples[0].text, str)
     assert_type(bsmeta.render("a", {"title": "b"}).text, str)
-    stream = bsmeta.stream("demo", ["seed=1"])
+    stream = bsmeta.stream("demo", {"seed": 1})
     for batch in stream:
         assert_type(batch.weight, float)
         stream.load_state_dict(stream.state_dict())

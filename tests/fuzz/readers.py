@@ -425,7 +425,7 @@ def read_run(path: Path) -> None:
 
 @cache
 def demo() -> Any:
-    from bsmeta.api.documents import compose_configuration
+    from bsmeta.api.configuration import compose_configuration
 
     return compose_configuration("demo")
 

@@ -98,19 +98,25 @@ MAJORITY = "most frequent label"
 
 def run_evaluation(
     config: EvaluateConfig, locations: Sequence[Location], context: Processes
-) -> None:
+) -> list[Path]:
     """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
+
+    Returns:
+        The folders of the reports that this process has written.
 
     Raises:
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
     check_keys(config, "task=classification", "per_device_eval_batch_size")
     has_other_data = config.validation_file is not None
+    folders = []
     for location in locations:
         results = _evaluate_checkpoint(config, location, context)
         if context.is_main:
             folder = report_folder(config, location, has_other_data=has_other_data)
             report_results(results, [], folder, {"checkpoint": location.name})
+            folders.append(folder)
+    return folders
 
 
 def _evaluate_checkpoint(config: EvaluateConfig, location: Location, context: Processes) -> Results:

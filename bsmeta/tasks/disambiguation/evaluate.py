@@ -254,13 +254,17 @@ def score_mentions(
 
 def run_evaluation(
     config: EvaluateConfig, locations: Sequence[checkpoints.Location], context: Processes
-) -> None:
+) -> list[Path]:
     """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
+
+    Returns:
+        The folders of the reports that this process has written.
 
     Raises:
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
     checkpoints.check_keys(config, "task=disambiguation", "per_device_eval_batch_size")
+    folders = []
     for location in locations:
         train = checkpoints.read_training_config(config, location, DisambiguationConfig)
         train = checkpoints.begin_with(train, location)
@@ -286,7 +290,9 @@ def run_evaluation(
         if context.is_main:
             has_other_data = config.validation_file is not None
             folder = checkpoints.report_folder(config, location, has_other_data=has_other_data)
+            folders.append(folder)
         score_and_report(data, model, sentences, context, location.name, folder)
+    return folders
 
 
 def _announce_sentences(

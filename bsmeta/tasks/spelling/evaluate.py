@@ -385,16 +385,20 @@ def _score_systems(
 
 def run_evaluation(
     config: EvaluateConfig, locations: Sequence[Location], context: Processes
-) -> None:
+) -> list[Path]:
     """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
 
     `validation_file` names the folder of the test sets; the default is the folder of the training
     run.
 
+    Returns:
+        The folders of the reports that this process has written.
+
     Raises:
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
     check_keys(config, "a spelling task", "max_documents")
+    folders = []
     has_other_data = config.validation_file is not None
     for location in locations:
         train = read_training_config(config, location, SedWordsConfig, SedSequenceConfig, SecConfig)
@@ -418,7 +422,9 @@ def run_evaluation(
         folder = Path()
         if context.is_main:
             folder = report_folder(config, location, has_other_data=has_other_data)
+            folders.append(folder)
         _score_test_sets(train, judge, context, location.name, folder)
+    return folders
 
 
 def finish_run(config: SpellingConfig, judge: Judge, context: FinishContext) -> list[Metric]:

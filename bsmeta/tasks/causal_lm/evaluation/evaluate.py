@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -54,8 +55,6 @@ from bsmeta.tasks.causal_lm.evaluation.training_overlap import check_not_trained
 from bsmeta.tasks.checkpoints import (
     Location,
     announce_data,
-    locate_initial_model,
-    locate_model,
     report_folder,
 )
 from bsmeta.training.processes import Processes
@@ -67,32 +66,22 @@ ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
 """The arms in which models are compared: the name of a comparison, and its column of the sums."""
 
 
-def locate_models(config: EvaluateConfig) -> list[Location]:
-    """Locates the models that the configuration names.
+def run(config: EvaluateConfig, locations: Sequence[Location], context: Processes) -> list[Path]:
+    """Scores the held-out documents on all processes; rank 0 writes and prints the report.
 
-    Raises:
-        UserError: A model does not exist, or the value is not a name or a list of names.
+    Returns:
+        The folder of the report; nothing on other ranks.
     """
-    names = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError(
-            f"checkpoint={config.checkpoint}: expected a name or a list of them"
-        )
-    locations = [locate_model(name) for name in names]
-    if config.untrained:
-        locations.append(locate_initial_model(locations[0]))
-    return locations
-
-
-def run(config: EvaluateConfig, locations: Sequence[Location], context: Processes) -> None:
-    """Scores the held-out documents on all processes; rank 0 writes and prints the report."""
     with show_progress_bar("scoring", 1, shown=context.is_main) as progress:
         report = evaluate(config, locations, context, progress)
-    if context.is_main:
-        first = locations[0]
-        metrics = first.run_folder / "metrics.jsonl" if first.run_folder else None
-        out_dir = report_folder(config, first, has_other_data=has_other_data(config, first))
-        print_report(report, write_report(report, out_dir, metrics))
+    if not context.is_main:
+        return []
+
+    first = locations[0]
+    metrics = first.run_folder / "metrics.jsonl" if first.run_folder else None
+    out_dir = report_folder(config, first, has_other_data=has_other_data(config, first))
+    print_report(report, write_report(report, out_dir, metrics))
+    return [out_dir]
 
 
 def has_other_data(config: EvaluateConfig, location: Location) -> bool:

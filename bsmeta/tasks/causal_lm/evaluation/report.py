@@ -60,8 +60,7 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
                 file.write(page.encode_json_line(line))
 
     report_page = make_page(report, metrics)
-    content = {"answers": report_page.answers, **report.as_dict()}
-    return page.write_report(report_page, content, out_dir, further=[PER_DOCUMENT])
+    return page.write_report(report_page, report.as_dict(), out_dir, further=[PER_DOCUMENT])
 
 
 def print_report(report: Report, files: Sequence[Path]) -> None:

@@ -11,7 +11,7 @@ whole batch. Here each text has its own, so a text does not depend on the others
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -77,9 +77,18 @@ class Decoder:
         forward = inspect.signature(model.forward).parameters
         self._arguments = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
 
-    @torch.no_grad()
     def continue_texts(self, draws: Sequence[Draw]) -> list[Continuation]:
         """Generates a continuation per draw; their contexts must be shorter than `max_length`.
+
+        Raises:
+            DataError: The model's probabilities are NaN.
+        """
+        *_, continuations = self.extend_texts(draws)
+        return continuations
+
+    @torch.no_grad()
+    def extend_texts(self, draws: Sequence[Draw]) -> Iterator[list[Continuation]]:
+        """Yields the continuations after each of their tokens: the same, growing objects.
 
         Raises:
             DataError: The model's probabilities are NaN.
@@ -119,8 +128,9 @@ class Decoder:
                 if len(continuation.ids) >= limit:
                     is_requested = limit == draw.max_new_tokens
                     continuation.finished = "max_new_tokens" if is_requested else "max_seq_len"
+            yield continuations
             if all(continuation.finished for continuation in continuations):
-                return continuations
+                return
 
             ids = tokens[batch.owners, None]
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)

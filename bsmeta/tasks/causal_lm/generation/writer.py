@@ -64,6 +64,38 @@ class Writer:
         pairs = list(zip(requests, apply_steps(requests, self._make_contexts), strict=True))
         return self._generate_results(pairs)
 
+    def write_pieces(self, request: Request) -> Iterator[str]:
+        """Checks a request for one sample, and returns an iterator over the pieces of its text.
+
+        A piece has the characters that the last token completes. The joined pieces are the text of
+        the sample.
+
+        Raises:
+            ConfigurationError: The request is invalid.
+        """
+        (contexts,) = apply_steps([request], self._make_contexts)
+        return self._generate_pieces(request, contexts)
+
+    def _generate_pieces(
+        self, request: Request, contexts: tuple[Context, Context]
+    ) -> Iterator[str]:
+        written = ""
+        for (continuation,) in self._decoder.extend_texts([*_list_draws([(request, contexts)])]):
+            text = self._decode(continuation, contexts[0])
+            if not continuation.finished:
+                # Bytes of an incomplete character, which the next tokens may complete.
+                text = text.rstrip("\N{REPLACEMENT CHARACTER}")
+            if len(text) > len(written):
+                yield text[len(written) :]
+                written = text
+
+    def _decode(self, continuation: Continuation, context: Context) -> str:
+        """Returns the text of a continuation, after the prompt."""
+        text = self._tokenizer.decode(
+            continuation.ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text.removeprefix(context.joint)
+
     def _generate_results(
         self, pairs: Sequence[tuple[Request, tuple[Context, Context]]]
     ) -> Iterator[Result]:
@@ -72,12 +104,9 @@ class Writer:
         for request, (context, _) in pairs:
             samples = []
             for number, continuation in enumerate(islice(continuations, request.num_samples)):
-                text = self._tokenizer.decode(
-                    continuation.ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-                )
                 samples.append(
                     Sample(
-                        text=text.removeprefix(context.joint),
+                        text=self._decode(continuation, context),
                         tokens=len(continuation.ids),
                         finished=continuation.finished,
                         seed=request.seed + number,

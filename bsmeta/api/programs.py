@@ -1,0 +1,164 @@
+"""The programs of the package in Python: each runs in processes of its own, as on a command line.
+
+A training changes its process for good (devices, threads, signals, process groups), and may have
+several. Its output appears where `print` writes, so also in a notebook.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bsmeta.api.configuration import (
+    Configuration,
+    Overrides,
+    check_overrides,
+    compose_configuration,
+    list_config_arguments,
+    list_override_arguments,
+)
+from bsmeta.api.runs import Run, open_run
+from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.schema import RunConfig
+from bsmeta.core.errors import ConfigurationError, UserError
+from bsmeta.core.exit_codes import EXIT_PREEMPTED, EXIT_USER_ERROR
+
+SHOWN_LINES = 30
+"""Number of the last lines of its output in the error of a program."""
+
+
+def train_model(
+    config: Configuration,
+    overrides: Overrides | None = None,
+    *,
+    launch_file: str | Path | None = None,
+    show_output: bool = True,
+) -> Run:
+    """Trains a model of any task, as `bsmeta train` does; returns its run when it has ended.
+
+    An interruption (Ctrl+C, or the button of a notebook) ends the run with a checkpoint. The same
+    call continues it.
+
+    Args:
+        config: The name of a configuration, the path of a YAML file, or a configuration, such as
+            `bsmeta.open_run(folder).config`.
+        overrides: Keys to change: `{"max_train_steps": 100, "out_dir": "runs/a"}`.
+        launch_file: A file of `accelerate launch`, for several processes; None: one process.
+        show_output: Print the output while the program runs; an error has its end in any case.
+
+    Raises:
+        UserError: If the configuration or the data is invalid, or a signal has ended the run.
+        RuntimeError: If the run failed.
+    """
+    run_config = compose_configuration(config, overrides)
+    for key in ("check_only", "estimate"):
+        if getattr(run_config, key):
+            raise ConfigurationError(
+                f'{key}=True: makes no run; use bsmeta.run_program("train", …) for it'
+            )
+
+    module = ["-m", "bsmeta.train"]
+    if launch_file is not None:
+        launcher = ["-m", "accelerate.commands.launch", "--config_file", str(launch_file)]
+        module = [*launcher, *module]
+    with _write_configuration(config) as named:
+        arguments = [*list_config_arguments(named), *list_override_arguments(overrides)]
+        if isinstance(config, RunConfig) and config.trust_checkpoint:
+            arguments.append("trust_checkpoint=true")  # no file holds it
+        _run_command([sys.executable, *module, *arguments], "train", show_output)
+    return open_run(run_config.out_dir)
+
+
+def run_program(
+    program: str,
+    overrides: Overrides | None = None,
+    *,
+    arguments: Sequence[str] = (),
+    show_output: bool = True,
+) -> None:
+    """Runs a program of `bsmeta --help`: `annotate`, `predict`, `download`, `init`, …
+
+    Args:
+        program: Its name.
+        overrides: Its keys with their values: `{"input": "raw", "output": "shards"}`.
+        arguments: Other arguments of its command line.
+        show_output: Print the output while the program runs; an error has its end in any case.
+
+    Raises:
+        UserError: If it refuses the arguments or the data, or a signal has ended it.
+        RuntimeError: If it failed.
+    """
+    check_overrides(overrides)
+    if isinstance(arguments, str):
+        raise ConfigurationError(f"arguments={arguments!r}: expected a list of texts")
+
+    command = [sys.executable, "-m", "bsmeta", program, *arguments]
+    _run_command([*command, *list_override_arguments(overrides)], program, show_output)
+
+
+@contextmanager
+def _write_configuration(config: Configuration) -> Iterator[str | Path]:
+    """Writes a configuration that is an object to a file; yields its path, or the given name."""
+    if not isinstance(config, RunConfig):
+        yield config
+        return
+    with tempfile.TemporaryDirectory(prefix="bsmeta-") as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_text(write_yaml(config), encoding="utf-8")
+        yield file
+
+
+def _run_command(command: Sequence[str], program: str, show_output: bool) -> None:
+    """Runs a command, and may print its output line by line while it runs.
+
+    Raises:
+        UserError: If its exit code is that of an error that the user can fix, or of a signal.
+        RuntimeError: If it failed for another reason.
+    """
+    # Its own session: a Ctrl+C in a terminal reaches it once, from here.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+    last_lines: deque[str] = deque(maxlen=SHOWN_LINES)
+    try:
+        _read_lines(process, last_lines, show_output)
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)  # saves, and ends
+        _read_lines(process, last_lines, show_output)
+        raise
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+    output = "".join(last_lines).rstrip()
+    if process.returncode == EXIT_USER_ERROR:
+        raise UserError(f"bsmeta {program}: {output}")
+    if process.returncode == EXIT_PREEMPTED:
+        raise UserError(f"bsmeta {program} was stopped by a signal; the same call continues it")
+    if process.returncode:
+        raise RuntimeError(f"bsmeta {program} failed ({process.returncode}):\n{output}")
+
+
+def _read_lines(process: subprocess.Popen[str], last_lines: deque[str], show_output: bool) -> None:
+    """Reads the lines of a process until it has ended."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if show_output:
+            print(line, end="", flush=True)
+        last_lines.append(line)
+    process.wait()

@@ -1,0 +1,91 @@
+"""Completes programs, keys, choices of groups and names of configurations in a shell.
+
+`bsmeta completion bash` prints a script that holds them all, so that completing a word starts no
+interpreter. After an update it is written again.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+from bsmeta.config.groups import group_options
+from bsmeta.core.files import CONFIG_FOLDER
+from bsmeta.core.keys import list_key_names
+from bsmeta.reference import PROGRAMS as DOCUMENTED
+
+OPTIONS = ("--config-name", "--config-dir", "--help", "--version")
+
+_BASH = r"""# Completion of bsmeta, written by `bsmeta completion {shell}`.
+{start}_bsmeta() {{
+    local line=${{COMP_LINE:0:COMP_POINT}}
+    local word=${{line##* }} program=${{COMP_WORDS[1]}} previous=${{COMP_WORDS[COMP_CWORD-1]}}
+    local words
+    if [[ $COMP_CWORD -le 1 ]]; then
+        words={programs}
+    elif [[ $previous == --config-name ]]; then
+        words={configurations}
+    elif [[ $word == *=* ]]; then
+        case ${{word%%=*}} in
+{groups}
+        esac
+    else
+        case $program in
+{keys}
+        esac
+    fi
+    # bash takes a word apart at its equals sign: the part before it stays.
+    compopt +o nospace 2>/dev/null
+    mapfile -t COMPREPLY < <(compgen -W "$words" -- "${{word#*=}}")
+    if [[ ${{#COMPREPLY[@]}} -eq 1 && ${{COMPREPLY[0]}} == *= ]]; then
+        compopt -o nospace 2>/dev/null
+    fi
+}}
+complete -F _bsmeta bsmeta
+"""
+
+_START = {"bash": "", "zsh": "autoload -U +X bashcompinit && bashcompinit\n"}
+SHELLS = tuple(_START)
+
+
+def write_completion(shell: str, modules: dict[str, str]) -> str:
+    """Returns the script that completes the command line of a shell.
+
+    Args:
+        shell: One of `SHELLS`.
+        modules: Program -> its module, or the path of its script.
+    """
+    configurations = sorted(path.stem for path in CONFIG_FOLDER.glob("*.yaml"))
+    choices = [_write_case(f"{name}|+{name}", options) for name, options in group_options().items()]
+    keys = [_write_case(name, _list_words(module)) for name, module in modules.items()]
+    return _BASH.format(
+        shell=shell,
+        start=_START[shell],
+        programs=_quote_words(modules),
+        configurations=_quote_words(configurations),
+        groups="\n".join(choices),
+        keys="\n".join(keys),
+    )
+
+
+def _list_words(module: str) -> list[str]:
+    """Lists the options, keys and groups of a program; a program without a schema has none."""
+    schemas = [schema for program, schema, _ in DOCUMENTED if _find_module(program) == module]
+    if not schemas:
+        return ["--help"]
+    names = sorted({name for schema in schemas for name in list_key_names(schema)})
+    return [*OPTIONS, *(f"{name}=" for name in [*names, *group_options()])]
+
+
+def _find_module(program: str) -> str:
+    """Returns the module of a documented program, `bsmeta/train.py task=…` or `python -m …`."""
+    script = program.removeprefix("python -m ").partition(" ")[0]
+    return script.removesuffix(".py").replace("/", ".")
+
+
+def _write_case(pattern: str, words: Iterable[str]) -> str:
+    return f"            {pattern}) words={_quote_words(words)} ;;"
+
+
+def _quote_words(words: Iterable[str]) -> str:
+    return shlex.quote(" ".join(words))

@@ -1,0 +1,82 @@
+"""Evaluates checkpoints of any task, in all processes of a launcher if there is one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import transformers
+
+from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.task_entry import check_program
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.loopback import listen_on_loopback
+from bsmeta.core.progress import GROUP_TIMEOUT
+from bsmeta.tasks import TASKS
+from bsmeta.tasks.checkpoints import Location, locate_initial_model, locate_model, read_task
+from bsmeta.training.processes import Processes, close_device_groups
+
+
+def evaluate_checkpoints(config: EvaluateConfig) -> list[Path]:
+    """Evaluates the checkpoints on all processes; rank 0 writes and prints the reports.
+
+    Returns:
+        The folders of the reports that this process has written.
+
+    Raises:
+        UserError: If a checkpoint or the data cannot be used, or the tasks differ.
+    """
+    locations = locate_models(config)
+    tasks = {location.name: read_task(location, config.training_config) for location in locations}
+    if len({*tasks.values()}) > 1:
+        listed = ", ".join(f"{name} ({task})" for name, task in tasks.items())
+        raise ConfigurationError(f"checkpoint: expected checkpoints of one task; found {listed}")
+
+    task = tasks[locations[0].name]
+    check_program("evaluate.py", task, TASKS)
+    evaluate = TASKS[task].evaluate
+    assert evaluate is not None, task
+
+    transformers.utils.logging.disable_progress_bar()
+    with _process_group() as processes:
+        return evaluate(config, locations, processes)
+
+
+def locate_models(config: EvaluateConfig) -> list[Location]:
+    """Locates the models that the configuration names.
+
+    Raises:
+        UserError: A model does not exist, or the value is not a name or a list of names.
+    """
+    names = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(
+            f"checkpoint={config.checkpoint}: expected a name or a list of them"
+        )
+    locations = [locate_model(name) for name in names]
+    if config.untrained:
+        locations.append(locate_initial_model(locations[0]))
+    return locations
+
+
+@contextmanager
+def _process_group() -> Iterator[Processes]:
+    """Joins the process group of a launcher (torchrun, `accelerate launch`), if there is one."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+
+    if world_size > 1:
+        listen_on_loopback()
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
+
+    yield Processes.of_group(device)
+    close_device_groups()  # skipped after an error, when the other ranks would not join
