@@ -129,8 +129,9 @@ def summarize_results(results: Results) -> list[str]:
     text_count = results.texts
     unit_count, unit = results.units
     units = f"over {unit_count:,} resampled {unit}"
+    strongest = _find_strongest_baseline(results) if results.test.has_several else None
     if results.test.has_several:
-        sentences = _summarize_sets(results, units)
+        sentences = _summarize_sets(results, strongest, units)
     else:
         accuracy = model.scores["accuracy"]
         sentences = [
@@ -150,7 +151,7 @@ def summarize_results(results: Results) -> list[str]:
         value = f"{other.scores[score].value:.1%}"
         has_value = f"{value} right" if score == "accuracy" else f"micro F1 {value}"
         difference = _describe_difference(other, score)
-        if other.name in METHOD_NAMES.values():
+        if other.name in METHOD_NAMES.values() and other is not strongest:
             sentences.append(f"{_capitalize(other.name)}: {has_value}, {difference}.")
         elif other.name == FIRST_CHUNK:
             verb = "is" if results.folded == 1 else "are"
@@ -166,13 +167,20 @@ def summarize_results(results: Results) -> list[str]:
     return [*sentences, *notes]
 
 
-def _summarize_sets(results: Results, units: str) -> list[str]:
+def _find_strongest_baseline(results: Results) -> Compared | None:
+    """Returns the baseline with the highest micro F1; None if there are no baselines."""
+    baselines = [system for system in results.systems[1:] if system.name in BASELINES]
+    return max(baselines, key=lambda system: system.scores["micro_f1"].value, default=None)
+
+
+def _summarize_sets(results: Results, strongest: Compared | None, units: str) -> list[str]:
     """Describes the model of several labels, beside its strongest baseline.
 
     Args:
+        strongest: The baseline; None if there are none.
         units: The clause on the resampled units.
     """
-    model, *others = results.systems
+    model = results.systems[0]
     exact = model.scores["subset_accuracy"]
     f1 = model.scores["micro_f1"]
     sentences = [
@@ -180,9 +188,7 @@ def _summarize_sets(results: Results, units: str) -> list[str]:
         f"{f1.low:.1%} to {f1.high:.1%}, {units}); for {exact.value:.1%} of them, it predicts "
         "exactly their labels."
     ]
-    baselines = [other for other in others if other.name in BASELINES]
-    if baselines:
-        strongest = max(baselines, key=lambda system: system.scores["micro_f1"].value)
+    if strongest is not None:
         sentences.append(
             f"The strongest baseline is {strongest.name!r}, with a micro F1 of "
             f"{strongest.scores['micro_f1'].value:.1%}: "

@@ -375,7 +375,10 @@ class TextClassifier(Task):
         else:
             model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self.tokenizer.save_pretrained(str(folder))
+        self._write_card(folder)
 
+    def _write_card(self, folder: Path) -> None:
+        """Writes the card of the model in an exported folder."""
         all_labels = self.examples.labels
         labels = ", ".join(map(str, all_labels[:_LABELS_ON_CARD]))
         if len(all_labels) > _LABELS_ON_CARD:
@@ -416,6 +419,7 @@ class TextClassifier(Task):
         shutil.rmtree(folder)
         self._load_system(self._chosen).save(folder)
         self.tokenizer.save_pretrained(str(folder))
+        self._write_card(folder)
 
     def load(self, folder: Path) -> nn.Module:
         return models.load_model(folder)
