@@ -102,7 +102,13 @@ def test_the_report_compares_the_model_with_cheap_systems(run: Path) -> None:
     assert list(report["systems"])[:4] == [
         "model", "model, first chunk only", "most frequent set of labels", "most frequent labels",
     ]  # fmt: skip
-    assert len(report["systems"]) == 7  # and the three systems that were not chosen
+    # The linear system is chosen, and is the baseline, too; the three others follow.
+    assert report["choice"]["chosen"] == "linear"
+    assert list(report["systems"])[4:] == [
+        "TF-IDF + linear SVM", "frozen vectors + logistic regression",
+        "TF-IDF and frozen vectors + linear SVM", "fine-tuned encoder",
+    ]  # fmt: skip
+    assert report["systems"]["TF-IDF + linear SVM"]["micro_f1"]["minus_model"] == 0.0
     assert report["systems"]["model"]["micro_f1"]["value"] > 0.8
     assert report["systems"]["most frequent labels"]["micro_f1"]["value"] < 0.8
     assert "confusion" not in report["systems"]["model"]
