@@ -252,11 +252,10 @@ def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokeniz
 
 
 def shorten_table_name(path: Path) -> str:
-    """Returns the name of a table's file without its endings."""
+    """Returns the name of a table's file without `.gz` and the ending of its format."""
     name = path.name.removesuffix(".gz")
-    for ending in TABLE_ENDINGS:
-        name = name.removesuffix(ending)
-    return name
+    ending = next((ending for ending in TABLE_ENDINGS if name.endswith(ending)), "")
+    return name.removesuffix(ending)
 
 
 def _build_database(
@@ -414,6 +413,8 @@ class Examples:
         rows = None  # of each number; None: one
         if self._sets is not None:
             rows_by_set = np.bincount(numbers, minlength=len(self._sets))
+            if len(rows_by_set) > len(self._sets):
+                raise _make_damaged_error(self.database, "a row has a set that is not there")
             numbers = np.fromiter(chain.from_iterable(self._sets), np.int64)
             rows = np.repeat(rows_by_set, [len(labels) for labels in self._sets])
         counts = np.bincount(numbers, rows, len(self.labels)).astype(np.int64)
