@@ -34,7 +34,7 @@ from bsmeta.tasks import TASKS
 if TYPE_CHECKING:
     from bsmeta.api.models import Predictor
 
-RECORDS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz")
+RECORDS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 """Endings of files of records; any other file is a text."""
 BYTE_ORDER_MARK = "\ufeff"
 

@@ -125,7 +125,7 @@ class Spelling(_Trained):
 
 
 class Label(_Trained):
-    """The label that a trained classifier predicts for the text."""
+    """The labels that a trained classifier predicts for the text: one, or any number of them."""
 
     name = "label"
     columns = ("metadata_label",)
@@ -135,9 +135,11 @@ class Label(_Trained):
     def annotate(self, row: Row) -> Columns:
         (column,) = self._task.inputs
         (result,) = self._task.predict(self._model, [{column: row.text}])
-        if result["prediction"] is None:
+        prediction = result["prediction"]
+        if prediction is None:
             raise AnnotationError("no_words")
-        return {"metadata_label": [make_global_record("label", result["prediction"])]}
+        labels = prediction if isinstance(prediction, list) else [prediction]
+        return {"metadata_label": [make_global_record("label", label) for label in labels]}
 
 
 class Length(Annotator):

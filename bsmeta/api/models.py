@@ -427,9 +427,10 @@ class Predictor(Model):
                 disambiguator also `mentions`): a list, a `Dataset`, or any other iterable.
 
         Returns:
-            A dict for each text. A classifier returns `prediction`, the probability of each label,
-            and `chunks`; a disambiguator `entities`; a detector `changes`, each with its character
-            offsets; a corrector `changes` and `corrected`.
+            A dict for each text. A classifier returns `prediction` (a label, or a list of labels if
+            a text may have several), the probability of each label, and `chunks`; a disambiguator
+            `entities`; a detector `changes`, each with its character offsets; a corrector `changes`
+            and `corrected`.
 
         Raises:
             UserError: If records cannot be read; all are listed.

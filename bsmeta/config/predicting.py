@@ -19,8 +19,8 @@ class PredictConfig:
     """keys of the training configuration to change, such as
     +overrides.data_config.text_column=body"""
     input: str | None = key(None, is_path=True)
-    """records: .csv, .tsv or .jsonl, also .gz, with the columns of the training; or, for a spelling
-    task, a text: any other file, or - for standard input"""
+    """records: .csv, .tsv or .jsonl, also .gz, or .parquet, with the columns of the training; or,
+    for a spelling task, a text: any other file, or - for standard input"""
     output: str | None = key(None, is_path=True)
     """file of the records with their predictions: .csv or .jsonl; named OUTPUT.part until it is
     complete, which the same call continues (for a text: null prints the result)"""

@@ -1,4 +1,4 @@
-"""Writes three labeled tables of different kinds, always the same ones, for the classifier.
+"""Writes four labeled tables of different kinds, always the same ones, for the classifier.
 
 python experiments/benchmarks/classification_tables.py SENSES FOLDER
 
@@ -10,6 +10,8 @@ and `train.jsonl.gz`.
     emotions.csv  imbalanced: a sentence of SemCor, whether it has a word for an emotion (6.5%), and
                   its document
     nouns.csv     very short: a noun, mostly of one or two words, and which of 26 files it is in
+    fields.jsonl  several labels: a sentence of SemCor, the list of the files that its nouns are in
+                  (which may be empty), and its document; only of documents whose nouns are tagged
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 
 ROWS = 6000
 SEED = 31
+ONLY_VERBS = "brownv_"  # documents of SemCor of which only the verbs are tagged
 EMOTIONS = ("noun.feeling", "verb.emotion")
 
 
@@ -50,10 +53,26 @@ def main(senses: Path, folder: Path) -> None:
         if files[profile["entity_id"]].startswith("noun.")
     ]
     _write(folder / "nouns.csv", ("text", "label"), nouns)
+    fields = [
+        {
+            "text": line["sentence"],
+            "fields": _noun_files(line["qids"], files),
+            "document": line["document"],
+        }
+        for line in _lines(senses / "train.jsonl.gz")
+        if not line["document"].startswith(ONLY_VERBS)
+    ]
+    sample = random.Random(SEED).sample(fields, ROWS)
+    rows = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in sample)
+    (folder / "fields.jsonl").write_text(rows, encoding="utf-8")
 
 
 def _emotion(synsets: Sequence[str], files: Mapping[str, str]) -> str:
     return "emotion" if any(files.get(synset) in EMOTIONS for synset in synsets) else "none"
+
+
+def _noun_files(synsets: Sequence[str], files: Mapping[str, str]) -> list[str]:
+    return sorted({files[synset] for synset in synsets if files[synset].startswith("noun.")})
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:

@@ -89,6 +89,8 @@ def test_the_tables_of_the_tasks() -> None:
         ],
         "classification": [
             "loss", "accuracy", "balanced_accuracy", "macro_f1", "mcc", "chunk_accuracy",
+            "subset_accuracy", "micro_f1", "sample_f1", "micro_precision", "micro_recall",
+            "macro_precision", "macro_recall", "sample_precision", "sample_recall",
         ],
         "sed_words": ["loss", "f1", "precision", "recall", "accuracy", "false_alarms"],
         "sed_sequence": ["loss", "f1", "precision", "recall", "accuracy", "false_alarms"],

@@ -1,4 +1,6 @@
-"""Reads and writes the records of predictions: CSV or JSON lines, streamed and resumable.
+"""Reads records (CSV, JSON lines or Parquet) and writes predictions (CSV or JSON lines).
+
+Both are streamed, and writing is resumable.
 
 Rows of the output are appended to `OUTPUT.part`, which is renamed when it is complete. After an
 interruption, the next call keeps the complete rows, if `OUTPUT.part.json` beside them records the
@@ -14,6 +16,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,11 +38,16 @@ from bsmeta.data.table.text_file import (
     GZIP_ERRORS,
     check_encoding,
     make_not_text_error,
+    open_bytes,
     open_text,
 )
 
 JSON_LINES = (".jsonl", ".jsonl.gz")
+PARQUET = ".parquet"
 Record = dict[str, Any]
+
+PARQUET_ROWS = 256
+"""Rows of a Parquet file that are converted at one time."""
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -58,7 +66,7 @@ def read_records(
     """Yields the records of a file, each with all its columns or keys.
 
     Args:
-        path: A CSV file or JSON lines, compressed with gzip or not.
+        path: A CSV file or JSON lines, compressed with gzip or not, or a Parquet file.
         required: The columns in which each record must have a text.
         bad_rows: Receives the records that lack a text, cannot be read, or fail the check.
         check: Raises a `DataError` for a record that cannot be used.
@@ -67,14 +75,7 @@ def read_records(
         DataError: If the file cannot be read.
         ConfigurationError: If a column is missing from a CSV file, or occurs twice.
     """
-    if path.name.endswith(JSON_LINES):
-        check_encoding(encoding)
-        rows = _read_json_rows(path, "utf-8" if encoding == AUTO else encoding)
-    else:
-        form = find_format(path, required, separator=separator, encoding=encoding)
-        rows = _read_csv_rows(path, form)
-
-    for row, record in rows:
+    for row, record in read_record_rows(path, required, separator=separator, encoding=encoding):
         problem = row.problem or _find_problem(record, required, check)
         if problem is None:
             yield record
@@ -82,14 +83,47 @@ def read_records(
             bad_rows.add(row, problem)
 
 
+def is_record_file(path: Path) -> bool:
+    """Returns whether a path names JSON lines or Parquet, whose values are not only texts."""
+    return path.name.endswith((*JSON_LINES, PARQUET))
+
+
+def read_record_rows(
+    path: Path, required: Sequence[str], *, separator: str = AUTO, encoding: str = AUTO
+) -> Iterator[tuple[Row, Record]]:
+    """Yields the rows of a file with their records; the record of a bad row is empty.
+
+    Args:
+        path: A CSV file or JSON lines, compressed with gzip or not, or a Parquet file.
+        required: The columns that a CSV file must have.
+
+    Raises:
+        DataError: If the file cannot be read.
+        ConfigurationError: If a column is missing from a CSV file, or occurs twice.
+    """
+    if path.name.endswith(PARQUET):
+        return _read_parquet_rows(path)
+    if path.name.endswith(JSON_LINES):
+        check_encoding(encoding)
+        return _read_json_rows(path, "utf-8" if encoding == AUTO else encoding)
+    form = find_format(path, required, separator=separator, encoding=encoding)
+    return _read_csv_rows(path, form)
+
+
+def find_missing_texts(record: Record, required: Sequence[str]) -> str | None:
+    """Describes the columns in which a record lacks a text; None if it has all."""
+    texts = {name: value for name, value in record.items() if isinstance(value, str)}
+    missing = [name for name in required if not texts.get(name, "").strip()]
+    return f"no text in {' and '.join(map(repr, missing))}" if missing else None
+
+
 def _find_problem(
     record: Record, required: Sequence[str], check: Callable[[Record], None]
 ) -> str | None:
     """Returns the reason why a record cannot be used; None if it can."""
-    texts = {name: value for name, value in record.items() if isinstance(value, str)}
-    missing = [name for name in required if not texts.get(name, "").strip()]
-    if missing:
-        return f"no text in {' and '.join(map(repr, missing))}"
+    problem = find_missing_texts(record, required)
+    if problem is not None:
+        return problem
     try:
         check(record)
     except DataError as error:
@@ -137,6 +171,23 @@ def _read_json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
             raise DataError(f"{path}: damaged gzip data after row {number:,}: {error}") from error
         except OSError as error:
             raise DataError(f"{path} cannot be read after row {number:,}: {error}") from error
+
+
+def _read_parquet_rows(path: Path) -> Iterator[tuple[Row, Record]]:
+    """Yields the rows of a Parquet file with their records."""
+    open_bytes(path)[1].close()  # raises an error that explains why the file cannot be read
+    # Imported here because pyarrow takes a while, and most tables do not need it.
+    from bsmeta.data.io.parquet import ParquetReader
+
+    with closing(ParquetReader(str(path))) as reader:
+        number = 0
+        while lines := reader.read(number, PARQUET_ROWS):
+            for line in lines:
+                number += 1
+                yield Row(number, number, []), decode_json(bytes(line), dict[str, Any])
+
+        if reader.damage:
+            raise DataError(f"{path} cannot be read after row {number:,}: {reader.damage}")
 
 
 class RecordWriter:

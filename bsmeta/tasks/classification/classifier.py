@@ -3,7 +3,8 @@
 The logits of a text are the mean over its chunks of `head(pooled vector)`, plus the logits from the
 TF-IDF features of the whole text. Either part may be absent. Because the head is linear,
 fine-tuning can begin with a solution that was fitted on frozen vectors (`systems`), and both have
-one form.
+one form. If a text may have several labels, the sigmoid of a logit is the probability of its label,
+and the description has a threshold for each label.
 
 An exported folder has `config.json` (the encoder's, with the entry `text_classifier`),
 `classifier.safetensors`, `ngrams.json` if there are word features, and the encoder's weights and
@@ -34,6 +35,10 @@ from bsmeta.tasks.classification.config import POOLINGS
 ENTRY = "text_classifier"
 """The entry of `config.json` in an exported folder that describes the classifier."""
 
+# Values of transformers' `problem_type`.
+ONE_TYPE = "single_label_classification"
+SEVERAL_TYPE = "multi_label_classification"
+
 # Files of an exported folder.
 CONFIG = "config.json"
 WEIGHTS = "classifier.safetensors"
@@ -43,17 +48,31 @@ ENCODER = "encoder."  # prefix of the encoder's weights in a classifier
 DECISIONS_AT_ONCE = 1 << 22  # limit on the logits by word features in memory at one time
 
 
-class Description(msgspec.Struct, frozen=True):
+class Description(msgspec.Struct, frozen=True, omit_defaults=True):
     """The entry `text_classifier` of `config.json`."""
 
     method: str  # how the classifier was made: a value of the key `method`, except auto
     labels: list[str]  # in the order of the logits
     pooling: str | None  # how the vectors of a chunk's tokens become one; None: no encoder
     has_words: bool  # whether there are word features
+    thresholds: list[float] | None = None
+    """Probability from which a text has each label; None: a text has exactly one label."""
 
     def __post_init__(self) -> None:
         if self.pooling not in (None, *POOLINGS):
             raise ValueError(f"pooling={self.pooling}: expected one of {', '.join(POOLINGS)}")
+        if self.thresholds is not None:
+            check_thresholds(self.thresholds, len(self.labels))
+
+
+def check_thresholds(thresholds: Sequence[float], label_count: int) -> None:
+    """Refuses thresholds of a saved model that are no probabilities, or not one for each label.
+
+    Raises:
+        ValueError: If they cannot be used.
+    """
+    if len(thresholds) != label_count or not all(0 <= value <= 1 for value in thresholds):
+        raise ValueError(f"thresholds: expected {label_count} values from 0 to 1")
 
 
 class Words(nn.Module):
@@ -132,6 +151,10 @@ class Classifier(nn.Module):
         self.words = words
         self.dropout = nn.Dropout(dropout)
 
+    def set_thresholds(self, thresholds: Sequence[float]) -> None:
+        """Sets the probability from which a text has each label."""
+        self.description = msgspec.structs.replace(self.description, thresholds=[*thresholds])
+
     @property
     def config(self) -> Any:
         """The encoder's configuration; None without an encoder."""
@@ -170,6 +193,8 @@ class Classifier(nn.Module):
         file = folder / CONFIG
         config = parse_json(file.read_text(encoding="utf-8")) if file.exists() else {}
         config[ENTRY] = msgspec.to_builtins(self.description)
+        if self.description.thresholds is not None:
+            config["problem_type"] = SEVERAL_TYPE
         file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
         linear_weights = {

@@ -1,4 +1,4 @@
-"""The configuration of `task=classification`: texts of a CSV file, each with a label.
+"""The configuration of `task=classification`: texts of a table, each with a label or several.
 
 The module has the schema, the checks of its values, and the rows of the start-up table.
 """
@@ -35,7 +35,13 @@ FINE_TUNE = "fine_tune"
 
 FITTED = (LINEAR, FROZEN, COMBINED)  # methods without training steps, the simplest first
 
+_CSV_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+
 POOLINGS = ("mean", "cls", "max", "last")  # the values of `pooling` for a linear head
+
+# Values of `data_config.labels`, beside `auto`.
+ONE = "one"
+SEVERAL = "several"
 
 HEAD = "head"  # the value of `pooling` for the architecture's own head
 
@@ -45,11 +51,18 @@ class ClassificationDataConfig(TableDataConfig):
     """The table of texts and labels, its chunks and its splits."""
 
     csv: str | None = key(None, is_path=True)
-    """the table: .csv or .csv.gz with a header, or the .sqlite that an earlier run made of it"""
+    """the table: .csv with a header or .jsonl (or their .gz), .parquet, or the .sqlite that an
+    earlier run made of it"""
     text_column: str = key("text")
     """column of the text"""
     label_column: str = key("label")
-    """column of the label"""
+    """column of the label, or of a list of labels"""
+    labels: str = key(AUTO, choices=(AUTO, ONE, SEVERAL))
+    """labels of a text; auto: several if label_separator is set or the first row has a list, else
+    one. A table that does not agree is refused"""
+    label_separator: str | None = key(None)
+    """text between the labels of a cell, such as ; or a comma, for a text with several labels; an
+    empty cell has none. Lists of .jsonl and .parquet need no separator"""
     database: str | None = key(None, is_path=True)
     """SQLite file that the table is read into, once; null: beside the CSV file, with its name"""
     csv_separator: str = key("auto")
@@ -117,9 +130,12 @@ class ClassificationConfig(PretrainedConfig):
     """probability of every dropout of the model; null: the values of its config"""
     class_weights: Any = key("none")
     """weight of a row in the loss; balanced: rows / (labels x rows of its label); or a mapping of
-    labels to weights, {left: 2, right: 1} (other labels: 1; labels yes and no need quotes)"""
+    labels to weights, {left: 2, right: 1} (other labels: 1; labels yes and no need quotes). With
+    several labels a text: weight of the rows with the label, in the loss of that label, where rows
+    without it weigh 1; balanced: rows without the label / rows with it"""
     label_smoothing: float = key(0.0, at_least=0, below=1)
-    """share of the target that is spread evenly over all labels"""
+    """share of the target that is spread evenly over all labels; with several labels a text, over
+    yes and no of each label"""
 
     results_dir: str | None = key(None, is_path=True, heading="Results")
     """folder of the result files NAME_testset_predictions.csv, NAME_train_test_stats.json and
@@ -140,6 +156,8 @@ def find_value_problems(
 ) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
     yield from _find_table_problems(config)
+    table = Path(config.data_config.csv or "")
+    yield from find_label_problems(config.data_config, is_csv=table.name.endswith(_CSV_ENDINGS))
     yield from find_model_problems(config)
     yield from _find_tokenizer_problems(config)
     yield from _find_class_weight_problems(config.class_weights)
@@ -160,6 +178,27 @@ def _find_table_problems(config: ClassificationConfig) -> Iterator[Problem]:
         yield describe_missing_file(
             "data_config.csv", data.csv, "a CSV file", "correct data_config.csv"
         )
+
+
+def find_label_problems(config: ClassificationDataConfig, *, is_csv: bool) -> Iterator[Problem]:
+    """Yields a separator of labels that does not agree with `labels`, or is missing.
+
+    Args:
+        is_csv: Whether the cells of the table are texts, which cannot be lists.
+    """
+    separator = config.label_separator
+    field = "data_config.label_separator"
+    if separator == "":
+        expected = "the text between two labels, or null"
+        yield Problem(field, HYDRA, '""', expected, f'{field}=";", for example')
+    elif config.labels == ONE and separator is not None:
+        expected = "null, because data_config.labels=one"
+        fix = f"{field}=null, or data_config.labels=several"
+        yield Problem(field, HYDRA, format_value(separator), expected, fix)
+    elif config.labels == SEVERAL and separator is None and is_csv:
+        expected = "the text between the labels of a cell, because data_config.labels=several"
+        fix = f'{field}=";", for example, or a table of JSON lines with lists'
+        yield Problem(field, HYDRA, "null", expected, fix)
 
 
 def _find_tokenizer_problems(config: ClassificationConfig) -> Iterator[Problem]:
@@ -278,11 +317,20 @@ def list_summary_rows(config: ClassificationConfig, _: Launch) -> list[Row]:
         ("method", f"{config.method}{_describe_encoder_settings(config)}"),
         ("model", model),
         ("tokenizer", _name_tokenizer_source(config)),
-        ("table", f"{data.csv}: {data.text_column} → {data.label_column}"),
+        ("table", f"{data.csv}: {data.text_column} → {_describe_labels(data)}"),
         ("chunks", f"{data.max_length:,} {unit}; longer texts are folded"),
         ("splits", splits),
         ("class weights", format_value(config.class_weights)),
     ]
+
+
+def _describe_labels(data: ClassificationDataConfig) -> str:
+    """Names the column of the labels, and whether it has several."""
+    if data.label_separator is not None:
+        return f"{data.label_column} (several labels, separated by {data.label_separator!r})"
+    if data.labels == SEVERAL:
+        return f"{data.label_column} (lists of labels)"
+    return data.label_column
 
 
 def _describe_encoder_settings(config: ClassificationConfig) -> str:

@@ -7,7 +7,10 @@ report.
 The baselines learn from the training split in the run's database; where `evaluate.py` does not find
 it, the model is scored alone. They are the most frequent label, and a linear SVM on TF-IDF features
 with fixed settings (words and pairs of words, sublinear term frequency, C = 1, as in Wang and
-Manning 2012), which sees the whole text and takes seconds: the system of `method=linear`.
+Manning 2012), which sees the whole text and takes seconds: the system of `method=linear`. If a text
+may have several labels, there are two constant baselines: the set of labels that most training
+texts have, and the number of most frequent labels with the highest micro F1 on the training texts.
+The thresholds of the SVM are chosen on the validation split, like those of the model.
 """
 
 from __future__ import annotations
@@ -35,10 +38,11 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_opaque_work
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import (
-    JSON_LINES,
     escape_spreadsheet_cell,
+    find_missing_texts,
     flatten_record,
-    read_records,
+    is_record_file,
+    read_record_rows,
 )
 from bsmeta.data.table.text_file import AUTO
 from bsmeta.data.text.tokenizer import load_padded_tokenizer
@@ -61,9 +65,12 @@ from bsmeta.tasks.classification.examples import (
     Folding,
     make_chunks,
     open_examples,
+    shorten_table_name,
 )
+from bsmeta.tasks.classification.label_cells import BadLabelsError, LabelCells, RowLabels
+from bsmeta.tasks.classification.label_sets import Labels
 from bsmeta.tasks.classification.model import (
-    Scored,
+    AnyScored,
     Scorer,
     iterate_predictions,
     join_texts,
@@ -71,8 +78,15 @@ from bsmeta.tasks.classification.model import (
     list_labels,
     load_model,
     read_labels,
+    read_thresholds,
 )
-from bsmeta.tasks.classification.report import METHOD_NAMES, report_results
+from bsmeta.tasks.classification.report import (
+    MAJORITY,
+    MAJORITY_LABELS,
+    MAJORITY_SET,
+    METHOD_NAMES,
+    report_results,
+)
 from bsmeta.tasks.classification.results import (
     Choice,
     Results,
@@ -81,19 +95,28 @@ from bsmeta.tasks.classification.results import (
     compute_scores,
 )
 from bsmeta.tasks.classification.store import SPLITS, hash_text
-from bsmeta.tasks.classification.systems import fit_words
+from bsmeta.tasks.classification.systems import (
+    Split,
+    find_most_frequent_labels,
+    find_most_frequent_set,
+    fit_words,
+    predict_words,
+    read_split,
+)
 from bsmeta.tasks.classification.task_interface import ClassifierTask
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.run_folder import read_steps_and_evaluations
 
 logger = logging.getLogger(__name__)
 
+# Names of the training accuracy in `metrics.jsonl`, of texts with one label and with several.
+ACCURACY = "accuracy"
+SUBSET_ACCURACY = "subset_accuracy"
+
 # Endings of the result files.
 PREDICTIONS = "testset_predictions.csv"
 STATS = "train_test_stats.json"
 MODEL = "trained_model.sav"
-
-MAJORITY = "most frequent label"
 
 
 def run_evaluation(
@@ -129,13 +152,16 @@ def _evaluate_checkpoint(config: EvaluateConfig, location: Location, context: Pr
     model = load_model(Path(location.model)).to(context.device)
     tokenizer = load_padded_tokenizer(location.model)
     labels = read_labels(model)
+    has_several = read_thresholds(model) is not None
 
     examples: Examples | None = None
     try:
         examples = open_examples(training_table, tokenizer)
+        check_form(examples, location.name, has_several=has_several)
     except UserError as error:
         if config.validation_file is None:
             raise
+        examples = None
         logger.warning("no baselines, because the training data cannot be read: %s", error)
 
     if config.validation_file is None:
@@ -148,23 +174,25 @@ def _evaluate_checkpoint(config: EvaluateConfig, location: Location, context: Pr
             )
     else:
         file = Path(config.validation_file)
-        if file.name.endswith(JSON_LINES) and data.csv_encoding == training_table.csv_encoding:
+        if is_record_file(file) and data.csv_encoding == training_table.csv_encoding:
             # The encoding of the training table does not apply.
             train = replace_values(train, {"data_config.csv_encoding": AUTO})
         folding = Folding(tokenizer, data.fold_by, data.max_length)
-        test = read_table(file, train, folding, labels)
+        test = read_table(file, train, folding, labels, has_several=has_several)
 
     batch_size = config.per_device_eval_batch_size or data.per_device_eval_batch_size
     scored = Scorer(len(labels), tokenizer, batch_size, context).score(model, test.chunks)
 
     baseline_predictions: dict[str, np.ndarray] = {}
     if examples is not None:
-        texts, truth = _read_training(examples)
+        training = read_split(examples, "train")
         if config.validation_file is not None:
-            _note_training_texts(test, texts)
-        counts = examples.label_counts("train")
-        weights = label_weights(train.class_weights, examples.labels, counts)
-        baseline_predictions, notes = predict_baselines(test, texts, truth, weights)
+            _note_training_texts(test, training.texts)
+        weights = compute_weights(train, examples)
+        validation = read_split(examples, "validation") if has_several else None
+        baseline_predictions, notes = predict_baselines(
+            test, training, weights, validation=validation
+        )
         test.notes.extend(notes)
 
     unweighted = [1.0] * len(labels)
@@ -196,10 +224,30 @@ def _configure_training_table(
     return dataclasses.replace(saved, csv=data.csv, database=data.database)
 
 
-def _read_training(examples: Examples) -> tuple[Sequence[str], np.ndarray]:
-    """Reads the texts of the training split, and their labels, int64 [texts]."""
-    sources = list(examples.read_texts("train"))
-    return [source.text for source in sources], np.array([source.label for source in sources])
+def check_form(examples: Examples, model: str, *, has_several: bool) -> None:
+    """Refuses a table with one label a text for a model of several labels, and the reverse.
+
+    Args:
+        examples: The table.
+        model: The name of the model.
+        has_several: Whether the model predicts several labels.
+    """
+    if examples.has_several == has_several:
+        return
+    forms = ("one label", "several labels")
+    raise ConfigurationError(
+        f"checkpoint={model}: the model predicts {forms[has_several]} a text, and the table "
+        f"{examples.facts['csv']} has {forms[examples.has_several]}; expected a table of the "
+        "model's form (data_config.labels, data_config.label_separator)",
+        ["data_config.labels"],
+    )
+
+
+def compute_weights(config: ClassificationConfig, examples: Examples) -> list[float]:
+    """Computes the weight of each label in the loss."""
+    rows = len(examples.list_sources("train")) if examples.has_several else None
+    counts = examples.label_counts("train")
+    return label_weights(config.class_weights, examples.labels, counts, rows)
 
 
 def test_split(config: ClassificationConfig, examples: Examples) -> TestSet:
@@ -212,25 +260,47 @@ def test_split(config: ClassificationConfig, examples: Examples) -> TestSet:
         unit=_name_unit(config),
         distribution={split: examples.label_counts(split) for split in SPLITS},
         notes=[*examples.facts["warnings"]],
+        split_sizes=_count_split_texts(examples) if examples.has_several else None,
     )
 
 
+def _count_split_texts(examples: Examples) -> dict[str, int]:
+    return {split: len(examples.list_sources(split)) for split in SPLITS}
+
+
 def read_table(
-    path: Path, config: ClassificationConfig, folding: Folding, labels: tuple[str, ...]
+    path: Path,
+    config: ClassificationConfig,
+    folding: Folding,
+    labels: tuple[str, ...],
+    *,
+    has_several: bool = False,
 ) -> TestSet:
-    """Reads another CSV file (or JSON lines) with the columns of the training table.
+    """Reads another table with the columns of the training table.
+
+    Args:
+        path: A CSV file, JSON lines or Parquet.
+        config: The configuration of the run.
+        folding: Cuts the texts into chunks.
+        labels: The labels of the model.
+        has_several: Whether the model predicts several labels a text.
 
     Raises:
         DataError: If the file cannot be read, is empty, or has a label that the model lacks.
-        ConfigurationError: If a column is missing.
+        ConfigurationError: If a column is missing, or the rows do not have the form of labels that
+            the model predicts.
     """
     data = config.data_config
-    columns = [data.text_column, data.label_column]
+    text_columns = [data.text_column]
     if data.split_by is not None:
-        columns.append(data.split_by)
+        text_columns.append(data.split_by)
     bad_rows = BadRows(path, data.on_bad_row, "+overrides.data_config.on_bad_row")
-    records = read_records(
-        path, columns, bad_rows, separator=data.csv_separator, encoding=data.csv_encoding
+    cells = LabelCells(path, data, has_several=has_several)
+    rows = read_record_rows(
+        path,
+        [data.text_column, data.label_column, *text_columns[1:]],
+        separator=data.csv_separator,
+        encoding=data.csv_encoding,
     )
 
     label_numbers = {label: number for number, label in enumerate(labels)}
@@ -238,25 +308,36 @@ def read_table(
     groups: list[str] = []
     chunks: list[Chunk] = []
     without_tokens = 0
-    for good_rows, record in enumerate(records, start=1):
-        row = good_rows + bad_rows.count
-        label = record[data.label_column].strip()
-        text = record[data.text_column]
-        if label not in counts:
-            raise DataError(
-                f"{path}: row {row:,} has the label {label!r}, which the model does not know"
-                f"{suggest_nearest(label, labels)}; its labels are {list_labels(labels)}"
-            )
+    for row, record in rows:
+        required = text_columns
+        if not has_several and not isinstance(record.get(data.label_column), list):
+            required = [data.text_column, data.label_column, *text_columns[1:]]
+        problem = row.problem or find_missing_texts(record, required)
+        row_labels: RowLabels = ()
+        if problem is None:
+            try:
+                row_labels = cells.read(record.get(data.label_column), row)
+            except BadLabelsError as error:
+                problem = str(error)
+        if problem is not None:
+            bad_rows.add(row, problem)
+            continue
 
+        names = (row_labels,) if isinstance(row_labels, str) else row_labels
+        _check_known_labels(path, row.number, names, labels, label_numbers)
+        text = record[data.text_column]
         (folds,) = folding.fold([text])
         if not folds:
             without_tokens += 1
             continue
 
-        counts[label] += 1
+        for name in names:
+            counts[name] += 1
         group = str(hash_text(text)) if data.split_by is None else record[data.split_by].strip()
         groups.append(group)
-        chunks += make_chunks(folds, label_numbers[label], row)
+        numbers = tuple(sorted(label_numbers[name] for name in names))
+        label: Labels = numbers if has_several else numbers[0]
+        chunks += make_chunks(folds, label, row.number)
 
     bad_rows.close()
     if not chunks:
@@ -264,8 +345,8 @@ def read_table(
 
     notes = bad_rows.notes()
     if without_tokens:
-        rows = "1 row was" if without_tokens == 1 else f"{without_tokens:,} rows were"
-        notes.append(f"{rows} left out: no token in column {data.text_column!r}")
+        omitted = "1 row was" if without_tokens == 1 else f"{without_tokens:,} rows were"
+        notes.append(f"{omitted} left out: no token in column {data.text_column!r}")
         logger.warning("%s: %s", path, notes[-1])
 
     return TestSet(
@@ -276,7 +357,24 @@ def read_table(
         unit=_name_unit(config),
         distribution={path.name: counts},
         notes=notes,
+        split_sizes={path.name: len(groups)} if has_several else None,
     )
+
+
+def _check_known_labels(
+    path: Path,
+    row: int,
+    names: Sequence[str],
+    labels: Sequence[str],
+    label_numbers: Mapping[str, int],
+) -> None:
+    """Refuses a row with a label that the model lacks."""
+    for name in names:
+        if name not in label_numbers:
+            raise DataError(
+                f"{path}: row {row:,} has the label {name!r}, which the model does not know"
+                f"{suggest_nearest(name, labels)}; its labels are {list_labels(labels)}"
+            )
 
 
 def _name_unit(config: ClassificationConfig) -> str:
@@ -297,32 +395,46 @@ def _note_training_texts(test: TestSet, training_texts: Sequence[str]) -> None:
 
 def predict_baselines(
     test: TestSet,
-    texts: Sequence[str],
-    truth: np.ndarray,
+    training: Split,
     weights: Sequence[float],
     others: Mapping[str, np.ndarray] | None = None,
+    validation: Split | None = None,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Predicts the labels of a test set with the baselines.
 
     Args:
-        texts, truth: The training texts and their labels.
+        test: The test set.
+        training: The training texts and their labels.
         weights: The weight of each label in training.
         others: Predictions of other systems by name, which are added to the result. A baseline
             among them is not fitted again.
+        validation: The validation texts, for the thresholds of texts with several labels.
 
     Returns:
-        By name, the predictions of the baselines, then of the others, int64 [texts]; and notes on
-        missing baselines, with the reason.
+        By name, the predictions of the baselines, then of the others, int64 [texts] or bool [texts,
+        labels]; and notes on missing baselines, with the reason.
     """
     others = others or {}
     notes: list[str] = []
-    predicted = {MAJORITY: np.full(len(test.groups), np.bincount(truth).argmax())}
+    predicted = _predict_constants(training.truth, len(test.groups))
     if METHOD_NAMES[LINEAR] not in others:
         with report_opaque_work():
-            words, notes = fit_words(test.labels, weights, truth, texts)
-            if words is not None:
-                predicted[METHOD_NAMES[LINEAR]] = words.logits(join_texts(test.chunks)).argmax(1)
+            model, notes = fit_words(test.labels, weights, training, validation)
+            if model is not None:
+                predicted[METHOD_NAMES[LINEAR]] = predict_words(model, join_texts(test.chunks))
     return {**predicted, **others}, notes
+
+
+def _predict_constants(truth: np.ndarray, texts: int) -> dict[str, np.ndarray]:
+    """Predicts the most frequent training labels for each text, by the name of the baseline."""
+    if truth.ndim == 1:
+        return {MAJORITY: np.full(texts, np.bincount(truth).argmax())}
+
+    constants = {
+        MAJORITY_SET: find_most_frequent_set(truth),
+        MAJORITY_LABELS: find_most_frequent_labels(truth),
+    }
+    return {name: np.tile(labels, (texts, 1)) for name, labels in constants.items()}
 
 
 def finish_run(
@@ -357,7 +469,11 @@ def finish_run(
     if context.rank != 0:
         return scores
 
-    epochs = read_epochs(context.folder / "metrics.jsonl", task.steps_per_epoch(context.size))
+    epochs = read_epochs(
+        context.folder / "metrics.jsonl",
+        task.steps_per_epoch(context.size),
+        SUBSET_ACCURACY if examples.has_several else ACCURACY,
+    )
     stats_file = name_result_file(config, STATS)
     model_file = name_result_file(config, MODEL)
     predictions_file = name_result_file(config, PREDICTIONS)
@@ -371,8 +487,13 @@ def finish_run(
         write_predictions(
             predictions_file, scored, examples.labels, spreadsheet_safe=config.spreadsheet_safe
         )
-        texts, truth = _read_training(examples)
-        predicted, notes = predict_baselines(test, texts, truth, task.weights, other_predictions)
+        training = read_split(examples, "train")
+        validation = read_split(examples, "validation") if examples.has_several else None
+        predicted, notes = predict_baselines(
+            test, training, task.weights, other_predictions, validation
+        )
+        if validation is not None and not validation.texts:
+            notes.append("no validation split: the threshold of every label is 0.5")
         test.notes.extend(notes)
         if choice is not None:
             test.notes.extend(choice.notes)
@@ -408,12 +529,14 @@ def name_result_file(config: ClassificationConfig, ending: str) -> Path:
     leanings.sqlite.
     """
     table = Path(str(config.data_config.csv))
-    name = table.name.removesuffix(".gz").removesuffix(".csv").removesuffix(".sqlite")
+    name = shorten_table_name(table)
     folder = table.parent if config.results_dir is None else Path(config.results_dir)
     return folder / f"{name}_{ending}"
 
 
-def read_epochs(metrics: Path, steps_per_epoch: int) -> list[dict[str, float | None]]:
+def read_epochs(
+    metrics: Path, steps_per_epoch: int, accuracy: str = ACCURACY
+) -> list[dict[str, float | None]]:
     """Reads the training curves of a run from its `metrics.jsonl`.
 
     There is a point for each evaluation, or for each epoch if there are none. Losses and accuracies
@@ -422,7 +545,9 @@ def read_epochs(metrics: Path, steps_per_epoch: int) -> list[dict[str, float | N
     scores of the validation are measured with the model after these steps.
 
     Args:
+        metrics: The file.
         steps_per_epoch: 0 for a run without steps, which has no curves.
+        accuracy: The part of the loss that is the accuracy of the chunks.
     """
     if steps_per_epoch == 0:
         return []
@@ -438,14 +563,14 @@ def read_epochs(metrics: Path, steps_per_epoch: int) -> list[dict[str, float | N
         lines = [line for line in steps if previous < line["step"] <= step]
         losses = [line["loss"] for line in lines]
         weights = [line["counts"]["weight"] for line in lines]
-        accuracies = [line["parts"]["accuracy"] for line in lines]
+        accuracies = [line["parts"][accuracy] for line in lines]
         chunk_counts = [line["counts"]["chunks"] for line in lines]
 
         epoch: dict[str, float | None] = {
             "epoch": step / steps_per_epoch,
             "step": step,
             "training_loss": _compute_weighted_mean(losses, weights),
-            "training_accuracy": _compute_weighted_mean(accuracies, chunk_counts),
+            f"training_{accuracy}": _compute_weighted_mean(accuracies, chunk_counts),
         }
         for name, value in validations.get(step, {}).items():
             if name not in ("event", "step", "split"):
@@ -461,9 +586,11 @@ def _compute_weighted_mean(values: Sequence[float], weights: Sequence[float]) ->
 
 
 def write_predictions(
-    file: Path, scored: Scored, labels: Sequence[str], *, spreadsheet_safe: bool = False
+    file: Path, scored: AnyScored, labels: Sequence[str], *, spreadsheet_safe: bool = False
 ) -> None:
-    """Writes a line for each source text: its row in the CSV file, its label, and the prediction.
+    """Writes a line for each source text: its row in the table, its label, and the prediction.
+
+    Several labels are a list in JSON.
 
     With `spreadsheet_safe`, labels are `escape_spreadsheet_cell`s.
     """
@@ -478,7 +605,12 @@ def write_predictions(
         writer = csv.writer(output, lineterminator="\n")
         texts = zip(scored.sources, scored.labels, iterate_predictions(scored, labels), strict=True)
         for number, (source, label, prediction) in enumerate(texts):
-            row = {"row": source, "label": labels[label], **flatten_record(prediction)}
+            true_labels: Any = (
+                labels[label]
+                if label.ndim == 0
+                else [labels[number] for number in np.flatnonzero(label).tolist()]
+            )
+            row = {"row": source, **flatten_record({"label": true_labels, **prediction})}
             if number == 0:
                 writer.writerow(safe(row))
             cells = (

@@ -20,11 +20,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
@@ -46,13 +47,19 @@ from bsmeta.data.text.tokenizer import (
 )
 from bsmeta.tasks.classification import store
 from bsmeta.tasks.classification.config import (
+    AUTO,
+    ONE,
+    SEVERAL,
     ClassificationConfig,
     ClassificationDataConfig,
     find_fraction_problems,
 )
+from bsmeta.tasks.classification.label_sets import Labels, make_truth
 from bsmeta.tasks.classification.store import CONTENT, IDS, SPLITS, Fold
 
 FORMAT = 2
+
+TABLE_ENDINGS = (".csv", ".jsonl", ".parquet", ".sqlite")
 
 _CONTENT_KEYS = (
     "text_column",
@@ -71,6 +78,9 @@ _CONTENT_KEYS = (
 
 TOKENS_WITHOUT_LIMIT = 512
 """Limit on the tokens of a chunk of words if the tokenizer states no limit of its model."""
+
+_OPTIONAL_KEYS = ("label_separator",)
+"""Keys of `data_config` that the database records only if they are set."""
 
 _STATES_NO_LIMIT = 10**6  # transformers gives such tokenizers a model_max_length of 1e30
 _WORD = re.compile(r"\S+")
@@ -181,13 +191,13 @@ class Chunk:
     """A part of a source text that fits into the model, and the label of the text."""
 
     ids: list[int]  # with the special tokens of the model
-    label: int  # its number in `Examples.labels`
+    label: Labels  # number in `Examples.labels`; or the numbers, if a text may have several
     source: int  # the number of the source row in the CSV file, from 1
     number: int  # its position in the text, from 0
     text: str
 
 
-def make_chunks(folds: Sequence[Fold], label: int, source: int) -> list[Chunk]:
+def make_chunks(folds: Sequence[Fold], label: Labels, source: int) -> list[Chunk]:
     """Makes the chunks of a text."""
     return [Chunk(fold.ids, label, source, n, fold.text) for n, fold in enumerate(folds)]
 
@@ -220,10 +230,13 @@ def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokeniz
         "tokenizer": fingerprint_tokenizer(tokenizer),
         **{f"data_config.{name}": values[name] for name in _CONTENT_KEYS},
     }
+    for name in _OPTIONAL_KEYS:
+        if values[name] is not None:
+            key[f"data_config.{name}"] = values[name]
     if is_sqlite(csv):
-        return _check_settings(Examples(csv), key, "")
+        return _check_settings(Examples(csv), key, "", config)
 
-    name = csv.name.removesuffix(".gz").removesuffix(".csv")
+    name = shorten_table_name(csv)
     database = Path(config.database or csv.with_name(f"{name}.sqlite"))
     if not csv.exists() and database.exists():
         raise DataError(
@@ -235,7 +248,14 @@ def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokeniz
     key = {CONTENT: hash_file(csv), **key}
     if not database.exists():
         _build_database(csv, database, config, folding, key)
-    return _check_settings(Examples(database), key, f" from {csv}")
+    return _check_settings(Examples(database), key, f" from {csv}", config)
+
+
+def shorten_table_name(path: Path) -> str:
+    """Returns the name of a table's file without `.gz` and the ending of its format."""
+    name = path.name.removesuffix(".gz")
+    ending = next((ending for ending in TABLE_ENDINGS if name.endswith(ending)), "")
+    return name.removesuffix(ending)
 
 
 def _build_database(
@@ -257,9 +277,18 @@ def _build_database(
         ) from error
 
 
-def _check_settings(examples: Examples, key: dict[str, Any], source: str) -> Examples:
+def _check_settings(
+    examples: Examples, key: dict[str, Any], source: str, config: ClassificationDataConfig
+) -> Examples:
     """Returns the examples if their database was built with the settings of `key`."""
     saved = {name: examples.key.get(name, "absent") for name in key}
+    for name in (f"data_config.{name}" for name in _OPTIONAL_KEYS):
+        if name in key or name in examples.key:
+            saved[name] = examples.key.get(name)
+            key = {**key, name: key.get(name)}
+    if config.labels != AUTO and (config.labels == SEVERAL) != examples.has_several:
+        saved["data_config.labels"] = SEVERAL if examples.has_several else ONE
+        key = {**key, "data_config.labels": config.labels}
     differences = "\n".join(describe_differences(saved, key, "in the database"))
     if differences:
         raise ConfigurationError(
@@ -320,12 +349,12 @@ class SourceText(NamedTuple):
 
     Attributes:
         row: Number of the row in the table.
-        label: Number of its label.
+        label: Number of its label; or the numbers, if a text may have several.
     """
 
     row: int
     text: str
-    label: int
+    label: Labels
 
 
 class Examples:
@@ -339,6 +368,7 @@ class Examples:
             bad rows (skipped), and warnings about repeated texts and labels.
         key: The settings that determine its content.
         labels: The labels in the order of their numbers.
+        has_several: Whether a text may have several labels.
 
     Raises:
         DataError: If it is no database of this program, or is damaged.
@@ -353,6 +383,8 @@ class Examples:
         self.key: dict[str, Any] = self.facts.pop("key")
         names = self._query("SELECT name FROM labels ORDER BY number")
         self.labels = tuple(name for (name,) in names)
+        self._sets = _read_sets(database, self.facts.pop("label_sets", None), len(self.labels))
+        self.has_several = self._sets is not None
 
     def list_sources(self, split: str) -> np.ndarray:
         """Returns the numbers of a split's source rows, ascending, int64 [rows]."""
@@ -377,7 +409,15 @@ class Examples:
 
     def label_counts(self, split: str) -> dict[str, int]:
         """Returns the number of source rows of a split with each label."""
-        counts = np.bincount(self._column("label", split), minlength=len(self.labels))
+        numbers = self._column("label", split)
+        rows = None  # of each number; None: one
+        if self._sets is not None:
+            rows_by_set = np.bincount(numbers, minlength=len(self._sets))
+            if len(rows_by_set) > len(self._sets):
+                raise _make_damaged_error(self.database, "a row has a set that is not there")
+            numbers = np.fromiter(chain.from_iterable(self._sets), np.int64)
+            rows = np.repeat(rows_by_set, [len(labels) for labels in self._sets])
+        counts = np.bincount(numbers, rows, len(self.labels)).astype(np.int64)
         return dict(zip(self.labels, counts.tolist(), strict=True))
 
     def read(self, chunk_ids: Sequence[int] | np.ndarray) -> list[Chunk]:
@@ -392,7 +432,9 @@ class Examples:
         for chunk_id, ids, label, source, number, text in self._query(
             sql, (json.dumps(ordered_ids),)
         ):
-            chunks[chunk_id] = Chunk(np.frombuffer(ids, IDS).tolist(), label, source, number, text)
+            chunks[chunk_id] = Chunk(
+                np.frombuffer(ids, IDS).tolist(), self._labels_of(label), source, number, text
+            )
         return [chunks[chunk_id] for chunk_id in ordered_ids]
 
     def read_texts(self, split: str) -> Iterator[SourceText]:
@@ -403,7 +445,21 @@ class Examples:
         )
         rows = self._query(sql, (SPLITS.index(split),))
         for (source, label), chunks in groupby(rows, itemgetter(0, 2)):
-            yield SourceText(source, "".join(text for _, text, _ in chunks), label)
+            whole_text = "".join(text for _, text, _ in chunks)
+            yield SourceText(source, whole_text, self._labels_of(label))
+
+    def read_truth(self, split: str) -> np.ndarray:
+        """Reads the labels of a split's texts: int64 [texts], or bool [texts, labels]."""
+        labels = [self._labels_of(number) for number in self._column("label", split).tolist()]
+        return make_truth(labels, len(self.labels), has_several=self.has_several)
+
+    def _labels_of(self, number: int) -> Labels:
+        """Returns the labels of a row: its `label` in the database, or the set of that number."""
+        if self._sets is None:
+            return number
+        if not 0 <= number < len(self._sets):
+            raise _make_damaged_error(self.database, f"there is no set of labels {number}")
+        return self._sets[number]
 
     def save_results(self, run: str, results: dict[str, Any]) -> None:
         """Saves the results of a run in the database; call it on one process only.
@@ -436,6 +492,21 @@ class Examples:
             yield from self._connections[process].execute(sql, values)
         except sqlite3.Error as error:
             raise _make_damaged_error(self.database, str(error)) from error
+
+
+def _read_sets(database: Path, sets: Any, label_count: int) -> list[tuple[int, ...]] | None:
+    """Returns the sets of labels of a database; None if its texts have one label each."""
+    if sets is None:
+        return None
+    try:
+        label_sets = msgspec.convert(sets, list[tuple[int, ...]])
+    except msgspec.ValidationError as error:
+        raise _make_damaged_error(database, f"its sets of labels: {error}") from error
+
+    for numbers in label_sets:
+        if any(not 0 <= number < label_count for number in numbers):
+            raise _make_damaged_error(database, "a set has a label that is not there")
+    return label_sets
 
 
 def _make_damaged_error(database: Path, reason: str) -> DataError:

@@ -1,6 +1,11 @@
 """The metrics of classification: of texts, from the counts of each label, and of chunks.
 
 The metrics of texts are also computed for many resamples at once, so they are array functions.
+
+With several labels a text, `micro` metrics count all pairs of a text and a label together, `macro`
+metrics are means over the labels, and `sample` metrics means over the texts. A quotient of 0 and 0
+is 0, but for the sample metrics of a text that has no label and is predicted to have none, which
+are 1: nothing is missing and nothing is wrong.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bsmeta.config.metric_table import MetricDefinition, report_rows
+from bsmeta.config.metric_table import MetricDefinition, MetricTable, report_rows
 
 
 class LabelTotals(NamedTuple):
@@ -24,8 +29,18 @@ class ChunkResults(NamedTuple):
     """The result on each chunk, [chunks] each."""
 
     losses: np.ndarray  # float
-    weights: np.ndarray  # float, the weight of the chunk's label in the loss
-    is_right: np.ndarray  # bool
+    weights: np.ndarray  # float, the weight of the chunk in the loss: that of its labels
+    is_right: np.ndarray | None = None  # bool; None: chunks with several labels
+
+
+class SampleTotals(NamedTuple):
+    """Sums over texts that may have several labels, float64 [...] each."""
+
+    texts: np.ndarray  # their number
+    exact: np.ndarray  # texts whose labels are all predicted, and no others
+    precision: np.ndarray  # sum of the precision of each text
+    recall: np.ndarray
+    f1: np.ndarray
 
 
 class Classified(NamedTuple):
@@ -33,6 +48,7 @@ class Classified(NamedTuple):
 
     totals: LabelTotals
     chunks: ChunkResults | None = None  # None: of resampled texts, and of systems without chunks
+    samples: SampleTotals | None = None  # None: each text has one label
 
 
 def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
@@ -79,32 +95,140 @@ def compute_loss(classified: Classified) -> float | None:
 
 def compute_chunk_accuracy(classified: Classified) -> float | None:
     """Computes the share of chunks that are predicted right."""
-    return None if classified.chunks is None else float(np.mean(classified.chunks.is_right))
+    chunks = classified.chunks
+    return None if chunks is None or chunks.is_right is None else float(np.mean(chunks.is_right))
 
 
-METRICS = {
-    "loss": MetricDefinition[Classified](
-        label="loss",
-        better="min",
-        format="{:.4f}".format,
-        compute=compute_loss,
-        in_report=False,
-    ),
+def compute_subset_accuracy(classified: Classified) -> np.ndarray:
+    """Computes the share of texts whose labels are predicted exactly, float64 [...]."""
+    samples = _require_samples(classified)
+    return divide(samples.exact, samples.texts)
+
+
+def compute_micro_precision(classified: Classified) -> np.ndarray:
+    """Computes the share of predicted labels that are right, float64 [...]."""
+    totals = classified.totals
+    return divide(totals.right.sum(-1), totals.predicted.sum(-1))
+
+
+def compute_micro_recall(classified: Classified) -> np.ndarray:
+    """Computes the share of labels that are predicted, float64 [...]."""
+    totals = classified.totals
+    return divide(totals.right.sum(-1), totals.true.sum(-1))
+
+
+def compute_micro_f1(classified: Classified) -> np.ndarray:
+    """Computes the F1 of all pairs of a text and a label together, float64 [...]."""
+    true, predicted, right = classified.totals
+    return divide(2 * right.sum(-1), true.sum(-1) + predicted.sum(-1))
+
+
+def compute_macro_precision(classified: Classified) -> np.ndarray:
+    """Computes the mean precision of the labels with a text or a prediction, float64 [...]."""
+    true, predicted, right = classified.totals
+    return divide(divide(right, predicted).sum(-1), (true + predicted > 0).sum(-1))
+
+
+def compute_macro_recall(classified: Classified) -> np.ndarray:
+    """Computes the mean recall of the labels with a text or a prediction, float64 [...]."""
+    true, predicted, right = classified.totals
+    return divide(divide(right, true).sum(-1), (true + predicted > 0).sum(-1))
+
+
+def compute_sample_precision(classified: Classified) -> np.ndarray:
+    """Computes the mean precision of the texts, float64 [...]."""
+    samples = _require_samples(classified)
+    return divide(samples.precision, samples.texts)
+
+
+def compute_sample_recall(classified: Classified) -> np.ndarray:
+    """Computes the mean recall of the texts, float64 [...]."""
+    samples = _require_samples(classified)
+    return divide(samples.recall, samples.texts)
+
+
+def compute_sample_f1(classified: Classified) -> np.ndarray:
+    """Computes the mean F1 of the texts, float64 [...]."""
+    samples = _require_samples(classified)
+    return divide(samples.f1, samples.texts)
+
+
+def _require_samples(classified: Classified) -> SampleTotals:
+    assert classified.samples is not None, "a metric of several labels, of texts with one label"
+    return classified.samples
+
+
+_LOSS = MetricDefinition[Classified](
+    label="loss",
+    better="min",
+    format="{:.4f}".format,
+    compute=compute_loss,
+    in_report=False,
+)
+_MACRO_F1 = MetricDefinition[Classified](label="macro F1", better="max", compute=compute_macro_f1)
+
+ONE_LABEL: MetricTable[Classified] = {
+    "loss": _LOSS,
     "accuracy": MetricDefinition[Classified](
         label="accuracy", better="max", compute=compute_accuracy
     ),
     "balanced_accuracy": MetricDefinition[Classified](
         label="balanced accuracy", better="max", compute=compute_balanced_accuracy
     ),
-    "macro_f1": MetricDefinition[Classified](
-        label="macro F1", better="max", compute=compute_macro_f1
-    ),
+    "macro_f1": _MACRO_F1,
     "mcc": MetricDefinition[Classified](label="MCC", better="max", compute=compute_mcc),
     "chunk_accuracy": MetricDefinition[Classified](
         label="chunk accuracy", better="max", compute=compute_chunk_accuracy, in_report=False
     ),
 }
+"""The metrics of texts with one label each."""
+
+SEVERAL_LABELS: MetricTable[Classified] = {
+    "loss": _LOSS,
+    "subset_accuracy": MetricDefinition[Classified](
+        label="subset accuracy", better="max", compute=compute_subset_accuracy
+    ),
+    "micro_f1": MetricDefinition[Classified](
+        label="micro F1", better="max", compute=compute_micro_f1
+    ),
+    "macro_f1": _MACRO_F1,
+    "sample_f1": MetricDefinition[Classified](
+        label="sample F1", better="max", compute=compute_sample_f1
+    ),
+    "micro_precision": MetricDefinition[Classified](
+        label="micro precision", better="max", compute=compute_micro_precision
+    ),
+    "micro_recall": MetricDefinition[Classified](
+        label="micro recall", better="max", compute=compute_micro_recall
+    ),
+    "macro_precision": MetricDefinition[Classified](
+        label="macro precision", better="max", compute=compute_macro_precision
+    ),
+    "macro_recall": MetricDefinition[Classified](
+        label="macro recall", better="max", compute=compute_macro_recall
+    ),
+    "sample_precision": MetricDefinition[Classified](
+        label="sample precision", better="max", compute=compute_sample_precision
+    ),
+    "sample_recall": MetricDefinition[Classified](
+        label="sample recall", better="max", compute=compute_sample_recall
+    ),
+}
+"""The metrics of texts that may have several labels."""
+
+METRICS = {**ONE_LABEL, **SEVERAL_LABELS}
 """The metrics by name; scikit-learn defines those of texts in the same way."""
 
-SCORES = report_rows(METRICS)
-"""The metrics of texts, which reports compare between systems, with intervals."""
+
+def choose_metrics(*, has_several: bool) -> MetricTable[Classified]:
+    """Returns the metrics of texts with one label each, or of texts with several."""
+    return SEVERAL_LABELS if has_several else ONE_LABEL
+
+
+def choose_scores(*, has_several: bool) -> MetricTable[Classified]:
+    """Returns the metrics of texts, which reports compare between systems, with intervals."""
+    return report_rows(choose_metrics(has_several=has_several))
+
+
+SCORES = choose_scores(has_several=False)
+"""The scores of texts with one label each."""

@@ -8,10 +8,15 @@ backward pass.
 The logits of a text are the mean over its chunks. A model with word features adds the logits of the
 words of the whole text. The logits of many texts and labels would not fit into memory, so they are
 computed for some texts at a time, and only the labels, losses and probabilities are kept.
+
+If a text may have several labels, the loss of a chunk is the binary cross-entropy of each label
+with its logit, and the sum of a step is over all pairs of a chunk and a label. A text is predicted
+to have the labels whose probabilities, the sigmoids of its logits, reach their thresholds.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
-from scipy.special import softmax
+from scipy.special import expit, softmax
 from torch import nn
 from torch.nn import functional
 from transformers import (
@@ -37,11 +42,17 @@ from transformers import (
 
 from bsmeta.core.errors import ConfigurationError, DataError, suggest_nearest
 from bsmeta.core.model_files import create_model, read_model_and_report
+from bsmeta.core.parsing import parse_json
 from bsmeta.models import pretrained
 from bsmeta.models.shapes import read_hidden_size
 from bsmeta.tasks.classification.classifier import (
+    CONFIG,
+    ENTRY,
+    ONE_TYPE,
+    SEVERAL_TYPE,
     Classifier,
     Description,
+    check_thresholds,
     freeze_below,
     is_classifier,
     load_linear,
@@ -49,6 +60,8 @@ from bsmeta.tasks.classification.classifier import (
 )
 from bsmeta.tasks.classification.config import FINE_TUNE, ClassificationConfig
 from bsmeta.tasks.classification.examples import Chunk, compute_words_limit
+from bsmeta.tasks.classification.label_sets import make_truth
+from bsmeta.tasks.classification.thresholds import HALF, apply_thresholds
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import run_on_all_ranks, sort_into_batches
 
@@ -65,7 +78,13 @@ DROPOUTS = (
 """Names of dropouts in the configurations of transformers."""
 
 MOST_PROBABILITIES = 100
-"""With more labels than this, a prediction has only the probability of the predicted label."""
+"""With more labels than this, a prediction has only the probabilities of the predicted labels."""
+MOST_PAIRS = 1 << 27
+"""Limit on the pairs of a text and a label that are scored, if a text may have several labels: the
+probability of each pair is kept, to choose thresholds."""
+THRESHOLDS = "label_thresholds"
+"""The entry of `config.json` with the thresholds of the labels, beside `problem_type`, of a model
+of transformers."""
 LOGITS_AT_ONCE = 1 << 21
 _MOST_LABELS_IN_ERROR = 20
 
@@ -73,7 +92,11 @@ logger = logging.getLogger(__name__)
 
 
 def build_with_head(
-    config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
+    config: ClassificationConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    *,
+    has_several: bool = False,
 ) -> PreTrainedModel:
     """Builds the model of transformers: float32, on the CPU (on torch's device meta, without
     weights).
@@ -82,7 +105,9 @@ def build_with_head(
         ConfigurationError: If it cannot be built, or has fewer positions than `max_length`.
         DataError: If the weights do not fit its encoder.
     """
-    build = _build_parts(config, tokenizer, labels)
+    build = _build_parts(config, tokenizer, labels, has_several=has_several)
+    if has_several:
+        set_thresholds(build.model, [HALF] * len(labels))
     if build.random_weights:
         names = ", ".join(build.random_weights)
         logger.info("%s: new random weights for %s", config.model_name, names)
@@ -90,7 +115,11 @@ def build_with_head(
 
 
 def build_untouched_encoder(
-    config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
+    config: ClassificationConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    *,
+    has_several: bool = False,
 ) -> PreTrainedModel:
     """Builds the encoder before any training, in evaluation mode, with all of its weights.
 
@@ -98,14 +127,18 @@ def build_untouched_encoder(
     """
     with torch.random.fork_rng(devices=[]), pretrained.load_whole_weights():
         torch.manual_seed(config.seed)
-        return _build_encoder(config, tokenizer, labels).eval()
+        return _build_encoder(config, tokenizer, labels, has_several=has_several).eval()
 
 
 def build_classifier(
-    config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
+    config: ClassificationConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    *,
+    has_several: bool = False,
 ) -> Classifier:
     """Builds the encoder with a new linear head; layers that are not to be trained are frozen."""
-    encoder = _build_encoder(config, tokenizer, labels)
+    encoder = _build_encoder(config, tokenizer, labels, has_several=has_several)
     freeze_below(encoder, config.train_layers)
 
     dropouts = [getattr(encoder.config, name, None) for name in HEAD_DROPOUT]
@@ -114,14 +147,22 @@ def build_classifier(
     head = nn.Linear(read_hidden_size(encoder.config), len(labels))
     nn.init.normal_(head.weight, std=HEAD_STD)
     nn.init.zeros_(head.bias)
-    description = Description(FINE_TUNE, list(labels), config.pooling, has_words=False)
+    thresholds = [HALF] * len(labels) if has_several else None
+    description = Description(
+        FINE_TUNE, list(labels), config.pooling, has_words=False, thresholds=thresholds
+    )
     return Classifier(description, encoder, head, dropout=dropout)
 
 
 def _build_encoder(
-    config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
+    config: ClassificationConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    *,
+    has_several: bool = False,
 ) -> PreTrainedModel:
-    return _remove_pooler(_build_parts(config, tokenizer, labels).model.base_model)
+    build = _build_parts(config, tokenizer, labels, has_several=has_several)
+    return _remove_pooler(build.model.base_model)
 
 
 class _Build(NamedTuple):
@@ -132,7 +173,11 @@ class _Build(NamedTuple):
 
 
 def _build_parts(
-    config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
+    config: ClassificationConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    *,
+    has_several: bool = False,
 ) -> _Build:
     model_class = AutoModelForSequenceClassification
     key, source = pretrained.find_model_source(config)
@@ -140,7 +185,9 @@ def _build_parts(
     shape = pretrained.read_model_shape(config, model_class)
     shape.id2label = dict(enumerate(labels))
     shape.label2id = {label: number for number, label in enumerate(labels)}
-    shape.problem_type = "single_label_classification"
+    shape.problem_type = SEVERAL_TYPE if has_several else ONE_TYPE
+    if hasattr(shape, THRESHOLDS):
+        delattr(shape, THRESHOLDS)  # of the labels that the model had before
     shape.pad_token_id = tokenizer.pad_token_id
     _check_length(
         config, pretrained.find_token_limit(shape, tokenizer), tokenizer, f"{key}={source}"
@@ -282,20 +329,78 @@ def read_labels(model: nn.Module) -> tuple[str, ...]:
     return tuple(model_config.id2label[number] for number in range(model_config.num_labels))
 
 
+def read_thresholds(model: nn.Module) -> np.ndarray | None:
+    """Returns the thresholds of a trained classifier's labels, float64 [labels].
+
+    A model of transformers that others have exported with `problem_type:
+    multi_label_classification` has no thresholds of its own: those are `HALF`.
+
+    Returns:
+        None if a text has exactly one label.
+
+    Raises:
+        DataError: If the thresholds of its `config.json` cannot be used.
+    """
+    if isinstance(model, Classifier):
+        thresholds = model.description.thresholds
+        return None if thresholds is None else np.array(thresholds)
+
+    model_config: Any = model.config
+    if model_config.problem_type != SEVERAL_TYPE:
+        return None
+    values = getattr(model_config, THRESHOLDS, None)
+    if values is None:
+        return np.full(model_config.num_labels, HALF)
+    try:
+        check_thresholds(values, model_config.num_labels)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"config.json of the model: {THRESHOLDS}: {error}") from error
+    return np.array(values, np.float64)
+
+
+def set_thresholds(model: nn.Module, thresholds: Sequence[float]) -> None:
+    """Sets the thresholds that a classifier of several labels is exported with."""
+    if isinstance(model, Classifier):
+        model.set_thresholds(thresholds)
+    else:
+        setattr(model.config, THRESHOLDS, [*thresholds])
+
+
+def save_thresholds(folder: Path, thresholds: Sequence[float]) -> None:
+    """Replaces the thresholds in the `config.json` of an exported classifier of several labels."""
+    file = folder / CONFIG
+    content = parse_json(file.read_text(encoding="utf-8"))
+    if ENTRY in content:
+        content[ENTRY]["thresholds"] = [*thresholds]
+    else:
+        content[THRESHOLDS] = [*thresholds]
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def label_weights(
-    class_weights: Any, labels: Sequence[str], counts: Mapping[str, int]
+    class_weights: Any,
+    labels: Sequence[str],
+    counts: Mapping[str, int],
+    rows: int | None = None,
 ) -> list[float]:
     """Computes the weight of each label.
+
+    If a text may have several labels, it is the weight of the texts with the label, in the loss of
+    the label; a text without it weighs 1.
 
     Args:
         class_weights: The value of the key `class_weights`.
         counts: The number of training rows of each label.
+        rows: The number of training rows, if each may have several labels; None: one label.
 
     Raises:
         ConfigurationError: If a weight is for an unknown label.
     """
     if class_weights == "none":
         return [1.0] * len(labels)
+    if class_weights == "balanced" and rows is not None:
+        return [max(rows - counts.get(label, 0), 1) / max(counts.get(label, 0), 1)
+                for label in labels]  # fmt: skip
     if class_weights == "balanced":
         total = sum(counts.values())
         return [total / (len(labels) * max(counts.get(label, 0), 1)) for label in labels]
@@ -328,7 +433,7 @@ def pad_chunks(
 
 @dataclass(frozen=True)
 class Scored:
-    """The predictions of a model for texts.
+    """The predictions of a model for texts with one label each.
 
     The probabilities are the softmax of the mean logits, float64 [texts, labels]; of more than
     `MOST_PROBABILITIES` labels only the probability of the predicted label, [texts, 1].
@@ -389,6 +494,107 @@ class Scored:
         )
 
 
+@dataclass(frozen=True)
+class ScoredSets:
+    """The predictions of a model for texts that may have several labels."""
+
+    chunk_losses: np.ndarray
+    """float64 [chunks], mean binary cross-entropies in nats, by the weights of the labels."""
+    chunk_weights: np.ndarray  # float64 [chunks], the sums of these weights
+    sources: np.ndarray  # int64 [texts], the source rows, ascending
+    labels: np.ndarray  # bool [texts, labels]
+    probabilities: np.ndarray  # float32 [texts, labels], the sigmoids of the mean logits
+    first_probabilities: np.ndarray  # float32 [texts, labels], of the first chunk of each text
+    chunks: np.ndarray  # int64 [texts], the number of chunks
+    thresholds: np.ndarray  # float64 [labels]
+
+    @classmethod
+    def of(
+        cls,
+        chunks: Sequence[Chunk],
+        logits: np.ndarray,
+        thresholds: np.ndarray,
+        weights: Sequence[float] | None = None,
+        smoothing: float = 0.0,
+        text_logits: np.ndarray | None = None,
+    ) -> ScoredSets:
+        """Derives predictions from the logits of chunks, float [chunks, labels].
+
+        Args:
+            chunks: Text by text, in the order of the source rows.
+            thresholds: float64 [labels].
+            weights: Of each label, the weight of the chunks that have it; None: 1.
+            smoothing: Share of the target that is spread over yes and no, for the losses.
+            text_logits: float [texts, labels]; None: the mean over the chunks of each text.
+        """
+        labels = [chunk.label for chunk in chunks]
+        truth = make_truth(labels, logits.shape[1], has_several=True)
+        sources, first, counts = find_texts(chunks)
+
+        exact_logits = logits.astype(np.float64)
+        pair_weights = weigh_pairs(torch.from_numpy(truth).double(), weights)
+        losses = compute_pair_losses(
+            torch.from_numpy(exact_logits), torch.from_numpy(truth).double(), smoothing
+        )
+        chunk_weights = pair_weights.sum(1)
+
+        if text_logits is None:
+            text_logits = average_over_chunks(exact_logits, first, counts)
+        return cls(
+            chunk_losses=((losses * pair_weights).sum(1) / chunk_weights).numpy(),
+            chunk_weights=chunk_weights.numpy(),
+            sources=sources,
+            labels=truth[first],
+            probabilities=expit(text_logits).astype(np.float32),
+            first_probabilities=expit(exact_logits[first]).astype(np.float32),
+            chunks=counts,
+            thresholds=thresholds,
+        )
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """The labels by the mean logits over the chunks of a text, bool [texts, labels]."""
+        return apply_thresholds(self.probabilities, self.thresholds)
+
+    @property
+    def first_predicted(self) -> np.ndarray:
+        """The labels by the first chunk, as if texts were truncated, bool [texts, labels]."""
+        return apply_thresholds(self.first_probabilities, self.thresholds)
+
+
+AnyScored = Scored | ScoredSets
+
+
+def weigh_pairs(truth: torch.Tensor, weights: Sequence[float] | None) -> torch.Tensor:
+    """Returns the weight of each pair of a chunk and a label: the label's if the chunk has it.
+
+    Args:
+        truth: float [chunks, labels], 1 for the labels of a chunk.
+        weights: Of each label, the weight of the chunks that have it; None: 1.
+
+    Returns:
+        In the shape of `truth`.
+    """
+    if weights is None:
+        return torch.ones_like(truth)
+    factors = torch.as_tensor(weights, dtype=truth.dtype, device=truth.device)
+    return truth * factors + (1 - truth)
+
+
+def compute_pair_losses(
+    logits: torch.Tensor, truth: torch.Tensor, smoothing: float
+) -> torch.Tensor:
+    """Computes the binary cross-entropy of each chunk and label in nats, float [chunks, labels].
+
+    Args:
+        logits: float [chunks, labels].
+        truth: float [chunks, labels], 1 for the labels of a chunk.
+        smoothing: Share of the target that is spread evenly over yes and no.
+    """
+    target = truth * (1 - smoothing) + smoothing / 2
+    return functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
+
+
 class Texts(NamedTuple):
     """Source texts as ranges of a list of chunks."""
 
@@ -425,12 +631,31 @@ def name_probabilities(shares: np.ndarray | None, labels: Sequence[str]) -> dict
     return {"probabilities": dict(zip(labels, values, strict=True))}
 
 
-def iterate_predictions(scored: Scored, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields the predicted label, the probabilities and the number of chunks of each text."""
+def iterate_predictions(scored: AnyScored, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields the prediction for each text, its probabilities and its number of chunks.
+
+    The prediction is a label, or a list of labels. With more than `MOST_PROBABILITIES` labels, the
+    probability of the prediction is one number, or a number for each label of the list.
+    """
+    if isinstance(scored, ScoredSets):
+        yield from _iterate_set_predictions(scored, labels)
+        return
+
     rows = zip(scored.predicted.tolist(), scored.probabilities, scored.chunks.tolist(), strict=True)
     for label, shares, chunks in rows:
         probabilities = name_probabilities(shares, labels)
         yield {"prediction": labels[label], **probabilities, "chunks": chunks}
+
+
+def _iterate_set_predictions(scored: ScoredSets, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    rows = zip(scored.predicted, scored.probabilities, scored.chunks.tolist(), strict=True)
+    for is_predicted, shares, chunks in rows:
+        numbers = np.flatnonzero(is_predicted).tolist()
+        probabilities = name_probabilities(shares, labels)
+        if len(labels) > MOST_PROBABILITIES:
+            probabilities = {"probability": [float(shares[number]) for number in numbers]}
+        names = [labels[number] for number in numbers]
+        yield {"prediction": names, **probabilities, "chunks": chunks}
 
 
 @dataclass(frozen=True)
@@ -442,30 +667,54 @@ class Scorer:
     batch_size: int
     context: Processes
     smoothing: float = 0.0  # share of the target that is spread over all labels, for the losses
+    weights: Sequence[float] | None = None
+    """Of the labels, in the losses of texts with several labels; None: 1."""
 
-    def score(self, model: nn.Module, chunks: Sequence[Chunk]) -> Scored:
-        """Predicts the labels of texts.
+    def score(self, model: nn.Module, chunks: Sequence[Chunk]) -> AnyScored:
+        """Predicts the labels of texts: one for each, or several if the model has thresholds.
 
         Args:
             model: In evaluation mode, wrapped or not.
             chunks: At least one; text by text, in the order of the source rows.
+
+        Raises:
+            DataError: If there are more than `MOST_PAIRS` texts with labels to score.
         """
         counts = find_texts(chunks).counts
+        thresholds = read_thresholds(getattr(model, "module", model))
+        if thresholds is not None and len(counts) * self.labels > MOST_PAIRS:
+            raise DataError(
+                f"{len(counts):,} texts with {self.labels:,} labels, any of which a text may have, "
+                f"are too many to score at one time: expected at most {MOST_PAIRS:,} pairs; divide "
+                "the file, or set smaller shares of validation and test in "
+                "data_config.split_fractions"
+            )
+
         results: dict[str, np.ndarray] = {}
         filled: Counter[str] = Counter()
         for part in self._divide_chunks(counts.tolist()):
             part_chunks = chunks[part]
             logits, text_logits = self._compute_logits(model, part_chunks)
-            scored = Scored.of(part_chunks, logits, self.smoothing, text_logits)
+            scored: AnyScored
+            if thresholds is None:
+                scored = Scored.of(part_chunks, logits, self.smoothing, text_logits)
+            else:
+                scored = ScoredSets.of(
+                    part_chunks, logits, thresholds, self.weights, self.smoothing, text_logits
+                )
 
             # Copied into one buffer per field: arrays kept from each part would fragment the
             # memory, so that the next logits would not fit.
             for name, values in vars(scored).items():
+                if name == "thresholds":
+                    continue
                 if name not in results:
                     rows = len(chunks) if name.startswith("chunk_") else len(counts)
                     results[name] = np.empty((rows, *values.shape[1:]), values.dtype)
                 results[name][filled[name] : filled[name] + len(values)] = values
                 filled[name] += len(values)
+        if thresholds is not None:
+            return ScoredSets(**results, thresholds=thresholds)
         return Scored(**results)
 
     def _divide_chunks(self, counts: Sequence[int]) -> Iterator[slice]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from bsmeta.config.metric_table import MetricTable
 from bsmeta.report import figures
 from bsmeta.report.figures import GOOD, INK, MUTED, ON_GOOD, SERIES, SMALL, Look, shorten_name
 from bsmeta.report.inference import read_value, warn_of_rough_intervals
@@ -24,11 +25,22 @@ from bsmeta.report.page import (
     write_report,
 )
 from bsmeta.tasks.classification.config import COMBINED, FINE_TUNE, FROZEN, LINEAR
-from bsmeta.tasks.classification.metrics import SCORES
-from bsmeta.tasks.classification.results import FIRST_CHUNK, Choice, Compared, Results
+from bsmeta.tasks.classification.metrics import Classified, choose_scores
+from bsmeta.tasks.classification.results import (
+    FIRST_CHUNK,
+    Choice,
+    Compared,
+    Confusion,
+    Results,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+# Names of constant baselines.
+MAJORITY = "most frequent label"
+MAJORITY_SET = "most frequent set of labels"
+MAJORITY_LABELS = "most frequent labels"
 
 METHOD_NAMES = {
     LINEAR: "TF-IDF + linear SVM",
@@ -38,11 +50,17 @@ METHOD_NAMES = {
 }
 """Names of the methods in reports."""
 
+BASELINES = (MAJORITY_SET, MAJORITY_LABELS, METHOD_NAMES[LINEAR])
+"""Names of the cheap systems that a model of several labels is compared with."""
+
 MOST_LABELS = 30
 """Labels in tables and plots; of more, half of these are the most frequent, and half the worst."""
 LONGEST_NAME = 28  # characters of a label in a plot
 OTHERS = "all others"
 MOST_NUMBERS = 20  # with more labels, the cells of the confusion matrix do not show their counts
+
+HEADLINES = ("subset_accuracy", "micro_f1", "macro_f1", "sample_f1")
+"""Scores of texts with several labels in the first tables; precision and recall have another."""
 
 Epoch = Mapping[str, float | None]
 
@@ -64,25 +82,27 @@ def report_results(
     test = results.test
     sentences = summarize_results(results)
     system_tables = [_make_systems_table(results), _make_differences_table(results)]
+    if test.has_several:
+        system_tables.append(_make_precision_table(results))
     if results.choice is not None:
-        system_tables.append(_make_choice_table(results.choice))
+        system_tables.append(_make_choice_table(results, results.choice))
 
     label_tables = [_make_label_table(results)]
-    if len(test.labels) <= MOST_LABELS:
+    if len(test.labels) <= MOST_LABELS and not test.has_several:
         label_tables.append(_make_confusion_table(results))
     label_tables.append(_make_distribution_table(results))
-    label_plots = {
-        "confusion": partial(draw_confusion_plot, results),
-        "labels": partial(draw_labels_plot, results),
-    }
+    label_plots = {"labels": partial(draw_labels_plot, results)}
+    if not test.has_several:
+        label_plots = {"confusion": partial(draw_confusion_plot, results), **label_plots}
 
     sections = [
         Section(tables=system_tables, plots={"systems": partial(draw_systems_plot, results)}),
         Section("By label", tables=label_tables, plots=label_plots),
     ]
     if epochs:
-        curves = {"curves": partial(draw_curves_plot, epochs)}
-        sections.append(Section("Training", tables=[_make_epochs_table(epochs)], plots=curves))
+        curves = {"curves": partial(draw_curves_plot, epochs, _main_accuracy(results))}
+        epochs_table = _make_epochs_table(results, epochs)
+        sections.append(Section("Training", tables=[epochs_table], plots=curves))
 
     unit_count, unit = results.units
     page = Page(
@@ -108,11 +128,16 @@ def summarize_results(results: Results) -> list[str]:
     model, *others = results.systems
     text_count = results.texts
     unit_count, unit = results.units
-    accuracy = model.scores["accuracy"]
-    sentences = [
-        f"The model predicts {accuracy.value:.1%} of {text_count:,} texts right (95% interval "
-        f"{accuracy.low:.1%} to {accuracy.high:.1%}, over {unit_count:,} resampled {unit})."
-    ]
+    units = f"over {unit_count:,} resampled {unit}"
+    strongest = _find_strongest_baseline(results) if results.test.has_several else None
+    if results.test.has_several:
+        sentences = _summarize_sets(results, strongest, units)
+    else:
+        accuracy = model.scores["accuracy"]
+        sentences = [
+            f"The model predicts {accuracy.value:.1%} of {text_count:,} texts right (95% interval "
+            f"{accuracy.low:.1%} to {accuracy.high:.1%}, {units})."
+        ]
     if results.choice is not None:
         sentences.append(
             f"It is the {METHOD_NAMES[results.choice.chosen]}, the simplest of "
@@ -121,30 +146,80 @@ def summarize_results(results: Results) -> list[str]:
         )
     sentences += warn_of_rough_intervals(unit_count, unit)
 
+    score = _main_score(results)
     for other in others:
-        share = f"{other.scores['accuracy'].value:.1%}"
-        if other.name in METHOD_NAMES.values():
-            sentences.append(
-                f"{_capitalize(other.name)}: {share} right, {_describe_difference(other)}."
-            )
+        value = f"{other.scores[score].value:.1%}"
+        has_value = f"{value} right" if score == "accuracy" else f"micro F1 {value}"
+        difference = _describe_difference(other, score)
+        if other.name in METHOD_NAMES.values() and other is not strongest:
+            sentences.append(f"{_capitalize(other.name)}: {has_value}, {difference}.")
         elif other.name == FIRST_CHUNK:
             verb = "is" if results.folded == 1 else "are"
+            would_be = f"{value} of all would be right"
+            if results.test.has_several:
+                would_be = f"they would be labeled with a micro F1 of {value}"
             sentences.append(
-                f"{results.folded:,} of {text_count:,} texts {verb} "
-                f"longer than a chunk. Truncated to the first one, {share} of all would be right: "
-                f"{_describe_difference(other)}."
+                f"{results.folded:,} of {text_count:,} texts {verb} longer than a chunk. "
+                f"Truncated to the first one, {would_be}: {difference}."
             )
 
     notes = [f"{_capitalize(note)}." for note in results.test.notes]
     return [*sentences, *notes]
 
 
+def _find_strongest_baseline(results: Results) -> Compared | None:
+    """Returns the baseline with the highest micro F1; None if there are no baselines."""
+    baselines = [system for system in results.systems[1:] if system.name in BASELINES]
+    return max(baselines, key=lambda system: system.scores["micro_f1"].value, default=None)
+
+
+def _summarize_sets(results: Results, strongest: Compared | None, units: str) -> list[str]:
+    """Describes the model of several labels, beside its strongest baseline.
+
+    Args:
+        strongest: The baseline; None if there are none.
+        units: The clause on the resampled units.
+    """
+    model = results.systems[0]
+    exact = model.scores["subset_accuracy"]
+    f1 = model.scores["micro_f1"]
+    sentences = [
+        f"The model labels {results.texts:,} texts with a micro F1 of {f1.value:.1%} (95% interval "
+        f"{f1.low:.1%} to {f1.high:.1%}, {units}); for {exact.value:.1%} of them, it predicts "
+        "exactly their labels."
+    ]
+    if strongest is not None:
+        sentences.append(
+            f"The strongest baseline is {strongest.name!r}, with a micro F1 of "
+            f"{strongest.scores['micro_f1'].value:.1%}: "
+            f"{_describe_difference(strongest, 'micro_f1')}."
+        )
+    return sentences
+
+
+def _main_score(results: Results) -> str:
+    """Returns the score that sentences compare systems by."""
+    return "micro_f1" if results.test.has_several else "accuracy"
+
+
+def _main_accuracy(results: Results) -> str:
+    """Returns the accuracy that training reports."""
+    return "subset_accuracy" if results.test.has_several else "accuracy"
+
+
+def _list_scores(results: Results) -> MetricTable[Classified]:
+    """Returns the scores of the first tables; with several labels a text, `HEADLINES`."""
+    has_several = results.test.has_several
+    table = choose_scores(has_several=has_several)
+    return {name: table[name] for name in HEADLINES} if has_several else table
+
+
 def _capitalize(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}"
 
 
-def _describe_difference(other: Compared) -> str:
-    difference = other.differences["accuracy"]
+def _describe_difference(other: Compared, score: str) -> str:
+    difference = other.differences[score]
     caveat = ""
     if not difference.interval.excludes_zero:
         caveat = ": not distinguishable on this test set"
@@ -184,12 +259,12 @@ def _describe_selection(results: Results) -> str:
     )
 
 
-def _score_columns() -> list[Column]:
-    return [Column("system"), *(Column(score.label, score.format) for score in SCORES.values())]
+def _score_columns(table: MetricTable[Classified]) -> list[Column]:
+    return [Column("system"), *(Column(score.label, score.format) for score in table.values())]
 
 
-def _difference_columns() -> list[Column]:
-    columns = [Column(score.label, score.format_difference) for score in SCORES.values()]
+def _difference_columns(table: MetricTable[Classified]) -> list[Column]:
+    columns = [Column(score.label, score.format_difference) for score in table.values()]
     return [Column("system"), *columns]
 
 
@@ -200,24 +275,50 @@ def _make_systems_table(results: Results) -> Table:
         "a text are the mean over its chunks). In brackets: 95% intervals, bootstrap over "
         f"{count:,} {unit}."
     )
-    rows: list[list[Cell]] = [[system.name, *system.scores.values()] for system in results.systems]
-    return Table(f"Scores on {results.test.source}", note, _score_columns(), rows)
+    if results.test.has_several:
+        note += (
+            " A text without labels that is predicted to have none counts as 1 in sample F1; micro "
+            "F1 counts pairs of a text and a label, macro F1 is the mean over the labels."
+        )
+    table = _list_scores(results)
+    rows = _make_score_rows(results, table)
+    return Table(f"Scores on {results.test.source}", note, _score_columns(table), rows)
+
+
+def _make_score_rows(results: Results, table: MetricTable[Classified]) -> list[list[Cell]]:
+    rows: list[list[Cell]] = []
+    for system in results.systems:
+        rows.append([system.name, *(system.scores[name] for name in table)])
+    return rows
+
+
+def _make_precision_table(results: Results) -> Table:
+    """Shows the scores that are not in the first tables."""
+    every = choose_scores(has_several=True)
+    table = {name: score for name, score in every.items() if name not in HEADLINES}
+    return Table(
+        "Precision and recall", "", _score_columns(table), _make_score_rows(results, table)
+    )
 
 
 def _make_differences_table(results: Results) -> Table:
+    scores = _list_scores(results)
     rows: list[list[Cell]] = [
-        [system.name, *system.differences.values()] for system in results.systems[1:]
+        [system.name, *(system.differences[name] for name in scores)]
+        for system in results.systems[1:]
     ]
     note = "Below 0: worse than the model. Paired: all systems on the same resamples."
-    table = Table("Difference from the model", note, _difference_columns(), rows)
-    return table.sorted_by(SCORES["accuracy"].label)
+    table = Table("Difference from the model", note, _difference_columns(scores), rows)
+    return table.sorted_by(scores[_main_score(results)].label)
 
 
-def _make_choice_table(choice: Choice) -> Table:
+def _make_choice_table(results: Results, choice: Choice) -> Table:
+    shown_scores = _list_scores(results)
+    every_score = choose_scores(has_several=results.test.has_several)
     rows: list[list[Cell]] = []
     for system in choice.systems:
         mark = " (model)" if system.name == choice.chosen else ""
-        scores = [score.value for score in system.scores.values()]
+        scores = [system.scores[name].value for name in shown_scores]
         settings = choice.settings.get(system.name, {})
         rows.append(
             [
@@ -229,15 +330,17 @@ def _make_choice_table(choice: Choice) -> Table:
         )
 
     columns = [
-        *_score_columns(),
+        *_score_columns(shown_scores),
         Column("minus the best", "{:+.3f}".format),
         Column("settings", str),
     ]
     note = (
         "The model is the simplest system within one standard error of the best one by "
-        f"{SCORES[choice.metric].label}; a 95% interval of the difference is about four errors "
-        "wide."
+        f"{every_score[choice.metric].label}; a 95% interval of the difference is about four "
+        "errors wide."
     )
+    if results.test.has_several:
+        note += " The labels of each fold are predicted with thresholds chosen on the other folds."
     return Table("Systems on the validation split", note, columns, rows)
 
 
@@ -256,6 +359,9 @@ def _make_label_table(results: Results) -> Table:
         Column("texts", COUNT),
     ]
     note = f"Texts: those with this true label.{_describe_selection(results)}"
+    if results.test.has_several:
+        columns.append(Column("threshold", "{:.3f}".format))
+        note = f"Threshold: the probability from which a text has the label. {note}"
     return Table("The model by label", note, columns, rows)
 
 
@@ -283,7 +389,9 @@ class _ShownConfusion(NamedTuple):
 
 def _select_confusion(results: Results) -> _ShownConfusion:
     numbers = select_labels(results)
-    counts = results.systems[0].confusion.matrix(numbers)
+    confusion = results.systems[0].confusion
+    assert isinstance(confusion, Confusion)
+    counts = confusion.matrix(numbers)
     labels = [results.test.labels[number] for number in numbers]
     if len(labels) == len(results.test.labels):
         counts = counts[:-1, :-1]
@@ -294,7 +402,7 @@ def _select_confusion(results: Results) -> _ShownConfusion:
 
 def _make_distribution_table(results: Results) -> Table:
     splits = results.test.distribution
-    totals = {split: sum(counts.values()) for split, counts in splits.items()}
+    totals = {split: results.test.count_split_texts(split) for split in splits}
 
     rows: list[list[Cell]] = []
     for number in select_labels(results):
@@ -310,16 +418,18 @@ def _make_distribution_table(results: Results) -> Table:
     return Table("Labels", note, [Column("label"), *(Column(name, str) for name in splits)], rows)
 
 
-def _make_epochs_table(epochs: Sequence[Epoch]) -> Table:
+def _make_epochs_table(results: Results, epochs: Sequence[Epoch]) -> Table:
+    accuracy = _main_accuracy(results)
+    scores = _list_scores(results)
     columns = {
         "epoch": Column("epoch", "{:g}".format),
         "step": Column("step", COUNT),
         "training_loss": Column("training loss", "{:.4f}".format),
-        "training_accuracy": Column("accuracy", "{:.3f}".format),
+        f"training_{accuracy}": Column(scores[accuracy].label, "{:.3f}".format),
         "validation_loss": Column("validation loss", "{:.4f}".format),
         **{
             f"validation_{name}": Column(score.label, score.format)
-            for name, score in SCORES.items()
+            for name, score in scores.items()
         },
     }
     rows: list[list[Cell]] = []
@@ -330,14 +440,22 @@ def _make_epochs_table(epochs: Sequence[Epoch]) -> Table:
         "Training: over chunks, with dropout, while the weights change. Validation: the loss over "
         "chunks, the scores over source texts."
     )
+    if results.test.has_several:
+        note += (
+            " In training, a chunk has each label that is more likely than not; in validation, the "
+            "thresholds for each fold are chosen on the other folds."
+        )
     return Table("Losses and scores", note, [*columns.values()], rows)
 
 
 @figures.style_figure
 def draw_systems_plot(results: Results) -> Figure:
-    """Draws accuracy and MCC of each system with its 95% interval."""
+    """Draws accuracy and MCC, or micro and macro F1, of each system with its 95% interval."""
+    has_several = results.test.has_several
+    names = ("micro_f1", "macro_f1") if has_several else ("accuracy", "mcc")
+    table = choose_scores(has_several=has_several)
     figure, panels = figures.create_figure(1.2 + 0.45 * len(results.systems), panels=2)
-    for axes, name in zip(panels, ("accuracy", "mcc"), strict=True):
+    for axes, name in zip(panels, names, strict=True):
         for row, system in enumerate(results.systems):
             score = system.scores[name]
             figures.draw_interval(axes, row, score, Look(GOOD if row == 0 else MUTED))
@@ -352,7 +470,7 @@ def draw_systems_plot(results: Results) -> Figure:
 
         figures.name_rows(axes, [system.name for system in results.systems])
         axes.set_ylim(len(results.systems) - 0.5, -0.8)
-        axes.set_xlabel(f"{SCORES[name].label}, 95% interval")
+        axes.set_xlabel(f"{table[name].label}, 95% interval")
 
     panels[1].tick_params(labelleft=False)
     return figure
@@ -405,7 +523,7 @@ def draw_labels_plot(results: Results) -> Figure:
     bar_height = 0.8 / len(splits)
     legend: dict[str, Any] = {}
     for number, (split, counts) in enumerate(splits.items()):
-        total = sum(counts.values())
+        total = results.test.count_split_texts(split)
         shares = [100 * counts.get(label, 0) / max(total, 1) for label in labels]
         rows = np.arange(len(labels)) + (number - (len(splits) - 1) / 2) * bar_height
         name = f"{shorten_name(split)} ({total:,})"
@@ -425,12 +543,12 @@ def draw_labels_plot(results: Results) -> Figure:
 
 
 @figures.style_figure
-def draw_curves_plot(epochs: Sequence[Epoch]) -> Figure:
+def draw_curves_plot(epochs: Sequence[Epoch], accuracy: str = "accuracy") -> Figure:
     """Draws loss and accuracy in training and validation."""
     figure, panels = figures.create_figure(3.4, panels=2, shares_y=False)
     looks = {"training": Look(SERIES[1], "o", "--"), "validation": Look(SERIES[2], "s", "-")}
     epoch_numbers = [read_value(epoch["epoch"]) for epoch in epochs]
-    for axes, name in zip(panels, ("loss", "accuracy"), strict=True):
+    for axes, name in zip(panels, ("loss", accuracy), strict=True):
         for split, look in looks.items():
             values = [read_value(epoch.get(f"{split}_{name}")) for epoch in epochs]
             axes.plot(
@@ -444,7 +562,7 @@ def draw_curves_plot(epochs: Sequence[Epoch]) -> Figure:
             )
 
         axes.set_xlabel("epoch")
-        axes.set_title(name, loc="left")
+        axes.set_title(name.replace("_", " "), loc="left")
         axes.grid()
 
     panels[0].legend(labelcolor=INK)

@@ -1,7 +1,8 @@
 """Scores of the model and of other systems on a test set, with intervals.
 
 Scores are computed from the number of texts of each label (true, predicted, and both), so
-thousands of labels need no dense confusion matrix.
+thousands of labels need no dense confusion matrix. The labels of texts are int [texts], or, if a
+text may have several, bool [texts, labels].
 
 The resampled units are source texts, or the groups that no split divides, because texts of one
 author are not independent. All systems are scored on the same resamples, so differences are paired.
@@ -19,14 +20,16 @@ from scipy.sparse import csr_array
 from bsmeta.report.inference import Estimate, compute_central_interval, draw_resamples
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.metrics import (
-    METRICS,
+    ONE_LABEL,
     SCORES,
+    SEVERAL_LABELS,
     ChunkResults,
     Classified,
     LabelTotals,
-    divide,
+    choose_scores,
 )
-from bsmeta.tasks.classification.model import Scored
+from bsmeta.tasks.classification.model import AnyScored, ScoredSets
+from bsmeta.tasks.classification.set_counts import SetCounts, UnitCounts, compute_label_scores
 
 # Names of systems.
 MODEL = "model"
@@ -70,13 +73,7 @@ class Confusion:
 
     def by_label(self) -> dict[str, np.ndarray]:
         """Computes precision, recall, F1 and number of texts by label, float64 [labels] each."""
-        totals = self.totals()
-        return {
-            "precision": divide(totals.right, totals.predicted),
-            "recall": divide(totals.right, totals.true),
-            "f1": divide(2 * totals.right, totals.true + totals.predicted),
-            "texts": totals.true,
-        }
+        return compute_label_scores(self.totals())
 
     def matrix(self, labels: Sequence[int]) -> np.ndarray:
         """Returns the matrix of some labels; its last row and column are all other labels.
@@ -92,17 +89,61 @@ class Confusion:
         return matrix
 
 
+Tally = Confusion | SetCounts
+"""The counts from which the scores of a system follow."""
+
+
+def count_texts(truth: np.ndarray, predicted: np.ndarray, labels: int) -> Tally:
+    """Counts the texts with their true and their predicted labels.
+
+    Args:
+        truth: int [texts], or bool [texts, labels].
+        predicted: In the same form.
+        labels: Their number.
+    """
+    if truth.ndim == 2:
+        return SetCounts.of(truth, predicted)
+    return Confusion.of(truth, predicted, labels)
+
+
+def compute_text_scores(truth: np.ndarray, predicted: np.ndarray, labels: int) -> dict[str, float]:
+    """Computes each score of the texts; see `count_texts`."""
+    return _score_tally(count_texts(truth, predicted, labels))
+
+
+def _score_tally(tally: Tally) -> dict[str, float]:
+    if isinstance(tally, Confusion):
+        return tally.scores()
+
+    classified = Classified(tally.totals(), samples=tally.samples)
+    scores = choose_scores(has_several=True)
+    return {name: float(score.compute(classified)) for name, score in scores.items()}
+
+
 def _compute_scores(totals: LabelTotals) -> dict[str, np.ndarray]:
     """Computes each of `SCORES`, float64 [...]."""
     return {name: score.compute(Classified(totals)) for name, score in SCORES.items()}
 
 
-def compute_scores(scored: Scored, weights: Sequence[float]) -> dict[str, float]:
+def compute_scores(
+    scored: AnyScored, weights: Sequence[float], predicted: np.ndarray | None = None
+) -> dict[str, float]:
     """Computes the loss and accuracy over the chunks, and the scores of the texts.
 
     Args:
-        weights: The weight of each label in the loss, as in training.
+        scored: The predictions of a model.
+        weights: The weight of each label in the loss, as in training. With several labels a text,
+            the scorer has applied them.
+        predicted: Other predictions of several labels, by other thresholds, bool [texts, labels];
+            None: those of `scored`.
     """
+    if isinstance(scored, ScoredSets):
+        tally = SetCounts.of(scored.labels, scored.predicted if predicted is None else predicted)
+        chunks = ChunkResults(scored.chunk_losses, scored.chunk_weights)
+        classified = Classified(tally.totals(), chunks, tally.samples)
+        table = SEVERAL_LABELS
+        return {name: float(metric.compute(classified)) for name, metric in table.items()}
+
     confusion = Confusion.of(scored.labels, scored.predicted, len(weights))
     chunks = ChunkResults(
         losses=scored.chunk_losses,
@@ -110,7 +151,7 @@ def compute_scores(scored: Scored, weights: Sequence[float]) -> dict[str, float]
         is_right=scored.chunk_labels == scored.chunk_predicted,
     )
     classified = Classified(confusion.totals(), chunks)
-    return {name: float(metric.compute(classified)) for name, metric in METRICS.items()}
+    return {name: float(metric.compute(classified)) for name, metric in ONE_LABEL.items()}
 
 
 @dataclass(frozen=True)
@@ -118,8 +159,8 @@ class Compared:
     """A system among others that are scored on the same texts."""
 
     name: str
-    confusion: Confusion
-    scores: dict[str, Estimate]  # each of `SCORES`, with its 95% bootstrap interval
+    confusion: Tally  # a confusion matrix, or the counts of texts that may have several labels
+    scores: dict[str, Estimate]  # each score of texts, with its 95% bootstrap interval
     differences: dict[str, Estimate]
     """Scores minus the scores of the first system, with paired intervals; {} for that system."""
 
@@ -136,7 +177,7 @@ def compare_systems(
     """Scores several systems on the same texts.
 
     Args:
-        truth: int [texts], the true labels.
+        truth: int [texts], the true labels, or bool [texts, labels].
         predicted: The labels that each system predicts; the others are compared with the first.
         units: [texts], the resampled unit that each text belongs to.
         labels: Their number.
@@ -146,11 +187,12 @@ def compare_systems(
     compared: list[Compared] = []
     first_draws: dict[str, np.ndarray] = {}
     for name, guesses in predicted.items():
-        confusion = Confusion.of(truth, guesses, labels)
-        score_draws = _resample_scores(truth, guesses, units, resamples=resamples, seed=seed)
+        tally = count_texts(truth, guesses, labels)
+        resample = _resample_set_scores if truth.ndim == 2 else _resample_scores
+        score_draws = resample(truth, guesses, units, resamples=resamples, seed=seed)
         scores = {
             score: Estimate(value, compute_central_interval(score_draws[score]))
-            for score, value in confusion.scores().items()
+            for score, value in _score_tally(tally).items()
         }
 
         differences: dict[str, Estimate] = {}
@@ -161,7 +203,7 @@ def compare_systems(
                 differences[score] = Estimate(difference, interval)
         else:
             first_draws = score_draws
-        compared.append(Compared(name, confusion, scores, differences))
+        compared.append(Compared(name, tally, scores, differences))
     return compared
 
 
@@ -198,11 +240,30 @@ def _resample_scores(
                 right=part_times @ right_counts,
             )
             parts.append(_compute_scores(totals))
+    return _join_parts(parts)
 
-    scores: dict[str, np.ndarray] = {}
-    for name in SCORES:
-        scores[name] = np.concatenate([part[name] for part in parts])
-    return scores
+
+def _resample_set_scores(
+    truth: np.ndarray, predicted: np.ndarray, units: np.ndarray, *, resamples: int, seed: int
+) -> dict[str, np.ndarray]:
+    """Computes each score of texts with several labels for each resample, float64 [resamples]."""
+    _, unit_numbers = np.unique(units, return_inverse=True)
+    counts = UnitCounts.of(truth, predicted, unit_numbers)
+    unit_count = len(counts.samples)
+
+    at_once = max(_COUNTS_AT_ONCE // truth.shape[1], 1)
+    table = choose_scores(has_several=True)
+    parts: list[dict[str, np.ndarray]] = []
+    for times in draw_resamples(unit_count, resamples=resamples, seed=seed):
+        for start in range(0, len(times), at_once):
+            totals, samples = counts.resample(times[start : start + at_once])
+            classified = Classified(totals, samples=samples)
+            parts.append({name: score.compute(classified) for name, score in table.items()})
+    return _join_parts(parts)
+
+
+def _join_parts(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 @dataclass(frozen=True)
@@ -218,6 +279,19 @@ class TestSet:
     unit: str  # description of the units
     distribution: dict[str, dict[str, int]]  # number of source texts of each label by split
     notes: list[str]  # facts that qualify the scores, such as repeated texts
+    split_sizes: dict[str, int] | None = None
+    """Number of source texts by split, if a text may have several labels; None: one label."""
+
+    @property
+    def has_several(self) -> bool:
+        """Whether a text may have several labels."""
+        return self.split_sizes is not None
+
+    def count_split_texts(self, split: str) -> int:
+        """Returns the number of source texts of a split of `distribution`."""
+        if self.split_sizes is not None:
+            return self.split_sizes[split]
+        return sum(self.distribution[split].values())
 
 
 @dataclass(frozen=True)
@@ -252,6 +326,7 @@ class Results:
     scores: dict[str, float]  # the loss and the scores of the model, as in `metrics.jsonl`
     folded: int  # texts with more than one chunk
     choice: Choice | None = None  # how the model was chosen
+    thresholds: list[float] | None = None  # of the labels, if a text may have several
 
     @property
     def texts(self) -> int:
@@ -268,16 +343,19 @@ class Results:
         """Precision, recall, F1 and number of texts of each label, of the model."""
         columns = self.systems[0].confusion.by_label()
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-        return {
+        values = {
             label: dict(zip(columns, row, strict=True))
             for label, row in zip(self.test.labels, rows, strict=True)
         }
+        for label, threshold in zip(self.test.labels, self.thresholds or (), strict=False):
+            values[label]["threshold"] = threshold
+        return values
 
     def as_dict(self) -> dict[str, Any]:
         """Converts it to plain values for JSON.
 
         Of a confusion matrix, it has the cells that are not 0: true label, predicted label and
-        number of texts.
+        number of texts. There is none if a text may have several labels.
         """
         count, unit = self.units
         values = {
@@ -308,13 +386,14 @@ def _list_system_values(system: Compared) -> dict[str, Any]:
             values[name]["minus_model_interval"] = astuple(difference.interval)
 
     cells = system.confusion
-    values["confusion"] = np.stack([cells.true, cells.predicted, cells.counts], 1).tolist()
+    if isinstance(cells, Confusion):
+        values["confusion"] = np.stack([cells.true, cells.predicted, cells.counts], 1).tolist()
     return values
 
 
 def compute_results(
     test: TestSet,
-    scored: Scored,
+    scored: AnyScored,
     scores: dict[str, float],
     others: Mapping[str, np.ndarray],
     *,
@@ -327,7 +406,7 @@ def compute_results(
     Args:
         scored: The predictions of the model.
         scores: The loss and the scores of the model.
-        others: The predictions of the other systems, int64 [texts] by their names.
+        others: The predictions of the other systems by their names, in the form of `scored`.
         resamples, seed: See `compare`.
         choice: How the model was chosen.
     """
@@ -345,4 +424,5 @@ def compute_results(
         resamples=resamples,
         seed=seed,
     )
-    return Results(test, systems, scores, folded, choice)
+    thresholds = scored.thresholds.tolist() if isinstance(scored, ScoredSets) else None
+    return Results(test, systems, scores, folded, choice, thresholds)

@@ -1,6 +1,6 @@
 """Builds the SQLite database of a table: its texts in chunks, with labels and splits.
 
-    CSV -> rows (bsmeta.data.table.csv_file) -> chunks (folding) -> splits -> database
+    table -> rows (bsmeta.data.table) -> labels -> chunks (folding) -> splits -> database
 
 The database is built row by row in bounded memory, written to a temporary file, and renamed. It
 records every setting that determines its content.
@@ -9,6 +9,9 @@ The rows are divided into training, validation and test. A split takes whole tex
 texts stay together) or whole groups of rows, so that neither a text nor a group is in two splits.
 The division is stratified by label and determined by the seed. The database stores the result, so
 it does not change with the version of scikit-learn.
+
+If a row may have several labels, the database stores each set of labels once, and the number of its
+set as the label of a row (`label_sets`).
 
 Texts are equal if they differ in white space only. A text in two splits would be trained on and
 then count as a success of the model; a text with two labels cannot be predicted right both times.
@@ -25,7 +28,7 @@ import re
 import sqlite3
 import unicodedata
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from fractions import Fraction
 from itertools import islice, pairwise
@@ -34,13 +37,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
+from scipy.sparse import csr_array
 
 from bsmeta.core.errors import DataError, suggest_nearest
 from bsmeta.core.files import build_atomically, hash_file, sync_to_disk
 from bsmeta.core.progress import show_file_bar
 from bsmeta.data import derive_seed
-from bsmeta.data.table.csv_file import BadRows, CSVFormat, Row, find_format, read_rows
+from bsmeta.data.table.csv_file import BadRows, Row, find_format, read_rows
+from bsmeta.data.table.records import is_record_file, read_record_rows
 from bsmeta.tasks.classification.config import ClassificationDataConfig
+from bsmeta.tasks.classification.label_cells import (
+    LONGEST_LABEL,
+    BadLabelsError,
+    LabelCells,
+    RowLabels,
+)
+from bsmeta.tasks.classification.label_sets import make_membership, split_label_sets
 
 SPLITS = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
@@ -63,12 +75,14 @@ IDS = np.dtype("<i4")  # how the database stores the ids of a chunk
 BATCH_ROWS = 1000
 BATCH_CHARACTERS = 2_000_000
 
+_WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d{1,3})?", re.ASCII)
-_LONGEST_LABEL = 200  # characters
 _MOST_FOLDS = 100
 _MANY_GROUPS = 2000  # scikit-learn takes about a millisecond for each
 _MOST_LABELS_IN_ERROR = 10
 _MOST_EXAMPLES_IN_NOTE = 5
+_SHORTEST_NAMED_LABEL = 3  # characters; shorter ones are in many texts by chance
+_LEAKING_SHARE = 0.5  # of the texts with a label
 
 _SCHEMA = """
 PRAGMA journal_mode=OFF;
@@ -112,16 +126,11 @@ def build_database(
     Args:
         key: The settings that determine the content of the database.
     """
-    columns = [config.text_column, config.label_column, config.split_by, config.split_column]
-    used_columns = [name for name in columns if name is not None]
-    csv_format = find_format(
-        csv, used_columns, separator=config.csv_separator, encoding=config.csv_encoding
-    )
-
+    table = open_table(csv, config)
     with build_atomically(database) as part:
         with closing(sqlite3.connect(part)) as connection, connection:
             connection.executescript(_SCHEMA)
-            builder = _TableBuilder(connection, csv, csv_format, config, fold)
+            builder = _TableBuilder(connection, csv, table, config, fold)
             builder.read()
             builder.finish(key)
             if hash_file(csv) != key[CONTENT]:
@@ -130,12 +139,51 @@ def build_database(
         sync_to_disk(part)
 
 
+class SourceTable(NamedTuple):
+    """The rows of a table, with the columns that are used."""
+
+    notes: tuple[str, ...]  # for the user, on detected settings
+    read: Callable[[Callable[[int], None]], Iterator[tuple[Row, Mapping[str, Any]]]]
+    """Yields each row with its values; none if it has a problem. The argument is called
+    periodically with the number of bytes read."""
+
+
+def open_table(path: Path, config: ClassificationDataConfig) -> SourceTable:
+    """Opens a table: CSV, JSON lines or Parquet.
+
+    Raises:
+        DataError: If it cannot be read.
+        ConfigurationError: If a CSV file lacks a column, or has it several times.
+    """
+    columns = [config.text_column, config.label_column, config.split_by, config.split_column]
+    used_columns = [name for name in columns if name is not None]
+    if is_record_file(path):
+        return SourceTable(
+            (),
+            lambda _: read_record_rows(
+                path, (), separator=config.csv_separator, encoding=config.csv_encoding
+            ),
+        )
+
+    csv_format = find_format(
+        path, used_columns, separator=config.csv_separator, encoding=config.csv_encoding
+    )
+    indexes = {name: csv_format.columns.index(name) for name in used_columns}
+
+    def read(advance: Callable[[int], None]) -> Iterator[tuple[Row, Mapping[str, Any]]]:
+        for row in read_rows(path, csv_format, advance):
+            has_cells = row.problem is None
+            yield row, {name: row.cells[n] for name, n in indexes.items()} if has_cells else {}
+
+    return SourceTable(csv_format.notes, read)
+
+
 class _Source(NamedTuple):
     """A row of the table, in the columns that are used; "" for a column that is not."""
 
     row: Row
     text: str
-    label: str
+    labels: RowLabels
     group: str
     split: str
 
@@ -145,7 +193,8 @@ class _SourceArrays:
 
     def __init__(self) -> None:
         self.rows = array("q")  # numbers of the rows in the CSV file
-        self.labels = array("i")  # numbers of the labels in the order of their appearance
+        self.labels = array("i")
+        """Number of the label, or of the set of labels, in the order of their appearance."""
         self.splits = array("b")  # the declared splits
         self.text_keys = array("Q")
         self.group_keys = array("Q")
@@ -158,28 +207,23 @@ class _TableBuilder:
         self,
         connection: sqlite3.Connection,
         csv: Path,
-        csv_format: CSVFormat,
+        table: SourceTable,
         config: ClassificationDataConfig,
         fold: FoldTexts,
     ) -> None:
         self._insert = connection.executemany
         self._csv = csv
-        self._format = csv_format
+        self._table = table
         self._config = config
         self._fold = fold
 
         self._bad_rows = BadRows(csv, config.on_bad_row, "data_config.on_bad_row")
+        self._label_cells = LabelCells(csv, config)
         self._label_numbers: dict[str, int] = {}  # in the order of their appearance
+        self._set_numbers: dict[tuple[int, ...], int] = {}  # of the sets of several labels
+        self._named = _NamedLabels()
         self._arrays = _SourceArrays()
         self._next_chunk = 0
-
-        self._text_index = csv_format.columns.index(config.text_column)
-        self._label_index = csv_format.columns.index(config.label_column)
-        self._group_index = self._index_of(config.split_by)
-        self._split_index = self._index_of(config.split_column)
-
-    def _index_of(self, column: str | None) -> int | None:
-        return None if column is None else self._format.columns.index(column)
 
     def read(self) -> None:
         """Reads all rows and writes their chunks."""
@@ -187,15 +231,10 @@ class _TableBuilder:
         characters = 0
 
         with show_file_bar(self._csv, f"reading {self._csv.name}") as advance:
-            for row in read_rows(self._csv, self._format, advance):
-                if row.problem is not None:
-                    self._bad_rows.add(row, row.problem)
-                    continue
-
-                source = self._source_of(row)
-                problem = self._problem(source)
-                if problem is not None:
-                    self._bad_rows.add(row, problem)
+            for row, values in self._table.read(advance):
+                source, problem = self._read_source(row, values)
+                if source is None or problem is not None:
+                    self._bad_rows.add(row, problem or "")
                     continue
 
                 batch.append(source)
@@ -213,22 +252,34 @@ class _TableBuilder:
             skipped = f", but {count:,} that were left out" if count else ""
             raise DataError(f"{self._csv} has a header and no rows{skipped}")
 
-    def _source_of(self, row: Row) -> _Source:
-        cells = row.cells
-        group = "" if self._group_index is None else cells[self._group_index].strip()
-        split = "" if self._split_index is None else cells[self._split_index].strip()
-        return _Source(
+    def _read_source(
+        self, row: Row, values: Mapping[str, Any]
+    ) -> tuple[_Source | None, str | None]:
+        """Returns the source of a row, and the reason to refuse it; None if it is valid."""
+        if row.problem is not None:
+            return None, row.problem
+
+        config = self._config
+        try:
+            labels = self._label_cells.read(values.get(config.label_column), row)
+        except BadLabelsError as error:
+            return None, str(error)
+
+        source = _Source(
             row=row,
-            text=cells[self._text_index],
-            label=cells[self._label_index].strip(),
-            group=group,
-            split=split.lower(),
+            text=_read_text(values, config.text_column),
+            labels=labels,
+            group=_read_text(values, config.split_by).strip(),
+            split=_read_text(values, config.split_column).strip().lower(),
         )
+        return source, self._problem(source)
 
     def _problem(self, source: _Source) -> str | None:
         """Returns the reason to refuse a row; None if it is valid."""
         config = self._config
-        required = {config.text_column: source.text.strip(), config.label_column: source.label}
+        required = {config.text_column: source.text.strip()}
+        if isinstance(source.labels, str):
+            required[config.label_column] = source.labels
         if config.split_by is not None:
             required[config.split_by] = source.group
 
@@ -236,8 +287,8 @@ class _TableBuilder:
         if missing:
             return f"nothing in column {' and '.join(missing)}"
 
-        if len(source.label) > _LONGEST_LABEL:
-            return f"a label of more than {_LONGEST_LABEL} characters"
+        if isinstance(source.labels, str) and len(source.labels) > LONGEST_LABEL:
+            return f"a label of more than {LONGEST_LABEL} characters"
 
         if config.split_column is not None and source.split not in SPLIT_NAMES:
             return (
@@ -258,7 +309,7 @@ class _TableBuilder:
                 continue
 
             row = source.row.number
-            label = self._label_numbers.setdefault(source.label, len(self._label_numbers))
+            label = self._number_labels(source)
             split = SPLIT_NAMES.get(source.split, TRAIN)
 
             self._arrays.rows.append(row)
@@ -278,30 +329,57 @@ class _TableBuilder:
         self._insert("INSERT INTO sources VALUES (?, ?, ?, ?, ?, ?)", source_rows)
         self._insert("INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", chunk_rows)
 
+    def _number_labels(self, source: _Source) -> int:
+        """Returns the number of a row's label, or of its set of labels."""
+        numbers = self._label_numbers
+        if isinstance(source.labels, str):
+            return numbers.setdefault(source.labels, len(numbers))
+
+        self._named.add(source.text, source.labels)
+        labels = {numbers.setdefault(name, len(numbers)) for name in source.labels}
+        return self._set_numbers.setdefault(tuple(sorted(labels)), len(self._set_numbers))
+
     def finish(self, key: dict[str, Any]) -> None:
         """Numbers the labels, divides the rows into splits, and writes notes on the table."""
         config = self._config
+        has_several = bool(self._label_cells.has_several)
         names = sorted(self._label_numbers, key=_order_of_labels)
         if len(names) < 2:
+            labels_there = f"have the label {names[0]!r}" if names else "have no label"
             raise DataError(
-                f"{self._csv}: all rows have the label {names[0]!r} in column "
+                f"{self._csv}: all rows {labels_there} in column "
                 f"{config.label_column!r}; expected at least two labels"
             )
 
         rows = np.asarray(self._arrays.rows)
-        new_numbers = np.argsort([self._label_numbers[name] for name in names])
-        labels = new_numbers[np.asarray(self._arrays.labels)]
         texts = _number_keys(self._arrays.text_keys)
         groups = None if config.split_by is None else _number_keys(self._arrays.group_keys)
+        new_numbers = np.argsort([self._label_numbers[name] for name in names])
+        labels = np.asarray(self._arrays.labels)
+        sets: list[list[int]] | None = None
+        if has_several:
+            sets = [sorted(new_numbers[list(numbers)].tolist()) for numbers in self._set_numbers]
+            membership = make_membership(sets, len(names))[labels]
+            set_names = [", ".join(names[number] for number in numbers) for numbers in sets]
+        else:
+            labels = new_numbers[labels]
+            membership = make_membership(([label] for label in labels.tolist()), len(names))
+            set_names = names
 
         if config.split_column is None:
-            splits = split_rows(
-                labels, groups, texts, config.split_fractions, names, config.split_seed
-            )
+            if has_several:
+                splits = split_set_rows(
+                    membership, groups, texts, config.split_fractions, config.split_seed
+                )
+                self._check_declared(rows, membership, splits, None, names)
+            else:
+                splits = split_rows(
+                    labels, groups, texts, config.split_fractions, names, config.split_seed
+                )
             split_warnings = self._warn_of_left_out(splits)
         else:
             splits = np.asarray(self._arrays.splits)
-            self._check_declared(rows, labels, splits, groups, names)
+            self._check_declared(rows, membership, splits, groups, names)
             split_warnings = describe_leaks(splits, texts)
 
         updates = zip(map(int, labels), map(int, splits), map(int, rows), strict=True)
@@ -312,16 +390,23 @@ class _TableBuilder:
 
         warnings = [
             *describe_similar_labels(names),
-            *describe_repeats(rows, texts, labels, names),
+            *describe_repeats(rows, texts, labels, set_names, has_several=has_several),
             *split_warnings,
         ]
+        notes = [*self._table.notes]
+        if has_several:
+            warnings += [*describe_absent_labels(membership, splits, names), *self._named.warn()]
+            notes.append(_describe_label_counts(membership))
+
         facts = {
             "key": key,
             "csv": str(self._csv),
-            "notes": self._format.notes,
+            "notes": notes,
             "skipped": self._bad_rows.count,
             "warnings": warnings,
         }
+        if sets is not None:
+            facts["label_sets"] = sets
         fact_rows = ((name, json.dumps(value)) for name, value in facts.items())
         self._insert("INSERT INTO facts VALUES (?, ?)", fact_rows)
 
@@ -344,13 +429,23 @@ class _TableBuilder:
     def _check_declared(
         self,
         rows: np.ndarray,
-        labels: np.ndarray,
+        membership: csr_array,
         splits: np.ndarray,
         groups: np.ndarray | None,
         names: list[str],
     ) -> None:
-        """Refuses a split column that divides a group, or leaves a label out of the training."""
-        column = f"{self._csv}: column {self._config.split_column!r}"
+        """Refuses splits that divide a group, or leave a label out of the training.
+
+        Args:
+            rows: int64 [rows], their numbers.
+            membership: int64 [rows, labels], 1 for each label of a row.
+            splits: int8 [rows].
+            groups: int64 [rows]; None if no group can be divided.
+            names: The labels.
+        """
+        column = f"{self._csv}: the division by data_config.split_fractions"
+        if self._config.split_column is not None:
+            column = f"{self._csv}: column {self._config.split_column!r}"
 
         if groups is not None:
             first_of_group = np.unique(groups, return_index=True)[1][groups]
@@ -364,11 +459,55 @@ class _TableBuilder:
                     f"the same group in {SPLITS[splits[other]]}"
                 )
 
-        counts = np.bincount(labels[splits == TRAIN], minlength=len(names))
+        counts = np.asarray(membership[splits == TRAIN].sum(0))
         unseen = [repr(names[label]) for label in np.flatnonzero(counts == 0)]
         if unseen:
             labels_unseen = ", ".join(unseen[:_MOST_EXAMPLES_IN_NOTE])
             raise DataError(f"{column} leaves no row for training with the label {labels_unseen}")
+
+
+def _read_text(values: Mapping[str, Any], column: str | None) -> str:
+    """Returns the text of a column; a whole number is one, and any other value is none."""
+    value = values.get(column) if column is not None else None
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_number or isinstance(value, str) else ""
+
+
+class _NamedLabels:
+    """Counts the texts with several labels that contain the name of one of them."""
+
+    def __init__(self) -> None:
+        self._labeled = 0
+        self._naming = 0
+
+    def add(self, text: str, labels: Sequence[str]) -> None:
+        """Counts a text."""
+        names = [label for label in labels if len(label) >= _SHORTEST_NAMED_LABEL]
+        if not names:
+            return
+
+        words = f" {' '.join(_WORD.findall(text.casefold()))} "
+        self._labeled += 1
+        self._naming += any(
+            f" {' '.join(_WORD.findall(name.casefold()))} " in words for name in names
+        )
+
+    def warn(self) -> list[str]:
+        """Returns a warning if most texts contain one of their labels; [] if not."""
+        if self._naming <= _LEAKING_SHARE * self._labeled:
+            return []
+        return [
+            f"{self._naming:,} of {self._labeled:,} texts contain one of their labels, word for "
+            "word: are the labels a part of the texts? New texts may lack them"
+        ]
+
+
+def _describe_label_counts(membership: csr_array) -> str:
+    counts = np.asarray(membership.sum(1))
+    return (
+        f"several labels: {counts.mean():.2f} a row, at most {counts.max():,}; "
+        f"{int((counts == 0).sum()):,} rows have none"
+    )
 
 
 def _number_keys(keys: array[int]) -> np.ndarray:
@@ -427,6 +566,38 @@ def split_rows(
     missing = [SPLITS[split] for split in used_splits if not (splits == split).any()]
     if missing:
         raise _make_too_few_error(labels, fractions, f"no row for {' and '.join(missing)}")
+    return splits
+
+
+def split_set_rows(
+    membership: csr_array,
+    groups: np.ndarray | None,
+    texts: np.ndarray,
+    fractions: Sequence[float],
+    seed: int,
+) -> np.ndarray:
+    """Assigns each source row to a split, if a row may have several labels.
+
+    Args:
+        membership: int64 [rows, labels], 1 for each label of a row.
+        groups, texts, fractions, seed: See `split_rows`.
+
+    Returns:
+        int8 [rows]: see `split_rows`.
+
+    Raises:
+        DataError: If there are too few rows.
+    """
+    state = derive_seed(seed, "splits") % 2**32
+    units = texts if groups is None else groups
+    splits = split_label_sets(membership, units, fractions, state)
+    if groups is not None:
+        splits = leave_out_duplicates(splits, texts)
+
+    used_splits = [split for split in range(3) if fractions[split] > 0]
+    missing = [SPLITS[split] for split in used_splits if not (splits == split).any()]
+    if missing:
+        raise _make_too_few_error(texts, fractions, f"no row for {' and '.join(missing)}")
     return splits
 
 
@@ -603,9 +774,22 @@ def list_some(items: Sequence[str], limit: int, separator: str = ", ") -> str:
 
 
 def describe_repeats(
-    rows: np.ndarray, texts: np.ndarray, labels: np.ndarray, names: Sequence[str]
+    rows: np.ndarray,
+    texts: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+    *,
+    has_several: bool = False,
 ) -> list[str]:
-    """Describes repeated texts, and texts with several labels, by the numbers of their rows."""
+    """Describes repeated texts, and texts whose rows differ in their labels, by their row numbers.
+
+    Args:
+        rows: int64 [rows], their numbers.
+        texts: int64 [rows], the text of each row.
+        labels: int64 [rows], the label or the set of labels of each row.
+        names: The labels, or the sets of labels.
+        has_several: Whether a row may have several labels.
+    """
     text_count = int(texts.max()) + 1
     if text_count == len(texts):
         return []
@@ -632,7 +816,29 @@ def describe_repeats(
         omitted = count - _MOST_EXAMPLES_IN_NOTE
         ending = f"; and {omitted:,} more" if omitted > 0 else ""
         verb = "text has" if count == 1 else "texts have"
-        notes.append(f"{count:,} {verb} more than one label: {'; '.join(examples)}{ending}")
+        kind = "set of labels" if has_several else "label"
+        notes.append(f"{count:,} {verb} more than one {kind}: {'; '.join(examples)}{ending}")
+    return notes
+
+
+def describe_absent_labels(
+    membership: csr_array, splits: np.ndarray, names: Sequence[str]
+) -> list[str]:
+    """Describes the labels that no row of validation or of test has."""
+    notes = []
+    for split in (VALIDATION, TEST):
+        is_inside = splits == split
+        if not is_inside.any():
+            continue
+
+        counts = np.asarray(membership[is_inside].sum(0))
+        absent = [repr(names[label]) for label in np.flatnonzero(counts == 0).tolist()]
+        if absent:
+            verb = "label has" if len(absent) == 1 else "labels have"
+            notes.append(
+                f"{len(absent):,} {verb} no row in the {SPLITS[split]} split: "
+                f"{list_some(absent, _MOST_EXAMPLES_IN_NOTE)}"
+            )
     return notes
 
 

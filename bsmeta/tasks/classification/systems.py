@@ -4,7 +4,9 @@
 
 Each system is fitted on the training split with scikit-learn. The remaining settings (strength of
 the regularization, weight of the vectors relative to the words, scale of the logits) are chosen on
-the validation split. The solvers are deterministic. One process fits while the others wait, and
+the validation split. If a text may have several labels, each label has a solution of its own, which
+separates the texts with the label from all others, and the validation split also gives its
+threshold (`thresholds`). The solvers are deterministic. One process fits while the others wait, and
 writes the solutions to `systems/` of the run folder, from which a resumed run reads them.
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from scipy.sparse import csr_matrix, hstack
-from scipy.special import logsumexp
+from scipy.special import expit, logsumexp
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -29,7 +31,7 @@ from bsmeta.core.errors import DataError
 from bsmeta.core.files import build_atomically, delete_path
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.permissions import follow_umask
-from bsmeta.core.progress import hold_lock, report_opaque_work
+from bsmeta.core.progress import hold_lock, report_opaque_work, report_progress
 from bsmeta.models.pretrained import choose_device
 from bsmeta.models.shapes import read_hidden_size
 from bsmeta.tasks.classification.classifier import (
@@ -46,10 +48,18 @@ from bsmeta.tasks.classification.config import (
     LINEAR,
     ClassificationConfig,
 )
-from bsmeta.tasks.classification.metrics import SCORES
+from bsmeta.tasks.classification.examples import Examples
+from bsmeta.tasks.classification.label_sets import make_truth
+from bsmeta.tasks.classification.metrics import choose_scores
 from bsmeta.tasks.classification.model import average_over_chunks, find_texts
-from bsmeta.tasks.classification.results import Compared, Confusion, compare_systems
+from bsmeta.tasks.classification.results import Compared, compare_systems, compute_text_scores
 from bsmeta.tasks.classification.task_interface import ClassifierTask
+from bsmeta.tasks.classification.thresholds import (
+    HALF,
+    apply_thresholds,
+    choose_thresholds,
+    predict_across_folds,
+)
 from bsmeta.training.processes import Processes
 
 logger = logging.getLogger(__name__)
@@ -80,7 +90,8 @@ class Systems:
     """The fitted systems of a run, read from their folder.
 
     Attributes:
-        predicted: By method, the simplest first: the predicted labels of the validation texts.
+        predicted: By method, the simplest first: the predicted labels of the validation texts,
+            int [texts] or bool [texts, labels].
         settings: By method: the settings chosen on the validation split.
         notes: Which systems were left out, and why.
     """
@@ -89,15 +100,21 @@ class Systems:
         self._folder = folder
         content = parse_json((folder / FACTS).read_text(encoding="utf-8"))
         facts = content["systems"]
-        self.predicted = {
-            method: np.array(entry["predicted"], int) for method, entry in facts.items()
-        }
+        self.predicted = {method: _read_predicted(entry) for method, entry in facts.items()}
         self.settings = {method: entry["settings"] for method, entry in facts.items()}
         self.notes: list[str] = content["notes"]
 
     def load(self, method: str, encoder: PreTrainedModel | None) -> Classifier:
         """Loads a fitted system, with the untouched encoder if it is to be applied to vectors."""
         return load_linear(self._folder / method, encoder)
+
+
+def _read_predicted(entry: Mapping[str, Any]) -> Array:
+    """Returns the predictions in an entry of `FACTS`: labels, or the labels of each text."""
+    predicted = entry["predicted"]
+    if "labels" not in entry:
+        return np.array(predicted, int)
+    return make_truth(list(map(tuple, predicted)), entry["labels"], has_several=True)
 
 
 def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
@@ -111,7 +128,7 @@ def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
     config = task.config
     examples = task.examples
     folder = Path(config.out_dir) / FOLDER
-    metric = score_to_choose(config)
+    metric = score_to_choose(config, has_several=examples.has_several)
     key = {
         "examples": examples.key,
         "methods": list(methods),
@@ -145,13 +162,14 @@ def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
     return Systems(folder)
 
 
-def score_to_choose(config: ClassificationConfig) -> str:
+def score_to_choose(config: ClassificationConfig, *, has_several: bool = False) -> str:
     """Returns the score by which systems are chosen, of which higher is better.
 
     It is `keep_best_by` if that is such a score of texts, otherwise macro_f1.
     """
     name = config.keep_best_by or ""
-    return name if name in SCORES and SCORES[name].better == "max" else "macro_f1"
+    scores = choose_scores(has_several=has_several)
+    return name if name in scores and scores[name].better == "max" else "macro_f1"
 
 
 def _has_key(folder: Path, key: Mapping[str, Any]) -> bool:
@@ -186,16 +204,12 @@ def _read_splits(task: ClassifierTask, encoder: PreTrainedModel | None) -> tuple
     model = None
     if encoder is not None:
         pooling = task.config.pooling
+        # A description without thresholds: only the vectors of this classifier are used.
         description = Description(FROZEN, list(examples.labels), pooling, has_words=False)
         model = Classifier(description, encoder).to(device).eval()
 
     def read(split: str) -> Split:
-        labels: list[int] = []
-        texts: list[str] = []
-        for source in examples.read_texts(split):
-            labels.append(source.label)
-            texts.append(source.text)
-
+        labeled = read_split(examples, split)
         vectors = None
         if model is not None:
             chunks = examples.read(examples.list_chunks(split))
@@ -205,18 +219,31 @@ def _read_splits(task: ClassifierTask, encoder: PreTrainedModel | None) -> tuple
                 vectors = average_over_chunks(
                     scorer.compute_outputs(model.vectors, chunks), first, counts
                 )
-        return Split(np.array(labels, np.int64), texts, vectors)
+        return replace(labeled, vectors=vectors)
 
     return read("train"), read("validation")
+
+
+def read_split(examples: Examples, split: str) -> Split:
+    """Reads the texts of a split, and their labels."""
+    texts = [source.text for source in examples.read_texts(split)]
+    units = np.array(examples.list_groups(split))
+    return Split(examples.read_truth(split), texts, units=units)
 
 
 @dataclass(frozen=True)
 class Split:
     """Labeled texts to fit systems on, or to choose with."""
 
-    truth: Array  # int64 [texts], the labels
+    truth: Array  # int64 [texts], the labels; bool [texts, labels], if a text may have several
     texts: Sequence[str]
     vectors: Array | None = None  # float32 [texts, hidden size], the means over their chunks
+    units: Array | None = None  # [texts], the unit of each text, which no fold divides; None: texts
+
+    @property
+    def has_several(self) -> bool:
+        """Whether a text may have several labels."""
+        return self.truth.ndim == 2
 
 
 @dataclass(frozen=True)
@@ -283,7 +310,11 @@ class Fitting:
         self._validation = validation
         self._pooling = pooling
         self._metric = metric
-        self._training_labels = np.unique(train.truth)
+        self._has_several = train.has_several
+        if self._has_several:
+            self._training_labels = np.flatnonzero(train.truth.any(0))
+        else:
+            self._training_labels = np.unique(train.truth)
         self._weights = {label: weights[label] for label in self._training_labels.tolist()}
 
         self.models: dict[str, Classifier] = {}
@@ -305,7 +336,7 @@ class Fitting:
         except ValueError:  # no text has a word
             words = None
 
-        if words is None or len(self._training_labels) < 2:
+        if words is None or (len(self._training_labels) < 2 and not self._has_several):
             self._keep_majority()
             return
         if len(self._training_labels) * words.shape[1] > MOST_WEIGHTS:
@@ -333,13 +364,20 @@ class Fitting:
             self._choose(COMBINED, candidates, features, validation_words)
 
     def _keep_majority(self) -> None:
-        """Keeps a linear system that always predicts the most frequent training label."""
+        """Keeps a linear system that always predicts the most frequent label or set of labels."""
+        no_weights = np.zeros((len(self._labels), 0))
+        if self._has_several:
+            set_of_labels = find_most_frequent_set(self._train.truth)
+            bias = np.where(set_of_labels, -_ABSENT, _ABSENT)
+            predictions = np.tile(set_of_labels, (len(self._validation.texts), 1))
+            self._keep(LINEAR, Solution(no_weights, None, bias), predictions)
+            return
+
         majority = int(np.bincount(self._train.truth).argmax())
         bias = np.zeros(len(self._labels))
         bias[majority] = 1.0
-        no_weights = np.zeros((len(self._labels), 0))
-        predicted = [majority] * len(self._validation.texts)
-        self._keep(LINEAR, Solution(no_weights, None, bias), predicted)
+        predictions = np.full(len(self._validation.texts), majority)
+        self._keep(LINEAR, Solution(no_weights, None, bias), predictions)
 
     def _fit_svm(self, words: csr_matrix, vectors: Array | None, weight: float) -> Solution:
         """Fits a linear SVM with C = 1 on words, and on standardized vectors of the norm `weight`.
@@ -349,15 +387,16 @@ class Fitting:
         # Imported here because scikit-learn takes seconds.
         from sklearn.svm import LinearSVC
 
-        model = LinearSVC(C=1.0, class_weight=self._weights, random_state=0)
+        def make_model(weights: Mapping[int, float]) -> Any:
+            return LinearSVC(C=1.0, class_weight=weights, random_state=0)
+
         if vectors is None:
-            model.fit(words, self._train.truth)
-            coefficients, bias = self._expand_labels(model)
+            coefficients, bias = self._fit_labels(make_model, words)
             return Solution(coefficients, None, bias)
 
         standard = Standard.of(vectors, weight)
-        model.fit(hstack([words, csr_matrix(standard.apply(vectors))], "csr"), self._train.truth)
-        coefficients, bias = self._expand_labels(model)
+        columns = hstack([words, csr_matrix(standard.apply(vectors))], "csr")
+        coefficients, bias = self._fit_labels(make_model, columns)
         word_count = words.shape[1]
         head, bias = standard.fold(coefficients[:, word_count:], bias)
         return Solution(coefficients[:, :word_count], head, bias)
@@ -371,7 +410,7 @@ class Fitting:
         label_count = len(self._training_labels)
 
         reason = None
-        if label_count < 2:
+        if label_count < 2 and not self._has_several:
             reason = "the training texts have one label"
         elif label_count * len(vectors) > MOST_LOGITS:
             reason = f"with {label_count:,} labels it would need more than {MOST_LOGITS:,} logits"
@@ -383,13 +422,41 @@ class Fitting:
         columns = standard.apply(vectors)
         candidates: list[Candidate] = []
         for strength in STRENGTHS:
-            model = LogisticRegression(
-                C=strength, class_weight=self._weights, max_iter=300, tol=1e-3
-            )
-            model.fit(columns, self._train.truth)
-            head, bias = standard.fold(*self._expand_labels(model))
+
+            def make_model(weights: Mapping[int, float], strength: float = strength) -> Any:
+                return LogisticRegression(C=strength, class_weight=weights, max_iter=300, tol=1e-3)
+
+            head, bias = standard.fold(*self._fit_labels(make_model, columns))
             candidates.append(Candidate({"C": strength}, Solution(None, head, bias)))
         self._choose(FROZEN, candidates)
+
+    def _fit_labels(
+        self, make_model: Callable[[Mapping[int, float]], Any], columns: Any
+    ) -> tuple[Array, Array]:
+        """Fits a linear model of all labels, or of each label if a text may have several.
+
+        Args:
+            make_model: Makes a linear model of scikit-learn from the weight of each class.
+            columns: The features of the training texts, [texts, features].
+
+        Returns:
+            The coefficients, float64 [labels, features], and the biases, float64 [labels].
+        """
+        if not self._has_several:
+            return self._expand_labels(make_model(self._weights).fit(columns, self._train.truth))
+
+        coefficients = np.zeros((len(self._labels), columns.shape[1]))
+        biases = np.full(len(self._labels), _ABSENT)
+        for label, weight in self._weights.items():
+            has_label = self._train.truth[:, label].astype(np.int64)
+            if has_label.all():  # there is nothing to separate
+                biases[label] = -_ABSENT
+                continue
+            model = make_model({1: weight}).fit(columns, has_label)
+            coefficients[label] = model.coef_[0]
+            biases[label] = model.intercept_[0]
+            report_progress()
+        return coefficients, biases
 
     def _expand_labels(self, model: Any) -> tuple[Array, Array]:
         """Returns coefficients and biases of all labels from a model of the training labels.
@@ -423,30 +490,61 @@ class Fitting:
         """
         truth = self._validation.truth
         if not len(truth):
-            self._keep(method, candidates[0].solution, [], candidates[0].settings, features)
+            first = candidates[0]
+            self._keep(method, first.solution, truth, first.settings, features)
             return
 
         logits: list[Array] = []
+        predicted: list[Array] = []
         scores: list[float] = []
         for candidate in candidates:
             logits.append(candidate.solution.logits(words, self._validation.vectors))
-            confusion = Confusion.of(truth, logits[-1].argmax(1), len(self._labels))
-            scores.append(confusion.scores()[self._metric])
+            predicted.append(self._predict(logits[-1]))
+            values = compute_text_scores(truth, predicted[-1], len(self._labels))
+            scores.append(values[self._metric])
 
         best = int(np.argmax(scores))
-        solution = candidates[best].solution.scaled(find_best_scale(logits[best], truth))
-        predicted = logits[best].argmax(1).tolist()
-        self._keep(method, solution, predicted, candidates[best].settings, features)
+        find_scale = find_best_set_scale if self._has_several else find_best_scale
+        scale = find_scale(logits[best], truth)
+        thresholds = None
+        if self._has_several:
+            probabilities = compute_probabilities(logits[best] * scale)
+            thresholds = choose_thresholds(probabilities, truth).tolist()
+        self._keep(
+            method,
+            candidates[best].solution.scaled(scale),
+            predicted[best],
+            candidates[best].settings,
+            features,
+            thresholds,
+        )
+
+    def _predict(self, logits: Array) -> Array:
+        """Predicts the labels of the validation texts; several, with thresholds across folds."""
+        if not self._has_several:
+            labels: Array = logits.argmax(1)
+            return labels
+        validation = self._validation
+        units = np.arange(len(logits)) if validation.units is None else validation.units
+        return predict_across_folds(compute_probabilities(logits), validation.truth, units)
 
     def _keep(
         self,
         method: str,
         solution: Solution,
-        predicted: list[int],
+        predicted: Array,
         settings: Mapping[str, float] | None = None,
         features: Any = None,
+        thresholds: list[float] | None = None,
     ) -> None:
-        """Turns a solution into a classifier, whose bias is in the words, or else in the head."""
+        """Turns a solution into a classifier, whose bias is in the words, or else in the head.
+
+        Args:
+            predicted: The predicted labels of the validation texts.
+            settings: The chosen settings.
+            features: The fitted vectorizer, if the solution has word features.
+            thresholds: Of the labels, if a text may have several; None: `HALF`.
+        """
         bias = solution.bias
         words = None
         if solution.words is not None:
@@ -466,9 +564,14 @@ class Fitting:
             )
 
         pooling = None if head is None else self._pooling
-        description = Description(method, self._labels, pooling, words is not None)
+        facts: dict[str, Any] = {"predicted": predicted.tolist(), "settings": settings or {}}
+        if self._has_several:
+            thresholds = thresholds or [HALF] * len(self._labels)
+            facts["predicted"] = [np.flatnonzero(row).tolist() for row in predicted]
+            facts["labels"] = len(self._labels)
+        description = Description(method, self._labels, pooling, words is not None, thresholds)
         self.models[method] = Classifier(description, head=head, words=words)
-        self.facts[method] = {"predicted": predicted, "settings": settings or {}}
+        self.facts[method] = facts
         logger.info("%s: fitted %s", method, settings or "")
 
 
@@ -524,18 +627,86 @@ def find_best_scale(logits: Array, labels: Array) -> float:
     return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x))
 
 
+def compute_probabilities(logits: Array) -> Array:
+    """Computes the probabilities of labels, any of which a text may have, float32 as in scoring."""
+    probabilities: Array = expit(logits).astype(np.float32)
+    return probabilities
+
+
+def find_best_set_scale(logits: Array, truth: Array) -> float:
+    """Finds the factor of the logits with the lowest binary cross-entropy of all labels.
+
+    Args:
+        logits: float64 [texts, labels].
+        truth: bool [texts, labels].
+    """
+    is_trained = np.abs(logits) < -_ABSENT / 2
+    if not is_trained.any():
+        return 1.0
+    signed_logits = np.where(truth, logits, -logits)[is_trained]
+
+    def loss(log_scale: float) -> float:
+        return float(np.mean(np.logaddexp(0, -np.exp(log_scale) * signed_logits)))
+
+    bounds = (-_LARGEST_SCALE, _LARGEST_SCALE)
+    return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x))
+
+
+def find_most_frequent_set(truth: Array) -> Array:
+    """Returns the set of labels that most texts have, bool [labels]; on a tie the first."""
+    sets, first, counts = np.unique(truth, axis=0, return_index=True, return_counts=True)
+    most = np.flatnonzero(counts == counts.max())
+    frequent: Array = sets[most[np.argmin(first[most])]]
+    return frequent
+
+
+def find_most_frequent_labels(truth: Array) -> Array:
+    """Returns the constant prediction with the highest micro F1 on some texts, bool [labels].
+
+    It is a number of the most frequent labels: any other set of this size has fewer right.
+    """
+    counts = truth.sum(0)
+    order = np.argsort(-counts, kind="stable")
+    sizes = np.arange(1, len(order) + 1)
+    f1 = 2 * np.cumsum(counts[order]) / (sizes * len(truth) + counts.sum())
+    is_frequent = np.zeros(len(order), bool)
+    is_frequent[order[: int(np.argmax(f1)) + 1]] = True
+    return is_frequent
+
+
 def fit_words(
-    labels: Sequence[str], weights: Sequence[float], truth: Array, texts: Sequence[str]
-) -> tuple[Words | None, list[str]]:
-    """Fits the system of `method=linear` on training texts, without a validation split.
+    labels: Sequence[str],
+    weights: Sequence[float],
+    train: Split,
+    validation: Split | None = None,
+) -> tuple[Classifier | None, list[str]]:
+    """Fits the system of `method=linear` on training texts.
+
+    Args:
+        labels: The names of the labels.
+        weights: The weight of each label in training.
+        train: The training texts.
+        validation: To choose the thresholds of texts with several labels; None: not.
 
     Returns:
         The system and notes; None with a note if it would have more than `MOST_WEIGHTS` weights.
     """
-    fitting = Fitting(labels, weights, Split(truth, texts), Split(np.zeros(0, np.int64), []))
+    if validation is None:
+        validation = Split(train.truth[:0], [])
+    fitting = Fitting(labels, weights, train, validation)
     fitting.fit([LINEAR])
-    model = fitting.models.get(LINEAR)
-    return None if model is None else model.words, fitting.notes
+    return fitting.models.get(LINEAR), fitting.notes
+
+
+def predict_words(model: Classifier, texts: Sequence[str]) -> Array:
+    """Predicts the labels of texts by their words alone: int64 [texts], or bool [texts, labels]."""
+    assert model.words is not None
+    logits = model.words.logits(texts)
+    thresholds = model.description.thresholds
+    if thresholds is None:
+        labels: Array = logits.argmax(1)
+        return labels
+    return apply_thresholds(compute_probabilities(logits), np.array(thresholds))
 
 
 def choose_system(
@@ -555,7 +726,7 @@ def choose_system(
     the units.
 
     Args:
-        truth: int64 [texts], the labels of the validation split.
+        truth: int64 [texts] or bool [texts, labels], the labels of the validation split.
         predicted: The labels that each system predicts, the simplest system first.
         units, labels, resamples, seed: See `compare`.
 
@@ -563,7 +734,7 @@ def choose_system(
         Its name, and the scores of all systems, the best one first.
     """
     scores = {
-        name: Confusion.of(truth, guesses, labels).scores()[metric]
+        name: compute_text_scores(truth, guesses, labels)[metric]
         for name, guesses in predicted.items()
     }
     best = max(scores, key=scores.__getitem__)

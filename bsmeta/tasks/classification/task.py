@@ -1,5 +1,9 @@
 """The task: model, steps, loss, evaluation and export; `finish_run` scores the test set at the end.
 
+If a text may have several labels, each evaluation scores the validation split with thresholds that
+were chosen across its folds, and then chooses the thresholds that are exported with the model, on
+the whole split.
+
 The methods without training steps have a run of no steps, whose model is fitted before it. Under
 `method=auto` these systems are fitted first, then the encoder is trained, and `finish_run` compares
 all of them on the validation split.
@@ -14,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import transformers
@@ -28,7 +33,12 @@ from bsmeta.data.table.stream import FixedSize, TableStream
 from bsmeta.data.text.tokenizer import load_padded_tokenizer
 from bsmeta.models.layers import list_layers
 from bsmeta.tasks.classification import model as models
-from bsmeta.tasks.classification.classifier import ENCODER, Classifier, measure_depths
+from bsmeta.tasks.classification.classifier import (
+    ENCODER,
+    SEVERAL_TYPE,
+    Classifier,
+    measure_depths,
+)
 from bsmeta.tasks.classification.config import (
     AUTO,
     FINE_TUNE,
@@ -38,7 +48,12 @@ from bsmeta.tasks.classification.config import (
     LINEAR,
     ClassificationConfig,
 )
-from bsmeta.tasks.classification.evaluate import finish_run
+from bsmeta.tasks.classification.evaluate import (
+    ACCURACY,
+    SUBSET_ACCURACY,
+    compute_weights,
+    finish_run,
+)
 from bsmeta.tasks.classification.examples import (
     Chunk,
     Examples,
@@ -46,7 +61,8 @@ from bsmeta.tasks.classification.examples import (
     make_chunks,
     open_examples,
 )
-from bsmeta.tasks.classification.metrics import METRICS
+from bsmeta.tasks.classification.label_sets import Labels, make_truth
+from bsmeta.tasks.classification.metrics import METRICS, choose_metrics
 from bsmeta.tasks.classification.results import Choice, compute_scores
 from bsmeta.tasks.classification.systems import (
     Systems,
@@ -54,6 +70,7 @@ from bsmeta.tasks.classification.systems import (
     open_systems,
     score_to_choose,
 )
+from bsmeta.tasks.classification.thresholds import choose_thresholds, predict_across_folds
 from bsmeta.tasks.model_card import write_task_card
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import FinishContext, Processes
@@ -76,19 +93,23 @@ class TextClassifier(Task):
         self._validation: list[Chunk] | None = None
         self._depths: dict[str, int] = {}  # of the encoder's parameters, see `measure_depths`
         self._chosen: str | None = None  # the fitted system that `finish_run` has chosen for export
+        self._thresholds: list[float] | None = None  # of the last evaluation; see `thresholds`
 
     @cached_property
     def examples(self) -> Examples:
-        """The table, whose database is built first if there is none."""
-        return open_examples(self.config.data_config, self.tokenizer)
+        """The table, whose database is built first if there is none.
+
+        Raises:
+            ConfigurationError: If `keep_best_by` is no metric of its form of labels.
+        """
+        examples = open_examples(self.config.data_config, self.tokenizer)
+        _check_best_metric(self.config, examples)
+        return examples
 
     @cached_property
     def weights(self) -> list[float]:
         """The weight of each label."""
-        examples = self.examples
-        return models.label_weights(
-            self.config.class_weights, examples.labels, examples.label_counts("train")
-        )
+        return compute_weights(self.config, self.examples)
 
     def fit_systems(self) -> Systems:
         """Fits the systems that the method needs, on the first call, or reads them from the run."""
@@ -106,7 +127,10 @@ class TextClassifier(Task):
 
     def untouched_encoder(self) -> PreTrainedModel:
         """Builds the encoder before it is trained."""
-        return models.build_untouched_encoder(self.config, self.tokenizer, self.examples.labels)
+        examples = self.examples
+        return models.build_untouched_encoder(
+            self.config, self.tokenizer, examples.labels, has_several=examples.has_several
+        )
 
     def _load_system(self, method: str, encoder: PreTrainedModel | None = None) -> Classifier:
         """Loads a fitted system, on the untouched encoder if it needs one."""
@@ -127,15 +151,20 @@ class TextClassifier(Task):
             if model.encoder is not None:
                 model.encoder.requires_grad_(False)
             return model
+        examples = self.examples
         if config.pooling == HEAD:
-            return models.build_with_head(config, self.tokenizer, self.examples.labels)
+            return models.build_with_head(
+                config, self.tokenizer, examples.labels, has_several=examples.has_several
+            )
 
         starts_linear = config.head_start == "linear"
         is_trained = torch.get_default_device().type != "meta" and not config.estimate
         if is_trained and (config.method == AUTO or starts_linear):
             self.fit_systems()  # before the weights of this model take memory
 
-        model = models.build_classifier(config, self.tokenizer, self.examples.labels)
+        model = models.build_classifier(
+            config, self.tokenizer, examples.labels, has_several=examples.has_several
+        )
         assert model.encoder is not None
         assert model.head is not None
         self._depths = measure_depths(model.encoder)
@@ -197,9 +226,10 @@ class TextClassifier(Task):
         file_name = Path(str(config.data_config.csv)).name
 
         def read(rows: np.ndarray, epoch: int) -> MicroBatch:
-            return build_micro_batch(
-                examples.read(chunk_ids[rows]), self.tokenizer, weights, file_name
-            )
+            chunks = examples.read(chunk_ids[rows])
+            if examples.has_several:
+                return build_set_batch(chunks, self.tokenizer, weights, file_name)
+            return build_micro_batch(chunks, self.tokenizer, weights, file_name)
 
         return TableStream(
             self._order(world_size),
@@ -213,9 +243,23 @@ class TextClassifier(Task):
         )
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """Computes the weighted loss of the chunks, and the share that is predicted right."""
+        """Computes the weighted loss of the chunks, and the share that is predicted right.
+
+        Chunks with several labels are right if all of them, and no others, are more likely than
+        not.
+        """
         labels = batch["labels"]
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        if labels.ndim == 2:
+            pair_losses = models.compute_pair_losses(
+                logits.float(), labels, self.config.label_smoothing
+            )
+            has_all = ((logits.detach() > 0) == (labels > 0)).all(1).float()
+            return Loss(
+                (pair_losses * batch["weights"]).sum(),
+                {SUBSET_ACCURACY: (has_all.sum(), torch.ones_like(has_all).sum())},
+            )
+
         losses = functional.cross_entropy(
             logits.float(), labels, reduction="none", label_smoothing=self.config.label_smoothing
         )
@@ -223,7 +267,7 @@ class TextClassifier(Task):
         is_right = (logits.detach().argmax(1) == labels).float()
         return Loss(
             (losses * batch["weights"]).sum(),
-            {"accuracy": (is_right.sum(), torch.ones_like(is_right).sum())},
+            {ACCURACY: (is_right.sum(), torch.ones_like(is_right).sum())},
         )
 
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
@@ -233,16 +277,36 @@ class TextClassifier(Task):
         if not self._validation:
             return []
         scored = self.scorer(context).score(model, self._validation)
-        return make_metrics(METRICS, compute_scores(scored, self.weights))
+        predicted = None
+        if isinstance(scored, models.ScoredSets):
+            self._thresholds = choose_thresholds(scored.probabilities, scored.labels).tolist()
+            predicted = self._predict_validation(scored)
+        return make_metrics(METRICS, compute_scores(scored, self.weights, predicted))
+
+    def _predict_validation(self, scored: models.AnyScored) -> np.ndarray:
+        """Predicts the labels of the validation texts; several, with thresholds across folds."""
+        if not isinstance(scored, models.ScoredSets):
+            return scored.predicted
+        units = np.array(self.examples.list_groups("validation"))
+        return predict_across_folds(scored.probabilities, scored.labels, units)
+
+    def state(self) -> Any:
+        """Returns the thresholds of several labels; None with one label a text."""
+        return self._thresholds
+
+    def restore(self, state: Any) -> None:
+        self._thresholds = msgspec.convert(state, list[float] | None)
 
     def scorer(self, context: Processes) -> models.Scorer:
         """Returns a scorer of models in evaluations of this run."""
+        examples = self.examples
         return models.Scorer(
-            labels=len(self.examples.labels),
+            labels=len(examples.labels),
             tokenizer=self.tokenizer,
             batch_size=self.config.data_config.per_device_eval_batch_size,
             context=context,
             smoothing=self.config.label_smoothing,
+            weights=self.weights if examples.has_several else None,
         )
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
@@ -251,6 +315,7 @@ class TextClassifier(Task):
         Under `method=auto`, it first chooses the system to export, on the validation split.
         """
         exported = models.load_model(context.exported / "model").to(context.device)
+        self._choose_exported_thresholds(exported, context)
         others: dict[str, nn.Module] = {}
         choice = None
         if self.config.method == AUTO:
@@ -263,6 +328,24 @@ class TextClassifier(Task):
         scores = finish_run(self, exported, others, choice, context)
         return make_metrics(METRICS, scores, "test")
 
+    def _choose_exported_thresholds(self, model: nn.Module, context: Processes) -> None:
+        """Sets the thresholds of a trained model of several labels, by the validation split.
+
+        The checkpoint that is exported has those of the last evaluation before it, which may have
+        been of an earlier step.
+        """
+        examples = self.examples
+        if not examples.has_several or self.config.method in FITTED:
+            return
+
+        chunks = examples.read(examples.list_chunks("validation"))
+        if not chunks:
+            return
+        scored = self.scorer(context).score(model, chunks)
+        assert isinstance(scored, models.ScoredSets)
+        self._thresholds = choose_thresholds(scored.probabilities, scored.labels).tolist()
+        models.set_thresholds(model, self._thresholds)
+
     def _choose(self, trained: nn.Module, context: FinishContext) -> Choice:
         """Scores all systems on the validation split, and chooses the one to export."""
         config = self.config
@@ -271,10 +354,10 @@ class TextClassifier(Task):
 
         chunks = examples.read(examples.list_chunks("validation"))
         scored = self.scorer(context).score(trained, chunks)
-        metric = score_to_choose(config)
+        metric = score_to_choose(config, has_several=examples.has_several)
         chosen, compared = choose_system(
             scored.labels,
-            {**fitted.predicted, FINE_TUNE: scored.predicted},
+            {**fitted.predicted, FINE_TUNE: self._predict_validation(scored)},
             np.array(examples.list_groups("validation")),
             len(examples.labels),
             metric,
@@ -285,12 +368,17 @@ class TextClassifier(Task):
         return Choice(metric, chosen, compared, fitted.settings, fitted.notes)
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        if self._thresholds is not None and self.config.method not in FITTED:
+            models.set_thresholds(model, self._thresholds)
         if isinstance(model, Classifier):
             model.save(folder, weights)
         else:
             model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self.tokenizer.save_pretrained(str(folder))
+        self._write_card(folder)
 
+    def _write_card(self, folder: Path) -> None:
+        """Writes the card of the model in an exported folder."""
         all_labels = self.examples.labels
         labels = ", ".join(map(str, all_labels[:_LABELS_ON_CARD]))
         if len(all_labels) > _LABELS_ON_CARD:
@@ -299,17 +387,39 @@ class TextClassifier(Task):
             self.config,
             folder,
             pipeline_tag="text-classification",
-            about=f"A classifier of texts by {self.config.data_config.label_column}: {labels}.",
+            about=self._describe_model(labels),
             prediction="input=texts.csv output=predicted.csv",
         )
 
+    def _describe_model(self, labels: str) -> str:
+        """Describes the model in sentences, for its card.
+
+        Args:
+            labels: The labels, or the first of them.
+        """
+        column = self.config.data_config.label_column
+        if not self.examples.has_several:
+            return f"A classifier of texts by {column}: {labels}."
+        return (
+            f"A classifier of texts by {column}, of which a text may have several or none: "
+            f"{labels}. A text has each label whose probability, the sigmoid of its logit, reaches "
+            "the threshold of the label in config.json, which was chosen on the validation split "
+            f"(problem_type: {SEVERAL_TYPE})."
+        )
+
     def complete(self, folder: Path) -> None:
-        """Replaces the fine-tuned model by the system that `finish_run` has chosen."""
+        """Replaces the fine-tuned model by the system that `finish_run` has chosen.
+
+        If it stays, its folder gets the thresholds that `finish` has chosen.
+        """
         if self._chosen is None:
+            if self._thresholds is not None and self.config.method not in FITTED:
+                models.save_thresholds(folder, self._thresholds)
             return
         shutil.rmtree(folder)
         self._load_system(self._chosen).save(folder)
         self.tokenizer.save_pretrained(str(folder))
+        self._write_card(folder)
 
     def load(self, folder: Path) -> nn.Module:
         return models.load_model(folder)
@@ -323,6 +433,8 @@ class TextClassifier(Task):
     ) -> Iterator[dict[str, Any]]:
         """Yields the predicted label of each record's text, its probabilities, and its chunks.
 
+        The prediction of a model of several labels is a list of labels, which may be empty.
+
         The text is in the text column of the training table, `data_config.text_column`. For a text
         without tokens the prediction is None.
         """
@@ -330,6 +442,7 @@ class TextClassifier(Task):
         folding = Folding(self.tokenizer, data.fold_by, data.max_length)
         context = Processes(device=next(model.parameters()).device)
         labels = models.read_labels(model)
+        no_label: Labels = 0 if models.read_thresholds(model) is None else ()
         scorer = models.Scorer(
             len(labels), self.tokenizer, data.per_device_eval_batch_size, context
         )
@@ -343,7 +456,7 @@ class TextClassifier(Task):
             texts = [str(record[data.text_column]) for record in batch]
             chunks: list[Chunk] = []
             for number, folds in enumerate(folding.fold(texts)):
-                chunks += make_chunks(folds, label=0, source=number)
+                chunks += make_chunks(folds, no_label, source=number)
 
             predictions: dict[int, dict[str, Any]] = {}
             if chunks:
@@ -352,6 +465,43 @@ class TextClassifier(Task):
                 predictions = dict(zip(scored.sources.tolist(), values, strict=True))
             for number in range(len(batch)):
                 yield predictions.get(number, no_prediction)
+
+
+def _check_best_metric(config: ClassificationConfig, examples: Examples) -> None:
+    """Refuses a `keep_best_by` of texts with one label for a table with several, and the reverse.
+
+    Raises:
+        ConfigurationError: If evaluations will not have it.
+    """
+    name = config.keep_best_by
+    table = choose_metrics(has_several=examples.has_several)
+    if name is None or name in table or name not in METRICS:
+        return
+
+    form = "several labels" if examples.has_several else "one label"
+    raise ConfigurationError(
+        f"keep_best_by={name}: each text of {examples.facts['csv']} has {form}; expected one of "
+        f"{', '.join(table)}",
+        ["keep_best_by"],
+    )
+
+
+def build_set_batch(
+    chunks: Sequence[Chunk], tokenizer: PreTrainedTokenizerBase, weights: Sequence[float], name: str
+) -> MicroBatch:
+    """Builds a micro-batch of chunks that may have several labels.
+
+    Its weight is the sum over all pairs of a chunk and a label (see `model.weigh_pairs`).
+
+    Args:
+        weights: The weight of each label, for the chunks that have it.
+        name: The file that `log_documents` names, with the source row.
+    """
+    labels = [chunk.label for chunk in chunks]
+    truth = torch.from_numpy(make_truth(labels, len(weights), has_several=True)).float()
+    pair_weights = models.weigh_pairs(truth, weights)
+    tensors = {"labels": truth, "weights": pair_weights}
+    return _assemble_batch(chunks, tokenizer, tensors, float(pair_weights.sum()), name)
 
 
 def build_micro_batch(
@@ -363,19 +513,27 @@ def build_micro_batch(
         weights: The weight of each label.
         name: The file that `log_documents` names, with the source row.
     """
-    tensors = models.pad_chunks(tokenizer, [chunk.ids for chunk in chunks])
-    chunk_weights = [weights[chunk.label] for chunk in chunks]
-    weight = sum(chunk_weights)
+    labels = make_truth([chunk.label for chunk in chunks], len(weights), has_several=False)
+    chunk_weights = [weights[label] for label in labels]
+    tensors = {"labels": torch.from_numpy(labels), "weights": torch.tensor(chunk_weights)}
+    return _assemble_batch(chunks, tokenizer, tensors, sum(chunk_weights), name)
+
+
+def _assemble_batch(
+    chunks: Sequence[Chunk],
+    tokenizer: PreTrainedTokenizerBase,
+    targets: Mapping[str, torch.Tensor],
+    weight: float,
+    name: str,
+) -> MicroBatch:
+    """Pads chunks, and makes a micro-batch of them and their targets."""
+    inputs = models.pad_chunks(tokenizer, [chunk.ids for chunk in chunks])
     tokens = sum(len(chunk.ids) for chunk in chunks)
     return MicroBatch(
-        tensors={
-            **tensors,
-            "labels": torch.tensor([chunk.label for chunk in chunks]),
-            "weights": torch.tensor(chunk_weights),
-        },
+        tensors={**inputs, **targets},
         weight=weight,
         tokens=tokens,
-        padding=tensors["input_ids"].numel() - tokens,
+        padding=inputs["input_ids"].numel() - tokens,
         documents=[f"{name}:{chunk.source}" for chunk in chunks],
         counts={"chunks": float(len(chunks)), "weight": weight},
     )

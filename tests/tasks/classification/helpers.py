@@ -21,6 +21,7 @@ from bsmeta.tasks.classification.evaluate import predict_baselines
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import Scored
 from bsmeta.tasks.classification.results import Results, TestSet, compute_results, compute_scores
+from bsmeta.tasks.classification.systems import Split
 from tests.data.helpers import bpe_tokenizer
 
 TEXT = "Beat my Republican opponent! She will remove stop signs from your neighborhood."
@@ -99,7 +100,7 @@ def results() -> Results:
     )  # fmt: skip
     scored, weights = Scored.of(CHUNKS, LOGITS), [1.0] * 3
     training = ["wages for all", "cut taxes", "buy soap"]
-    others, notes = predict_baselines(test, training, np.array([0, 2, 1]), weights)
+    others, notes = predict_baselines(test, Split(np.array([0, 2, 1]), training), weights)
     assert notes == []
     return compute_results(
         test, scored, compute_scores(scored, weights), others, resamples=100, seed=1

@@ -25,7 +25,6 @@ from bsmeta.tasks.classification import evaluate as module
 from bsmeta.tasks.classification import model as model_module
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.tasks.classification.evaluate import (
-    MAJORITY,
     MODEL,
     PREDICTIONS,
     STATS,
@@ -37,9 +36,9 @@ from bsmeta.tasks.classification.evaluate import (
 )
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import Scored, build_with_head
-from bsmeta.tasks.classification.report import summarize_results
+from bsmeta.tasks.classification.report import MAJORITY, summarize_results
 from bsmeta.tasks.classification.results import Results, TestSet
-from bsmeta.tasks.classification.systems import fit_words
+from bsmeta.tasks.classification.systems import Split, fit_words, predict_words
 from bsmeta.tasks.classification.task import TextClassifier
 from bsmeta.training.processes import FinishContext
 from tests.tasks.classification.helpers import (
@@ -345,16 +344,16 @@ def test_a_folder_that_cannot_be_written_is_the_user_s_to_fix(tmp_path: Path) ->
 def test_baselines_are_scored_on_the_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
     test = TestSet("a.csv", ("a", "b", "c"), [Chunk([], 0, n, 0, "a") for n in range(3)],
                    ["1", "2", "3"], "texts", {}, [])  # fmt: skip
-    found, _ = predict_baselines(test, ["a"] * 4, np.array([1, 1, 0, 2]), [1.0] * 3)
+    found, _ = predict_baselines(test, Split(np.array([1, 1, 0, 2]), ["a"] * 4), [1.0] * 3)
     assert found[MAJORITY].tolist() == [1, 1, 1]
     texts = ["cut the taxes", "lower taxes now", "raise the wages", "fair wages for all"]
     labels = np.array([0, 0, 1, 1])
 
     def guessed(texts: list[str], labels: np.ndarray, others: list[str]) -> list[int]:
-        words, notes = fit_words("ab", [1.0, 1.0], labels, texts)
-        assert words is not None
+        model, notes = fit_words("ab", [1.0, 1.0], Split(labels, texts))
+        assert model is not None
         assert notes == []
-        return words.logits(others).argmax(1).tolist()
+        return predict_words(model, others).tolist()
 
     others = ["taxes", "wages", "taxes", "wages", "taxes"]
     assert guessed(texts, labels, others) == [0, 1, 0, 1, 0]
@@ -363,6 +362,6 @@ def test_baselines_are_scored_on_the_test_set(monkeypatch: pytest.MonkeyPatch) -
     assert guessed(["!", "?"], np.array([1, 1]), ["a"]) == [1]
     assert guessed(["!", "?"], np.array([0, 1]), ["a"]) == [0]
     monkeypatch.setattr(systems, "MOST_WEIGHTS", 30)
-    words, (note,) = fit_words("ab", [1.0, 1.0], labels, texts)
-    assert words is None
+    model, (note,) = fit_words("ab", [1.0, 1.0], Split(labels, texts))
+    assert model is None
     assert note.startswith("TF-IDF + linear SVM left out: with 2 labels")

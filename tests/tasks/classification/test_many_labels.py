@@ -31,11 +31,12 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from bsmeta.training.processes import ALONE
-from bsmeta.tasks.classification.evaluate import baselines, write_predictions
+from bsmeta.tasks.classification.evaluate import predict_baselines, write_predictions
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import Scorer
 from bsmeta.tasks.classification.report import report_results
-from bsmeta.tasks.classification.results import TestSet, results_of, scores_of
+from bsmeta.tasks.classification.results import TestSet, compute_results, compute_scores
+from bsmeta.tasks.classification.systems import Split
 from tests.tasks.classification.helpers import bert_tokenizer
 
 count, folder = int(sys.argv[1]), Path(sys.argv[2])
@@ -58,10 +59,10 @@ write_predictions(folder / "predictions.csv", scored, labels)
 texts = [chunk.text for chunk in chunks]
 test = TestSet("many.csv, test split", labels, chunks, [*map(str, scored.sources)],
                "distinct texts", {"test": dict.fromkeys(labels, 2)}, [])
-others, notes = baselines(test, texts, scored.labels, [1.0] * count)
+others, notes = predict_baselines(test, Split(scored.labels, texts), [1.0] * count)
 test.notes.extend(notes)
-scores = scores_of(scored, [1.0] * count)
-results = results_of(test, scored, scores, others, resamples=200, seed=1)
+scores = compute_scores(scored, [1.0] * count)
+results = compute_results(test, scored, scores, others, resamples=200, seed=1)
 report_results(results, [], folder / "evaluation", {})
 print("grown by", peak() - before)
 """
