@@ -255,7 +255,7 @@ class Entity(Annotator):
         task = opened.task
         self._dependencies = {
             "files": opened.file_hashes,
-            "entities": task.data.table.fingerprint,
+            "data": task.data_fingerprint(),
             "overrides": overrides,
         }
         self._predictor = task.predictor(task.load(opened.folder).eval())
