@@ -98,6 +98,7 @@ from bsmeta.tasks.spelling.evaluate import Dictionary, read_test_sets
 from bsmeta.tasks.spelling.lexicon import build_lexicon, parse_token, read_word_list
 from bsmeta.tasks.spelling.noise import Noise, invert_dictionary
 from bsmeta.tasks.spelling.samples import compute_prose_share, read_samples
+from bsmeta.tasks.spelling.word_scripts import WordScripts
 from tests.hostile_texts import Shape
 from tests.patterns import METHODS, PACKAGE, Module
 from tests.tasks.disambiguation.helpers import write_world
@@ -449,6 +450,7 @@ RUNS: dict[str, Run] = {
     "misspellings": refused(lambda text: invert_dictionary(text.splitlines()), UserError),
     "words of a model": of(lambda text: build_lexicon([text], [], {})),
     "word list": in_file("list.txt", lambda path: read_word_list(str(path))),
+    "scripts of words": of(lambda text: WordScripts([text]).find_unknown(text)),
     "dictionary": lambda text, folder: (
         dictionary(folder).correct(text),
         dictionary(folder).flags(text),
