@@ -40,14 +40,17 @@ _INVISIBLE_SPACE = (
 )
 _GAP = re.compile(f"{_LINE_BREAK}|{_INVISIBLE_SPACE}")
 
-# Such a gap; white space; ASCII characters that no combining character follows; any other
-# character.
+# White space; ASCII characters that no combining character follows; any other character.
 _PART = re.compile(
-    rf"(?P<gap>{_LINE_BREAK}|{_INVISIBLE_SPACE})"
-    rf"|(?P<space>[\s\x00-\x1f][\s\x00-\x1f{VARIATION_SELECTORS}]*+)"
-    r"|(?P<plain>(?:[!-~](?![^\x00-\x7f]))+)|(?P<other>.)",
+    r"(?P<space>[\s\x00-\x1f]+)|(?P<plain>(?:[!-~](?![^\x00-\x7f]))+)|(?P<other>.)", re.DOTALL
+)
+# The same, and gaps, for texts that may have one or a variation selector.
+_PART_OR_GAP = re.compile(
+    rf"(?P<plain>(?:[!-~](?![^\x00-\x7f]))+)|(?P<gap>{_LINE_BREAK}|{_INVISIBLE_SPACE})"
+    rf"|(?P<space>[\s\x00-\x1f][\s\x00-\x1f{VARIATION_SELECTORS}]*+)|(?P<other>.)",
     re.DOTALL,
 )
+_MAY_HAVE_GAP = re.compile(f"[{UNSPACED_LETTERS}{VARIATION_SELECTORS}]")
 # Vowels and final consonants of Hangul syllables.
 _FIRST_JAMO = "\u1160"
 _LAST_JAMO = "\u11ff"
@@ -135,7 +138,8 @@ def _divide_segments(text: str) -> list[Segment]:
     """
     segments: list[Segment] = []
     can_continue = False
-    for match in _PART.finditer(text):
+    parts = _PART_OR_GAP if _MAY_HAVE_GAP.search(text) else _PART
+    for match in parts.finditer(text):
         start, end = match.span()
         if match.lastgroup == "gap":
             can_continue = False

@@ -33,21 +33,21 @@ from bsmeta.data.text.scripts import (
 
 _EDGE = re.compile(r"\b")
 _NO_WORD = re.compile(r"[^\w\s\x00-\x7f]")
-_NEEDS_SCRIPTS = re.compile(f"[{UNSPACED_LETTERS}{PICTOGRAPHS}{FLAG_LETTERS}{KEYCAP}]")
 
 _MARKS = rf"\u0300-\u036f{KANA_MARKS}{DICTIONARY_MARKS}{VARIATION_SELECTORS}"
 _LETTER = f"[{HAN_AND_KANA}{DICTIONARY_LETTERS}][{_MARKS}]*+"
-_PICTURE = f"[{PICTOGRAPHS}][{EMOJI_PARTS}]*+"
-_EMOJI = (
-    rf"[{FLAG_LETTERS}]{{2}}|[#*0-9][{VARIATION_SELECTORS}]?{KEYCAP}"
-    rf"|{_PICTURE}(?:\u200d{_PICTURE})*+"
-)
+_PART = f"[{PICTOGRAPHS}][{EMOJI_PARTS}]*+"
+_PICTURE = rf"{_PART}(?:\u200d{_PART})*+"
+_EMOJI = rf"[{FLAG_LETTERS}]{{2}}|[#*0-9][{VARIATION_SELECTORS}]?{KEYCAP}|{_PICTURE}"
+
+_PICTURES = re.compile(_PICTURE)
 _HAS_EMOJI = re.compile(_EMOJI)
 _WORD = re.compile(
     rf"[{LEADING_VOWELS}]*+{_LETTER}(?:(?<=[{STACKERS}]){_LETTER})*+|[{LEADING_VOWELS}]+"
     rf"|{_EMOJI}|(?:[^\W{UNSPACED_LETTERS}]|[{_MARKS}])+"
 )
-_OTHER_NO_WORD = re.compile(rf"[^\w\s\x00-\x7f{_MARKS}{EMOJI_PARTS}{PICTOGRAPHS}]")
+_NO_WORD_OR_MARK = re.compile(rf"[^\w\s\x00-\x7f{_MARKS}{EMOJI_PARTS}{PICTOGRAPHS}]")
+_NEEDS_WORD = re.compile(f"[{UNSPACED_LETTERS}{FLAG_LETTERS}{KEYCAP}{VARIATION_SELECTORS}]")
 
 
 def find_word_edges(text: str) -> list[int]:
@@ -58,13 +58,19 @@ def find_word_edges(text: str) -> list[int]:
     """
     if text.isascii():
         return [match.start() for match in _EDGE.finditer(text)]
-    if not _NEEDS_SCRIPTS.search(text):
-        return [match.start() for match in _EDGE.finditer(_NO_WORD.sub(_make_letter, text))]
 
     edges: list[int] = []
-    for match in _WORD.finditer(_OTHER_NO_WORD.sub(_make_letter, text)):
+    if _NEEDS_WORD.search(text):
+        for match in _WORD.finditer(_NO_WORD_OR_MARK.sub(_make_letter, text)):
+            edges += match.span()
+        return edges
+
+    # Most texts with a sign such as a dash: `_WORD` would find the same in three times the time.
+    for match in _PICTURES.finditer(text):
         edges += match.span()
-    return edges
+    has_pictures = bool(edges)
+    edges += [match.start() for match in _EDGE.finditer(_NO_WORD.sub(_make_letter, text))]
+    return sorted(edges) if has_pictures else edges
 
 
 def has_word(text: str) -> bool:

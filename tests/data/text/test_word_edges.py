@@ -57,6 +57,19 @@ def test_words_are_in_order_and_have_something(text: str) -> None:
     assert all(divide(text))
 
 
+@given(
+    st.text(
+        st.one_of(
+            st.sampled_from("a1#❤👩🏽\u200d\u0301é ©—"), st.characters(exclude_categories=["Cs"])
+        ),
+        max_size=20,
+    )
+)
+def test_words_do_not_depend_on_the_scripts_after_them(text: str) -> None:
+    size = len(text)
+    assert find_word_edges(f"{text} 京") == [*find_word_edges(text), size + 1, size + 2]
+
+
 SPACED = "aZé_9ßжक\u0901ि한\u0301 .,'\u2019\u2014-\n\u00a0"
 
 
