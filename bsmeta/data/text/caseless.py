@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bsmeta.data.text.scripts import (
+    BLOCKS,
     DICTIONARY_MARKS,
     HAN_AND_KANA,
     KANA_MARKS,
@@ -50,7 +51,7 @@ _PART_OR_GAP = re.compile(
     rf"|(?P<space>[\s\x00-\x1f][\s\x00-\x1f{VARIATION_SELECTORS}]*+)|(?P<other>.)",
     re.DOTALL,
 )
-_MAY_HAVE_GAP = re.compile(f"[{UNSPACED_LETTERS}{VARIATION_SELECTORS}]")
+_MAY_HAVE_GAP = re.compile(f"[{BLOCKS}]")
 # Vowels and final consonants of Hangul syllables.
 _FIRST_JAMO = "\u1160"
 _LAST_JAMO = "\u11ff"

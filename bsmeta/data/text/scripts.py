@@ -73,3 +73,7 @@ KEYCAP = r"\u20e3"
 
 EMOJI_PARTS = KEYCAP + VARIATION_SELECTORS + r"\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f"
 """Change the emoji before them: skin tones, tags of flags."""
+
+BLOCKS = r"\u0e01-\u109f\u1780-\u1aaf\u20e3\u3005-\uabff\uf900-\U000e01ef"
+"""Few ranges that hold all letters without spaces, selectors, flag letters and keycaps, beside
+others: a search for them takes a fraction of the time of a search for these classes."""

@@ -17,6 +17,7 @@ import re
 
 from bsmeta.data.text.caseless import combines
 from bsmeta.data.text.scripts import (
+    BLOCKS,
     DICTIONARY_LETTERS,
     DICTIONARY_MARKS,
     EMOJI_PARTS,
@@ -47,7 +48,7 @@ _WORD = re.compile(
     rf"|{_EMOJI}|(?:[^\W{UNSPACED_LETTERS}]|[{_MARKS}])+"
 )
 _NO_WORD_OR_MARK = re.compile(rf"[^\w\s\x00-\x7f{_MARKS}{EMOJI_PARTS}{PICTOGRAPHS}]")
-_NEEDS_WORD = re.compile(f"[{UNSPACED_LETTERS}{FLAG_LETTERS}{KEYCAP}{VARIATION_SELECTORS}]")
+_NEEDS_WORD = re.compile(f"[{BLOCKS}]")
 
 
 def find_word_edges(text: str) -> list[int]:
