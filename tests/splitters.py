@@ -76,6 +76,7 @@ from bsmeta.data.text.sentences import (
     find_word_core,
     find_words,
 )
+from bsmeta.data.text.word_edges import find_word_edges, has_word
 from bsmeta.metadata.decoding import DocumentDecoder, cut_column
 from bsmeta.metadata.metadata_type import Bucketing, format_year_and_month, make_url_readable
 from bsmeta.metadata.records import BadDocument
@@ -98,6 +99,7 @@ from bsmeta.tasks.spelling.evaluate import Dictionary, read_test_sets
 from bsmeta.tasks.spelling.lexicon import build_lexicon, parse_token, read_word_list
 from bsmeta.tasks.spelling.noise import Noise, invert_dictionary
 from bsmeta.tasks.spelling.samples import compute_prose_share, read_samples
+from bsmeta.tasks.spelling.word_scripts import WordScripts
 from tests.hostile_texts import Shape
 from tests.patterns import METHODS, PACKAGE, Module
 from tests.tasks.disambiguation.helpers import write_world
@@ -440,6 +442,7 @@ RUNS: dict[str, Run] = {
     "words of a sentence": of(find_word_spans),
     "caseless text": of(lambda text: (make_caseless(text), CaselessText.of(text))),
     "mentions": lambda text, folder: detector(folder)(text),
+    "words of any script": of(lambda text: (find_word_edges(text), has_word(text))),
     "training lines": training_lines,
     "configuration of Bootleg": in_file("a.json", lambda path: converter.main([str(path)])),
     "artificial noise": noisy("artificial"),
@@ -449,6 +452,7 @@ RUNS: dict[str, Run] = {
     "misspellings": refused(lambda text: invert_dictionary(text.splitlines()), UserError),
     "words of a model": of(lambda text: build_lexicon([text], [], {})),
     "word list": in_file("list.txt", lambda path: read_word_list(str(path))),
+    "scripts of words": of(lambda text: WordScripts([text]).find_unknown(text)),
     "dictionary": lambda text, folder: (
         dictionary(folder).correct(text),
         dictionary(folder).flags(text),
@@ -476,6 +480,26 @@ _TAG_SHAPES = tuple(
         ("<table>", "x<td>"),
         ("<p ", "a=b "),
         ("", "&amp"),
+    ]
+)
+
+_SCRIPT_SHAPES = tuple(
+    Shape(beginning, unit, "")
+    for beginning, unit in [
+        ("", "京"),
+        ("", "京 \n"),
+        ("京", " "),
+        ("京", "\ufe0f"),
+        ("ก", "\u200b"),
+        ("", "เ"),
+        ("", "ก\u0e49"),
+        ("ក", "\u17d2"),
+        ("", "ក្"),
+        ("", "🇫"),
+        ("", "❤\u200d"),
+        ("❤", "🏽"),
+        ("", "a\u0301京"),
+        ("京", "\u0301"),
     ]
 )
 
@@ -555,6 +579,9 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
         Shape("<style>", " ", "</style>"),
         Shape("", "<a style='url( b)'>", ""),
     ),
+    "caseless text": _SCRIPT_SHAPES,
+    "mentions": _SCRIPT_SHAPES,
+    "words of any script": _SCRIPT_SHAPES,
     "misspellings": (Shape("a->b", ", c", ""), Shape("", "a->b\n", "")),
     "override": (Shape("a=", "~", ""), Shape("a=", '"\\', "")),
     "glob": (Shape("a/", "b/", "x.gz"), Shape("a/", "b", ".gz")),

@@ -104,9 +104,13 @@ class _Trained(Annotator):
 
 
 class Spelling(_Trained):
-    """The share of the words of the beginning of the text that a spelling model flags."""
+    """The share of the words of the beginning of the text that a spelling model flags.
+
+    Words that the model leaves alone, as its lexicon does not have their script, do not count.
+    """
 
     name = "spelling"
+    version = 2
     columns = ("metadata_spelling",)
     key = "spelling_model"
     use = "flag_words"
@@ -115,9 +119,12 @@ class Spelling(_Trained):
         sample = row.text
         if len(sample) > LONGEST_SAMPLE:
             sample = sample[:LONGEST_SAMPLE].rsplit(maxsplit=1)[0]
-        words = len(sample.split())
-        if not words:
+        all_words = sample.split()
+        if not all_words:
             raise AnnotationError("no_words")
+        words = sum(not self._task.find_unknown_script(word) for word in all_words)
+        if not words:
+            raise AnnotationError("no_words_of_known_script")
 
         (changes,) = self._task.changes(self._model, [sample])
         flagged = sum(len(change.text.split()) for change in changes)
@@ -257,7 +264,7 @@ class Entity(Annotator):
         task = opened.task
         self._dependencies = {
             "files": opened.file_hashes,
-            "entities": task.data.table.fingerprint,
+            "data": task.data_fingerprint(),
             "overrides": overrides,
         }
         self._predictor = task.predictor(task.load(opened.folder).eval())

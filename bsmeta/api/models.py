@@ -49,7 +49,14 @@ from bsmeta.tasks.causal_lm.generation.contexts import is_announced
 from bsmeta.tasks.causal_lm.generation.requests import replace_defaults
 from bsmeta.tasks.causal_lm.generation.writer import Result, Writer
 from bsmeta.tasks.checkpoints import locate_model, open_task, read_task
-from bsmeta.training.task import ChangesText, ChecksRecords, Predicts, PredictsFromData, Task
+from bsmeta.training.task import (
+    ChangesText,
+    ChecksRecords,
+    Predicts,
+    PredictsFromData,
+    Task,
+    WarnsOfScripts,
+)
 
 # The names of the tasks of this package, for type checkers; the registry decides.
 LanguageModelTask = Literal["causal_lm"]
@@ -491,6 +498,8 @@ class Predictor(Model):
             raise self._make_refusal("changes")
 
         (changes,) = self._task.changes(self.module, [text])
+        if isinstance(self._task, WarnsOfScripts):
+            self._task.warn_of_unknown_scripts([text])
         return changes
 
 

@@ -239,6 +239,14 @@ class ChangesText(Protocol):
 
 
 @runtime_checkable
+class WarnsOfScripts(Protocol):
+    """A task whose exported model may leave words alone for their script."""
+
+    def warn_of_unknown_scripts(self, texts: Iterable[str]) -> None:
+        """Logs the number of such words in texts."""
+
+
+@runtime_checkable
 class PredictsFromData(Protocol):
     """A task whose predictions also depend on data outside its model, such as a table."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from bsmeta.annotate.annotator import AnnotationError
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.plan import make_annotators
 from bsmeta.annotate.sources import InputRecord
@@ -128,6 +129,7 @@ def detector(tmp_path: Path) -> Path:
     [
         ("the words of a paragraph", "0.0000"),
         ("teh words off a paragraph", "0.4000"),
+        ("teh 東京 กรุงเทพ words", "0.5000"),  # of the words in the script of the lexicon
         ("teh " * 2499 + "the", "0.9996"),
         ("teh " * 2500 + "the", "1.0000"),  # the last word is beyond what is read
     ],
@@ -135,6 +137,11 @@ def detector(tmp_path: Path) -> Path:
 def test_the_share_of_flagged_words(detector: Path, text: str, share: str) -> None:
     record = InputRecord(text=text)
     assert values(annotated(record, "spelling", spelling_model=str(detector))) == [share]
+
+
+def test_a_page_in_another_script_has_no_share(detector: Path) -> None:
+    with pytest.raises(AnnotationError, match="no_words_of_known_script"):
+        annotated(InputRecord(text="東京 กรุงเทพ"), "spelling", spelling_model=str(detector))
 
 
 def test_records_depend_on_the_model(detector: Path) -> None:

@@ -2,7 +2,10 @@
 
 The caseless form of a text is its full case folding, so that `Straße`, `STRASSE` and `strasse` are
 equal, in normalization form C (Unicode Standard, section 3.13, D145), with one space for white
-space and control characters. `CaselessText` keeps the offsets in the original text.
+space and control characters. It has no variation selectors, which only choose between shapes (an
+emoji in color); and scripts without spaces have no line break inside a word: neither one between
+Chinese or Japanese letters, nor an invisible space (U+200B) between letters of any such script.
+`CaselessText` keeps the offsets in the original text.
 """
 
 from __future__ import annotations
@@ -12,13 +15,43 @@ import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 
+from bsmeta.data.text.scripts import (
+    BLOCKS,
+    DICTIONARY_MARKS,
+    HAN_AND_KANA,
+    KANA_MARKS,
+    UNSPACED_LETTERS,
+    VARIATION_SELECTORS,
+)
+
 _SPACE = re.compile(r"[\s\x00-\x1f]+")
 _SPACE_RUN = re.compile(r"[\s\x00-\x1f]{2}")
+
+_SELECTOR = re.compile(f"[{VARIATION_SELECTORS}]")
+
+# What separates lines, not words: one line break between letters of Chinese or Japanese (browsers
+# drop it, too: CSS Text 3, 4.1.3), and invisible spaces.
+_LINE_BREAK = (
+    rf"(?<=[{HAN_AND_KANA}{KANA_MARKS}])[{VARIATION_SELECTORS}]*+"
+    rf"[ \t\u3000]*+(?:\r\n|[\n-\r\x85\u2028])[ \t\u3000]*+(?=[{HAN_AND_KANA}])"
+)
+_INVISIBLE_SPACE = (
+    rf"(?<=[{UNSPACED_LETTERS}{KANA_MARKS}{DICTIONARY_MARKS}])[{VARIATION_SELECTORS}]*+"
+    rf"\u200b[\u200b{VARIATION_SELECTORS}]*+(?=[{UNSPACED_LETTERS}])"
+)
+_GAP = re.compile(f"{_LINE_BREAK}|{_INVISIBLE_SPACE}")
 
 # White space; ASCII characters that no combining character follows; any other character.
 _PART = re.compile(
     r"(?P<space>[\s\x00-\x1f]+)|(?P<plain>(?:[!-~](?![^\x00-\x7f]))+)|(?P<other>.)", re.DOTALL
 )
+# The same, and gaps, for texts that may have one or a variation selector.
+_PART_OR_GAP = re.compile(
+    rf"(?P<plain>(?:[!-~](?![^\x00-\x7f]))+)|(?P<gap>{_LINE_BREAK}|{_INVISIBLE_SPACE})"
+    rf"|(?P<space>[\s\x00-\x1f][\s\x00-\x1f{VARIATION_SELECTORS}]*+)|(?P<other>.)",
+    re.DOTALL,
+)
+_MAY_HAVE_GAP = re.compile(f"[{BLOCKS}]")
 # Vowels and final consonants of Hangul syllables.
 _FIRST_JAMO = "\u1160"
 _LAST_JAMO = "\u11ff"
@@ -26,7 +59,10 @@ _LAST_JAMO = "\u11ff"
 
 def make_caseless(text: str) -> str:
     """Returns the caseless form of a text, without space at its ends."""
-    return _SPACE.sub(" ", _fold_text(text)).strip(" ")
+    folded = _fold_text(text)
+    if not folded.isascii():
+        folded = _GAP.sub("", folded)
+    return _SPACE.sub(" ", folded).strip(" ")
 
 
 # Plain tuples: a text has thousands of segments, and named tuples would take a third longer.
@@ -97,11 +133,18 @@ def combines(character: str) -> bool:
 
 
 def _divide_segments(text: str) -> list[Segment]:
-    """Divides a text into segments whose caseless forms, joined, are the caseless text."""
+    """Divides a text into segments whose caseless forms, joined, are the caseless text.
+
+    Gaps that it does not have are in no segment.
+    """
     segments: list[Segment] = []
     can_continue = False
-    for match in _PART.finditer(text):
+    parts = _PART_OR_GAP if _MAY_HAVE_GAP.search(text) else _PART
+    for match in parts.finditer(text):
         start, end = match.span()
+        if match.lastgroup == "gap":
+            can_continue = False
+            continue
         if match.lastgroup == "other" and can_continue and combines(match[0]):
             first_start, _, _ = segments[-1]
             segments[-1] = (first_start, end, False)
@@ -119,4 +162,5 @@ def _fold_segment(text: str) -> str:
 def _fold_text(text: str) -> str:
     if text.isascii():
         return text.lower()
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())
+    decomposed = unicodedata.normalize("NFD", _SELECTOR.sub("", text))
+    return unicodedata.normalize("NFC", decomposed.casefold())

@@ -1,6 +1,7 @@
 """Disambiguates the mentions of new texts, either given or detected.
 
-The detector finds the longest forms of aliases, at word boundaries, in any case (`CaselessText`).
+The detector finds the longest forms of aliases, at word boundaries, in any case (`CaselessText`);
+in scripts without spaces, at the boundaries of letters (`find_word_edges`).
 A form of an alias is its spelling in texts: the alias itself, or its lemma (`vice_president.n`:
 "vice president").
 
@@ -12,7 +13,6 @@ links as mentions, this share is the keyphraseness of Mihalcea and Csomai, 2007.
 from __future__ import annotations
 
 import logging
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,8 +27,9 @@ from ahocorasick_rs import AhoCorasick, MatchKind
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import hash_file, hold_write_lock
 from bsmeta.core.progress import show_file_bar
-from bsmeta.data.text.caseless import CaselessText, combines, make_caseless
+from bsmeta.data.text.caseless import CaselessText, make_caseless
 from bsmeta.data.text.tokenizer import tokenize_with_places
+from bsmeta.data.text.word_edges import find_word_edges, has_word
 from bsmeta.tasks.disambiguation.array_folder import (
     MANIFEST,
     ArrayFolder,
@@ -53,14 +54,15 @@ from bsmeta.training.task import sort_into_batches, split_into_lists
 
 log = logging.getLogger(__name__)
 
+DETECTION = 2
+"""Version of the detection. Increase it whenever other forms are found in the same text."""
+
 TEXTS_AT_ONCE = 200  # texts whose rows are sorted by length and scored together
 _NAMED_ALIASES = 5  # aliases that a warning names
 
 _EDGE = "\1"
-"""Stands at both ends of every word while matching, so that matches end where words do. No
-caseless form has it."""
-_WORD_EDGE = re.compile(r"\b")
-_NO_WORD = re.compile(r"[^\w\s\x00-\x7f]")
+"""Stands at both ends of every word while matching, so that matches end where words do: twice
+between words that touch, as mentions do not overlap. No caseless form has it."""
 _LONGEST_FORM = 200  # characters; building an automaton takes the square of the longest
 
 _COUNTS = ("alias", "mentions", "occurrences")
@@ -103,13 +105,13 @@ class FormFacts(msgspec.Struct):
         file: Hash of the training lines.
         alias_form: The configuration key of the same name.
         entities: Fingerprint of the table.
-        is_caseless: Whether forms are caseless, as in everything that this version writes.
+        detection: The version of the detection (`DETECTION`) that counted them.
     """
 
     file: str
     alias_form: str
     entities: str
-    is_caseless: bool = False
+    detection: int = 0
 
 
 class Detector:
@@ -141,12 +143,12 @@ class Detector:
             elif count.alias >= 0:
                 forms[form] = count.alias
 
-        # A form needs a letter or digit: "|" may be an alias of the number one, but the vertical
-        # lines of a table in a text are no mentions of it.
+        # A form needs a letter, a digit or an emoji: "|" may be an alias of the number one, but the
+        # vertical lines of a table in a text are no mentions of it.
         forms = {
             form: alias
             for form, alias in forms.items()
-            if len(form) <= _LONGEST_FORM and any(map(str.isalnum, form))
+            if len(form) <= _LONGEST_FORM and has_word(form)
         }
         self._aliases = np.fromiter(forms.values(), np.int64, len(forms))
         self.forms = tuple(forms)
@@ -173,13 +175,6 @@ class Detector:
             Span(match.start, match.end, int(self._aliases[match.form]))
             for match in self.find_matches(text)
         ]
-
-
-def find_word_edges(text: str) -> list[int]:
-    """Finds the offsets at which words begin or end; combining characters belong to their words."""
-    if not text.isascii():
-        text = _NO_WORD.sub(lambda match: "a" if combines(match[0]) else match[0], text)
-    return [match.start() for match in _WORD_EDGE.finditer(text)]
 
 
 def _mark_edges(text: str, edges: Sequence[int]) -> str:
@@ -212,7 +207,7 @@ def open_detector(config: DisambiguationDataConfig, table: EntityTable, folder: 
     """
     path = None if config.train_file is None else Path(config.train_file)
     if path is not None and path.is_file():
-        facts = FormFacts(hash_file(path), config.alias_form, table.fingerprint, True)
+        facts = FormFacts(hash_file(path), config.alias_form, table.fingerprint, DETECTION)
         with hold_write_lock(folder, "the forms of aliases in the training sentences"):
             if not _has_counts(folder, facts, table):
                 _write_counts(folder, facts, count_forms(path, table, config.alias_form))
@@ -239,10 +234,10 @@ def _read_counts(folder: Path, table: EntityTable) -> dict[str, FormCount]:
             "and name the training lines in data_config.train_file, to count again"
         )
 
-    if not arrays.facts.is_caseless:
+    if arrays.facts.detection != DETECTION:
         raise DataError(
-            f"{folder} was written by an earlier version of bsmeta, which compared texts in "
-            "another way; delete it, and name the training lines in data_config.train_file, to "
+            f"{folder} was written by another version of bsmeta, which found words in another "
+            "way; delete it, and name the training lines in data_config.train_file, to "
             "count again"
         )
 

@@ -35,6 +35,7 @@ from bsmeta.tasks.disambiguation.metrics import (
 )
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import (
+    DETECTION,
     Detector,
     Predictor,
     open_detector,
@@ -164,7 +165,7 @@ class EntityDisambiguator(Task):
         return ("text",)
 
     def data_fingerprint(self) -> Any:
-        return self.data.table.fingerprint
+        return {"entities": self.data.table.fingerprint, "detection": DETECTION}
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         """Checks the mentions that a record names."""

@@ -172,9 +172,13 @@ class Candidates:
     def find_spelled_part(self, word: str) -> Parsed:
         """Returns the part of a token that is compared with words: of several parts, the rarest.
 
-        All else is in `before` and `after`, which no correction changes.
+        All else is in `before` and `after`, which no correction changes. A word in a script that
+        the lexicon does not have is not compared.
         """
         parsed = parse_token(word)
+        if self._lexicon.scripts.find_unknown(word):
+            return parsed._replace(before=word, core="", after="")
+
         parts: list[Span] = []
         for run in find_word_runs(parsed.core):
             for start, end in self._divide_compound(parsed.core[slice(*run)]):

@@ -237,6 +237,9 @@ class CandidateCorrection(Corrector):
             line_changes.append(changes)
         return line_changes
 
+    def find_unknown_script(self, word: str) -> str:
+        return self._inputs.find_unknown_script(word) or super().find_unknown_script(word)
+
     def load(self, folder: Path) -> nn.Module:
         model, inputs = detector.load_detector(folder)
         if not isinstance(inputs, CandidateInputs):

@@ -64,6 +64,13 @@ class Corrector(SpellingTask):
         # `joined` takes the corrections of the lines of one text.
         return [join_corrections(text.splitlines(keepends=True), corrections) for text in texts]
 
+    def find_unknown_script(self, word: str) -> str:
+        """Returns the script of a word that the detector leaves alone for it; otherwise ""."""
+        if self._detector is None:
+            return ""
+        _, inputs = self._detector
+        return inputs.find_unknown_script(word)
+
     def judge(self, model: nn.Module, lines: Sequence[str], context: Processes) -> list[str]:
         """Corrects each line."""
         line_changes = self._line_changes(model, lines, context)

@@ -296,7 +296,7 @@ def compute_logits_of_words(
     """Computes the logit of an error for each word of each text, float32 [words].
 
     It is at most `NO_ERROR` for numbers, URLs, abbreviations and other words that are never
-    misspelled in training.
+    misspelled in training, and for words in a script that the lexicon does not have.
 
     Args:
         model: In evaluation mode.
@@ -312,7 +312,9 @@ def compute_logits_of_words(
         results: list[np.ndarray] = []
         for words, row in zip(windows, logits, strict=True):
             window_logits = row[: len(words)]
-            is_spelled = np.array([is_editable(word) for word in words])
+            is_spelled = np.array(
+                [is_editable(word) and not inputs.find_unknown_script(word) for word in words]
+            )
             results.append(np.where(is_spelled, window_logits, np.minimum(window_logits, NO_ERROR)))
         return results
 

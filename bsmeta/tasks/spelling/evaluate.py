@@ -64,6 +64,7 @@ from bsmeta.tasks.spelling.corrections import (
 from bsmeta.tasks.spelling.lexicon import fold_word
 from bsmeta.tasks.spelling.metrics import METRICS, Judged, format_share
 from bsmeta.tasks.spelling.noise import copy_case, is_editable
+from bsmeta.tasks.spelling.word_scripts import WordScripts
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Metric
@@ -102,6 +103,7 @@ class Dictionary:
 
     def __init__(self, word_list: str | None = None) -> None:
         self._speller = _load_speller(word_list)
+        self._scripts = WordScripts(self._speller.words)
         self.correct_word = lru_cache(2**18)(self._correct_word)
 
     def flags(self, text: str) -> list[int]:
@@ -113,9 +115,12 @@ class Dictionary:
         return re.sub(r"\S+", lambda word: self.correct_word(word[0]), text)
 
     def knows(self, word: str) -> bool:
-        """Whether a word (or each part of a compound) is right, or is none: a number, a URL."""
+        """Whether a word (or each part of a compound) is right.
+
+        True also for what the list cannot judge: numbers, URLs, words in another script.
+        """
         span = find_word_core(word)
-        if span is None or not is_editable(word):
+        if span is None or not is_editable(word) or self._scripts.find_unknown(word):
             return True
 
         spelled = word[span.start : span.end]

@@ -90,6 +90,10 @@ class CandidateInputs:
         """Number of features of a candidate."""
         return self._candidates.width + CONTEXT_FEATURES
 
+    def find_unknown_script(self, word: str) -> str:
+        """Returns the script of a word if the lexicon does not have it; otherwise ""."""
+        return self._lexicon.scripts.find_unknown(word)
+
     def lengths(self, texts: Sequence[Words]) -> np.ndarray:
         """Returns the most tokens that each text may have, int64 [texts]."""
         return np.array([len(words) for words in texts], np.int64)
@@ -330,6 +334,10 @@ class TokenInputs:
     @property
     def measure(self) -> Any:
         return [fingerprint_tokenizer(self._tokenizer), self._longest, ROOM]
+
+    def find_unknown_script(self, word: str) -> str:
+        """Returns "", as there is no lexicon: the tokens of any word are judged."""
+        return ""
 
     def lengths(self, texts: Sequence[Words]) -> np.ndarray:
         counts = np.array([len(self._encode(words).ids) for words in texts], np.int64)

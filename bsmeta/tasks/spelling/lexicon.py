@@ -25,6 +25,7 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.data.text.sentences import find_word_core
 from bsmeta.tasks.spelling.config import SYMSPELLPY, WORDFREQ
 from bsmeta.tasks.spelling.noise import is_editable
+from bsmeta.tasks.spelling.word_scripts import WordScripts
 
 # Files of a lexicon beside a model.
 WORDS_FILE = "words.txt"
@@ -319,6 +320,11 @@ class Lexicon:
     def frequencies(self) -> np.ndarray:
         """The frequency of each word, float32 [words]: the mean over all sources."""
         return _average_frequencies(self.counts)
+
+    @cached_property
+    def scripts(self) -> WordScripts:
+        """The scripts of the words; others cannot be judged."""
+        return WordScripts(self.words)
 
     @cached_property
     def near(self) -> NearWords:

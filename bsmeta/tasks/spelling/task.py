@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -221,15 +222,32 @@ class SpellingTask(Task):
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Any]]:
         """Returns the model's flags or corrections in each text, with character offsets."""
 
+    def find_unknown_script(self, word: str) -> str:
+        """Returns the script of a word that the loaded model leaves alone for it; otherwise "".
+
+        A model with a lexicon leaves words alone whose script the lexicon does not have.
+        """
+        return ""
+
+    def warn_of_unknown_scripts(self, texts: Iterable[str]) -> None:
+        """Logs the number of words that the loaded model has left alone for their script."""
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(map(self.find_unknown_script, text.split()))
+        _warn_of_scripts(counts)
+
     def predict(
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]
     ) -> Iterator[dict[str, Any]]:
         """Yields the changes of each record's text; of a corrector, the corrected text, too."""
         (column,) = self.inputs
+        scripts: Counter[str] = Counter()
         for batch in split_into_lists(records, TEXTS_AT_ONCE):
             texts = [str(record[column]) for record in batch]
             for text, changes in zip(texts, self.changes(model, texts), strict=True):
+                scripts.update(map(self.find_unknown_script, text.split()))
                 yield make_record(text, changes, corrects="text" in self.forms)
+        _warn_of_scripts(scripts)
 
 
 class WordDetection(SpellingTask):
@@ -370,6 +388,9 @@ class WordDetection(SpellingTask):
                     flags[number].append(Flag(*span, text[slice(*span)], float(expit(logit))))
         return flags
 
+    def find_unknown_script(self, word: str) -> str:
+        return self._inputs.find_unknown_script(word)
+
     def _chunks(self, text: str) -> list[Span]:
         """Divides a text into chunks that the model reads, without the whitespace around them."""
         spans: list[Span] = []
@@ -416,6 +437,20 @@ class SequenceDetection(WordDetection):
         )
         is_right = (losses.detach() < np.log(2)).float()
         return Loss(losses.sum(), {"accuracy": (is_right.sum(), torch.ones_like(is_right).sum())})
+
+
+def _warn_of_scripts(counts: Counter[str]) -> None:
+    """Logs the number of words left alone, by script; "" counts the others."""
+    unknown = Counter({script: count for script, count in counts.items() if script})
+    if unknown:
+        scripts = ", ".join(f"{script} {count:,}" for script, count in unknown.most_common())
+        logger.warning(
+            "words that were not judged, because the lexicon of the model has no words of their "
+            "script: %d of %d (%s)",
+            unknown.total(),
+            counts.total(),
+            scripts,
+        )
 
 
 def read_saved_threshold(folder: Path) -> np.float64:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,18 @@ def test_words_change_in_this_text() -> None:
     assert changes
     (none,) = corrector(1.0)[0].changes(MODEL, ["teh villiage, 12"])
     assert none == []
+
+
+def test_words_in_a_script_that_the_lexicon_lacks_are_left_alone_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    task, model = corrector(0.0)
+    text = "teh 京 我们在东京。 กา кот, teh"
+    with caplog.at_level(logging.WARNING):
+        (record,) = task.predict(model, [{"text": text}])
+    assert [change["start"] for change in record["changes"]] == [0, 21]
+    assert record["corrected"].split(" ")[1:-1] == text.split(" ")[1:-1]
+    assert "their script: 4 of 6 (CJK 2, THAI 1, CYRILLIC 1)" in caplog.text
 
 
 def test_only_what_the_detector_flags_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:

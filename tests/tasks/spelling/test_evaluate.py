@@ -42,6 +42,16 @@ LINE = "Teh  (recieve) women's well-known 3rd www.bbc.co.uk Don’t A,"
 FLAGS = [1, 1, 0, 0, 0, 0, 0, 0]
 
 
+def test_the_dictionary_leaves_words_of_other_scripts_alone(tmp_path: Path) -> None:
+    pytest.importorskip("symspellpy")
+    dictionary = Dictionary()
+    line = "teh 京 กา кот 東京タワー"
+    assert dictionary.flags(line) == [1, 0, 0, 0, 0]
+    assert dictionary.correct(line) == "the 京 กา кот 東京タワー"
+    (tmp_path / "words.txt").write_text("кот 2\nкит 1\n", encoding="utf-8")
+    assert Dictionary(str(tmp_path / "words.txt")).flags("teh коот") == [0, 1]
+
+
 def test_a_system_is_scored_beside_its_baselines(tmp_path: Path) -> None:
     pytest.importorskip("symspellpy")
     sets = read_test_sets(write_test_set(tmp_path), "sed_words")
