@@ -331,7 +331,7 @@ def read_entities(path: Path) -> None:
     for entity in range(len(table)):
         table.list_types(entity), table.list_relations(entity), table.titles[entity]
     for alias in range(len(table.aliases)):
-        table.find_candidates(alias)
+        table.candidates(alias)
 
 
 PROFILES = [

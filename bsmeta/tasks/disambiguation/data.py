@@ -116,7 +116,7 @@ def find_candidates(
             the document were not part of the training data that the scores count.
     """
     lists = [
-        table.find_candidates(int(alias)) if alias >= 0 else _NO_CANDIDATES for alias in aliases
+        table.candidates(int(alias)) if alias >= 0 else _NO_CANDIDATES for alias in aliases
     ]
     longest = max((len(candidates) for candidates, _ in lists), default=0)
     entities = np.full((len(lists), max(longest, 1)), -1, np.int64)

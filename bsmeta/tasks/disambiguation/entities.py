@@ -154,7 +154,7 @@ class EntityTable:
                 return version.entities
         return None
 
-    def find_candidates(self, alias: int) -> tuple[np.ndarray, np.ndarray]:
+    def candidates(self, alias: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the candidates of an alias (int32) and their scores (float32), highest first."""
         candidates = list_range(self._arrays["candidates_ends"], alias)
         return self._arrays["candidates"][candidates], self._arrays["candidate_scores"][candidates]
@@ -164,7 +164,7 @@ class EntityTable:
         distinct = np.unique(aliases)
         lists = [np.empty(0, np.int64)]
         for alias in report_each(distinct[distinct >= 0].tolist()):
-            entities, _ = self.find_candidates(alias)
+            entities, _ = self.candidates(alias)
             lists.append(entities)
         return np.unique(np.concatenate(lists).astype(np.int64))
 

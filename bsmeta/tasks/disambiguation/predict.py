@@ -189,7 +189,7 @@ def _collect_forms(table: EntityTable, alias_form: str) -> dict[str, int]:
         if alias_form == "lemma_pos":
             name = name.rpartition(".")[0].replace("_", " ") or name
         form = make_caseless(name)
-        _, scores = table.find_candidates(alias)
+        _, scores = table.candidates(alias)
         total_score = float(scores.sum())
         if form and total_score >= total_scores.get(form, 0.0):
             forms[form] = alias

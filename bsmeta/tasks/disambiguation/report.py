@@ -335,7 +335,7 @@ def build_mention_records(
     is_right = {MODEL: scored.is_right, POPULAR: scored.popular_is_right, **others}
     answers = zip(scored.aliases.tolist(), scored.answers.tolist(), strict=True)
     for number, (alias, answer) in enumerate(answers):
-        candidates, _ = table.find_candidates(alias)
+        candidates, _ = table.candidates(alias)
         most_popular = candidates[:1].tolist()
         gold = [entity for entity in scored.gold[number].tolist() if entity >= 0]
         yield {

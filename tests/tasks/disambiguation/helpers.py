@@ -146,6 +146,6 @@ def build(folder: Path, profiles: list[Any], **options: int) -> EntityTable:
 
 
 def candidates_of(table: EntityTable, alias: str) -> list[tuple[str, float]]:
-    entities, scores = table.find_candidates(table.aliases.find(alias))
+    entities, scores = table.candidates(table.aliases.find(alias))
     assert (entities.dtype, scores.dtype) == (np.int32, np.float32)
     return [*zip([table.ids[one] for one in entities], scores.tolist(), strict=True)]

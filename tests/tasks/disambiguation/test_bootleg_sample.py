@@ -62,7 +62,7 @@ def test_the_tables_of_both_generations(tmp_path: Path, caplog: pytest.LogCaptur
     assert second.list_types(gabon) == ["sovereign state", "country", "French colonial empire"]
     assert second.titles[gabon] == "Gabon"
     assert second.descriptions[gabon].startswith("Gabon ( ; ) , officially the Gabonese Republic")
-    entities, scores = second.find_candidates(second.aliases.find("gabon"))
+    entities, scores = second.candidates(second.aliases.find("gabon"))
     names = [second.ids[entity] for entity in entities.tolist()]
     assert (names, scores.tolist()) == (["Q1000", "Q235416", "Q2804483"], [4103.0, 308.0, 10.0])
 
