@@ -72,7 +72,7 @@ def _measure_last_checkpoint(checkpoints: list[Checkpoint], *, with_model: bool)
 def _count_weights(saved: Checkpoint) -> int:
     """Number of weights of a checkpoint's model; 0 if it cannot be read."""
     try:
-        shapes = saved.state()["parameters"]
+        shapes = saved.read_state()["parameters"]
     except (CheckpointError, KeyError):
         return 0
     return sum(math.prod(shape) for shape in shapes.values())

@@ -195,7 +195,7 @@ JOINS = {
         "folder / part": "constant names",
     },
     "training/profile.py": {
-        "folder / PROFILES / f'steps-{self._first}-{self._last}-rank{rank}.json'": "numbers",
+        "folder / PROFILE_FOLDER / f'steps-{self._first}-{self._last}-rank{rank}.json'": "numbers",
     },
     "training/watchdog.py": {
         "out_dir / f'stacks-rank{self._processes.rank}.txt'": "a number",
