@@ -30,7 +30,7 @@ import msgspec
 import xxhash
 
 from bsmeta.config.copying import StageConfig
-from bsmeta.config.data import check_data, configure_sources
+from bsmeta.config.data import build_source_configs, check_data
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.core.errors import ConfigurationError, DataError, describe_differences
 from bsmeta.core.files import (
@@ -126,7 +126,7 @@ def list_run_files(config: StageConfig) -> Iterator[Shard]:
     The names come from listings: `copy_path` refuses those that lead out of the folder.
     """
     data = config.data_config
-    for number, source in enumerate(configure_sources(data).values()):
+    for number, source in enumerate(build_source_configs(data).values()):
         folder = f"{TRAIN}/{number}" if data.sources else TRAIN
         for shard in add_sample_hashes(list_shards(source)):
             yield replace(shard, name=f"{folder}/{shard.name}")

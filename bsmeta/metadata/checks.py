@@ -11,7 +11,7 @@ import string
 from collections.abc import Iterator, Mapping
 
 from bsmeta.config.data import BY_TEXT, DataConfig
-from bsmeta.config.metadata import MOST_TYPES, MetadataConfig, apply_phase
+from bsmeta.config.metadata import MAX_TYPES, MetadataConfig, apply_phase
 from bsmeta.core.errors import Problem, format_value, suggest_nearest
 from bsmeta.core.keys import find_bound_problems
 from bsmeta.metadata.metadata_type import (
@@ -127,8 +127,8 @@ def _list_problems(config: MetadataConfig) -> Iterator[Problem]:
     """Yields problems with `metadata_list`, and with settings of types that it does not have."""
     types = config.metadata_list
     keys = map_columns()
-    if len(types) > MOST_TYPES:
-        expected = f"at most {MOST_TYPES}, because each type needs a bit of a 32-bit integer"
+    if len(types) > MAX_TYPES:
+        expected = f"at most {MAX_TYPES}, because each type needs a bit of a 32-bit integer"
         yield describe_problem(_LIST, f"{len(types)} types", expected, "drop some")
     for name in sorted({name for name in types if types.count(name) > 1}):
         yield describe_problem(

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from bsmeta.config.schema import PretrainedConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
-from bsmeta.core.model_files import read_model_and_report, read_shape
+from bsmeta.core.model_files import read_model_and_report, read_model_config
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_progress
 from bsmeta.models.manifest import MANIFEST, UNCHECKED, find_fault, read_manifest
@@ -367,7 +367,7 @@ def read_model_shape(config: PretrainedConfig, kind: Any) -> Any:
     """
     key, source = find_model_source(config)
     with explain_load_errors(key, source, kind):
-        return read_shape(source)
+        return read_model_config(source)
 
 
 @contextmanager

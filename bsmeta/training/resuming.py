@@ -31,7 +31,7 @@ from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.saved import parse_saved, read_saved
 from bsmeta.config.saved_runs import load_resolved, write_yaml
 from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
-from bsmeta.config.steps import BatchPlan, branch_step, lacks_model
+from bsmeta.config.steps import BatchPlan, lacks_model, read_branch_step
 from bsmeta.core.errors import (
     CheckpointError,
     ConfigurationError,
@@ -427,7 +427,7 @@ def _check_same_branch(
     saved: Checkpoint, saved_decay_from: str | None, decay_from: str | None
 ) -> None:
     """Refuses to resume a branch from a checkpoint of another branch."""
-    if branch_step(saved_decay_from) != branch_step(decay_from):
+    if read_branch_step(saved_decay_from) != read_branch_step(decay_from):
         raise ConfigurationError(
             f"{saved.folder} is of a run with decay_from={saved_decay_from}, this one has "
             f"decay_from={decay_from}; expected the same to resume it, or another out_dir"

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from bsmeta.config.saved_runs import write_yaml
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
 from bsmeta.core.exit_codes import EXIT_PREEMPTED, EXIT_USER_ERROR
-from bsmeta.core.files import is_full, replace_atomically, write_text
+from bsmeta.core.files import is_full_disk_error, replace_atomically, write_text
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.printable import make_printable
 from bsmeta.core.rank import read_rank
@@ -124,7 +124,7 @@ def write_status(
     try:
         write_text(out_dir / STATUS, text)
     except OSError as error:
-        if not is_full(error) or not _overwrite_file(out_dir / STATUS, text):
+        if not is_full_disk_error(error) or not _overwrite_file(out_dir / STATUS, text):
             raise
     return text
 

@@ -255,7 +255,7 @@ class StepRunner:
         error is kept for `raise_error`, because the previous step is completed and saved first.
         """
         try:
-            with self._enter_phase(step, "waiting for data"), self._stop.ends_wait():
+            with self._enter_phase(step, "waiting for data"), self._stop.end_wait_on_signal():
                 began = time.perf_counter()
                 data = next(self._steps)
                 wait_s = time.perf_counter() - began

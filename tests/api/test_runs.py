@@ -13,12 +13,12 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.training.run_folder import read_last_events
 from tests.api.conftest import read_lines
 
-LOADED_FOLDERS = "import sys, bsmeta; print(len([n for n in sys.modules if n.startswith('bsmeta')]),"
-LOADED_FOLDERS += " {'torch', 'hydra', 'numpy', 'transformers'} & sys.modules.keys(), dir(bsmeta)[:2])"
+LOADED = "import sys, bsmeta; print(len([n for n in sys.modules if n.startswith('bsmeta')]),"
+LOADED += " {'torch', 'hydra', 'numpy', 'transformers'} & sys.modules.keys(), dir(bsmeta)[:2])"
 
 
 def test_importing_the_package_loads_almost_nothing() -> None:
-    done = run([sys.executable, "-c", LOADED_FOLDERS], capture_output=True, text=True, check=True)
+    done = run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     assert done.stdout == "1 set() ['BatchStream', 'LanguageModel']\n"
 
 

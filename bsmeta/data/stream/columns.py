@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from bsmeta.config.data import DataConfig, configure_sources
+from bsmeta.config.data import DataConfig, build_source_configs
 from bsmeta.config.metadata import MetadataConfig, configure_phases
 from bsmeta.core.errors import (
     HYDRA,
@@ -72,7 +72,7 @@ def find_column_problems(config: DataConfig) -> Iterator[Problem]:
 
     Shards that are not on a local disk yield nothing; the run itself then checks them.
     """
-    for name, data in configure_sources(config).items():
+    for name, data in build_source_configs(config).items():
         with contextlib.suppress(UserError, OSError, EOFError):  # the run itself reports these
             yield from find_document_problems(config, name, list_local_shards(data))
     with contextlib.suppress(UserError, OSError, EOFError):
@@ -143,7 +143,7 @@ def find_type_problems(config: DataConfig) -> list[Problem]:
 
     Empty if not all shards are on a local disk; the run itself then checks them.
     """
-    shards = {name: list_local_shards(data) for name, data in configure_sources(config).items()}
+    shards = {name: list_local_shards(data) for name, data in build_source_configs(config).items()}
     return find_unknown_types(config, shards) if all(shards.values()) else []
 
 
@@ -156,7 +156,7 @@ def describe_missing_types(config: DataConfig) -> list[str]:
     types = _collect_recorded_types(config.metadata_config)
     messages = [
         _describe_missing_types(data, name, types)
-        for name, data in configure_sources(config).items()
+        for name, data in build_source_configs(config).items()
     ]
     return [message for message in messages if message]
 
@@ -188,7 +188,7 @@ def find_unknown_types(config: DataConfig, sources: Mapping[str, Sequence[Shard]
     Args:
         sources: The shards of each source, by its name.
     """
-    configs = configure_sources(config)
+    configs = build_source_configs(config)
     requested = _collect_recorded_types(config.metadata_config)
     mapped: set[str] = set()
     for data in configs.values():
@@ -259,7 +259,7 @@ def find_absent_paths(config: DataConfig, name: str, shards: Sequence[Shard]) ->
         name: The source; "" without a mixture.
     """
     key = name_source_key(config, name, "columns")
-    columns = {TEXT: TEXT, **configure_sources(config)[name].columns}
+    columns = {TEXT: TEXT, **build_source_configs(config)[name].columns}
     problems: list[Problem] = []
     for max_shards in SHARDS:
         rows = map(_decode_object, _read_first_lines(shards, max_shards, DOCUMENTS))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bsmeta.config.data import DataConfig, configure_sources
+from bsmeta.config.data import DataConfig, build_source_configs
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import UserError
 from bsmeta.data.io.compression import DamagedFileError
@@ -82,7 +82,7 @@ def estimate_data_size(config: DataConfig, tokenizer_folder: str | None = None) 
     text_bytes = 0.0
     is_exact = True
     texts: list[str] = []
-    for data in configure_sources(config).values():
+    for data in build_source_configs(config).values():
         shards = list_local_shards(data)
         samples: list[_Sample] = []
         sampled_bytes = 0.0  # of the shards, not of their text

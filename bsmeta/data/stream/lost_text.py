@@ -17,7 +17,7 @@ from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import DataConfig, configure_sources
+from bsmeta.config.data import DataConfig, build_source_configs
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, UserError, format_value, raise_problems
 from bsmeta.data.io.shard_lines import read_first_lines
@@ -46,7 +46,7 @@ SAMPLE_CHARACTERS = 100_000
 def sample_texts(config: DataConfig, lines: Mapping[str, Sequence[bytes]]) -> list[str]:
     """Decodes the beginnings of the texts of some lines of each source; skips bad documents."""
     texts = []
-    for name, data in configure_sources(config).items():
+    for name, data in build_source_configs(config).items():
         decoder = make_decoder(data.metadata_config, data.columns, name, data.content)
         for line in lines.get(name, ()):
             with contextlib.suppress(BadDocument):
@@ -131,7 +131,7 @@ def read_local_lines(config: DataConfig) -> dict[str, list[bytes]]:
     Shards that cannot be read are skipped: the run itself reports them.
     """
     lines: dict[str, list[bytes]] = {}
-    for name, data in configure_sources(config).items():
+    for name, data in build_source_configs(config).items():
         lines[name] = []
         for shard in select_shards(list_local_shards(data)):
             with contextlib.suppress(UserError, OSError, EOFError):

@@ -19,18 +19,18 @@ from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.data import (
     BY_TEXT,
     DataConfig,
+    build_source_configs,
     compute_metadata_room,
-    configure_sources,
+    describe_train_files,
     find_data_problems,
     find_local_dataset,
+    iterate_train_entries,
     resolve_in_dataset,
-    train_entries,
-    train_files,
 )
 from bsmeta.config.launch import Launch
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.metadata import MetadataConfig, compute_phase_starts
-from bsmeta.config.model_file import read_positions
+from bsmeta.config.model_file import read_max_positions
 from bsmeta.config.startup_table import describe_evaluations
 from bsmeta.config.steps import BatchPlan
 from bsmeta.config.task_entry import Row
@@ -249,7 +249,7 @@ def _find_shard_problems(config: CausalLMConfig) -> Iterator[Problem]:
         fix = f"correct it; a relative path begins in {base}"
         yield describe_missing_file(key, entry, expected, fix)
 
-    entries = [*train_entries(data)]
+    entries = [*iterate_train_entries(data)]
     if data.validation_file:
         entries.append(("data_config.validation_file", data.validation_file))
     for key, entry in entries:
@@ -291,7 +291,7 @@ def list_missing_shards(config: CausalLMConfig) -> list[tuple[str, str]]:
         return []
     return [
         (key, entry)
-        for key, entry in train_entries(data)
+        for key, entry in iterate_train_entries(data)
         if _is_local(entry)
         and not os.path.exists(entry)
         and next(glob.iglob(entry, recursive=True), None) is None
@@ -326,7 +326,7 @@ def _find_local_positions_problems(config: CausalLMConfig) -> Iterator[Problem]:
     except (OSError, ValueError):  # on the Hub, or refused when it is loaded
         return
     if isinstance(shape, dict):
-        yield from find_positions_problems(config, read_positions(shape), f"{key}={name}")
+        yield from find_positions_problems(config, read_max_positions(shape), f"{key}={name}")
 
 
 def find_positions_problems(
@@ -363,7 +363,7 @@ def list_summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
     if config.model_config_file is not None:
         model = f"{config.model_config_file} (random weights)"
 
-    shards = train_files(data)
+    shards = describe_train_files(data)
     if data.dataset_name:
         shards += f" in {find_local_dataset(data) or f'{data.dataset_name} (Hugging Face Hub)'}"
     if list_missing_shards(
@@ -417,7 +417,7 @@ def list_notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
     lines += _list_unused_exclusions(data)
 
     columns: dict[str, None] = {}  # an ordered set
-    for source in configure_sources(data).values():
+    for source in build_source_configs(data).values():
         columns |= dict.fromkeys(source.columns)
     unused = [name for name in columns if name not in ("text", *metadata.metadata_list)]
     if unused:
@@ -449,7 +449,7 @@ def _list_empty_phases(
 
 def _list_unused_exclusions(config: DataConfig) -> Iterator[str]:
     """Yields the entries of `exclude` that match none of the training shards on this disk."""
-    paths = [entry for _, entry in train_entries(config)]
+    paths = [entry for _, entry in iterate_train_entries(config)]
     if not config.exclude or config.prepared or any("://" in path for path in paths):
         return
 

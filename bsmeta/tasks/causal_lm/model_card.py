@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import BY_TEXT, SCHEME, compute_metadata_room, train_entries
+from bsmeta.config.data import BY_TEXT, SCHEME, compute_metadata_room, iterate_train_entries
 from bsmeta.config.metadata import MetadataConfig, configure_phases
 from bsmeta.config.metric_table import list_card_metrics
 from bsmeta.config.saved import change_texts, escape_interpolations
@@ -161,7 +161,7 @@ def _render_types(renderer: Renderer, *keys: str) -> Rendered:
 def _make_front_matter(config: CausalLMConfig, results: Mapping[str, float]) -> str:
     prefix = f"{SCHEME}datasets/"  # of entries hf://datasets/owner/name@revision/…
     datasets = []
-    for _, entry in train_entries(config.data_config):
+    for _, entry in iterate_train_entries(config.data_config):
         if entry.startswith(prefix):
             owner, name = entry.removeprefix(prefix).split("/")[:2]
             datasets.append(f"{owner}/{name.partition('@')[0]}")
@@ -192,7 +192,7 @@ def _describe_training(config: CausalLMConfig, step: dict[str, Any] | None) -> d
         step: The last step in the log, if there is one.
     """
     data = config.data_config
-    shards = ", ".join(shorten_to_public_name(entry) for _, entry in train_entries(data))
+    shards = ", ".join(shorten_to_public_name(entry) for _, entry in iterate_train_entries(data))
     facts = {
         "training shards": shards or "none",
         "held-out shard": shorten_to_public_name(data.validation_file or "none"),

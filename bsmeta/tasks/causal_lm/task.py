@@ -30,7 +30,7 @@ from bsmeta.config.metadata import configure_phases
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError, raise_problems
 from bsmeta.core.log_once import log_once
-from bsmeta.core.model_files import create_model, read_shape
+from bsmeta.core.model_files import create_model, read_model_config
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.data.stream.counts import WITH_METADATA
 from bsmeta.data.stream.lost_text import measure_sample
@@ -208,7 +208,7 @@ class CausalLanguageModel(Task):
         key = "model_config_file" if config.model_config_file is not None else "model_name"
         source = config.model_config_file or config.model_name
         with _explain_loading_errors(key, source):
-            shape = read_shape(source)
+            shape = read_model_config(source)
 
         # transformers builds a model with head groups of unequal size, but cannot run it
         heads, groups = count_head_groups(shape)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import DataConfig, configure_sources, train_entries
+from bsmeta.config.data import DataConfig, build_source_configs, iterate_train_entries
 from bsmeta.core.errors import DataError, UserError
 from bsmeta.core.parsing import parse_json
 from bsmeta.data.io.file_ref import FileRef
@@ -82,11 +82,11 @@ def _list_checkpoint_shards(location: Location) -> dict[str, Any]:
 
 def _list_local_shards(data: DataConfig) -> list[Shard]:
     """Returns the training shards of the configuration, if all of them are local files."""
-    if any("://" in entry for _, entry in train_entries(data)):
+    if any("://" in entry for _, entry in iterate_train_entries(data)):
         return []
     shards: list[Shard] = []
     try:
-        for source in configure_sources(data).values():
+        for source in build_source_configs(data).values():
             if source.train_file:
                 shards += list_shards(source)
     except UserError:  # they were moved or deleted

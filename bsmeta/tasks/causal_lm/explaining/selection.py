@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import BY_TEXT, DataConfig, check_data, train_files
+from bsmeta.config.data import BY_TEXT, DataConfig, check_data, describe_train_files
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.metadata import MetadataConfig, compute_phase_starts
@@ -119,7 +119,7 @@ def find_document(name: str, shards: Sequence[Shard], data: DataConfig) -> Start
         others = f" or {len(shard_names) - len(similar)} others"
     raise ConfigurationError(
         f"{problem}; expected {', '.join(similar)}{others} "
-        f"(data_config.train_file={train_files(data)})"
+        f"(data_config.train_file={describe_train_files(data)})"
     )
 
 
