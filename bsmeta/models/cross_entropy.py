@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.rounding import round_up_to_multiple
 
 IGNORED = -100
 """A target that is excluded from the loss."""
@@ -88,7 +89,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 def pad_classes(classes: int) -> int:
     """Rounds the number of classes up to a multiple of `CLASS_STEP`."""
-    return -(-classes // CLASS_STEP) * CLASS_STEP
+    return round_up_to_multiple(classes, CLASS_STEP)
 
 
 def pad_matrix(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

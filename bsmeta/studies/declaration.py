@@ -25,7 +25,7 @@ from bsmeta.studies.config import (
     DownstreamConfig,
     StudyConfig,
 )
-from bsmeta.studies.runs import NOT_STARTED, list_runs, measure_settings, read_progress
+from bsmeta.studies.runs import NOT_STARTED, list_runs, read_progress, select_measure_settings
 from bsmeta.studies.task_scores import select_task_settings
 
 DECLARATION = "study.json"
@@ -132,7 +132,7 @@ def _make_declaration(study: StudyConfig) -> dict[str, Any]:
             "config": study.config,
             "overrides": study.overrides,
             "curve": study.curve,
-            "measure": measure_settings(study),
+            "measure": select_measure_settings(study),
             "baseline": study.baseline,
             "arms": {name: asdict(arm) for name, arm in study.arms.items()},
         }

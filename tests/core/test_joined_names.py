@@ -93,7 +93,9 @@ JOINS = {
     },
     "studies/measuring.py": {"run.folder / f'checkpoint-{step}step'": "a number"},
     "studies/runs.py": {
-        "Path(study.out_dir) / f'measured-{hash_values(measure_settings(study))[:8]}'": "a hash",
+        (
+            "Path(study.out_dir) / f'measured-{hash_values(select_measure_settings(study))[:8]}'"
+        ): "a hash",
         "locate_results(study) / f'{arm}-seed{seed}.npz'": "checked by the study's configuration",
         "ROOT / 'experiments' / study.launch": "the study's file says what to run",
         "stable.folder / f'checkpoint-{branch_at}step'": "a number",

@@ -149,10 +149,10 @@ def _make_initial_model(
 ) -> nn.Module:
     """Makes the initial model of a run: random weights, or the weights of its `model_name`."""
     if not location.has_run_config or train.model_config_file is not None:
-        shape = read_model_config(location.model)
+        model_config = read_model_config(location.model)
         with torch.random.fork_rng():
             torch.manual_seed(train.seed)
-            return create_model(AutoModelForCausalLM, shape, dtype=dtype)
+            return create_model(AutoModelForCausalLM, model_config, dtype=dtype)
 
     setting = f"{location.name}: model_name={train.model_name}"
     model = load_weights(train.model_name, setting, dtype=dtype)
