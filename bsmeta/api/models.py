@@ -34,7 +34,7 @@ from bsmeta.tasks.causal_lm.evaluation.arms import TEXT_ALONE, plan_comparisons
 from bsmeta.tasks.causal_lm.evaluation.documents import GivenDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.tasks.causal_lm.evaluation.windows import WINDOWS
+from bsmeta.tasks.causal_lm.evaluation.windows import WINDOW_CUTTERS
 from bsmeta.tasks.causal_lm.generation.contexts import is_announced
 from bsmeta.tasks.causal_lm.generation.requests import replace_defaults
 from bsmeta.tasks.causal_lm.generation.writer import Result, Writer
@@ -183,8 +183,10 @@ class LanguageModel(Model):
         Raises:
             UserError: If documents cannot be read (all are listed) or have no text.
         """
-        if windows not in WINDOWS:
-            raise ConfigurationError(f"windows={windows}: expected one of {', '.join(WINDOWS)}")
+        if windows not in WINDOW_CUTTERS:
+            raise ConfigurationError(
+                f"windows={windows}: expected one of {', '.join(WINDOW_CUTTERS)}"
+            )
         scored = read_each(documents, self._read_scored, "documents")
         if not scored:
             return []

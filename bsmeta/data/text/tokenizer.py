@@ -62,7 +62,7 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
             "a tokenizer that has an eos_token"
         )
 
-    special = Renderer(config.data_config.metadata_config).special_tokens()
+    special = Renderer(config.data_config.metadata_config).list_special_tokens()
     original_size = len(tokenizer)
     # If the list were replaced, an exported tokenizer would lack its original special tokens.
     tokenizer.add_special_tokens(
@@ -76,7 +76,7 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
 def list_new_special_tokens(config: CausalLMConfig) -> list[str]:
     """Lists the special tokens of the metadata that the model's tokenizer does not have yet."""
     vocabulary = load_tokenizer_from(config.tokenizer_name or config.model_name).get_vocab()
-    special = Renderer(config.data_config.metadata_config).special_tokens()
+    special = Renderer(config.data_config.metadata_config).list_special_tokens()
     return [token for token in special if token not in vocabulary]
 
 

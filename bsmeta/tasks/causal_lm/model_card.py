@@ -60,18 +60,9 @@ def write_model_card(config: CausalLMConfig, metrics: Path, command: Sequence[st
     events = read_last_events(metrics)
     step = events.get("step")
     event = events.get("eval")
-    results = {
-        name: event[name]
-        for name in list_card_metrics(config)
-        if event and event.get(name) is not None
-    }
-
+    results = _select_results(config, event or {})
     rendered = render_example(metadata)
-    parts = [
-        json.dumps(part, ensure_ascii=False)
-        for part in (rendered.prefix, rendered.lead + PROMPT)
-        if part
-    ]
+    example_parts = filter(None, (rendered.prefix, rendered.lead + PROMPT))
 
     template = load_template(
         "tasks/causal_lm/model_card.md.j2",
@@ -87,7 +78,7 @@ def write_model_card(config: CausalLMConfig, metrics: Path, command: Sequence[st
         metadata=metadata,
         name=name_model(config),
         model=json.dumps(config.push_to_hub or "model"),
-        parts=parts,
+        parts=[json.dumps(part, ensure_ascii=False) for part in example_parts],
         front_matter=_make_front_matter(config, results),
         room=compute_metadata_room(data),
         example=rendered.whole,
@@ -95,7 +86,7 @@ def write_model_card(config: CausalLMConfig, metrics: Path, command: Sequence[st
             markdown.format_code_cell(key): _render_alone(key, metadata)
             for key in metadata.metadata_list
         },
-        given=_generate_command(config),
+        given=_make_generate_command(config),
         # of the training documents that had metadata: the least and the most
         shares=sorted(phase.metadata_probability for phase in configure_phases(metadata)),
         recipe=RECIPE,
@@ -109,14 +100,19 @@ def write_model_card(config: CausalLMConfig, metrics: Path, command: Sequence[st
     return redact(card.rstrip("\n")) + "\n"
 
 
-def _generate_command(config: CausalLMConfig) -> str | None:
+def _select_results(config: CausalLMConfig, event: Mapping[str, Any]) -> dict[str, float]:
+    """Selects the values of the last evaluation that the card shows."""
+    return {name: event[name] for name in list_card_metrics(config) if event.get(name) is not None}
+
+
+def _make_generate_command(config: CausalLMConfig) -> str | None:
     """Returns a command that generates text with the first type that has an example value."""
     checkpoint = f"hf://{config.push_to_hub}" if config.push_to_hub else "model"
     prompt = f"'prompt=\"{PROMPT}\"'"
     for key in config.data_config.metadata_config.metadata_list:
-        kind = find_type(key)
-        if not kind.is_local and kind.example is not None:
-            metadata = shlex.quote(f'metadata={{{key}: "{kind.example}"}}')
+        metadata_type = find_type(key)
+        if not metadata_type.is_local and metadata_type.example is not None:
+            metadata = shlex.quote(f'metadata={{{key}: "{metadata_type.example}"}}')
             return f"bsmeta generate checkpoint={checkpoint} {metadata} {prompt}"
     return None
 

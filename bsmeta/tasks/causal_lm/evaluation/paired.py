@@ -47,7 +47,7 @@ from bsmeta.tasks.causal_lm.evaluation.readings import (
 )
 from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums
 from bsmeta.tasks.causal_lm.evaluation.scorer import Scorer, open_scorer
-from bsmeta.tasks.causal_lm.evaluation.windows import WINDOWS, Window
+from bsmeta.tasks.causal_lm.evaluation.windows import WINDOW_CUTTERS, Window
 from bsmeta.training.processes import ALONE, Processes
 
 MAX_FAILURES_SHOWN = 5
@@ -118,7 +118,7 @@ class PairedEvaluation:
     """Compares arms over held-out documents.
 
     Args:
-        windows: Window policy: a name in `bsmeta.tasks.causal_lm.evaluation.windows.WINDOWS`.
+        windows: Window policy: a name in `WINDOW_CUTTERS`.
         position_edges: Byte offsets at which the bins of the position curve begin; the first is 0.
     """
 
@@ -141,7 +141,7 @@ class PairedEvaluation:
         self._comparisons = list(comparisons)
         pairs = ((comparison.base, comparison.test) for comparison in comparisons)
         self._arms = list(dict.fromkeys(chain.from_iterable(pairs)))
-        self._windows = WINDOWS[windows]
+        self._windows = WINDOW_CUTTERS[windows]
         self._edges = np.asarray(position_edges)
         self._ranks = ranks
 
@@ -227,7 +227,7 @@ class PairedEvaluation:
             values = self._choose_values(arm)
             if values not in variants:
                 assert self._donors is not None
-                variants[values] = self._donors.with_values(index, document, values)
+                variants[values] = self._donors.replace_values(index, document, values)
 
             renderer, _ = self._styles[arm.style]
             rendering = renderer.render(variants[values], arm.types)
