@@ -118,7 +118,7 @@ def _format_error(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def run_stoppable(action: Callable[[], object], continued: str = "") -> int:
+def run_stoppable(action: Callable[[], object], *, continues: str = "") -> int:
     """Runs work that SIGTERM ends like Ctrl-C; returns the exit code.
 
     Args:
@@ -128,7 +128,7 @@ def run_stoppable(action: Callable[[], object], continued: str = "") -> int:
     try:
         action()
     except KeyboardInterrupt:
-        print(f"stopped; the same call continues{continued}", file=sys.stderr)
+        print(f"stopped; the same call continues {continues}".rstrip(), file=sys.stderr)
         return EXIT_PREEMPTED
     return 0
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +26,7 @@ from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
 from bsmeta.core.model_files import read_model_and_report, read_model_config
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_progress
-from bsmeta.models.manifest import MANIFEST, UNCHECKED, find_fault, read_manifest
+from bsmeta.models.manifest import MANIFEST, UNCHECKED_FILES, find_fault, read_manifest
 from bsmeta.models.shapes import count_positions
 
 if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
 TOKENS_HASH = "tokenizer_xxh3"
 """Key of an exported model's `config.json`: the hash of the tokens and ids of its tokenizer."""
 
-NAMES_SHOWN = 5
+MAX_NAMES_SHOWN = 5
 """Maximum number of names of weights in a message."""
 
 OUTPUT_EMBEDDINGS = ("lm_head.weight", "embed_out.weight")
@@ -131,7 +131,7 @@ def list_model_damage(model: Path) -> list[str] | None:
 
     faults = []
     for file, entry in entries.items():
-        if file.startswith(prefix) and file.removeprefix(prefix) not in UNCHECKED:
+        if file.startswith(prefix) and file.removeprefix(prefix) not in UNCHECKED_FILES:
             fault = find_fault(root / file, entry)
             if fault is not None:
                 faults.append(fault)
@@ -194,9 +194,9 @@ def _list_weight_faults(folder: Path) -> list[str]:
 def _list_some(names: Iterable[str]) -> str:
     """Lists the first names, sorted, and the number of the others."""
     sorted_names = sorted(names)
-    num_others = len(sorted_names) - NAMES_SHOWN
+    num_others = len(sorted_names) - MAX_NAMES_SHOWN
     others = f" and {num_others} others" if num_others > 0 else ""
-    return ", ".join(sorted_names[:NAMES_SHOWN]) + others
+    return ", ".join(sorted_names[:MAX_NAMES_SHOWN]) + others
 
 
 def choose_device() -> torch.device:
@@ -239,17 +239,7 @@ def load_weights(source: str, setting: str, **options: Any) -> PreTrainedModel:
             "a name on the Hub, of a causal language model"
         ) from error
 
-    other_shapes = [
-        f"{name} ({list(actual)} instead of {list(expected)})"
-        for name, actual, expected in info["mismatched_keys"]
-    ]
-    names_by_fault = {
-        "missing (they would be random):": info["missing_keys"],
-        "unexpected (they would be ignored):": info["unexpected_keys"],
-        "of another shape:": other_shapes,
-        "unreadable:": info["error_msgs"],
-    }
-    problems = [f"{fault} {_list_some(names)}" for fault, names in names_by_fault.items() if names]
+    problems = _list_loading_problems(info)
     if problems:
         raise DataError(
             f"{setting}: the weights in {source} are not those of a {type(model).__name__} of its "
@@ -257,6 +247,21 @@ def load_weights(source: str, setting: str, **options: Any) -> PreTrainedModel:
             "again, or fix its config.json"
         )
     return model
+
+
+def _list_loading_problems(report: Mapping[str, Any]) -> list[str]:
+    """Lists the weights that transformers' loading report names, by their fault."""
+    other_shapes = [
+        f"{name} ({list(actual)} instead of {list(expected)})"
+        for name, actual, expected in report["mismatched_keys"]
+    ]
+    names_by_fault = {
+        "missing (they would be random):": report["missing_keys"],
+        "unexpected (they would be ignored):": report["unexpected_keys"],
+        "of another shape:": other_shapes,
+        "unreadable:": report["error_msgs"],
+    }
+    return [f"{fault} {_list_some(names)}" for fault, names in names_by_fault.items() if names]
 
 
 def refuse_other_vocabulary(source: str, setting: str) -> None:

@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from bsmeta.training.cuda_rules import FLOAT32_OPERATIONS, FLOAT32_RESULT_OPERATIONS, follow_cuda_rules
+from bsmeta.training.cuda_rules import (
+    FLOAT32_OPERATIONS,
+    FLOAT32_RESULT_OPERATIONS,
+    follow_cuda_rules,
+)
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 

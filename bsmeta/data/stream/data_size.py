@@ -20,7 +20,7 @@ from bsmeta.data.stream.columns import list_local_shards
 from bsmeta.metadata.decoding import Decoder, make_decoder
 from bsmeta.metadata.records import BadDocument
 
-SHARDS = 3
+NUM_SAMPLED_SHARDS = 3
 """Number of sampled shards of a source."""
 
 BYTES_PER_TOKEN = 4.0
@@ -86,7 +86,7 @@ def estimate_data_size(config: DataConfig, tokenizer_folder: str | None = None) 
         shards = list_local_shards(data)
         samples: list[_Sample] = []
         sampled_bytes = 0.0  # of the shards, not of their text
-        for shard in select_shards(shards, SHARDS):
+        for shard in select_shards(shards, NUM_SAMPLED_SHARDS):
             sample = _sample_shard(shard, data)
             if sample is not None:
                 samples.append(sample)

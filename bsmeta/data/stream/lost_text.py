@@ -33,13 +33,13 @@ if TYPE_CHECKING:  # slow to import; the check of a run with a lossless tokenize
 
 KEY = "data_config.max_lost_text"
 
-SAMPLE_LINES = 8
+LINES_PER_SHARD = 8
 """Number of first lines that are read of each sampled shard."""
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", ".model")
 """Endings of the names of files that hold a vocabulary."""
 
-SAMPLE_CHARACTERS = 100_000
+MAX_SAMPLE_CHARS = 100_000
 """Largest number of characters of a text that are measured."""
 
 
@@ -50,7 +50,7 @@ def sample_texts(config: DataConfig, lines: Mapping[str, Sequence[bytes]]) -> li
         decoder = make_decoder(data.metadata_config, data.columns, name, data.content)
         for line in lines.get(name, ()):
             with contextlib.suppress(BadDocument):
-                texts.append(decoder.decode(line).text[:SAMPLE_CHARACTERS])
+                texts.append(decoder.decode(line).text[:MAX_SAMPLE_CHARS])
     return texts
 
 
@@ -135,7 +135,7 @@ def read_local_lines(config: DataConfig) -> dict[str, list[bytes]]:
         lines[name] = []
         for shard in select_shards(list_local_shards(data)):
             with contextlib.suppress(UserError, OSError, EOFError):
-                lines[name] += read_first_lines(shard.path, SAMPLE_LINES)
+                lines[name] += read_first_lines(shard.path, LINES_PER_SHARD)
     return lines
 
 

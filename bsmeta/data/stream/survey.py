@@ -32,7 +32,7 @@ from bsmeta.data.io.shards import (
 from bsmeta.data.stream.columns import find_document_problems, find_unknown_types, name_source_key
 from bsmeta.data.stream.corpora import Corpus, deal_corpora, open_corpora
 from bsmeta.data.stream.held_out import HeldOutFingerprints, identify_held_out, read_held_out
-from bsmeta.data.stream.lost_text import SAMPLE_LINES
+from bsmeta.data.stream.lost_text import LINES_PER_SHARD
 from bsmeta.data.stream.plan import Share, order_sequences
 
 
@@ -100,9 +100,9 @@ def survey_data(config: DataConfig) -> Survey:
             find_unknown_types(config, {corpus.name: corpus.shards for corpus in corpora})
         )
         kept_out = read_held_out(config)
-        for corpus, dealt in zip(corpora, deal_corpora(config, corpora), strict=True):
+        for corpus, streams in zip(corpora, deal_corpora(config, corpora), strict=True):
             lines[corpus.name] = read_checked_lines(config, corpus)
-            _check_streams_have_documents(corpus, dealt, config)
+            _check_streams_have_documents(corpus, streams, config)
     except UserError as error:
         if config.prepared is None:
             raise
@@ -163,7 +163,7 @@ def read_checked_lines(config: DataConfig, corpus: Corpus) -> list[bytes]:
     raise_problems(find_document_problems(config, corpus.name, corpus.shards))
     lines: list[bytes] = []
     for shard in select_shards(corpus.shards):
-        lines += read_first_lines(shard.path, SAMPLE_LINES)
+        lines += read_first_lines(shard.path, LINES_PER_SHARD)
     return lines
 
 

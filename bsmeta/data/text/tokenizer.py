@@ -34,7 +34,7 @@ PROBE = "One  two\n\t3 naïve 😀 x<y"
 RESERVED_TOKENS = 64
 """Number of special tokens that every run's vocabulary has room for under `row_budget=text`."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Backend = Callable[[Sequence[str]], list[np.ndarray]]
 """Encodes texts into ids (int32); special tokens in a text are recognized, none are added."""
@@ -386,14 +386,14 @@ def make_character_backend(tokenizer: Tokenizer, sample: Sequence[str]) -> Chara
     )
     if different:
         problem = f"differs on {different} of {len(sample)} texts and is left out"
-        log_once(log, logging.WARNING, f"tokenizer backend hf: its cache of words {problem}")
+        log_once(logger, logging.WARNING, f"tokenizer backend hf: its cache of words {problem}")
         return oracle
     return cached
 
 
 def log_without_cache(reason: Inseparable) -> None:
     """Logs why a tokenizer encodes every word, including repeated ones."""
-    log_once(log, logging.INFO, f"tokenizer backend hf has no cache of words: {reason}")
+    log_once(logger, logging.INFO, f"tokenizer backend hf has no cache of words: {reason}")
 
 
 BACKENDS = {
@@ -428,16 +428,16 @@ def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Ba
                     f"data_config.tokenizer_backend={name} cannot be used for this tokenizer: "
                     f"{error}; use auto or hf"
                 ) from error
-            log_once(log, logging.INFO, f"tokenizer backend {candidate} is left out: {error}")
+            log_once(logger, logging.INFO, f"tokenizer backend {candidate} is left out: {error}")
             continue
 
         pairs = zip(backend(sample), expected, strict=True)
         different = sum(not np.array_equal(*pair) for pair in pairs)
         if not different:
             choice = f"tokenizer backend: {candidate} (same ids on {len(sample)} texts)"
-            log_once(log, logging.INFO, choice)
+            log_once(logger, logging.INFO, choice)
             return backend
 
         problem = f"differs from the oracle on {different} of {len(sample)} texts and is left out"
-        log_once(log, logging.WARNING, f"tokenizer backend {candidate} {problem}")
+        log_once(logger, logging.WARNING, f"tokenizer backend {candidate} {problem}")
     return oracle

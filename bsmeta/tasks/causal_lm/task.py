@@ -40,7 +40,7 @@ from bsmeta.data.text.tokenizer import list_new_special_tokens, load_tokenizer
 from bsmeta.metadata.rendering import compute_chances
 from bsmeta.models import attention, layers
 from bsmeta.models.activations import fuse_activations
-from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
+from bsmeta.models.cross_entropy import IGNORED_TARGET, ChunkedLoss
 from bsmeta.models.kernel_plans import disable_planned_attention_for_good
 from bsmeta.models.layers import (
     compile_layers,
@@ -52,7 +52,7 @@ from bsmeta.models.layers import (
 from bsmeta.models.pretrained import count_vocabulary, load_weights
 from bsmeta.models.rehearsal import (
     EAGER,
-    TOKENS,
+    NUM_TOKENS,
     check_export,
     check_loss,
     find_unreached_weights,
@@ -162,7 +162,7 @@ class CausalLanguageModel(Task):
         self._vocabulary = count_vocabulary(model)
         if RouterLoss.is_added(model.config):
             self._router = RouterLoss(model)
-        if config.loss_chunk_logits and ChunkedLoss.fits(model):
+        if config.loss_chunk_logits and ChunkedLoss.can_wrap(model):
             self._chunked = ChunkedLoss(model, config.loss_chunk_logits)
 
         if config.liger_kernel:
@@ -434,7 +434,7 @@ class CausalLanguageModel(Task):
         """
         inputs = batch["input_ids"]
         borders = batch.get(attention.BORDERS)
-        targets = inputs[:, 1:].masked_fill(~batch["loss_mask"][:, 1:], IGNORED)
+        targets = inputs[:, 1:].masked_fill(~batch["loss_mask"][:, 1:], IGNORED_TARGET)
         return self._compute_token_losses(model, inputs, batch["position_ids"], targets, borders)
 
     def _compute_token_losses(
@@ -449,9 +449,9 @@ class CausalLanguageModel(Task):
         arguments = self._build_arguments(inputs, position_ids, borders)
         # The prediction of the last position is masked by its target, because slicing the logits
         # would copy all of them.
-        padded = functional.pad(targets, (0, 1), value=IGNORED)
+        padded = functional.pad(targets, (0, 1), value=IGNORED_TARGET)
 
-        if self._chunked is not None and self._chunked.pays(inputs.numel()):
+        if self._chunked is not None and self._chunked.exceeds_limit(inputs.numel()):
             total, losses = self._chunked(model, padded, **arguments)
         else:
             logits = model(**arguments).logits.flatten(0, 1).float()
@@ -460,7 +460,7 @@ class CausalLanguageModel(Task):
             losses = token_losses.detach().view(padded.shape)
 
         if self._router is not None:
-            total = total + self._router.total((targets != IGNORED).sum())
+            total = total + self._router.total((targets != IGNORED_TARGET).sum())
         return total, losses[:, :-1]
 
     def _build_arguments(
@@ -508,8 +508,8 @@ class CausalLanguageModel(Task):
     def _check_loss(self, model: nn.Module, device: torch.device) -> None:
         """Compares the loss of two rows of random tokens with the model's own loss."""
         generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(self._vocabulary, (2, TOKENS), generator=generator).to(device)
-        positions = torch.arange(TOKENS, device=device).expand_as(ids)
+        ids = torch.randint(self._vocabulary, (2, NUM_TOKENS), generator=generator).to(device)
+        positions = torch.arange(NUM_TOKENS, device=device).expand_as(ids)
         borders = attention.compute_borders(positions)
         total, losses = self._compute_token_losses(model, ids, positions, ids[:, 1:], borders)
 
