@@ -71,7 +71,7 @@ class Composed:
     overridden: tuple[str, ...]
     problems: list[Problem]
 
-    def composition(self, problems: Sequence[Problem]) -> Composition:
+    def make_composition(self, problems: Sequence[Problem]) -> Composition:
         """Returns the configuration as it was written, with all of its problems."""
         return Composition(
             values=self.written,
@@ -110,7 +110,7 @@ def compose_with_sources(
     composed = compose_files(config_name, read_overrides(overrides, schema, reader), schema, reader)
     config, problems = finish_configuration(composed.values, schema)
     raise_problems([*composed.problems, *problems])
-    return config, composed.composition([])
+    return config, composed.make_composition([])
 
 
 def register_schema(schema: type, reader: ConfigReader) -> None:

@@ -106,7 +106,7 @@ def _make_call(main: Callable[..., int | None], schema: type, *, takes_compositi
             raise_problems(problems)
             return main(config) or 0
 
-        code = main(config, composed.composition(problems)) or 0
+        code = main(config, composed.make_composition(problems)) or 0
         raise_problems(problems)
         return code
 

@@ -93,7 +93,11 @@ def list_sections(schema: type) -> list[tuple[str, list[Key]]]:
         if key.entries is not None:
             sections[f"Entries of `{key.name}`"] = list(list_keys(key.entries))
 
-    return sorted(sections.items(), key=lambda item: item[0].startswith(("`", "Entries")))
+    def is_inner(section: tuple[str, list[Key]]) -> bool:
+        heading, _ = section
+        return heading.startswith(("`", "Entries"))
+
+    return sorted(sections.items(), key=is_inner)  # the topics first, otherwise in their order
 
 
 def write_help(schema: type, program: str, config_name: str, *, all_keys: bool = True) -> str:

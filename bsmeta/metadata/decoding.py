@@ -322,13 +322,7 @@ class MappingDecoder(Decoder):
         self._text_path = columns.get(TEXT, TEXT)
         paths = {key: columns[key] for key in columns if key in config.metadata_list}
         lazy = {key: path for key, path in paths.items() if find_type(key).is_lazy}
-        for key, path in lazy.items():
-            shared = [other for other in columns if columns[other] == path and other != key]
-            if shared:
-                raise ConfigurationError(
-                    f"data_config.columns: {path} is mapped to {key} and to {shared[0]}; the "
-                    f"records of {key} need a column of their own; drop one of the two"
-                )
+        _refuse_shared_columns(lazy, columns)
 
         tree: _Tree = {}
         _add_leaf(tree, self._text_path, _TEXT_TYPE)
@@ -397,6 +391,17 @@ class MappingDecoder(Decoder):
             ):
                 bad_document = BadDocument("text_not_string", bad_document.detail)
             raise bad_document from error
+
+
+def _refuse_shared_columns(lazy: Mapping[str, str], columns: Mapping[str, str]) -> None:
+    """Refuses a column of many records that is also mapped to another key."""
+    for key, path in lazy.items():
+        sharing = [other for other in columns if columns[other] == path and other != key]
+        if sharing:
+            raise ConfigurationError(
+                f"data_config.columns: {path} is mapped to {key} and to {sharing[0]}; the "
+                f"records of {key} need a column of their own; drop one of the two"
+            )
 
 
 def _make_record(value: Record | str | int | float, key: str) -> Record:

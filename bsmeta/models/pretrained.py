@@ -163,22 +163,16 @@ def _list_weight_faults(folder: Path) -> list[str]:
     faults = []
     zero_matrices = []
     num_matrices = 0
-    for file in sorted(folder.glob("model*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as weights:
-                for name in weights.keys():  # noqa: SIM118 (it is no mapping)
-                    values = weights.get_tensor(name)
-                    if values.element_size() == 1:  # 8-bit floats lack some operations
-                        values = values.float()
-                    if not values.isfinite().all():
-                        faults.append(f"{file}: {name} has values that are not finite")
-                    if values.ndim > 1:
-                        num_matrices += 1
-                        if not values.any():
-                            zero_matrices.append(name)
-                    report_progress()
-        except (OSError, SafetensorError):
-            return []  # loading the model reports the error
+    try:
+        for file, name, values in _iterate_weights(folder):
+            if not values.isfinite().all():
+                faults.append(f"{file}: {name} has values that are not finite")
+            if values.ndim > 1:
+                num_matrices += 1
+                if not values.any():
+                    zero_matrices.append(name)
+    except (OSError, SafetensorError):
+        return []  # loading the model reports the error
 
     has_zero_embeddings = any(name.endswith(TOKEN_EMBEDDINGS) for name in zero_matrices)
     if has_zero_embeddings or 2 * len(zero_matrices) > num_matrices:
@@ -189,6 +183,18 @@ def _list_weight_faults(folder: Path) -> list[str]:
     elif zero_matrices:
         logger.warning("%s: wholly zero: %s", folder, _list_some(zero_matrices))
     return faults
+
+
+def _iterate_weights(folder: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
+    """Yields the file, the name and the values of each weight in safetensors files."""
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 (it is no mapping)
+                values = weights.get_tensor(name)
+                if values.element_size() == 1:  # 8-bit floats lack some operations
+                    values = values.float()
+                yield file, name, values
+                report_progress()
 
 
 def _list_some(names: Iterable[str]) -> str:

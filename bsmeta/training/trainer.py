@@ -216,7 +216,7 @@ class Trainer:
                 data = self._prepare_step()
                 self._train_step()
                 result = self._unread.popleft()
-                self._apply(result.reduced.read(data.targets))
+                self._apply_stats(result.reduced.read(data.targets))
                 if self._out_of_data:
                     self.step_runner.raise_error()
 
@@ -283,10 +283,10 @@ class Trainer:
     def _prepare_step(self) -> DataStats:
         """Fetches the data of the next step if necessary; returns its statistics."""
         if self.step_runner.next_data is None:
-            self._apply(self.step_runner.fetch_first(self.progress.step + 1))
+            self._apply_stats(self.step_runner.fetch_first(self.progress.step + 1))
         return self._next_data
 
-    def _apply(self, stats: StepStats) -> None:
+    def _apply_stats(self, stats: StepStats) -> None:
         """Acts on the reports of all ranks in a step: failures, stops, the next data."""
         if stats.save_failed:
             self.saver.finish()  # raises the error
@@ -313,7 +313,7 @@ class Trainer:
             stats = self.step_log.record(result, self._next_data, self.progress)
             self._data_state = result.data.state
             self._phase = result.data.phase
-            self._apply(stats)
+            self._apply_stats(stats)
 
             is_spike = stats.finite and self.guards.spikes.is_spike(stats.loss)
             if is_spike and self._roll_back(stats.loss):

@@ -243,14 +243,15 @@ def _describe_unknown_types(
     suggestion = suggest_nearest(missing[0], candidates)
     expected = f"types that there are: {', '.join(present) or 'none'}{suggestion}"
 
-    alike = {name: find_similar(name, candidates) for name in missing}
-    corrected = dict.fromkeys(alike.get(name, name) for name in requested)
-    fix = f"{key}=[{','.join(name for name in corrected if name)}]"
-    if any(alike.values()):
-        fix += f", or leave {', '.join(missing)} out"
     plain = [name for name in missing if _is_plain(name, lines)]
     if plain:
         fix = f"data_config.columns={{{plain[0]}: {plain[0]}}} uses a plain column"
+    else:
+        similar = {name: find_similar(name, candidates) for name in missing}
+        corrected = dict.fromkeys(similar.get(name, name) for name in requested)
+        fix = f"{key}=[{','.join(name for name in corrected if name)}]"
+        if any(similar.values()):
+            fix += f", or leave {', '.join(missing)} out"
     return Problem(key, HYDRA, f"{', '.join(missing)}, which {reason}", expected, fix)
 
 
@@ -305,17 +306,21 @@ def _describe_path_problem(
     """
     available = sorted(values)
     inside = [candidate for candidate in available if candidate.startswith(f"{path}.")]
-    alike = _find_like_names(path, available) or _find_like_names(name, available)
-    if name == TEXT and not alike:
-        alike = [candidate for candidate in TEXT_NAMES if candidate in values]
-    best = next(iter((*inside, *alike)), find_similar(path, available))
+    similar_paths = _find_like_names(path, available) or _find_like_names(name, available)
+    if name == TEXT and not similar_paths:
+        similar_paths = [candidate for candidate in TEXT_NAMES if candidate in values]
+    best = next(iter((*inside, *similar_paths)), find_similar(path, available))
 
     if path in objects:
         content = f"{format_value(path)}, which is an object"
         hint = f"; in it: {', '.join(inside)}"
     else:
         content = f"{format_value(path)}, which none of the first {count} documents has"
-        hint = f" (did you mean {alike[0]}?)" if alike else suggest_nearest(path, available)
+        hint = (
+            f" (did you mean {similar_paths[0]}?)"
+            if similar_paths
+            else suggest_nearest(path, available)
+        )
 
     ellipsis = ", …" if len(available) > MAX_COLUMNS_SHOWN else ""
     columns = ", ".join(available[:MAX_COLUMNS_SHOWN]) or "none"

@@ -318,8 +318,10 @@ def mark_spans(
     run_numbers = np.cumsum(first >= previous_last, dtype=np.int32)
     first = np.maximum(first, previous_last)
 
+    # The tokens of all spans after each other: each span counts from its first token.
     sizes = last - first
-    tokens = (first - sizes.cumsum() + sizes).repeat(sizes) + np.arange(sizes.sum())
+    positions_in_list = sizes.cumsum() - sizes
+    tokens = (first - positions_in_list).repeat(sizes) + np.arange(sizes.sum())
     token_types[tokens] = span_token_types.repeat(sizes)
     run[tokens] = run_numbers.repeat(sizes)
 

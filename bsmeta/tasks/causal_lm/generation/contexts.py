@@ -76,7 +76,9 @@ class Contexts:
         if not prompt and not self._is_apart:
             body, joint_text = self._split_lead(head.lead)
         ids = [*encoded.prefix_ids.tolist(), *body]
-        return Context(head.prefix, ids or [int(self._tokenizer.eos_token_id)], joint_text)
+        if not ids:  # the model needs a token to begin with: the end of the document before
+            ids = [int(self._tokenizer.eos_token_id)]
+        return Context(head.prefix, ids, joint_text)
 
     def _render_metadata(self, metadata: Mapping[str, Any]) -> Rendered:
         """Renders metadata without a text.
