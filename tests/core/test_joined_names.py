@@ -170,7 +170,7 @@ JOINS = {
     "training/distributed.py": {
         "Path(get_default_build_root()) / file": "a constant",
         "Path(os.environ['TORCH_EXTENSIONS_DIR']) / file": "a constant",
-        "shared / file": "a constant",
+        "environment_folder / file": "a constant",
     },
     "training/guards.py": {
         "self.folder / f'nonfinite-step{result.step}-rank{self.rank}.json'": "numbers",

@@ -235,6 +235,7 @@ def _estimate_errors_over_hosts(
     host_bits, host_sizes, host_differences, host_documents = sum_by_cluster(
         document_sums, clusters
     )
+
     hosts = int((host_sizes > 0).sum())
     return _Errors(
         difference=_compute_student_interval(host_bits, host_sizes) if hosts > 1 else None,
