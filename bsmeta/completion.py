@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
-from bsmeta.config.groups import group_options
+from bsmeta.config.groups import list_group_options
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import list_key_names
 from bsmeta.reference import PROGRAMS as DOCUMENTED
@@ -56,7 +56,9 @@ def write_completion(shell: str, modules: dict[str, str]) -> str:
         modules: Program -> its module, or the path of its script.
     """
     configurations = sorted(path.stem for path in CONFIG_FOLDER.glob("*.yaml"))
-    choices = [_write_case(f"{name}|+{name}", options) for name, options in group_options().items()]
+    choices = [
+        _write_case(f"{name}|+{name}", options) for name, options in list_group_options().items()
+    ]
     keys = [_write_case(name, _list_words(module)) for name, module in modules.items()]
     return _BASH.format(
         shell=shell,
@@ -74,7 +76,7 @@ def _list_words(module: str) -> list[str]:
     if not schemas:
         return ["--help"]
     names = sorted({name for schema in schemas for name in list_key_names(schema)})
-    return [*OPTIONS, *(f"{name}=" for name in [*names, *group_options()])]
+    return [*OPTIONS, *(f"{name}=" for name in [*names, *list_group_options()])]
 
 
 def _find_module(program: str) -> str:

@@ -34,7 +34,7 @@ from bsmeta.tasks import TASKS
 if TYPE_CHECKING:
     from bsmeta.api.models import Predictor
 
-RECORDS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
+RECORD_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 """Endings of files of records; any other file is a text."""
 BYTE_ORDER_MARK = "\ufeff"
 
@@ -49,7 +49,7 @@ def main(config: PredictConfig) -> int:
             ["spreadsheet_safe"],
         )
 
-    if config.input is not None and not config.input.endswith(RECORDS):
+    if config.input is not None and not config.input.endswith(RECORD_SUFFIXES):
         change_text(config)
         return 0
 
@@ -58,13 +58,14 @@ def main(config: PredictConfig) -> int:
             raise ConfigurationError(f"{name} is not set; expected a .csv or .jsonl file", [name])
     source = Path(str(config.input))
     output = Path(str(config.output))
-    return run_stoppable(lambda: predict_records(config, source, output), f" {output}.part")
+    return run_stoppable(
+        lambda: predict_records(config, source, output), continues=f"{output}.part"
+    )
 
 
 def predict_records(config: PredictConfig, source: Path, output: Path) -> None:
     """Writes each record with its prediction."""
     # Imported here because transformers takes seconds, and the command line is checked first.
-    from bsmeta.core.files import hash_file
     from bsmeta.data.table.records import RecordWriter, check_output
 
     check_output(output)
@@ -83,18 +84,7 @@ def predict_records(config: PredictConfig, source: Path, output: Path) -> None:
     if total == 0:
         raise DataError(f"{source} has no rows")
 
-    key = {
-        "input": hash_file(source),
-        "checkpoint": {
-            file.name: hash_file(file) for file in sorted(model.folder.iterdir()) if file.is_file()
-        },
-        "data": model.data_fingerprint(),
-        "overrides": redact_values(config.overrides),  # a file beside the output keeps the key
-        "csv_separator": config.csv_separator,
-        "csv_encoding": config.csv_encoding,
-        "on_bad_row": config.on_bad_row,
-        "spreadsheet_safe": config.spreadsheet_safe,
-    }
+    key = _identify_predictions(config, source, model)
     writer = RecordWriter(output, key, spreadsheet_safe=config.spreadsheet_safe)
     if writer.done:
         print(f"continuing after {writer.done:,} rows of {output}.part", file=sys.stderr)
@@ -110,6 +100,24 @@ def predict_records(config: PredictConfig, source: Path, output: Path) -> None:
 
     writer.finish()
     print(f"{total:,} rows written to {output}", file=sys.stderr)
+
+
+def _identify_predictions(config: PredictConfig, source: Path, model: Predictor) -> dict[str, Any]:
+    """Returns everything that predictions depend on; an unfinished file of others is refused."""
+    from bsmeta.core.files import hash_file
+
+    return {
+        "input": hash_file(source),
+        "checkpoint": {
+            file.name: hash_file(file) for file in sorted(model.folder.iterdir()) if file.is_file()
+        },
+        "data": model.data_fingerprint(),
+        "overrides": redact_values(config.overrides),  # a file beside the output keeps the key
+        "csv_separator": config.csv_separator,
+        "csv_encoding": config.csv_encoding,
+        "on_bad_row": config.on_bad_row,
+        "spreadsheet_safe": config.spreadsheet_safe,
+    }
 
 
 def _open_predictor(config: PredictConfig) -> Predictor:
@@ -135,7 +143,7 @@ def change_text(config: PredictConfig) -> None:
     if not model.forms:
         raise ConfigurationError(
             f"input={config.input}: the task of {config.checkpoint} does not change texts; "
-            f"expected records: a file that ends in {', '.join(RECORDS)}"
+            f"expected records: a file that ends in {', '.join(RECORD_SUFFIXES)}"
         )
 
     form = choose_output_form(config, model.forms)

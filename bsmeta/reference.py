@@ -16,7 +16,7 @@ from bsmeta.config.entity_table import EntitiesConfig
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.config.generating import GenerateConfig
-from bsmeta.config.groups import group_options
+from bsmeta.config.groups import list_group_options
 from bsmeta.config.help_page import Key, list_sections
 from bsmeta.config.predicting import PredictConfig
 from bsmeta.config.schema import RunConfig
@@ -123,7 +123,7 @@ def _describe_groups() -> str:
     lines = ["## Groups", ""]
     lines += ["A choice sets several keys at once; a key on the command line wins over it.", ""]
     lines += ["| group | choices |", "|---|---|"]
-    for name, options in group_options().items():
+    for name, options in list_group_options().items():
         plus = "+" if name == "recipes" else ""
         lines.append(f"| `{plus}{name}=` | {', '.join(f'`{option}`' for option in options)} |")
     return "\n".join([*lines, ""])

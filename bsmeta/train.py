@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-PARENT = os.getppid()
+PARENT_PID = os.getppid()
 if __name__ == "__main__":
     from bsmeta.core.signals import hold_signals
 
@@ -60,7 +60,7 @@ def main(config: RunConfig, composition: Composition = NOTHING) -> int:
     if config.estimate:
         release_signals()
     else:
-        stop.install(partial(note_early_stop, Path(config.out_dir)), PARENT)
+        stop.install(partial(note_early_stop, Path(config.out_dir)), PARENT_PID)
 
     # Accelerate takes seconds to import, so an invalid configuration is refused first.
     with record_refusal(status_folder):

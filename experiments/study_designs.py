@@ -83,7 +83,9 @@ def designs_of(measured: Measured) -> Iterator[Design]:
     yield Design("a constant prefix as the baseline", compare("url_1440", "constant_1440"))
     yield Design("a decay over 40% of the steps", compare("url_1440_40", "none_1440_40"))
     yield Design("no decay", compare("url", "none"))
-    averages = [measured.estimate_average(arm, bins) for arm in ("url_1440", "none_1440")]
+    averages = [
+        measured.estimate_averaged_checkpoint(arm, bins) for arm in ("url_1440", "none_1440")
+    ]
     yield Design("the mean of the last four checkpoints", averages[0] - averages[1])
     losses = late_losses(measured, "url_1440") - late_losses(measured, "none_1440")
     yield Design(
@@ -142,7 +144,7 @@ def design_table(designs: Sequence[Design]) -> Table:
 def bits_by_length(measured: Measured) -> tuple[Floats, Floats]:
     """Text tokens of each length, and bits per byte: float64 [seeds, 2 arms, lengths]."""
     bins = measured.select_bins([FIRST_BYTE])
-    tokens = [measured.amounts(f"none_{steps}")[TEXT][-1] for steps in LENGTHS]
+    tokens = [measured.compute_amounts(f"none_{steps}")[TEXT][-1] for steps in LENGTHS]
     bits = [
         [measured.estimate(f"{arm}_{steps}", WITHOUT, bins=bins).seeds for steps in LENGTHS]
         for arm in ("none", "url")

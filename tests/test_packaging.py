@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta import cli
-from bsmeta.core.errors import EXTRA_OF
+from bsmeta.core.errors import EXTRA_BY_MODULE
 from tests.conftest import REPOSITORY
 
 STEPS = ["max_train_steps=4", "eval_steps=0", "save_steps=0", "logging_steps=1"]
@@ -96,7 +96,9 @@ def test_the_programs_of_a_wheel_use_its_own_files(unpacked: Path, tmp_path: Pat
 
 
 def test_a_wheel_provides_the_extras_that_errors_name(unpacked: Path) -> None:
-    assert set(EXTRA_OF.values()) <= set(metadata(unpacked).metadata.get_all("Provides-Extra"))
+    assert set(EXTRA_BY_MODULE.values()) <= set(
+        metadata(unpacked).metadata.get_all("Provides-Extra")
+    )
 
 
 @pytest.mark.slow

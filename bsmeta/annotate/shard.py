@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from isal import igzip
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import FULL, join_inside
+from bsmeta.core.files import FULL_DISK_ERRNOS, join_inside
 from bsmeta.core.parsing import JSONDecoder
 from bsmeta.data.io.lines import LineReader
 
@@ -312,7 +312,7 @@ class ShardWriter:
             yield
         except OSError as error:
             self.close()
-            if error.errno not in FULL:
+            if error.errno not in FULL_DISK_ERRNOS:
                 raise
             raise ConfigurationError(
                 f"output: the disk of {self._files.shard.parent} is full ({error}); what is "

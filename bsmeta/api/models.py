@@ -44,7 +44,7 @@ from bsmeta.tasks.causal_lm.evaluation.arms import TEXT_ALONE, plan_comparisons
 from bsmeta.tasks.causal_lm.evaluation.documents import GivenDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.tasks.causal_lm.evaluation.windows import WINDOWS
+from bsmeta.tasks.causal_lm.evaluation.windows import WINDOW_CUTTERS
 from bsmeta.tasks.causal_lm.generation.contexts import is_announced
 from bsmeta.tasks.causal_lm.generation.requests import replace_defaults
 from bsmeta.tasks.causal_lm.generation.writer import Result, Writer
@@ -185,8 +185,8 @@ SCORED_BATCH_SIZE = 64
 
 def _check_windows(windows: str) -> None:
     """Refuses the name of windows that do not exist."""
-    if windows not in WINDOWS:
-        raise ConfigurationError(f"windows={windows}: expected one of {', '.join(WINDOWS)}")
+    if windows not in WINDOW_CUTTERS:
+        raise ConfigurationError(f"windows={windows}: expected one of {', '.join(WINDOW_CUTTERS)}")
 
 
 def _split_sampling(sampling: Sampling) -> tuple[int, dict[str, Any]]:

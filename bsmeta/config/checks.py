@@ -35,7 +35,7 @@ from bsmeta.config.schema import (
     PretrainedConfig,
     RunConfig,
 )
-from bsmeta.config.steps import branch_step, explain_export, lacks_model
+from bsmeta.config.steps import explain_export, lacks_model, read_branch_step
 from bsmeta.config.task_entry import TaskEntry, find_entry
 from bsmeta.core.errors import (
     HYDRA,
@@ -59,7 +59,7 @@ _CARD_FORMS = {
 }
 """For each list on the model card: a pattern of its entries, what they are, and an example."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def check_launch(
     problems += find_launch_problems(config, launch)
     problems += find_fsdp_problems(config, launch, entry)
     if not config.check_only:  # a checked run may start on another machine
-        problems += find_machine_problems(_loader_processes(config))
+        problems += find_machine_problems(_read_num_workers(config))
 
     document = deepspeed = None
     if launch.deepspeed and launch.deepspeed_config_file is not None:
@@ -131,7 +131,7 @@ def check_launch(
     return CheckedRun(launch=launch, deepspeed_config=filled)
 
 
-def _loader_processes(config: RunConfig) -> int:
+def _read_num_workers(config: RunConfig) -> int:
     """Returns the loader processes of each rank; 0 for a task without the key."""
     data: Any = getattr(config, "data_config", None)
     workers: int = getattr(data, "num_workers", 0)
@@ -190,7 +190,7 @@ def _find_decay_problems(config: RunConfig) -> Iterator[Problem]:
     if config.decay_from is None:
         return
 
-    if branch_step(config.decay_from) is None:
+    if read_branch_step(config.decay_from) is None:
         expected = "a checkpoint folder, named checkpoint-{step}step"
         fix = "decay_from=runs/stable/checkpoint-1000step, for example"
         yield _describe_refusal(config, "decay_from", expected, fix)
@@ -330,19 +330,19 @@ def _find_epoch_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Proble
 def _find_profile_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields steps to profile that are no range, or not in the run."""
     steps = config.profile_steps
-    last = config.max_train_steps
+    last_step = config.max_train_steps
     if len(steps) != 2 or steps[0] > steps[1]:
         expected = "two numbers: the first and the last step of the trace"
         yield _describe_refusal(config, "profile_steps", expected, "profile_steps=[10,12]")
-    elif config.profile and config.num_train_epochs is None and steps[1] > last:
-        expected = f"steps of the run, which makes {last} (max_train_steps)"
-        fix = f"profile_steps=[{max(1, last - 2)},{last}]"
+    elif config.profile and config.num_train_epochs is None and steps[1] > last_step:
+        expected = f"steps of the run, which makes {last_step} (max_train_steps)"
+        fix = f"profile_steps=[{max(1, last_step - 2)},{last_step}]"
         yield _describe_refusal(config, "profile_steps", expected, fix)
 
 
 def _find_name_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields a name of the run that is no file name, and an unsuitable run folder."""
-    if not _NAME.fullmatch(config.run_name):
+    if not _RUN_NAME.fullmatch(config.run_name):
         expected = "letters, digits, '.', '_' and '-', beginning with a letter or digit: no path"
         yield _describe_refusal(config, "run_name", expected, "run_name=first, say")
 
@@ -440,5 +440,7 @@ def describe_missing_file(key: str, name: object, expected: str, fix: str) -> Pr
     """Returns the problem of a missing file, with the most similar name in its folder."""
     folder = Path(str(name)).parent
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    close = suggest_nearest(Path(str(name)).name, names)
-    return Problem(key, HYDRA, f"{format_value(name)}, which is not there{close}", expected, fix)
+    suggestion = suggest_nearest(Path(str(name)).name, names)
+    return Problem(
+        key, HYDRA, f"{format_value(name)}, which is not there{suggestion}", expected, fix
+    )

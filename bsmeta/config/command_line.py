@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 
-from bsmeta.config.groups import group_options
+from bsmeta.config.groups import list_group_options
 from bsmeta.config.hydra_options import make_option_parser
 from bsmeta.config.launch import ENVIRONMENT
 from bsmeta.config.misfits import COMMAND_LINE, suggest_key
@@ -78,8 +78,8 @@ def read_command_line(
     for override in parsed.overrides:
         options.remove(override)
 
-    folder = _resolve(parsed.config_path)
-    own_folder = _resolve(parsed.config_dir)
+    folder = _resolve_folder(parsed.config_path)
+    own_folder = _resolve_folder(parsed.config_dir)
     name = str(parsed.config_name or config_name)
     schema_names = {store_name(offered) for offered in (schema, *schemas)}
     missing = [*_find_missing_files(folder or CONFIG_FOLDER, own_folder, name, schema_names)]
@@ -126,7 +126,7 @@ def _find_undecodable_names(arguments: Sequence[str]) -> Iterator[Problem]:
         yield describe_undecodable(key or "an argument", value, COMMAND_LINE)
 
 
-def _resolve(folder: str | None) -> Path | None:
+def _resolve_folder(folder: str | None) -> Path | None:
     return None if folder is None else Path(folder).expanduser().resolve()
 
 
@@ -217,8 +217,8 @@ def _describe_unknown_option(option: str, value: str, schema: type) -> Problem:
     elif name == "resume":
         fix = f"resume_from_checkpoint_dir={value or 'latest'}"
     else:
-        keys_and_groups = {*(key for key, _, _ in iterate_leaves(schema())), *group_options()}
-        meant = name if name in keys_and_groups else suggest_key(name, schema)
-        is_settable = meant in keys_and_groups  # a section is not
-        fix = f"write {meant}={value or '…'}" if is_settable else "drop it; see --help"
+        keys_and_groups = {*(key for key, _, _ in iterate_leaves(schema())), *list_group_options()}
+        suggestion = name if name in keys_and_groups else suggest_key(name, schema)
+        is_settable = suggestion in keys_and_groups  # a section is not
+        fix = f"write {suggestion}={value or '…'}" if is_settable else "drop it; see --help"
     return Problem(option, COMMAND_LINE, value or "an unknown option", expected, fix)

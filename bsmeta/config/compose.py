@@ -71,7 +71,7 @@ class Composed:
     overridden: tuple[str, ...]
     problems: list[Problem]
 
-    def composition(self, problems: Sequence[Problem]) -> Composition:
+    def make_composition(self, problems: Sequence[Problem]) -> Composition:
         """Returns the configuration as it was written, with all of its problems."""
         return Composition(
             values=self.written,
@@ -110,7 +110,7 @@ def compose_with_sources(
     composed = compose_files(config_name, read_overrides(overrides, schema, reader), schema, reader)
     config, problems = finish_configuration(composed.values, schema)
     raise_problems([*composed.problems, *problems])
-    return config, composed.composition([])
+    return config, composed.make_composition([])
 
 
 def register_schema(schema: type, reader: ConfigReader) -> None:
@@ -140,7 +140,7 @@ def compose_files(
     overrides: Sequence[Override],
     schema: type,
     reader: ConfigReader,
-    earlier: Sequence[Problem] = (),
+    earlier_problems: Sequence[Problem] = (),
 ) -> Composed:
     """Composes everything that can be composed.
 
@@ -150,7 +150,7 @@ def compose_files(
     Raises:
         ConfigurationError: Listing the mistakes, if nothing can be composed.
     """
-    return _Composer(config_name, overrides, schema, reader, earlier).compose()
+    return _Composer(config_name, overrides, schema, reader, earlier_problems).compose()
 
 
 class _Composer:
@@ -166,18 +166,18 @@ class _Composer:
         overrides: Sequence[Override],
         schema: type,
         reader: ConfigReader,
-        earlier: Sequence[Problem],
+        earlier_problems: Sequence[Problem],
     ) -> None:
         self.written: dict[str, Any] = {}
         self._config_name = config_name
         self._overrides = overrides
         self._schema = schema
         self._reader = reader
-        self._earlier = earlier
+        self._earlier_problems = earlier_problems
         self._problems_of_files: list[Problem] = []
 
     def compose(self) -> Composed:
-        if self._merge(self._select_valid_overrides()) is not None:
+        if self._compose_written(self._select_valid_overrides()) is not None:
             self._drop_refused()
         self._check_schema()
         values = self._fill_schema()
@@ -193,19 +193,19 @@ class _Composer:
         return [override for override in self._overrides if not override.problems]
 
     def _find_problems(self) -> list[Problem]:
-        problems = [*self._earlier, *self._problems_of_files]
+        problems = [*self._earlier_problems, *self._problems_of_files]
         for override in self._overrides:
             problems += override.problems
         return problems
 
-    def _merge(self, overrides: Sequence[Override]) -> Exception | None:
+    def _compose_written(self, overrides: Sequence[Override]) -> Exception | None:
         """Composes `written` from the files and some overrides; returns Hydra's error, if any."""
         GlobalHydra.instance().clear()
         self._reader.clear()
         self.written = {}
         try:
             with hydra.initialize_config_dir(str(self._reader.main_folder), version_base="1.3"):
-                texts = [override.force() for override in overrides]
+                texts = [override.write_forced() for override in overrides]
                 composed = hydra.compose(self._config_name, texts, return_hydra_config=True)
         except RecursionError as error:
             files = ", ".join(map(shorten_path, self._reader.files))
@@ -219,7 +219,7 @@ class _Composer:
 
     def _drop_refused(self) -> None:
         """Leaves out the entries of defaults lists, and the overrides, that Hydra refuses."""
-        while refusal := self._merge([]):
+        while refusal := self._compose_written([]):
             self._problems_of_files.append(
                 describe_problem_of_files(refusal, self._reader, self._schema)
             )
@@ -229,10 +229,10 @@ class _Composer:
             self._reader.left_out.add(str(entry))
 
         for override in self._select_valid_overrides():
-            if refusal := self._merge([override]):
+            if refusal := self._compose_written([override]):
                 override.problems = [override.explain_refusal(refusal)]
 
-        if refusal := self._merge(self._select_valid_overrides()):
+        if refusal := self._compose_written(self._select_valid_overrides()):
             raise_problems(
                 self._find_problems()
                 or [describe_problem_of_files(refusal, self._reader, self._schema)]
@@ -257,10 +257,12 @@ class _Composer:
             self._note_misfit(misfit, overrides)
 
         valid_overrides = self._select_valid_overrides()
-        if valid_overrides != overrides and self._merge(valid_overrides) is None:
-            # The values that the wrong overrides have replaced count again.
+        if valid_overrides != overrides and self._compose_written(valid_overrides) is None:
+            # The values that the wrong overrides have replaced count again. Their misfits are not
+            # noted: their sources have been.
             values = open_structure(self._schema)
-            list(fill_section(values, self.written))
+            for _ in fill_section(values, self.written):
+                pass
         return values
 
     def _note_misfit(self, misfit: Misfit, overrides: Sequence[Override]) -> None:
@@ -291,7 +293,7 @@ class _Composer:
 
     def _list_files_in_merge_order(self) -> list[tuple[str, Path]]:
         """Lists the files as Hydra merges them, each with the section that it sets."""
-        texts = [override.force() for override in self._select_valid_overrides()]
+        texts = [override.write_forced() for override in self._select_valid_overrides()]
         with hydra.initialize_config_dir(str(self._reader.main_folder), version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()
             defaults = loader.compute_defaults_list(self._config_name, texts, RunMode.RUN).defaults

@@ -15,7 +15,7 @@ from bsmeta.core.errors import Problem, look_up
 
 _KEY = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 _BRACE = re.compile(r"\$\{|[{}]")
-_SELECT = "oc.select:"
+_SELECT_PREFIX = "oc.select:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Composition:
     def _find_keys_in(self, text: str) -> Iterator[str]:
         """Yields the keys that a text reads, including those of an `oc.select` fallback in use."""
         for body in _find_interpolated(text):
-            arguments = body.removeprefix(_SELECT)
+            arguments = body.removeprefix(_SELECT_PREFIX)
             is_select = arguments != body
             name, _, fallback = (part.strip() for part in arguments.partition(","))
             if not _KEY.fullmatch(name) or (fallback and not is_select):

@@ -19,7 +19,7 @@ from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, format_value,
 from bsmeta.core.keys import find_bound_problems, key
 from bsmeta.core.secrets import format_url
 
-MOST_PARTS = 1 << 20
+MAX_PARTS = 1 << 20
 """Largest sum of the weights of a mixture as whole numbers in lowest terms: the number of sequences
 in a period. A run computes the period when it starts, which takes about a second at this size."""
 
@@ -38,11 +38,11 @@ OBJECT_STORES = ("s3://", "gs://")
 REMOTE = (SCHEME, *OBJECT_STORES)
 """The schemes of files that are read in ranges, without downloading them first."""
 
-_HELD_OUT = "data_config.validation_file"
+_HELD_OUT_KEY = "data_config.validation_file"
 
-_WEB = ("http://", "https://")
+_WEB_SCHEMES = ("http://", "https://")
 
-_ALIASES = {"s3a://": "s3://", "s3n://": "s3://", "gcs://": "gs://"}
+_SCHEME_ALIASES = {"s3a://": "s3://", "s3n://": "s3://", "gcs://": "gs://"}
 """Other names of the schemes of buckets."""
 
 
@@ -166,7 +166,7 @@ def compute_row_length(config: DataConfig) -> int:
     return config.metadata_config.max_seq_len + compute_metadata_room(config)
 
 
-def configure_sources(config: DataConfig) -> dict[str, DataConfig]:
+def build_source_configs(config: DataConfig) -> dict[str, DataConfig]:
     """Returns the data of each source by its name; without a mixture, `{"": config}`."""
     if not config.sources:
         return {"": config}
@@ -183,13 +183,13 @@ def configure_sources(config: DataConfig) -> dict[str, DataConfig]:
 
 def compute_parts(weights: Sequence[float]) -> list[int]:
     """Returns the smallest whole numbers in the proportion of the weights' decimal notation."""
-    exact = [Fraction(repr(float(weight))) for weight in weights]
-    scale = math.lcm(*(share.denominator for share in exact))
-    whole = [int(share * scale) for share in exact]
-    return [part // math.gcd(*whole) for part in whole]
+    fractions = [Fraction(repr(float(weight))) for weight in weights]
+    scale = math.lcm(*(share.denominator for share in fractions))
+    whole_numbers = [int(share * scale) for share in fractions]
+    return [part // math.gcd(*whole_numbers) for part in whole_numbers]
 
 
-def train_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
+def iterate_train_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
     """Yields the entries of `train_file`, or of each source's: the key, and a path or glob.
 
     Relative paths are resolved inside `dataset_name` if it is set.
@@ -212,7 +212,7 @@ def train_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
             yield name, resolve_in_dataset(str(entry), config)
 
 
-def train_files(config: DataConfig) -> str:
+def describe_train_files(config: DataConfig) -> str:
     """Describes the training shards for reports."""
     if config.sources:
         total_weight = sum(source.weight for source in config.sources)
@@ -322,7 +322,7 @@ def _find_weight_problems(weights: Sequence[float]) -> Iterator[Problem]:
     """Yields weights with a common period that is too long to compute."""
     if not weights or not all(0 < weight < math.inf for weight in weights):
         return  # out of bounds, and refused for that
-    if sum(compute_parts(weights)) > MOST_PARTS:
+    if sum(compute_parts(weights)) > MAX_PARTS:
         found = f"weights {', '.join(map(str, weights))}"
         expected = "weights whose shares are exact in fewer digits"
         shares = [f"{weight / sum(weights):.3f}" for weight in weights]
@@ -339,22 +339,28 @@ def _find_address_problems(config: DataConfig) -> Iterator[Problem]:
 
         printable_entry = format_url(entry)
         scheme = address[0].lower()
-        rest = printable_entry[len(scheme) :]
-        by_tensorflow = config.reader == "tf" and name != _HELD_OUT
-        if by_tensorflow and scheme in (SCHEME, *_WEB):
+        is_read_by_tensorflow = config.reader == "tf" and name != _HELD_OUT_KEY
+        if is_read_by_tensorflow and scheme in (SCHEME, *_WEB_SCHEMES):
             expected = "a path or address that TensorFlow reads (data_config.reader=tf)"
             fix = "data_config.reader=native"
             yield Problem(name, HYDRA, format_value(printable_entry), expected, fix)
-        elif not by_tensorflow and scheme not in REMOTE:
+        elif not is_read_by_tensorflow and scheme not in REMOTE:
             expected = f"a path, or {SCHEME}datasets/OWNER/NAME/…, s3://BUCKET/… or gs://BUCKET/…"
-            fix = f"copy the files here, or mount {scheme}… as a folder, and name the path"
-            if scheme in _ALIASES:
-                fix = f"{name}={_ALIASES[scheme]}{rest}"
-            elif name != _HELD_OUT and scheme not in _WEB:
-                fix += "; data_config.reader=tf reads what TensorFlow has a file system for"
-            if scheme == "file://":
-                fix = f"{name}={rest}"
+            fix = _suggest_readable_entry(name, scheme, printable_entry[len(scheme) :])
             yield Problem(name, HYDRA, f"{format_value(printable_entry)} ({scheme})", expected, fix)
+
+
+def _suggest_readable_entry(name: str, scheme: str, location: str) -> str:
+    """Suggests a readable entry in place of the address `{scheme}{location}` of a key."""
+    if scheme == "file://":
+        return f"{name}={location}"
+    if scheme in _SCHEME_ALIASES:
+        return f"{name}={_SCHEME_ALIASES[scheme]}{location}"
+
+    fix = f"copy the files here, or mount {scheme}… as a folder, and name the path"
+    if name != _HELD_OUT_KEY and scheme not in _WEB_SCHEMES:
+        fix += "; data_config.reader=tf reads what TensorFlow has a file system for"
+    return fix
 
 
 def _find_pattern_problems(config: DataConfig) -> Iterator[Problem]:
@@ -366,19 +372,19 @@ def _find_pattern_problems(config: DataConfig) -> Iterator[Problem]:
     files = sorted(glob.glob(path, recursive=True))
     count = {0: "no file", 1: "1 file"}.get(len(files), f"{len(files)} files")
     found = f"{format_value(path)}, a pattern that matches {count}"
-    fix = f"{_HELD_OUT}={files[0] if files else 'FILE'}"
-    yield Problem(_HELD_OUT, HYDRA, found, "the path of one file", fix)
+    fix = f"{_HELD_OUT_KEY}={files[0] if files else 'FILE'}"
+    yield Problem(_HELD_OUT_KEY, HYDRA, found, "the path of one file", fix)
 
 
 def _list_file_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
     """Yields the keys that name files, and their values resolved inside `dataset_name`."""
-    entries = [*train_entries(config)]
+    entries = [*iterate_train_entries(config)]
     if not entries and config.dataset_name:
         entries = [("data_config.dataset_name", resolve_in_dataset("", config))]
     yield from entries
 
     if config.validation_file:
-        yield _HELD_OUT, resolve_in_dataset(config.validation_file, config)
+        yield _HELD_OUT_KEY, resolve_in_dataset(config.validation_file, config)
 
 
 def _takes_revision(entry: str) -> bool:

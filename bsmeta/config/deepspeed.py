@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from bsmeta.config.launch import ZERO_VARIABLES, Launch
 from bsmeta.config.schema import WSD, RunConfig
@@ -34,7 +35,7 @@ from bsmeta.core.errors import (
 )
 from bsmeta.core.keys import about, iterate_leaves
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.secrets import hide_values
+from bsmeta.core.secrets import declare_secrets_in
 
 AUTO = "auto"
 
@@ -52,14 +53,14 @@ _NUMBERS = ("gradient_predivide_factor", "steps_per_print")
 
 # The top-level keys of DeepSpeed 0.19.8, except those that would change the configured training
 # (elasticity, amp, curriculum learning, …). DeepSpeed ignores unknown keys there.
-_TOP_LEVEL = (
+_TOP_LEVEL_KEYS = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
     "gradient_clipping", "communication_data_type", *_BLOCKS, *_FLAGS, *_NUMBERS,
 )  # fmt: skip
 
 # Blocks that a Hydra key replaces. DeepSpeed's recomputation needs calls that the models do not
 # make, so its block would have no effect; its monitors would log in addition to the trackers.
-_ELSEWHERE = {
+_BLOCKS_SET_IN_HYDRA = {
     "activation_checkpointing": "gradient_checkpointing",
     "tensorboard": "trackers",
     "wandb": "trackers",
@@ -67,25 +68,25 @@ _ELSEWHERE = {
 }
 
 # Switches that the trainer sets, or that would scatter a checkpoint across machines.
-_CHECKPOINT = ("checkpoint.load_universal", "checkpoint.use_node_local_storage")
+_CHECKPOINT_SWITCHES = ("checkpoint.load_universal", "checkpoint.use_node_local_storage")
 # Keys that take over work of the trainer, or values that it needs.
-_NOT_RUN = tuple(
+_UNSUPPORTED_KEYS = tuple(
     f"zero_optimization.{name}" for name in ("compute_grad_norm", "legacy_stage1", "zenflow")
 )
 
 _WHOLE_FILE = "(the file)"
-_MISSPELLED = "correct the name, or delete it"
+_SPELLING_FIX = "correct the name, or delete it"
 
 # Blocks for parts that the trainer builds itself: they must agree with Hydra, and are then removed.
-_REMOVED = ("optimizer", "scheduler")
+_REMOVED_BLOCKS = ("optimizer", "scheduler")
 _OPTIMIZERS = ("AdamW", "Adam")
 # lr_scheduler_type of Hydra -> scheduler.type of DeepSpeed.
 _SCHEDULERS = {"linear": "WarmupDecayLR", "cosine": "WarmupCosineLR", "constant": "WarmupLR"}
 
-_ZERO = "zero_optimization"
-_STAGE = "zero_optimization.stage"
-_FORCE = "zero_force_ds_cpu_optimizer"
-_GATHER = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
+_ZERO_BLOCK = "zero_optimization"
+_STAGE_KEY = "zero_optimization.stage"
+_FORCE_KEY = "zero_force_ds_cpu_optimizer"
+_GATHER_KEY = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
 # "auto" here is filled in from the model's hidden size once the model is loaded.
 _HIDDEN_SIZE_KEYS = tuple(
     f"zero_optimization.{name}"
@@ -96,7 +97,7 @@ _HIDDEN_SIZE_KEYS = tuple(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Shared:
+class _SharedKey:
     """A key of the JSON whose value Hydra owns.
 
     Attributes:
@@ -125,13 +126,13 @@ def read_json(path: Path) -> tuple[dict[str, Any] | None, list[Problem]]:
     file = str(path)
     duplicates: list[str] = []
 
-    def as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(name for name, _ in pairs)
         duplicates.extend(sorted(name for name, count in counts.items() if count > 1))
         return dict(pairs)
 
     try:
-        document = parse_json(path.read_text(encoding="utf-8"), object_pairs_hook=as_dict)
+        document = parse_json(path.read_text(encoding="utf-8"), object_pairs_hook=make_dict)
     except OSError as error:
         reason = str(error.strerror)
         fix = "make it readable, or name another file"
@@ -142,7 +143,7 @@ def read_json(path: Path) -> tuple[dict[str, Any] | None, list[Problem]]:
         found = type(document).__name__
         return None, [Problem(_WHOLE_FILE, file, found, "an object", "begin the file with {")]
 
-    hide_values(document)  # DeepSpeed prints the document
+    declare_secrets_in(document)  # DeepSpeed prints the document
     return document, [
         Problem(key, file, "two values", "one (the last wins silently)", "delete one of them")
         for key in duplicates
@@ -174,7 +175,7 @@ class DeepSpeedJson:
         Only the bucket sizes that depend on the model's hidden size may still be `"auto"`.
         """
         filled = copy.deepcopy(dict(self._document))
-        for block in _REMOVED:
+        for block in _REMOVED_BLOCKS:
             filled.pop(block, None)
 
         for shared in self._list_shared_keys():
@@ -182,8 +183,8 @@ class DeepSpeedJson:
             section = filled.setdefault(block, {}) if block else filled
             section[name] = shared.value
 
-        if look_up(filled, _GATHER) == AUTO:
-            filled[_ZERO][_GATHER.rpartition(".")[2]] = look_up(filled, _STAGE) == 3
+        if look_up(filled, _GATHER_KEY) == AUTO:
+            filled[_ZERO_BLOCK][_GATHER_KEY.rpartition(".")[2]] = look_up(filled, _STAGE_KEY) == 3
         return filled
 
     def find_disagreements(self) -> Iterator[Problem]:
@@ -194,8 +195,10 @@ class DeepSpeedJson:
         yield from self._compare_removed_blocks()
         yield from self._find_zero_problems()
 
-        can_be_auto = {shared.key for shared in shared_keys} | {*_HIDDEN_SIZE_KEYS, _GATHER}
-        remaining = {key: value for key, value in self._document.items() if key not in _REMOVED}
+        can_be_auto = {shared.key for shared in shared_keys} | {*_HIDDEN_SIZE_KEYS, _GATHER_KEY}
+        remaining = {
+            key: value for key, value in self._document.items() if key not in _REMOVED_BLOCKS
+        }
         for key in _find_auto_values(remaining, ""):
             if key not in can_be_auto:
                 expected = 'a value; nothing says what "auto" would be here'
@@ -212,59 +215,62 @@ class DeepSpeedJson:
 
     def _find_unknown_keys(self) -> Iterator[Problem]:
         """Yields keys that DeepSpeed ignores, or that this trainer does not support."""
-        for name, owner in _ELSEWHERE.items():
+        for name, owner in _BLOCKS_SET_IN_HYDRA.items():
             if name in self._document:
                 fix = f"delete it, and pass {owner}=… instead"
                 yield self._describe_problem(
                     name, f"no such block: set {owner} in Hydra", fix, "a block"
                 )
 
-        for key in (*_CHECKPOINT, *_NOT_RUN):
-            reason = "keeps whole checkpoints, and converts them itself"
-            if key in _NOT_RUN:
-                reason = "does not run DeepSpeed with it"
-            if self._read_value(key) is True or (
-                key in _NOT_RUN and self._read_value(key) is not MISSING
-            ):
-                yield self._describe_problem(key, f"no such key: the trainer {reason}", "delete it")
+        for key in _CHECKPOINT_SWITCHES:
+            if self._read_value(key) is True:
+                expected = (
+                    "no such key: the trainer keeps whole checkpoints, and converts them itself"
+                )
+                yield self._describe_problem(key, expected, "delete it")
+        for key in _UNSUPPORTED_KEYS:
+            if self._read_value(key) is not MISSING:
+                expected = "no such key: the trainer does not run DeepSpeed with it"
+                yield self._describe_problem(key, expected, "delete it")
 
         for name in self._document:
-            if name not in _TOP_LEVEL and name not in _ELSEWHERE:
-                suggestion = suggest_nearest(name, _TOP_LEVEL)
+            if name not in _TOP_LEVEL_KEYS and name not in _BLOCKS_SET_IN_HYDRA:
+                suggestion = suggest_nearest(name, _TOP_LEVEL_KEYS)
                 expected = f"a key that this trainer runs DeepSpeed with{suggestion}"
-                yield self._describe_problem(name, expected, _MISSPELLED, "an unknown key")
+                yield self._describe_problem(name, expected, _SPELLING_FIX, "an unknown key")
 
-    def _list_shared_keys(self) -> list[_Shared]:
+    def _list_shared_keys(self) -> list[_SharedKey]:
         """Lists the keys that Hydra owns, with their values in this launch."""
         plan = BatchPlan.of(self._config, self._launch.num_processes)
         micro_batch = plan.key or "rows of a micro-batch, which vary"
-        rows_per_process = _Shared(
+        rows_per_process = _SharedKey(
             key="train_micro_batch_size_per_gpu",
             owner=f"{micro_batch} of Hydra" if plan.key else micro_batch,
             value=plan.micro_batch,
             default="train_batch_size / accumulation / processes",
             override=_make_override_writer(plan.key) if plan.key and not plan.is_total else None,
         )
-        rows_per_step = _Shared(
+        rows_per_step = _SharedKey(
             key="train_batch_size",
             owner=f"{plan.micro_batch} ({micro_batch}) x {plan.accumulation} "
             f"(gradient_accumulation_steps) x {plan.processes} (processes) = {plan.global_batch}",
             value=plan.global_batch,
         )
-        equal = [
+        equal_keys = [
             shared
             for shared in self._list_equal_keys()
-            if shared.key != rows_per_process.key and shared.key.partition(".")[0] not in _REMOVED
+            if shared.key != rows_per_process.key
+            and shared.key.partition(".")[0] not in _REMOVED_BLOCKS
         ]
         precisions = [self._choose_precision("bf16"), self._choose_precision("fp16")]
-        return [rows_per_process, rows_per_step, *equal, *precisions]
+        return [rows_per_process, rows_per_step, *equal_keys, *precisions]
 
-    def _list_equal_keys(self) -> Iterator[_Shared]:
+    def _list_equal_keys(self) -> Iterator[_SharedKey]:
         """Yields the keys of the JSON that have the same value as a key of the schema."""
         for name, section, field in iterate_leaves(self._config):
             deepspeed_key = about(field).deepspeed
             if deepspeed_key is not None and ", " not in deepspeed_key:
-                yield _Shared(
+                yield _SharedKey(
                     key=deepspeed_key,
                     owner=f"{name} of Hydra",
                     value=getattr(section, field.name),
@@ -272,10 +278,10 @@ class DeepSpeedJson:
                     override=_make_override_writer(name),
                 )
 
-    def _choose_precision(self, name: str) -> _Shared:
+    def _choose_precision(self, name: str) -> _SharedKey:
         """Returns the switch of bf16 or fp16."""
         precision = self._config.mixed_precision
-        return _Shared(
+        return _SharedKey(
             key=f"{name}.enabled",
             owner=f"mixed_precision={precision} of Hydra",
             value=precision == name,
@@ -283,7 +289,7 @@ class DeepSpeedJson:
             override=lambda is_enabled: f"mixed_precision={name if is_enabled else 'no'}",
         )
 
-    def _compare(self, shared: _Shared) -> Iterator[Problem]:
+    def _compare(self, shared: _SharedKey) -> Iterator[Problem]:
         """Yields a problem unless the JSON has `"auto"` or Hydra's value, in Hydra's type."""
         value = self._read_value(shared.key)
         expected = f'"auto" or {format_value(shared.value)} ({shared.owner})'
@@ -308,7 +314,7 @@ class DeepSpeedJson:
             yield from self._find_scheduler_problems(self._read_value("scheduler.type"))
 
         shared_keys = {shared.key: shared for shared in self._list_equal_keys()}
-        for block in _REMOVED:
+        for block in _REMOVED_BLOCKS:
             parameters = self._read_value(f"{block}.params")
             for name, value in parameters.items() if isinstance(parameters, Mapping) else ():
                 key = f"{block}.params.{name}"
@@ -326,8 +332,8 @@ class DeepSpeedJson:
             expected = f"no scheduler block: DeepSpeed has no lr_scheduler_type={WSD} of Hydra"
             yield self._describe_problem("scheduler.type", expected, "delete the scheduler block")
         elif equivalent not in (None, scheduler):  # None: refused by the checks of Hydra's values
-            near = suggest_nearest(scheduler, [equivalent])
-            expected = f"{equivalent} (lr_scheduler_type={hydra_type} of Hydra){near}"
+            suggestion = suggest_nearest(scheduler, [equivalent])
+            expected = f"{equivalent} (lr_scheduler_type={hydra_type} of Hydra){suggestion}"
             fix = f'write "type": "{equivalent}", or delete the scheduler block'
             for other_type, name in _SCHEDULERS.items():
                 if name == scheduler:
@@ -336,21 +342,21 @@ class DeepSpeedJson:
 
     def _find_zero_problems(self) -> Iterator[Problem]:
         """Yields problems with the stage of ZeRO, its form of saving, and its offloading."""
-        stage = self._read_value(_STAGE)
-        if not isinstance(self._read_value(_ZERO), Mapping):
+        stage = self._read_value(_STAGE_KEY)
+        if not isinstance(self._read_value(_ZERO_BLOCK), Mapping):
             fix = 'write "zero_optimization": {"stage": 2}'
-            yield self._describe_problem(_ZERO, 'an object with at least "stage"', fix)
+            yield self._describe_problem(_ZERO_BLOCK, 'an object with at least "stage"', fix)
             return
         if type(stage) is not int or not 0 <= stage <= 3:
             default = " (DeepSpeed would silently take 0)" if stage is MISSING else ""
             fix = 'write "stage": 2, for example'
-            yield self._describe_problem(_STAGE, f"0, 1, 2 or 3{default}", fix)
+            yield self._describe_problem(_STAGE_KEY, f"0, 1, 2 or 3{default}", fix)
             return
 
-        if stage == 3 and self._read_value(_GATHER) not in (True, AUTO):
+        if stage == 3 and self._read_value(_GATHER_KEY) not in (True, AUTO):
             expected = "true: without it, a ZeRO-3 model cannot be saved in from_pretrained form"
-            fix = f'write "{_GATHER.rpartition(".")[2]}": true or "auto"'
-            yield self._describe_problem(_GATHER, expected, fix)
+            fix = f'write "{_GATHER_KEY.rpartition(".")[2]}": true or "auto"'
+            yield self._describe_problem(_GATHER_KEY, expected, fix)
         if stage != 3 and self._launch.zero3_init:
             expected = f"false, because {self._file} has stage {stage}"
             fix = "zero3_init_flag: false, or a DeepSpeed JSON of stage 3"
@@ -358,17 +364,17 @@ class DeepSpeedJson:
             yield Problem(key, self._launch.source, "true", expected, fix)
 
         yield from self._find_ignored_options(stage)
-        yield from self._find_offload_problems(f"{_ZERO}.offload_optimizer", 1, stage)
-        yield from self._find_offload_problems(f"{_ZERO}.offload_param", 3, stage)
+        yield from self._find_offload_problems(f"{_ZERO_BLOCK}.offload_optimizer", 1, stage)
+        yield from self._find_offload_problems(f"{_ZERO_BLOCK}.offload_param", 3, stage)
 
     def _find_ignored_options(self, stage: int) -> Iterator[Problem]:
         """Yields options of `accelerate launch` that differ from the JSON, which has precedence."""
         for variable, text in self._launch.zero_options.items():
-            key = f"{_ZERO}.{ZERO_VARIABLES[variable]}"
-            if key == _GATHER and stage != 3:
+            key = f"{_ZERO_BLOCK}.{ZERO_VARIABLES[variable]}"
+            if key == _GATHER_KEY and stage != 3:
                 continue  # without effect, whatever its value
             value = self._read_value(key)
-            if key == _GATHER and value == AUTO:
+            if key == _GATHER_KEY and value == AUTO:
                 value = True
             elif value in (MISSING, None):
                 value = "none"
@@ -412,11 +418,11 @@ class DeepSpeedJson:
                 key, expected, "delete it, or use deepspeed_configs/cpu.json"
             )
 
-        if key.endswith("offload_optimizer") and self._read_value(_FORCE) is not False:
+        if key.endswith("offload_optimizer") and self._read_value(_FORCE_KEY) is not False:
             expected = (
                 "false: AdamW is the trainer's, and DeepSpeed would end the run to have its own"
             )
-            yield self._describe_problem(_FORCE, expected, f'write "{_FORCE}": false')
+            yield self._describe_problem(_FORCE_KEY, expected, f'write "{_FORCE_KEY}": false')
 
         if device == "nvme" and not isinstance(self._read_value(f"{key}.nvme_path"), str):
             fix = 'write "nvme_path": "/a/local/disk"'
@@ -451,16 +457,14 @@ class DeepSpeedJson:
     ) -> Iterator[Problem]:
         """Yields the keys and values of a block that DeepSpeed's model of it refuses."""
         content = self._document[block]
-        renamed_keys = set()
-        for name, field in model.model_fields.items():
-            extra = field.json_schema_extra
-            if name in content and isinstance(extra, dict) and extra.get("deprecated"):
-                renamed_keys.add(name)
-                new = extra["new_param"]
-                fix = f"write {new} instead"
-                yield self._describe_problem(
-                    f"{block}.{name}", f"its new name, {new}", fix, "an old name"
-                )
+        renamed_keys = _find_renamed_keys(model, content)
+        for name, new_name in renamed_keys.items():
+            yield self._describe_problem(
+                f"{block}.{name}",
+                f"its new name, {new_name}",
+                f"write {new_name} instead",
+                "an old name",
+            )
 
         values = {
             name: value
@@ -472,19 +476,21 @@ class DeepSpeedJson:
         except ValidationError as error:
             for details in error.errors():
                 key = ".".join([block, *map(str, details["loc"])])
-                if key in reported:
-                    continue
-                if details["type"] == "extra_forbidden":
-                    found = "an unknown key"
-                    expected = (
-                        f"a key that DeepSpeed knows{_suggest_nearest_key(model, details['loc'])}"
-                    )
-                    fix = _MISSPELLED
-                else:
-                    found = format_value(details["input"])
-                    expected = details["msg"].removeprefix("Input should be ")
-                    fix = "correct the value, or delete the key"
-                yield self._describe_problem(key, expected, fix, found)
+                if key not in reported:
+                    yield self._describe_invalid_value(model, key, details)
+
+    def _describe_invalid_value(
+        self, model: type[BaseModel], key: str, details: ErrorDetails
+    ) -> Problem:
+        """Returns the problem of a key or value that DeepSpeed's model of its block refuses."""
+        if details["type"] == "extra_forbidden":
+            suggestion = _suggest_nearest_key(model, details["loc"])
+            expected = f"a key that DeepSpeed knows{suggestion}"
+            return self._describe_problem(key, expected, _SPELLING_FIX, "an unknown key")
+
+        expected = details["msg"].removeprefix("Input should be ")
+        fix = "correct the value, or delete the key"
+        return self._describe_problem(key, expected, fix, format_value(details["input"]))
 
 
 def _make_override_writer(name: str) -> Callable[[Any], str]:
@@ -502,11 +508,21 @@ def _load_pydantic_models() -> dict[str, type[BaseModel]]:
     finally:
         logging.disable(logging.NOTSET)
     return {
-        _ZERO: DeepSpeedZeroConfig,
+        _ZERO_BLOCK: DeepSpeedZeroConfig,
         "bf16": DeepSpeedBF16Config,
         "fp16": DeepSpeedFP16Config,
         "comms_logger": CommsLoggerConfig,
     }
+
+
+def _find_renamed_keys(model: type[BaseModel], content: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the new name of each key of a block that DeepSpeed has renamed, by the old name."""
+    new_names = {}
+    for name, field in model.model_fields.items():
+        extra = field.json_schema_extra
+        if name in content and isinstance(extra, dict) and extra.get("deprecated"):
+            new_names[name] = str(extra["new_param"])
+    return new_names
 
 
 def _suggest_nearest_key(model: type[BaseModel], path: tuple[str | int, ...]) -> str:

@@ -40,7 +40,7 @@ from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import find_bound_problems, iterate_leaves
 from bsmeta.core.process import exit_code, exit_process
 from bsmeta.core.rank import read_rank
-from bsmeta.core.secrets import HIDDEN, hide_values, redact
+from bsmeta.core.secrets import HIDDEN, declare_secrets_in, redact
 from bsmeta.core.terminal import screen_output
 from bsmeta.core.versions import list_version_lines
 
@@ -76,11 +76,11 @@ def run_entry_point(
         sys.exit(exit_code(lambda: print(list_version_lines())))
     built_in = [schemas] if isinstance(schemas, type) else schemas
     offered: list[type[Config] | str] = []
-    refused = exit_code(
+    error_code = exit_code(
         lambda: offered.extend(list_offered(arguments, built_in, config_name, list_more))
     )
-    if refused:
-        sys.exit(refused)
+    if error_code:
+        sys.exit(error_code)
 
     schema = choose_schema(arguments, offered, config_name)
     if {"--help", "-h"} & set(arguments):
@@ -88,21 +88,29 @@ def run_entry_point(
         page = write_help(schema, program, config_name, all_keys="all" in arguments)
         sys.exit(exit_code(lambda: print(wrap_page(page))))
 
+    call = _make_call(main, schema, takes_composition=takes_composition)
+    _log_to_console()
+    exit_process(exit_code(lambda: _run_command_line(schema, config_name, call, offered)))
+
+
+def _make_call(main: Callable[..., int | None], schema: type, *, takes_composition: bool) -> Call:
+    """Returns a function that checks a composed configuration, and calls `main` with it."""
+
     def call(composed: Composed) -> int:
+        config: Any
         config, problems = finish_configuration(composed.values, schema)
-        hide_values([composed.written, OmegaConf.to_container(composed.values)])
+        declare_secrets_in([composed.written, OmegaConf.to_container(composed.values)])
         problems = [*composed.problems, *problems, *_find_redacted_values(config)]
         problems += find_bound_problems(config)
         if not takes_composition:
             raise_problems(problems)
             return main(config) or 0
 
-        code = main(config, composed.composition(problems)) or 0
+        code = main(config, composed.make_composition(problems)) or 0
         raise_problems(problems)
         return code
 
-    _log_to_console()
-    exit_process(exit_code(lambda: _run(schema, config_name, call, offered)))
+    return call
 
 
 def _find_redacted_values(config: Any) -> Iterator[Problem]:
@@ -132,42 +140,51 @@ def _log_to_console() -> None:
     logging.getLogger("bsmeta").setLevel(logging.DEBUG)  # for the logs in the run folder
 
 
-def _run(schema: type, config_name: str, call: Call, offered: Sequence[type | str]) -> int:
+def _run_command_line(
+    schema: type, config_name: str, call: Call, offered: Sequence[type | str]
+) -> int:
     """Composes the command line of this process, and runs it; returns the exit code."""
     reader = ConfigReader()
     register_schema(schema, reader)  # its name may itself be the --config-name
-    line = read_command_line(sys.argv[1:], schema, config_name, offered)
+    command_line = read_command_line(sys.argv[1:], schema, config_name, offered)
     if read_rank() == 0:
-        for remark in describe_repetitions(line.overrides):
+        for remark in describe_repetitions(command_line.overrides):
             logger.warning(remark)
 
-    reader.own_folder = line.own_folder
-    reader.main_folder = line.folder
-    overrides = read_overrides(line.overrides, schema, reader)
+    reader.own_folder = command_line.own_folder
+    reader.main_folder = command_line.folder
+    overrides = read_overrides(command_line.overrides, schema, reader)
     sys.argv[1:] = map(redact, sys.argv[1:])  # trackers and model cards copy it
-    if not line.runs_by_hydra:
-        return call(compose_files(line.config_name, overrides, schema, reader, line.problems))
+    if not command_line.runs_by_hydra:
+        return call(
+            compose_files(
+                command_line.config_name, overrides, schema, reader, command_line.problems
+            )
+        )
 
-    raise_problems(_find_problems_of_alternatives(line, overrides, schema, reader))
-    return _run_by_hydra(line, overrides, schema, reader, call)
+    raise_problems(_find_problems_of_alternatives(command_line, overrides, schema, reader))
+    return _run_by_hydra(command_line, overrides, schema, reader, call)
 
 
 def _find_problems_of_alternatives(
-    line: CommandLine, overrides: Sequence[Override], schema: type, reader: ConfigReader
+    command_line: CommandLine, overrides: Sequence[Override], schema: type, reader: ConfigReader
 ) -> list[Problem]:
     """Lists the problems of the command line with each value of a `--multirun`, at least once."""
-    columns = [override.list_alternatives() for override in overrides]
-    columns = [column for column in columns if column]
-    problems = line.problems
-    for number in range(max(map(len, columns), default=1)):
-        texts = [column[min(number, len(column) - 1)] for column in columns]
+    alternatives = [override.list_alternatives() for override in overrides]
+    alternatives = [values for values in alternatives if values]
+    problems = command_line.problems
+    # Not every combination: a shorter list stays at its last value.
+    for number in range(max(map(len, alternatives), default=1)):
+        texts = [values[min(number, len(values) - 1)] for values in alternatives]
         single_run = [Override(text, schema, reader) for text in texts]
-        problems = compose_files(line.config_name, single_run, schema, reader, problems).problems
+        problems = compose_files(
+            command_line.config_name, single_run, schema, reader, problems
+        ).problems
     return problems
 
 
 def _run_by_hydra(
-    line: CommandLine,
+    command_line: CommandLine,
     overrides: Sequence[Override],
     schema: type,
     reader: ConfigReader,
@@ -180,13 +197,13 @@ def _run_by_hydra(
 
     # Hydra adds no folders or files of its own.
     settings = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null"]
-    if not line.is_multirun:
+    if not command_line.is_multirun:
         settings.append("hydra.run.dir=.")
     settings = [text for text in settings if extract_key(text) not in overridden]
-    texts = [override.force(quiet=True) for override in overrides]
-    sys.argv[1:] = [*line.options, *texts, *settings]
+    texts = [override.write_forced(quiet=True) for override in overrides]
+    sys.argv[1:] = [*command_line.options, *texts, *settings]
 
-    def task(composed: DictConfig) -> None:
+    def run_job(composed: DictConfig) -> None:
         sys.argv[1:] = arguments
         record = Path(HydraConfig.get().sweep.dir) / "multirun.yaml"
         if HydraConfig.get().mode == RunMode.MULTIRUN and record.exists():
@@ -203,7 +220,9 @@ def _run_by_hydra(
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra exits with 1 before we can report the error
     folder = str(CONFIG_FOLDER)
-    run = hydra.main(version_base="1.3", config_path=folder, config_name=line.config_name)(task)
+    run = hydra.main(version_base="1.3", config_path=folder, config_name=command_line.config_name)(
+        run_job
+    )
     try:
         run()
     except REFUSALS as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -123,20 +123,13 @@ def _set_field(section: DictConfig, value: Any, value_type: Any, path: Names) ->
         yield from misread
         return
 
-    schema_of_entries = find_entry_schema(value_type)
-    if schema_of_entries is not None and isinstance(value, list):
-        misfits: list[Misfit] = []
-        typed_entries: list[Any] = []
-        for index, entry in enumerate(value):
-            typed_entry = entry
-            if isinstance(entry, Mapping):
-                typed_entry = open_structure(schema_of_entries)
-                misfits += fill_section(typed_entry, entry, (*path, index))
-            typed_entries.append(typed_entry)
+    entry_schema = find_entry_schema(value_type)
+    has_sections = entry_schema is not None and isinstance(value, list)
+    if has_sections:
+        value, misfits = _fill_entries(value, entry_schema, path)
         if misfits:
             yield from misfits
             return
-        value = typed_entries
 
     if value in (MISSING, NO_VALUE):
         yield Misfit(
@@ -145,10 +138,25 @@ def _set_field(section: DictConfig, value: Any, value_type: Any, path: Names) ->
         return
     try:
         section[path[-1]] = value
-        if schema_of_entries is not None and isinstance(value, list):
+        if has_sections:
             unlock(section[path[-1]])
     except OmegaConfBaseException as error:
         yield _convert_error(value, value_type, path, error)
+
+
+def _fill_entries(
+    entries: Sequence[Any], schema: type, path: Names
+) -> tuple[list[Any], list[Misfit]]:
+    """Converts the mappings among a list's entries to sections; also returns what does not fit."""
+    typed_entries: list[Any] = []
+    misfits: list[Misfit] = []
+    for index, entry in enumerate(entries):
+        typed_entry = entry
+        if isinstance(entry, Mapping):
+            typed_entry = open_structure(schema)
+            misfits += fill_section(typed_entry, entry, (*path, index))
+        typed_entries.append(typed_entry)
+    return typed_entries, misfits
 
 
 def _convert_error(

@@ -77,12 +77,12 @@ class Expansion:
         if not isinstance(values, str):
             return values
 
-        whole = _FROM_FILE.fullmatch(values)
-        if whole is not None:
-            return self._read(whole[1], where)
+        whole_reference = _FROM_FILE.fullmatch(values)
+        if whole_reference is not None:
+            return self._read_file(whole_reference[1], where)
 
         def read_text(reference: re.Match[str]) -> str:
-            content = self._read(reference[1], where)
+            content = self._read_file(reference[1], where)
             if not isinstance(content, str):
                 _refuse_within_text(reference, where, content)
             return content
@@ -93,7 +93,7 @@ class Expansion:
         """Like `expand`, for `key=value` of a command line; quotes the content for Hydra."""
 
         def read_literal(reference: re.Match[str]) -> str:
-            content = self._read(reference[1], override)
+            content = self._read_file(reference[1], override)
             is_whole_value = re.search(r"[=\[,:]\s*$", override[: reference.start()])
             if not isinstance(content, str) and not is_whole_value:
                 _refuse_within_text(reference, "the command line", content)
@@ -101,9 +101,9 @@ class Expansion:
 
         return _replace_references(override, "the command line", read_literal)
 
-    def _read(self, path: str, where: str) -> Any:
+    def _read_file(self, path: str, where: str) -> Any:
         """Reads and expands the content of the file that a reference names."""
-        file = self._find(path, where)
+        file = self._find_file(path, where)
         if file in self.chain:
             cycle = " -> ".join(map(str, (*self.chain[self.chain.index(file) :], file)))
             raise ConfigurationError(f"{where}: circular from_file reference: {cycle}")
@@ -126,7 +126,7 @@ class Expansion:
         self.note_file(file)
         return replace(self, chain=(*self.chain, file)).expand(content, str(file))
 
-    def _find(self, path: str, where: str) -> Path:
+    def _find_file(self, path: str, where: str) -> Path:
         """Finds the file of a reference."""
         where = f"{where}: {_OPENING}{path}}}"
         try:

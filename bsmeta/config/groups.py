@@ -8,7 +8,7 @@ PARTS = "parts"
 """The folder of `hydra_configs/` that is not a group: its files are for `${from_file:…}`."""
 
 
-def group_options() -> dict[str, list[str]]:
+def list_group_options() -> dict[str, list[str]]:
     """Lists the groups (`model=…`, `+recipes=…`), each with its choices."""
     groups: dict[str, list[str]] = {}
     for folder in sorted(CONFIG_FOLDER.iterdir()):

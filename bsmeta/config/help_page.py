@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bsmeta.config.groups import group_options
+from bsmeta.config.groups import list_group_options
 from bsmeta.config.schema_types import describe_type, find_entry_schema
 from bsmeta.core.keys import About, about, iterate_leaves, read_meanings, read_type_hints
 
-_NARROWEST = 40  # columns of a page of help
+_MIN_COLUMNS = 40  # columns of a page of help
 
 MAIN_KEYS = (
     "data_config.train_file",
@@ -68,13 +68,13 @@ def list_keys(schema: type) -> Iterator[Key]:
     for name, section, field in iterate_leaves(schema()):
         owner: Any = type(section)
         value_type = read_type_hints(owner)[field.name]
-        facts = about(field)
+        declaration = about(field)
         yield Key(
             name=name,
             type=describe_type(value_type),
             default=_write_yaml(getattr(section, field.name)),
-            meaning=facts.meaning or read_meanings(owner).get(field.name, ""),
-            about=facts,
+            meaning=declaration.meaning or read_meanings(owner).get(field.name, ""),
+            about=declaration,
             entries=find_entry_schema(value_type),
         )
 
@@ -93,7 +93,11 @@ def list_sections(schema: type) -> list[tuple[str, list[Key]]]:
         if key.entries is not None:
             sections[f"Entries of `{key.name}`"] = list(list_keys(key.entries))
 
-    return sorted(sections.items(), key=lambda item: item[0].startswith(("`", "Entries")))
+    def is_inner(section: tuple[str, list[Key]]) -> bool:
+        heading, _ = section
+        return heading.startswith(("`", "Entries"))
+
+    return sorted(sections.items(), key=is_inner)  # the topics first, otherwise in their order
 
 
 def write_help(schema: type, program: str, config_name: str, *, all_keys: bool = True) -> str:
@@ -114,7 +118,7 @@ def write_help(schema: type, program: str, config_name: str, *, all_keys: bool =
     is_training = "RunConfig" in {base.__name__ for base in schema.__mro__}
     if is_training:
         lines.append("groups, which set several keys at once (recipes with a +):")
-        for name, options in group_options().items():
+        for name, options in list_group_options().items():
             lines.append(f"    {name}={' | '.join(options)}")
         lines.append("")
 
@@ -168,7 +172,7 @@ def wrap_page(page: str) -> str:
     if not (sys.stdout.isatty() or "COLUMNS" in os.environ):
         return page
 
-    width = max(shutil.get_terminal_size().columns, _NARROWEST)
+    width = max(shutil.get_terminal_size().columns, _MIN_COLUMNS)
     lines = []
     for line in page.split("\n"):
         if len(line) > width:

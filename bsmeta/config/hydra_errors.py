@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hydra.errors import MissingConfigException
 
-from bsmeta.config.groups import group_options
+from bsmeta.config.groups import list_group_options
 from bsmeta.config.hydra_files import ConfigReader, shorten_path
 from bsmeta.config.misfits import HELP
 from bsmeta.config.schema_types import store_name
@@ -37,7 +37,7 @@ def describe_problem_of_files(error: Exception, reader: ConfigReader, schema: ty
     """Returns the problem of a defaults list, or of a combination of overrides."""
     choice = re.search(r"You must specify '(.+?)'", _join_messages(error))
     if choice is not None:
-        options = group_options().get(choice[1], ["NAME"])
+        options = list_group_options().get(choice[1], ["NAME"])
         expected = f"a choice, which the files leave open (???): {', '.join(options)}"
         return Problem(choice[1], HYDRA, "none", expected, f"{choice[1]}={options[0]}")
 
@@ -56,7 +56,7 @@ def describe_problem_of_files(error: Exception, reader: ConfigReader, schema: ty
 
     options = [name.removesuffix(".yaml") for name in error.options or ()]
     if not options:
-        groups = [*group_options()]
+        groups = [*list_group_options()]
         expected = f"one of the groups {', '.join(groups)}{suggest_nearest(group, groups)}"
         fix = f"- {find_closest(group, groups)}: {option}"
         return Problem("defaults", file, format_value(f"{group}: {option}"), expected, fix)

@@ -139,24 +139,37 @@ def _describe_unresolved(
     override = "write the value there" if is_entry else f"pass {key}=…"
     for name in variables:
         if f"Environment variable '{name}' not found" in message:
-            found = f"{text}, but the environment has no {name}"
-            expected = f"the variable, or a default: ${{oc.env:{name},VALUE}}"
-            return Problem(key, HYDRA, found, expected, f"export {name}=…, or {override}")
+            return _describe_missing_variable(key, text, name, override)
+
+    reason = re.sub(r"^While dereferencing interpolation '.*?': ", "", message.partition("\n")[0])
+    if not variables and _is_about_missing_value(error):
+        expected = f"a key, or a resolver (oc.env, repo, from_file) ({reason})"
+        return Problem(key, HYDRA, format_value(text), expected, f"correct it, or {override}")
 
     found = "; ".join([format_value(text), *map(_describe_variable, variables)])
     expected = f"a value of type {describe_type(value_type)}" if value_type else "a value that fits"
     fix = override
-    has_value = not isinstance(error, InterpolationResolutionError) or isinstance(
-        error, InterpolationValidationError
-    )
     if variables:
         fix = f"export {' or '.join(variables)} with another value, or {override}"
-    elif not has_value:
-        expected = "a key, or a resolver (oc.env, repo, from_file)"
-        fix = f"correct it, or {override}"
-
-    reason = re.sub(r"^While dereferencing interpolation '.*?': ", "", message.partition("\n")[0])
     return Problem(key, HYDRA, found, f"{expected} ({reason})", fix)
+
+
+def _describe_missing_variable(key: str, text: str, name: str, override: str) -> Problem:
+    """Returns the problem of an interpolation of a variable that the environment lacks."""
+    return Problem(
+        key,
+        HYDRA,
+        found=f"{text}, but the environment has no {name}",
+        expected=f"the variable, or a default: ${{oc.env:{name},VALUE}}",
+        fix=f"export {name}=…, or {override}",
+    )
+
+
+def _is_about_missing_value(error: Exception) -> bool:
+    """Whether an interpolation has no value, rather than one that does not fit."""
+    return isinstance(error, InterpolationResolutionError) and not isinstance(
+        error, InterpolationValidationError
+    )
 
 
 def _describe_variable(name: str) -> str:

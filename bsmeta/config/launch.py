@@ -18,15 +18,15 @@ import yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import ROOT
 from bsmeta.core.parsing import parse_yaml
-from bsmeta.core.secrets import hide_values
+from bsmeta.core.secrets import declare_secrets_in
 
 ENVIRONMENT = "the environment"
 
-_ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
-_RENDEZVOUS = ("RANK", *_ADDRESS)
+_ADDRESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+_RENDEZVOUS_VARIABLES = ("RANK", *_ADDRESS_VARIABLES)
 """The variables that several processes need to find each other."""
 
-_TRUE = {"1", "true", "yes", "on"}  # `accelerate launch` writes "true" or "True"
+_TRUE_TEXTS = {"1", "true", "yes", "on"}  # `accelerate launch` writes "true" or "True"
 
 # Fields of accelerate's `deepspeed_config` that are not values of the DeepSpeed JSON.
 _LAUNCH_FIELDS = {"deepspeed_config_file", "zero3_init_flag", "deepspeed_hostfile"} | {
@@ -98,12 +98,12 @@ class Launch:
         wants_gpus: Whether a launch file starts several processes without hiding the GPUs.
         distributed_type: Accelerate's name for the engine.
         use_cpu: Accelerate's switch, with which it starts only one process.
-        alone: Whether Accelerate was asked for several processes, but started one.
+        lacks_world_size: Whether Accelerate was asked for several processes, but started one.
         zero_options: The `ZERO_VARIABLES` that are set, with their values.
         deepspeed_config_file: Resolved; None under DeepSpeed: none was named.
         fsdp: The values of `FSDP_FIELDS`, in lower case; None without FSDP.
         compiler: Accelerate's dynamo backend, unless it is "no".
-        alone_in_step: Number of tasks of a SLURM step that was started without a launcher.
+        tasks_in_step: Number of tasks of a SLURM step that was started without a launcher.
         unknown: Keys of a launch file that Accelerate would refuse.
         unsupported: Keys of a launch file for engines and hardware that are not supported here.
         unset: The missing variables among those that several processes need to find each other.
@@ -120,7 +120,7 @@ class Launch:
     wants_gpus: bool = False
     distributed_type: str = "NO"
     use_cpu: bool = False
-    alone: bool = False
+    lacks_world_size: bool = False
     zero_options: Mapping[str, str] = field(default_factory=dict)
     deepspeed_config_file: Path | None = None
     zero3_init: bool | None = None
@@ -129,7 +129,7 @@ class Launch:
     gradient_accumulation_steps: Any = None
     gradient_clipping: Any = None
     compiler: str | None = None
-    alone_in_step: int | None = None
+    tasks_in_step: int | None = None
     unknown: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
     rank: int = 0
@@ -178,12 +178,12 @@ def _read_environment(environ: Mapping[str, str]) -> Launch:
     """Reads the launch of this process from the variables that its launcher has set."""
 
     def is_on(name: str) -> bool:
-        return environ.get(name, "").lower() in _TRUE
+        return environ.get(name, "").lower() in _TRUE_TEXTS
 
     processes = _read_integer(environ, "WORLD_SIZE", 1)
     if processes > 1:  # torch would fail on these with a traceback
-        _read_integer(environ, "MASTER_PORT", 1, largest=65535)
-        _read_integer(environ, "LOCAL_RANK", 0, smallest=0)
+        _read_integer(environ, "MASTER_PORT", 1, maximum=65535)
+        _read_integer(environ, "LOCAL_RANK", 0, minimum=0)
     by_accelerate = "ACCELERATE_MIXED_PRECISION" in environ
     is_launched = "WORLD_SIZE" in environ
     tasks_in_step = None if is_launched else _read_integer(environ, "SLURM_STEP_NUM_TASKS", 1)
@@ -193,9 +193,7 @@ def _read_environment(environ: Mapping[str, str]) -> Launch:
     for name in ("MEGATRON_LM", "FSDP", "DEEPSPEED"):  # the last one wins
         if is_on(f"ACCELERATE_USE_{name}"):
             engine = name
-    fsdp = None
-    if engine == "FSDP":
-        fsdp = {name: environ.get(*source).lower() for name, source in FSDP_FIELDS.items()}
+    fsdp = _read_fsdp_variables(environ) if engine == "FSDP" else None
     needs_rendezvous = processes > 1 or fsdp is not None
 
     fields = [name for name in environ.get("ACCELERATE_CONFIG_DS_FIELDS", "").split(",") if name]
@@ -215,21 +213,31 @@ def _read_environment(environ: Mapping[str, str]) -> Launch:
         distributed_type=engine,
         use_cpu=is_on("ACCELERATE_USE_CPU"),
         # For several processes, Accelerate sets the address, and torchrun WORLD_SIZE as well.
-        alone=by_accelerate and not is_launched and {*_ADDRESS} <= {*environ},
+        lacks_world_size=by_accelerate and not is_launched and {*_ADDRESS_VARIABLES} <= {*environ},
         zero_options={name: environ[name] for name in ZERO_VARIABLES if name in environ},
         deepspeed_config_file=find_file(json_file) if json_file else None,
-        zero3_init=None if zero3_init is None else zero3_init.lower() in _TRUE,
+        zero3_init=None if zero3_init is None else zero3_init.lower() in _TRUE_TEXTS,
         fsdp=fsdp,
         mixed_precision=precision,
         gradient_accumulation_steps=_read_number(environ, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
         gradient_clipping=_read_number(environ, "ACCELERATE_GRADIENT_CLIPPING"),
         compiler=_name_compiler(environ.get("ACCELERATE_DYNAMO_BACKEND")),
-        alone_in_step=tasks_in_step,
-        rank=_read_integer(environ, "RANK", 0, smallest=0),
-        unset=tuple(name for name in _RENDEZVOUS if needs_rendezvous and name not in environ),
+        tasks_in_step=tasks_in_step,
+        rank=_read_integer(environ, "RANK", 0, minimum=0),
+        unset=tuple(
+            name for name in _RENDEZVOUS_VARIABLES if needs_rendezvous and name not in environ
+        ),
         unsupported=("parallelism_config",) if is_on("ACCELERATE_USE_PARALLELISM_CONFIG") else (),
         misplaced=tuple(name for name in fields if name not in _LAUNCH_FIELDS),
     )
+
+
+def _read_fsdp_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Reads the fields of `fsdp_config` from the variables that `accelerate launch` has set."""
+    return {
+        field: environ.get(variable, default).lower()
+        for field, (variable, default) in FSDP_FIELDS.items()
+    }
 
 
 def _read_launch_file(path: Path) -> Launch:
@@ -254,21 +262,16 @@ def _read_launch_file(path: Path) -> Launch:
     elif precision == "no":
         precision = None  # `accelerate config` writes "no" if nothing is chosen
 
-    sharding = {
+    fsdp_fields = {
         name if name.startswith("fsdp") else f"fsdp_{name}": value  # Accelerate adds the prefix
         for name, value in (content.get("fsdp_config") or {}).items()
     }
-    fsdp = None
-    if engine == "FSDP":
-        fsdp = {
-            name: str(sharding.get(name, default)).lower()  # Accelerate exports lower case
-            for name, (_, default) in FSDP_FIELDS.items()
-        }
+    fsdp = _fill_fsdp_fields(fsdp_fields) if engine == "FSDP" else None
 
     unknown = [str(name) for name in content if name not in FILE_KEYS | EMPTY_FILE_KEYS]
-    unknown += [f"fsdp_config.{name}" for name in sharding if name not in FSDP_FIELDS]
+    unknown += [f"fsdp_config.{name}" for name in fsdp_fields if name not in FSDP_FIELDS]
     unsupported = [name for name in content if name in EMPTY_FILE_KEYS and content[name]]
-    if sharding and fsdp is None:
+    if fsdp_fields and fsdp is None:
         unsupported.append("fsdp_config")
     hides_gpus = content.get("use_cpu") is True or str(content.get("gpu_ids", "")).startswith("-1")
     dynamo = content.get("dynamo_config") or {}
@@ -280,7 +283,7 @@ def _read_launch_file(path: Path) -> Launch:
         distributed_type=engine,
         use_cpu=content.get("use_cpu") is True,
         deepspeed_config_file=find_file(str(json_file)) if json_file else None,
-        zero3_init=None if zero3_init is None else str(zero3_init).lower() in _TRUE,
+        zero3_init=None if zero3_init is None else str(zero3_init).lower() in _TRUE_TEXTS,
         fsdp=fsdp,
         mixed_precision=precision,
         gradient_accumulation_steps=deepspeed.get("gradient_accumulation_steps"),
@@ -294,6 +297,13 @@ def _read_launch_file(path: Path) -> Launch:
         main_process_port=content.get("main_process_port"),
         misplaced=tuple(name for name in deepspeed_fields if name not in _LAUNCH_FIELDS),
     )
+
+
+def _fill_fsdp_fields(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Returns every field of `fsdp_config` as Accelerate exports it: in lower case."""
+    return {
+        name: str(fields.get(name, default)).lower() for name, (_, default) in FSDP_FIELDS.items()
+    }
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -310,7 +320,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(
             f"{path}: found {type(content).__name__}, expected keys and values"
         )
-    hide_values(content)  # a message may quote any value of the file
+    declare_secrets_in(content)  # a message may quote any value of the file
     return content
 
 
@@ -353,14 +363,15 @@ def _read_integer(
     environ: Mapping[str, str],
     name: str,
     default: int,
-    smallest: int = 1,
-    largest: int | None = None,
+    minimum: int = 1,
+    maximum: int | None = None,
 ) -> int:
     """Reads an environment variable as an integer within bounds."""
     text = environ.get(name, str(default))
-    is_small = text.isdecimal() and (largest is None or int(text) <= largest)
-    if not is_small or int(text) < smallest:
-        expected = f"{smallest} or more" if largest is None else f"{smallest} to {largest}"
+    is_number = text.isdecimal()
+    is_small_enough = is_number and (maximum is None or int(text) <= maximum)
+    if not is_small_enough or int(text) < minimum:
+        expected = f"{minimum} or more" if maximum is None else f"{minimum} to {maximum}"
         raise ConfigurationError(
             f"{name} in the environment: found {text!r}, expected {expected}; start the "
             "training with accelerate launch or torchrun, which set it, or unset it"

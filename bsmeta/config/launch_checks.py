@@ -27,7 +27,7 @@ LAUNCHERS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 _RECOMPUTED = "gradient_checkpointing of Hydra decides what is recomputed"
 
 # The fields with one valid value in this trainer: that value, and why.
-_FIXED = {
+_REQUIRED_FSDP_VALUES = {
     "fsdp_version": ("2", "FSDP1 is not supported"),
     "fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP", "the trainer shards layer by layer"),
     "fsdp_cpu_ram_efficient_loading": (
@@ -114,8 +114,8 @@ def find_launcher_problems(launch: Launch) -> Iterator[Problem]:
 def _find_process_problems(launch: Launch) -> Iterator[Problem]:
     """Yields a problem for each setting that would start other processes than configured."""
     if launch.distributed_type not in LAUNCHERS:
-        close = suggest_nearest(launch.distributed_type.upper(), LAUNCHERS)
-        expected = f"one of {', '.join(LAUNCHERS)}, in capitals{close}"
+        suggestion = suggest_nearest(launch.distributed_type.upper(), LAUNCHERS)
+        expected = f"one of {', '.join(LAUNCHERS)}, in capitals{suggestion}"
         if launch.distributed_type == "MULTI_CPU":
             expected += "; MULTI_CPU starts a single process without MPI"
         fix = "use a file of experiments/accelerate/ (MULTI_GPU also starts several on a CPU)"
@@ -141,7 +141,7 @@ def _find_process_problems(launch: Launch) -> Iterator[Problem]:
         fix = "leave use_cpu out, unset ACCELERATE_USE_CPU; a machine without GPU needs neither"
         yield Problem("use_cpu", launch.source, format_value(True), expected, fix)
 
-    if launch.alone:
+    if launch.lacks_world_size:
         found = "one process of several (MASTER_ADDR and MASTER_PORT without WORLD_SIZE)"
         expected = (
             "all of them: with --cpu (use_cpu), or distributed_type NO, accelerate starts one"
@@ -149,8 +149,8 @@ def _find_process_problems(launch: Launch) -> Iterator[Problem]:
         fix = "leave out --cpu and use_cpu; experiments/accelerate/cpu.yaml starts several on a CPU"
         yield Problem("num_processes", launch.source, found, expected, fix)
 
-    if launch.alone_in_step is not None and launch.alone_in_step > 1:
-        tasks = launch.alone_in_step
+    if launch.tasks_in_step is not None and launch.tasks_in_step > 1:
+        tasks = launch.tasks_in_step
         expected = f"{tasks}, the tasks of this SLURM step: each would train on its own"
         fix = "start torchrun or accelerate launch in the step, as experiments/slurm/ does"
         yield Problem("WORLD_SIZE", launch.source, "no such variable", expected, fix)
@@ -304,8 +304,8 @@ def _find_fsdp_field_problems(fields: Mapping[str, str], source: str) -> Iterato
             is_valid = value in ("true", "false")
             expected = "true or false"
             fix = f"{name}: true below fsdp_config"
-        elif name in _FIXED:
-            fixed_value, reason = _FIXED[name]
+        elif name in _REQUIRED_FSDP_VALUES:
+            fixed_value, reason = _REQUIRED_FSDP_VALUES[name]
             is_valid = value in (fixed_value.lower(), "")  # "": left to the trainer
             expected = f"{fixed_value}: {reason}"
             fix = f"{name}: {fixed_value} below fsdp_config"

@@ -12,7 +12,7 @@ from bsmeta.core.files import SHARED_MEMORY, format_bytes, measure_free_bytes
 
 BF16_CAPABILITY = 8
 """The first major compute capability with instructions for bf16 (Ampere, 2020)."""
-LEAST_SHARED = 16 << 20  # bytes: a few batches of each loader process
+MIN_SHARED_BYTES = 16 << 20  # bytes: a few batches of each loader process
 
 
 def find_machine_problems(workers: int, shared_memory: Path = SHARED_MEMORY) -> Iterator[Problem]:
@@ -30,7 +30,7 @@ def find_machine_problems(workers: int, shared_memory: Path = SHARED_MEMORY) -> 
         state = "is missing"
     elif not os.access(shared_memory, os.W_OK):
         state = "cannot be written"
-    elif (free := measure_free_bytes(shared_memory)) < LEAST_SHARED:
+    elif (free := measure_free_bytes(shared_memory)) < MIN_SHARED_BYTES:
         state = f"has {format_bytes(free)} free"
     else:
         return
@@ -39,7 +39,8 @@ def find_machine_problems(workers: int, shared_memory: Path = SHARED_MEMORY) -> 
         "data_config.num_workers",
         HYDRA,
         f"{workers}, but {shared_memory} {state}",
-        f"at least {format_bytes(LEAST_SHARED)} there: loader processes pass batches through it",
+        f"at least {format_bytes(MIN_SHARED_BYTES)} there: loader processes pass batches through "
+        "it",
         "give the container shared memory (docker run --shm-size=1g), or data_config.num_workers=0",
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bsmeta.core.keys import key
 
-MOST_TYPES = 31
+MAX_TYPES = 31
 """Largest number of metadata types in a run: the types of a document are bits of an int32."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bsmeta.config.from_file import NO_VALUE
-from bsmeta.config.groups import group_options
+from bsmeta.config.groups import list_group_options
 from bsmeta.core.errors import Problem, format_value
 from bsmeta.core.keys import list_key_names
 
@@ -76,7 +76,7 @@ def describe_unknown_key(
     """Returns the problem of an unknown key, with the most similar one, preferably a sibling."""
     expected = f"a key of {schema.__name__}"
     if where == COMMAND_LINE:
-        expected += f", or one of the groups {', '.join(group_options())}"
+        expected += f", or one of the groups {', '.join(list_group_options())}"
     if name in list_key_names(schema):  # in a file, as one name with dots
         fix = f"write it nested, {': {'.join(name.split('.'))}: …{'}' * name.count('.')}"
         return Problem(name, where, "one name with dots", "a section with the key in it", fix)
@@ -94,7 +94,7 @@ def describe_unknown_key(
 def suggest_key(name: str, schema: type) -> str | None:
     """Returns the key or group most similar to a misspelled one; None if none is similar."""
     candidates = {key.rpartition(".")[2]: key for key in reversed(list_key_names(schema))}
-    candidates |= {group: group for group in group_options()}
+    candidates |= {group: group for group in list_group_options()}
     similar = difflib.get_close_matches(name.rpartition(".")[2], candidates, n=1)
     if not similar or candidates[similar[0]] == name:
         return None

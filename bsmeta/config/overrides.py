@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException
 
 from bsmeta.config.from_file import MISSING, Expansion
-from bsmeta.config.groups import group_options
+from bsmeta.config.groups import list_group_options
 from bsmeta.config.hydra_errors import explain_error
 from bsmeta.config.hydra_files import ConfigReader
 from bsmeta.config.misfits import COMMAND_LINE, HELP, Names, describe_unknown_key
@@ -118,11 +118,11 @@ class Override:
         self.sets_key = not (self.deletes or group.startswith("hydra") or reader.is_group(group))
         self._schema = schema
         self._is_known_key = self.name in reader.keys
-        self._options = group_options().get(group, [])
+        self._options = list_group_options().get(group, [])
         self._parsed: hydra_types.Override | None = None
         self.problems = [*self._parse()]
 
-    def force(self, *, quiet: bool = False) -> str:
+    def write_forced(self, *, quiet: bool = False) -> str:
         """Returns the text with `++`, with which Hydra sets any key; `fill` finds unknown ones.
 
         Args:

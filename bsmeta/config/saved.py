@@ -24,11 +24,11 @@ import yaml
 from bsmeta.core.errors import ConfigurationError, Problem, format_value, raise_problems
 from bsmeta.core.parsing import parse_yaml
 
-LARGEST = 4 * 2**20
+MAX_FILE_BYTES = 4 * 2**20
 """Bytes of the largest file that is read; a list of 25,000 shards has about 2 MB."""
-DEEPEST = 50
+MAX_NESTING = 50
 """Levels of nested values that are read; the schemas have up to 5."""
-LONGEST_NUMBER = 100
+MAX_NUMBER_CHARS = 100
 """Characters of a number; converting one takes the square of their count."""
 
 _OPENING = re.compile(r"(?<!\\)(\\*+)\$\{")
@@ -53,9 +53,9 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
             raise _make_error(event, "an alias", "the values that it stands for")
-        if self._depth == DEEPEST:
+        if self._depth == MAX_NESTING:
             raise _make_error(
-                event, "values that are nested too deeply", f"at most {DEEPEST} levels"
+                event, "values that are nested too deeply", f"at most {MAX_NESTING} levels"
             )
 
         self._depth += 1
@@ -66,8 +66,8 @@ class _Loader(yaml.SafeLoader):
             _check_keys(node)
         elif isinstance(node, yaml.ScalarNode) and node.tag not in _TYPES:
             raise _make_error(node, f"a value of type {node.tag}", "text (in quotes) or a number")
-        elif node is not None and node.tag in _NUMBERS and len(node.value) > LONGEST_NUMBER:
-            expected = f"{LONGEST_NUMBER} characters at most"
+        elif node is not None and node.tag in _NUMBERS and len(node.value) > MAX_NUMBER_CHARS:
+            expected = f"{MAX_NUMBER_CHARS} characters at most"
             raise _make_error(node, "a number that is too long", expected)
         return node
 
@@ -83,9 +83,9 @@ def _check_keys(node: yaml.MappingNode) -> None:
         names.add((name.tag, name.value))
 
 
-def _make_error(node: Any, given: str, expected: str) -> yaml.MarkedYAMLError:
+def _make_error(node: Any, description: str, expected: str) -> yaml.MarkedYAMLError:
     """An error at a node or an event of the parser."""
-    problem = f"found {given}, expected {expected}"
+    problem = f"found {description}, expected {expected}"
     return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
@@ -99,9 +99,10 @@ def read_saved(path: Path) -> dict[Any, Any]:
         raise ConfigurationError(f"{path}: there is no such file; expected the config of a run")
     try:
         size = path.stat().st_size
-        if size > LARGEST:
+        if size > MAX_FILE_BYTES:
             raise ConfigurationError(
-                f"{path}: has {size:,} bytes; expected the config of a run, at most {LARGEST:,}"
+                f"{path}: has {size:,} bytes; expected the config of a run, at most "
+                f"{MAX_FILE_BYTES:,}"
             )
         return parse_saved(path.read_bytes().decode(), str(path))
     except (OSError, UnicodeDecodeError) as error:

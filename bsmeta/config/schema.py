@@ -27,7 +27,7 @@ _ADAM_KEYS = ("adam_beta1", "adam_beta2", "adam_epsilon")
 WSD = "wsd"
 """The schedule with a constant rate between warm-up and decay: `lr_scheduler_type`."""
 
-LARGEST_SEED = 2**32 - 1
+MAX_SEED = 2**32 - 1
 """The largest seed that numpy accepts."""
 
 # Accelerate's names, which are also the names of the modules that must be installed.
@@ -69,11 +69,11 @@ def _describe_adam(config: RunConfig) -> dict[str, Any]:
     return {"betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_epsilon}
 
 
-def _adam_values(shape: Sequence[int]) -> int:
+def _count_adam_values(shape: Sequence[int]) -> int:
     return 2 * math.prod(shape) + 1  # two moments, and the number of steps
 
 
-def _factored_values(shape: Sequence[int]) -> int:
+def _count_factored_values(shape: Sequence[int]) -> int:
     size = math.prod(shape)
     if len(shape) < 2:
         return size + 1  # the mean squares, and the number of steps
@@ -87,7 +87,7 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
         place="torch.optim:AdamW",
         options=lambda config: {**_describe_adam(config), "fused": True},
         keys=_ADAM_KEYS,
-        state_values=lambda shape, _: _adam_values(shape),
+        state_values=lambda shape, _: _count_adam_values(shape),
         by_element=True,
         takes_shards=True,
     ),
@@ -98,7 +98,7 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
         options=lambda config: {**_describe_adam(config), "momentum": config.momentum},
         keys=(*_ADAM_KEYS, "momentum"),
         state_values=lambda shape, in_layers: (
-            math.prod(shape) if in_layers else _adam_values(shape)
+            math.prod(shape) if in_layers else _count_adam_values(shape)
         ),
         matrices_apart=True,
         takes_shards=True,
@@ -108,7 +108,7 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
     "adafactor": OptimizerEntry(
         place="torch.optim:Adafactor",
         options=lambda _: {},
-        state_values=lambda shape, _: _factored_values(shape),
+        state_values=lambda shape, _: _count_factored_values(shape),
     ),
     # Not torch's fused kernel: if it skips the first step, it later starts from a momentum that was
     # never written.
@@ -250,7 +250,7 @@ class RunConfig:
     """use only kernels that reproduce a run bit for bit on GPUs as well, where they are slower (not
     with liger_kernel)"""
 
-    seed: int = key(42, at_least=0, at_most=LARGEST_SEED, heading="Run folder and resuming")
+    seed: int = key(42, at_least=0, at_most=MAX_SEED, heading="Run folder and resuming")
     """seed of the weights, the dropout and every random choice about the data"""
     out_dir: str = key("runs/default", is_path=True)
     """run folder (relative to the working folder)"""

@@ -34,12 +34,12 @@ def list_table_rows(
         files: The files that the configuration was composed from.
         sampled: Rows about the data (`TaskEntry.sample_rows`).
     """
-    first = {
+    first_rows = {
         "configuration": ", ".join(files) or "–",
         "run folder": config.out_dir,
         "resume from": config.resume_from_checkpoint_dir or "– (a fresh start)",
     }
-    last = {
+    last_rows = {
         "launch": _describe_launch(launch, config.mixed_precision),
         "global batch": _describe_batch(BatchPlan.of(config, launch.num_processes)),
         "steps": _describe_length(config.max_train_steps, config.num_train_epochs),
@@ -47,9 +47,10 @@ def list_table_rows(
         "evaluation": describe_evaluations(config),
         "checkpoints": _describe_checkpoints(config),
     }
-    of_task = dict([*entry.summary(config, launch), *sampled])
-    added = {name: value for name, value in of_task.items() if name not in last}
-    return [*(first | added | last | of_task).items()]
+    # A row of the task with the name of another row replaces it, in its place.
+    task_rows = dict([*entry.summary(config, launch), *sampled])
+    other_task_rows = {name: value for name, value in task_rows.items() if name not in last_rows}
+    return [*(first_rows | other_task_rows | last_rows | task_rows).items()]
 
 
 def print_summary(rows: Sequence[Row], notes: Sequence[str] = ()) -> None:

@@ -66,14 +66,15 @@ class Schedule:
                 "(decay_share)"
             )
 
-        extra = frozenset(config.extra_steps_to_eval_save_at)
-        if extra and max(extra) > max_steps:
+        extra_steps = frozenset(config.extra_steps_to_eval_save_at)
+        if extra_steps and max(extra_steps) > max_steps:
             raise ConfigurationError(
-                f"extra_steps_to_eval_save_at={sorted(extra)}: the run has {max_steps:,} steps "
-                f"({config.num_train_epochs} epochs of {steps_per_epoch:,}); drop those after them"
+                f"extra_steps_to_eval_save_at={sorted(extra_steps)}: the run has {max_steps:,} "
+                f"steps ({config.num_train_epochs} epochs of {steps_per_epoch:,}); drop those "
+                "after them"
             )
 
-        def interval(key: str, steps: int) -> int:
+        def compute_interval(key: str, steps: int) -> int:
             """Returns an interval in steps, from the number of times in an epoch if that is set."""
             times_per_epoch: int | None = getattr(config, key)
             if times_per_epoch is None:
@@ -82,10 +83,10 @@ class Schedule:
 
         return cls(
             max_steps,
-            logging_steps=interval("logs_per_epoch", config.logging_steps),
-            eval_steps=interval("evals_per_epoch", config.eval_steps),
-            save_steps=interval("saves_per_epoch", config.save_steps),
-            extra_steps=extra,
+            logging_steps=compute_interval("logs_per_epoch", config.logging_steps),
+            eval_steps=compute_interval("evals_per_epoch", config.eval_steps),
+            save_steps=compute_interval("saves_per_epoch", config.save_steps),
+            extra_steps=extra_steps,
         )
 
     def logs(self, step: int) -> bool:
@@ -130,7 +131,7 @@ def explain_export(folder: Path) -> str:
     )
 
 
-def branch_step(decay_from: str | None) -> int | None:
+def read_branch_step(decay_from: str | None) -> int | None:
     """Returns the step of the checkpoint that `decay_from` names; None if it names none."""
     match = CHECKPOINT_NAME.fullmatch(Path(decay_from or "").resolve().name)
     return int(match[1]) if decay_from and match else None
@@ -141,7 +142,7 @@ def set_branch_length(config: Run) -> Run:
 
     It has the steps of the checkpoint that it begins with, and of the decay.
     """
-    step = branch_step(config.decay_from)
+    step = read_branch_step(config.decay_from)
     if step is None or config.num_decay_steps is None:
         return config
     return replace(config, max_train_steps=step + config.num_decay_steps)

@@ -118,12 +118,12 @@ def find_entry(
     if config.task in tasks and tasks[config.task].schema in schemas:
         return tasks[config.task], []
 
-    name, entry = next((name, entry) for name, entry in tasks.items() if entry.schema in schemas)
-
+    # The task does not fit the schema, which belongs to another task: its entry does the checks.
+    name = next(name for name, entry in tasks.items() if entry.schema in schemas)
     if config.task in tasks:
         expected = f"{name}, because the configuration begins with the schema of {name}"
         fix = f"--config-name of a configuration for {config.task}, or task={name}"
     else:
         expected = f"one of {', '.join(tasks)}{suggest_nearest(config.task, [*tasks])}"
         fix = f"task={find_closest(config.task, [*tasks])}"
-    return entry, [Problem("task", HYDRA, format_value(config.task), expected, fix)]
+    return tasks[name], [Problem("task", HYDRA, format_value(config.task), expected, fix)]

@@ -29,7 +29,7 @@ def replace_values(section: Section, values: Mapping[str, Any]) -> Section:
             changes[first] = value
 
     for first, section_values in changes_in_sections.items():
-        changes[first] = replace_values(_entry_of(section, first), section_values)
+        changes[first] = replace_values(_get_entry(section, first), section_values)
 
     if isinstance(section, list):
         return cast(
@@ -40,7 +40,7 @@ def replace_values(section: Section, values: Mapping[str, Any]) -> Section:
     return replace(cast(Any, section), **changes)
 
 
-def _entry_of(section: Any, name: str) -> Any:
+def _get_entry(section: Any, name: str) -> Any:
     """Returns a part of a configuration: an entry of a list or mapping, or a field."""
     if isinstance(section, list):
         return section[int(name)]

@@ -22,7 +22,7 @@ from bsmeta.core.versions import read_versions
 if TYPE_CHECKING:
     import torch
 
-_SOURCES = ("bsmeta", "hydra_configs", "deepspeed_configs")
+_SOURCE_FOLDERS = ("bsmeta", "hydra_configs", "deepspeed_configs")
 _GIT_TIMEOUT_S = 30.0
 
 
@@ -73,7 +73,7 @@ def _read_source_state() -> _SourceState:
         return _SourceState(None, None)
 
     commit = _run_git("rev-parse", "HEAD")
-    changes = _run_git("status", "--porcelain", "--", *_SOURCES)
+    changes = _run_git("status", "--porcelain", "--", *_SOURCE_FOLDERS)
     if commit is None or changes is None:
         return _SourceState(None, None)
     return _SourceState(commit, is_clean=not changes)

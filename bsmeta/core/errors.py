@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 _ANNOTATE = ("selectolax", "resiliparse", "brotli", "htmldate", "pycld2", "datasketch")
-EXTRA_OF = {
+EXTRA_BY_MODULE = {
     **dict.fromkeys(("datasets", "pandas", "sklearn"), "tables"),
     "rapidfuzz": "spelling",
     "ahocorasick_rs": "entities",
@@ -25,8 +25,8 @@ MISSING = object()  # shown as "no such key"
 
 # Smallest difflib ratios: of a name in a suggested command, and of a question (`lama` for
 # llama_tiny).
-_LIKENESS_OF_FIX = 0.7
-_LIKENESS = 0.5
+_MIN_LIKENESS_OF_FIX = 0.7
+_MIN_LIKENESS = 0.5
 
 
 class UserError(ValueError):
@@ -66,7 +66,7 @@ def explain_missing_extra(error: BaseException) -> ConfigurationError | None:
     if not isinstance(error, ModuleNotFoundError):
         return None
 
-    extra = EXTRA_OF.get(error.name or "")
+    extra = EXTRA_BY_MODULE.get(error.name or "")
     if extra is None:
         return None
     return ConfigurationError(f"{error}, which is installed by: pip install 'bsmeta[{extra}]'")
@@ -152,8 +152,10 @@ def raise_problems(problems: Sequence[Problem | str]) -> None:
 
 def suggest_nearest(name: object, candidates: Iterable[str]) -> str:
     """Returns ` (did you mean X?)` for the candidate most similar to a name, or an empty string."""
-    close = difflib.get_close_matches(str(name), list(candidates), n=1, cutoff=_LIKENESS)
-    return f" (did you mean {close[0]}?)" if close else ""
+    close_matches = difflib.get_close_matches(
+        str(name), list(candidates), n=1, cutoff=_MIN_LIKENESS
+    )
+    return f" (did you mean {close_matches[0]}?)" if close_matches else ""
 
 
 def find_similar(name: object, candidates: Iterable[str]) -> str | None:
@@ -162,14 +164,16 @@ def find_similar(name: object, candidates: Iterable[str]) -> str | None:
     A suggested command may be run unread, so it requires more similarity than a question
     (`suggest_nearest`).
     """
-    close = difflib.get_close_matches(str(name), list(candidates), n=1, cutoff=_LIKENESS_OF_FIX)
-    return close[0] if close else None
+    close_matches = difflib.get_close_matches(
+        str(name), list(candidates), n=1, cutoff=_MIN_LIKENESS_OF_FIX
+    )
+    return close_matches[0] if close_matches else None
 
 
 def find_closest(name: object, candidates: Sequence[str]) -> str:
     """Returns the candidate most similar to a name; the first candidate if none is similar."""
-    close = difflib.get_close_matches(str(name), candidates, n=1, cutoff=_LIKENESS)
-    return close[0] if close else candidates[0]
+    close_matches = difflib.get_close_matches(str(name), candidates, n=1, cutoff=_MIN_LIKENESS)
+    return close_matches[0] if close_matches else candidates[0]
 
 
 def format_value(value: object) -> str:

@@ -33,23 +33,23 @@ ROOT = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent
 
 CONFIG_FOLDER = ROOT / "hydra_configs"
 
-_BLOCK = 1 << 20  # bytes read at a time
+_BLOCK_BYTES = 1 << 20  # bytes read at a time
 
-_LONGEST_PART = 255  # bytes; the limit of ext4, XFS, APFS and NTFS
-_SHOWN_OF_NAME = 100  # characters of a name that is too long
+_MAX_PART_BYTES = 255  # bytes; the limit of ext4, XFS, APFS and NTFS
+_MAX_SHOWN_CHARS = 100  # characters of a name that is too long
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 SHARED_MEMORY = Path("/dev/shm")
 """File system in shared memory, through which torch's loader processes pass batches."""
 
-FULL_BELOW = 1 << 20
+MIN_FREE_BYTES = 1 << 20
 """Free bytes below which a file system may be the one that refused a write."""
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers of a full disk, an exhausted quota, or a file of the largest possible size."""
 
 # Torch's and safetensors' writers keep only the message, not the errno.
-_FULL_TEXTS = (
+_FULL_DISK_MESSAGES = (
     "no space left",
     "quota exceeded",
     "file too large",
@@ -88,18 +88,16 @@ def join_inside(folder: Path, name: str, source: str, *, follow_links: bool = Fa
     Raises:
         UnsafeNameError: If the path is not inside the folder, or no file can have the name.
     """
-    reason = name_fault(name)
-    path = folder / name if reason is None else folder
-
-    if reason is None and not follow_links and not _is_inside(path, folder):
+    reason = find_name_fault(name)
+    if reason is None and not follow_links and not _is_inside(folder / name, folder):
         reason = f"a symbolic link leads out of {folder}"
 
     if reason is not None:
         raise UnsafeNameError(name, folder, source, reason)
-    return path
+    return folder / name
 
 
-def name_fault(name: str) -> str | None:
+def find_name_fault(name: str) -> str | None:
     """Describes why a name cannot be the relative path of a file; None if it can.
 
     The rules of all operating systems apply, whichever one this process runs on.
@@ -116,8 +114,8 @@ def name_fault(name: str) -> str | None:
             return f"it has the part {part!r}"
         if any(unicodedata.category(character) in ("Cc", "Cs") for character in part):
             return "it has a control character or half a surrogate pair"
-        if len(part.encode()) > _LONGEST_PART:
-            return f"a part of it is longer than {_LONGEST_PART} bytes"
+        if len(part.encode()) > _MAX_PART_BYTES:
+            return f"a part of it is longer than {_MAX_PART_BYTES} bytes"
     return None
 
 
@@ -207,7 +205,7 @@ def hash_file(path: str | Path) -> str:
     """Returns the xxh3 of a file's content, in hexadecimal."""
     content_hash = xxhash.xxh3_64()
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
+        while block := file.read(_BLOCK_BYTES):
             content_hash.update(block)
             report_progress()
     return content_hash.hexdigest()
@@ -220,14 +218,14 @@ def measure_free_bytes(path: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def is_full(error: BaseException | None) -> bool:
+def is_full_disk_error(error: BaseException | None) -> bool:
     """Whether an error, or any error in its cause chain, means that the disk is full."""
     for cause in iterate_causes(error):
-        if getattr(cause, "errno", None) in FULL:
+        if getattr(cause, "errno", None) in FULL_DISK_ERRNOS:
             return True
 
         message = str(cause).lower()
-        if any(text in message for text in _FULL_TEXTS):
+        if any(text in message for text in _FULL_DISK_MESSAGES):
             return True
     return False
 
@@ -237,11 +235,11 @@ def explain_full_disk(error: BaseException) -> DataError | None:
 
     Write errors do not name their file, so the message lists the file systems without room.
     """
-    if not is_full(error):
+    if not is_full_disk_error(error):
         return None
 
     mounted = sorted({partition.mountpoint for partition in psutil.disk_partitions(all=True)})
-    full = [folder for folder in mounted if _is_without_room(folder)]
+    full = [folder for folder in mounted if _is_nearly_full(folder)]
     full_folders = f" ({', '.join(full)})" if full else ""
     return DataError(
         f"no room is left on the disk{full_folders}: {error}. Free some space there, or write to "
@@ -256,12 +254,12 @@ def explain_long_name(error: BaseException) -> DataError | None:
 
     name = str(error.filename)
     return DataError(
-        f"{name[:_SHOWN_OF_NAME]}… ({len(name):,} characters) is too long for the name of a file; "
-        "expected a path whose parts have at most 255 bytes each"
+        f"{name[:_MAX_SHOWN_CHARS]}… ({len(name):,} characters) is too long for the name of a "
+        "file; expected a path whose parts have at most 255 bytes each"
     )
 
 
-def _is_without_room(folder: str) -> bool:
+def _is_nearly_full(folder: str) -> bool:
     """Whether the file system mounted at a folder is writable and nearly full."""
     try:
         status = os.statvfs(folder)
@@ -269,7 +267,9 @@ def _is_without_room(folder: str) -> bool:
         return False
 
     is_writable = not status.f_flag & os.ST_RDONLY
-    return is_writable and status.f_blocks > 0 and status.f_bavail * status.f_frsize < FULL_BELOW
+    return (
+        is_writable and status.f_blocks > 0 and status.f_bavail * status.f_frsize < MIN_FREE_BYTES
+    )
 
 
 def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:

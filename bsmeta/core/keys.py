@@ -160,9 +160,9 @@ def inherited(section: type, name: str, default: Any) -> Any:
     return field(default=default, metadata=base_field.metadata)
 
 
-def about(described: Field[Any]) -> About:
+def about(schema_field: Field[Any]) -> About:
     """Returns the declaration of a field that `key` created."""
-    declaration: About = described.metadata["about"]
+    declaration: About = schema_field.metadata["about"]
     return declaration
 
 

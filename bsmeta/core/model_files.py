@@ -34,23 +34,23 @@ from bsmeta.core.parsing import ExtremeContentError, parse_json
 if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-LARGEST_TEXT = 512 * 2**20
+MAX_TEXT_BYTES = 512 * 2**20
 """Largest size in bytes of a JSON or text file to read; published tokenizers have up to 40 MB."""
 
 _TEXT_SUFFIXES = (".json", ".txt", ".jinja", ".model")
-_CONFIG = "config.json"
-_ADAPTER_CONFIG = "adapter_config.json"
+_CONFIG_FILE = "config.json"
+_ADAPTER_CONFIG_FILE = "adapter_config.json"
 _INDEX_SUFFIX = ".index.json"
-_CHECKED_ON_HUB = (
-    _CONFIG,
+_FILES_CHECKED_ON_HUB = (
+    _CONFIG_FILE,
     "tokenizer_config.json",
     "generation_config.json",
-    _ADAPTER_CONFIG,
+    _ADAPTER_CONFIG_FILE,
     f"model.safetensors{_INDEX_SUFFIX}",
     f"pytorch_model.bin{_INDEX_SUFFIX}",
 )
-_MEGATRON = "megatron.core"
-_SHOWN_CHARACTERS = 200  # of an entry in a message
+_MEGATRON_MODULE = "megatron.core"
+_MAX_SHOWN_CHARS = 200  # of an entry in a message
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,16 @@ class _CheckedFiles:
         texts: All JSON and text files, whose size is limited.
         entries: The JSON files among them whose entries may require custom code or name other
             files.
-        in_a_copy: Ending of a suggested fix for a model on the Hub: edit a local copy; "" for a
+        copy_advice: Ending of a suggested fix for a model on the Hub: edit a local copy; "" for a
             folder.
     """
 
     texts: list[Path]
     entries: list[Path]
-    in_a_copy: str = ""
+    copy_advice: str = ""
 
 
-def read_shape(source: str | Path, **changes: Any) -> PretrainedConfig:
+def read_model_config(source: str | Path, **changes: Any) -> PretrainedConfig:
     """Reads the shape of a model: its transformers config.
 
     Args:
@@ -85,10 +85,10 @@ def read_shape(source: str | Path, **changes: Any) -> PretrainedConfig:
 
     refuse_unsafe_model(source)
     with _name_damaged_files(source):
-        shape: PretrainedConfig = AutoConfig.from_pretrained(
+        model_config: PretrainedConfig = AutoConfig.from_pretrained(
             source, trust_remote_code=False, **changes
         )
-    return shape
+    return model_config
 
 
 def read_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
@@ -152,7 +152,9 @@ def read_model_and_report(
     return model, report
 
 
-def create_model(model_class: Any, shape: PretrainedConfig, **options: Any) -> PreTrainedModel:
+def create_model(
+    model_class: Any, model_config: PretrainedConfig, **options: Any
+) -> PreTrainedModel:
     """Creates a randomly initialized model from its transformers config.
 
     Args:
@@ -163,12 +165,14 @@ def create_model(model_class: Any, shape: PretrainedConfig, **options: Any) -> P
         UserError: If the config requires custom code, or has values that transformers cannot use.
         OSError, ValueError, KeyError, RuntimeError: If transformers cannot create it.
     """
-    source = shape.name_or_path or "the shape of the model"
-    _refuse_entries(source, shape.to_dict(), "")
+    source = model_config.name_or_path or "the shape of the model"
+    _refuse_entries(source, model_config.to_dict(), "")
     _disable_trust_question()
 
     with _name_damaged_files(source):
-        model: PreTrainedModel = model_class.from_config(shape, trust_remote_code=False, **options)
+        model: PreTrainedModel = model_class.from_config(
+            model_config, trust_remote_code=False, **options
+        )
     return model
 
 
@@ -194,7 +198,7 @@ def refuse_unsafe_model(source: str | Path) -> None:
 def _check_files(source: str | Path) -> str | None:
     """Checks the files of a model; returns the base model if the files are only an adapter."""
     files = _list_checked_files(source)
-    has_model = (Path(source) / _CONFIG).is_file()
+    has_model = (Path(source) / _CONFIG_FILE).is_file()
     base = None
 
     _refuse_large_files(files.texts)
@@ -208,10 +212,10 @@ def _check_files(source: str | Path) -> str | None:
         except (OSError, ValueError):
             continue
 
-        _refuse_entries(str(file), content, files.in_a_copy)
+        _refuse_entries(str(file), content, files.copy_advice)
         if isinstance(content, dict) and file.name.endswith(_INDEX_SUFFIX):
             _check_shards(file, content)
-        elif isinstance(content, dict) and file.name == _ADAPTER_CONFIG and not has_model:
+        elif isinstance(content, dict) and file.name == _ADAPTER_CONFIG_FILE and not has_model:
             base = _read_base_model(file, content)
     return base
 
@@ -227,8 +231,8 @@ def _list_checked_files(source: str | Path) -> _CheckedFiles:
         return _CheckedFiles([path], entries=[path])
 
     texts = _download_checked_files(str(source))
-    in_a_copy = f" in a copy (hf download {source} --local-dir FOLDER), and name that"
-    return _CheckedFiles(texts, entries=texts, in_a_copy=in_a_copy)
+    copy_advice = f" in a copy (hf download {source} --local-dir FOLDER), and name that"
+    return _CheckedFiles(texts, entries=texts, copy_advice=copy_advice)
 
 
 def _has_entries(file: Path) -> bool:
@@ -271,10 +275,10 @@ def _read_base_model(adapter: Path, content: dict[str, Any]) -> str | None:
 
 def _refuse_large_files(files: Iterable[Path]) -> None:
     for file in files:
-        if file.is_file() and file.stat().st_size > LARGEST_TEXT:
+        if file.is_file() and file.stat().st_size > MAX_TEXT_BYTES:
             raise ConfigurationError(
-                f"{file}: has {file.stat().st_size:,} bytes; expected at most {LARGEST_TEXT:,} in "
-                "a file of JSON or text beside a model"
+                f"{file}: has {file.stat().st_size:,} bytes; expected at most {MAX_TEXT_BYTES:,} "
+                "in a file of JSON or text beside a model"
             )
 
 
@@ -284,7 +288,7 @@ def _download_checked_files(name: str) -> list[Path]:
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     files: list[Path] = []
-    for file in _CHECKED_ON_HUB:
+    for file in _FILES_CHECKED_ON_HUB:
         # The cache names the folder of a file for its commit: read all files of the first one's.
         commit = files[0].parent.name if files else None
         try:
@@ -298,12 +302,12 @@ def _download_checked_files(name: str) -> list[Path]:
     return files
 
 
-def _refuse_entries(source: str, content: Any, in_a_copy: str) -> None:
+def _refuse_entries(source: str, content: Any, copy_advice: str) -> None:
     """Refuses the entries of a file that ask for code, at any depth.
 
     Args:
         source: The file, for messages.
-        in_a_copy: See `_CheckedFiles`.
+        copy_advice: See `_CheckedFiles`.
     """
     for name, value in _iterate_entries(content):
         if name == "auto_map" and value:
@@ -311,19 +315,22 @@ def _refuse_entries(source: str, content: Any, in_a_copy: str) -> None:
                 f"{source}: auto_map asks to run Python code that comes with the model: "
                 f"{_format_shortened(value)}. bsmeta never runs such code. Expected classes that "
                 "transformers itself has: if model_type and tokenizer_class name some, delete "
-                f"auto_map{in_a_copy}; otherwise convert the model, or choose another"
+                f"auto_map{copy_advice}; otherwise convert the model, or choose another"
             )
         if name.endswith("attn_implementation") and "/" in str(value):
             raise ConfigurationError(
                 f"{source}: {name} asks for a kernel of the Hub, compiled code: "
                 f"{_format_shortened(value)}. "
-                f"bsmeta never loads such code; delete {name}{in_a_copy}"
+                f"bsmeta never loads such code; delete {name}{copy_advice}"
             )
-        if name == "megatron_core" and value not in (None, _MEGATRON):  # of peft's LoraConfig
+        if name == "megatron_core" and value not in (
+            None,
+            _MEGATRON_MODULE,
+        ):  # of peft's LoraConfig
             raise ConfigurationError(
                 f"{source}: megatron_core asks to import the Python module "
                 f"{_format_shortened(value)}; "
-                f"expected {_MEGATRON}, or nothing: delete megatron_core{in_a_copy}"
+                f"expected {_MEGATRON_MODULE}, or nothing: delete megatron_core{copy_advice}"
             )
 
 
@@ -340,9 +347,9 @@ def _iterate_entries(content: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _format_shortened(value: Any) -> str:
-    """Formats a value as JSON for a message, cut to `_SHOWN_CHARACTERS`."""
+    """Formats a value as JSON for a message, cut to `_MAX_SHOWN_CHARS`."""
     text = json.dumps(value, default=str)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"
 
 
 def _disable_trust_question() -> None:

@@ -21,21 +21,21 @@ from typing import Any, Generic, TypeVar, overload
 import msgspec
 import yaml
 
-Form = TypeVar("Form")
+Value = TypeVar("Value")
 Content = bytes | memoryview | msgspec.Raw | str
 
-MOST_NESTED = 200
+MAX_NESTING = 200
 """Deepest nesting of lists and objects that is accepted."""
 
-MOST_ALIASED = 1_000_000
+MAX_ALIASED_NODES = 1_000_000
 """Most nodes that all aliases of a YAML document together may expand to."""
 
-_LARGEST_INTEGER = int(sys.float_info.max)
-_DIGITS = len(str(_LARGEST_INTEGER))  # no shorter integer is too large
+_MAX_INTEGER = int(sys.float_info.max)
+_MAX_INTEGER_DIGITS = len(str(_MAX_INTEGER))  # no shorter integer is too large
 _DIGIT = re.compile("[0-9]")
-_LONG_NUMBER = re.compile(rf"(?<![0-9])[0-9]{{{_DIGITS}}}")
+_LONG_NUMBER = re.compile(rf"(?<![0-9])[0-9]{{{_MAX_INTEGER_DIGITS}}}")
 
-_TOO_DEEP = f"nested too deeply (at most {MOST_NESTED} levels are read)"
+_TOO_DEEP = f"nested too deeply (at most {MAX_NESTING} levels are read)"
 _TOO_LARGE = "an integer that is larger than any float"
 _HALF_A_PAIR = "a text with half of a surrogate pair, which is no character"
 _SURROGATE = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
@@ -70,45 +70,45 @@ def parse_json(
 
 
 @overload
-def decode_json(content: Content, form: type[Form]) -> Form: ...
+def decode_json(content: Content, value_type: type[Value]) -> Value: ...
 
 
 @overload
-def decode_json(content: Content, form: Any = Any) -> Any: ...
+def decode_json(content: Content, value_type: Any = Any) -> Any: ...
 
 
-def decode_json(content: Content, form: Any = Any) -> Any:
+def decode_json(content: Content, value_type: Any = Any) -> Any:
     """Decodes JSON into a type with msgspec, which accepts no NaN and no infinity.
 
     Args:
-        form: The expected type.
+        value_type: The expected type.
 
     Raises:
         msgspec.DecodeError: If it is malformed.
         msgspec.ValidationError: If it has another type (a subclass of `DecodeError`).
     """
-    value = JSONDecoder(form).decode(content)
+    value = JSONDecoder(value_type).decode(content)
     _refuse_extremes(content if isinstance(content, str) else bytes(content), value)
     return value
 
 
-class JSONDecoder(Generic[Form]):
+class JSONDecoder(Generic[Value]):
     """Decodes many lines of JSON into one type, which declares its content on all levels.
 
     Values that are kept as `msgspec.Raw`, or that the type does not declare, may be nested deeper
-    than `MOST_NESTED`.
+    than `MAX_NESTING`.
     """
 
     @overload
-    def __init__(self: JSONDecoder[Form], form: type[Form]) -> None: ...
+    def __init__(self: JSONDecoder[Value], value_type: type[Value]) -> None: ...
 
     @overload
-    def __init__(self: JSONDecoder[Any], form: Any) -> None: ...
+    def __init__(self: JSONDecoder[Any], value_type: Any) -> None: ...
 
-    def __init__(self, form: Any) -> None:
-        self._decode = msgspec.json.Decoder(form).decode
+    def __init__(self, value_type: Any) -> None:
+        self._decode = msgspec.json.Decoder(value_type).decode
 
-    def decode(self, content: Content) -> Form:
+    def decode(self, content: Content) -> Value:
         """Decodes JSON.
 
         Raises:
@@ -135,8 +135,8 @@ def _refuse_extremes(text: str | bytes, value: Any) -> None:
         return
 
     level = [value]
-    for _ in range(MOST_NESTED + 1):
-        if any(isinstance(node, int) and abs(node) > _LARGEST_INTEGER for node in level):
+    for _ in range(MAX_NESTING + 1):
+        if any(isinstance(node, int) and abs(node) > _MAX_INTEGER for node in level):
             raise ExtremeContentError(_TOO_LARGE)
 
         next_level: list[Any] = []
@@ -154,8 +154,8 @@ def _refuse_extremes(text: str | bytes, value: Any) -> None:
 def _may_be_deep(text: str | bytes) -> bool:
     """Whether a JSON text has enough brackets for too deep a nesting, in strings or outside."""
     if isinstance(text, bytes):
-        return text.count(b"[") + text.count(b"{") > MOST_NESTED
-    return text.count("[") + text.count("{") > MOST_NESTED
+        return text.count(b"[") + text.count(b"{") > MAX_NESTING
+    return text.count("[") + text.count("{") > MAX_NESTING
 
 
 def _may_have_surrogates(text: str | bytes) -> bool:
@@ -170,7 +170,7 @@ def has_surrogates(value: Any) -> bool:
     Python decodes each byte of a file name that is not in UTF-8 as such a half.
 
     Args:
-        value: A value of lists and dicts, at most `MOST_NESTED` levels deep.
+        value: A value of lists and dicts, at most `MAX_NESTING` levels deep.
     """
     if isinstance(value, str):
         return any("\ud800" <= character <= "\udfff" for character in value)
@@ -181,7 +181,9 @@ def has_surrogates(value: Any) -> bool:
 
 def _may_have_large_integer(text: str | bytes) -> bool:
     """Whether a JSON text has a number with at least the digits of the largest float."""
-    sample = text[_DIGITS - 1 :: _DIGITS]  # contains a digit of every number that is long enough
+    sample = text[
+        _MAX_INTEGER_DIGITS - 1 :: _MAX_INTEGER_DIGITS
+    ]  # contains a digit of every number that is long enough
     if isinstance(sample, bytes):
         sample = sample.decode("latin-1")
     if _DIGIT.search(sample) is None:
@@ -246,7 +248,7 @@ def _parse_yaml(text: str | bytes | _FileText, loader_class: type[yaml.SafeLoade
         raise yaml.YAMLError(str(error)) from error
 
 
-def decode_yaml(content: str | bytes, form: type[Form]) -> Form:
+def decode_yaml(content: str | bytes, value_type: type[Value]) -> Value:
     """Parses a YAML document into a type.
 
     Raises:
@@ -257,7 +259,7 @@ def decode_yaml(content: str | bytes, form: type[Form]) -> Form:
         value = parse_yaml(content)
     except yaml.YAMLError as error:
         raise msgspec.DecodeError(str(error)) from error
-    return msgspec.convert(value, form)
+    return msgspec.convert(value, value_type)
 
 
 class YAMLLoader(yaml.SafeLoader):
@@ -275,7 +277,7 @@ class YAMLLoader(yaml.SafeLoader):
 
     def fetch_flow_collection_start(self, token: Any) -> None:
         # PyYAML looks at each open level for each token: deep nesting takes quadratic time.
-        if self.flow_level >= MOST_NESTED:
+        if self.flow_level >= MAX_NESTING:
             raise yaml.YAMLError(_TOO_DEEP)
         super().fetch_flow_collection_start(token)
 
@@ -286,8 +288,8 @@ class YAMLLoader(yaml.SafeLoader):
 
         if is_alias:
             self._aliased_nodes += self._expanded_sizes.get(id(node), 1)
-            if self._aliased_nodes > MOST_ALIASED:
-                raise yaml.YAMLError(f"its aliases stand for more than {MOST_ALIASED:,} nodes")
+            if self._aliased_nodes > MAX_ALIASED_NODES:
+                raise yaml.YAMLError(f"its aliases stand for more than {MAX_ALIASED_NODES:,} nodes")
         else:
             self._written_nodes += 1
             size = self._written_nodes + self._aliased_nodes - size_before
@@ -295,11 +297,11 @@ class YAMLLoader(yaml.SafeLoader):
         return node
 
     def construct_yaml_int(self, node: Any) -> int:
-        if len(node.value) > _DIGITS:  # parsing base 60 takes quadratic time
+        if len(node.value) > _MAX_INTEGER_DIGITS:  # parsing base 60 takes quadratic time
             raise yaml.YAMLError(_TOO_LARGE)
 
         number: int = super().construct_yaml_int(node)
-        if abs(number) > _LARGEST_INTEGER:  # possible with fewer digits in base 16
+        if abs(number) > _MAX_INTEGER:  # possible with fewer digits in base 16
             raise yaml.YAMLError(_TOO_LARGE)
         return number
 

@@ -8,7 +8,7 @@ import re
 # Overrides and isolates of the text direction display characters in a false order (CVE-2021-42574);
 # direction marks (U+200E, U+200F) cannot, and ordinary Arabic and Hebrew text contains them. Lone
 # surrogates cannot be encoded. `\r` is harmless only as part of a line end, before `\n`.
-_ACTING = re.compile(
+_ACTING_CHARACTERS = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
 )
 _LINE_ENDS = str.maketrans(
@@ -26,7 +26,7 @@ def make_printable(text: str, *, one_line: bool = False) -> str:
     if text.isprintable():
         return text
 
-    escaped = _ACTING.sub(_escape_character, text)
+    escaped = _ACTING_CHARACTERS.sub(_escape_character, text)
     return escaped.translate(_LINE_ENDS) if one_line else escaped
 
 

@@ -36,11 +36,11 @@ from bsmeta.core.secrets import redact
 from bsmeta.core.signals import restore_signals
 from bsmeta.core.terminal import screen_output
 
-WAIT_S = 60.0
+REPORTER_WAIT_S = 60.0
 """Seconds that the other processes wait for the report of a machine's first process: on a busy
 machine, import times differ."""
 
-WAIT_CONNECTED_S = 10.0
+CONNECTED_REPORTER_WAIT_S = 10.0
 """The same once the processes are connected and see an error at the same time."""
 
 
@@ -48,7 +48,7 @@ def wait_for_reporter() -> None:
     """Waits until the launcher terminates this process; returns if that takes too long."""
     if threading.current_thread() is threading.main_thread():
         restore_signals()  # a signal is no longer a request to save and stop
-    time.sleep(WAIT_CONNECTED_S if is_connected() else WAIT_S)
+    time.sleep(CONNECTED_REPORTER_WAIT_S if is_connected() else REPORTER_WAIT_S)
 
 
 @screen_output()
@@ -118,7 +118,7 @@ def _format_error(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def run_stoppable(action: Callable[[], object], continued: str = "") -> int:
+def run_stoppable(action: Callable[[], object], *, continues: str = "") -> int:
     """Runs work that SIGTERM ends like Ctrl-C; returns the exit code.
 
     Args:
@@ -128,7 +128,7 @@ def run_stoppable(action: Callable[[], object], continued: str = "") -> int:
     try:
         action()
     except KeyboardInterrupt:
-        print(f"stopped; the same call continues{continued}", file=sys.stderr)
+        print(f"stopped; the same call continues {continues}".rstrip(), file=sys.stderr)
         return EXIT_PREEMPTED
     return 0
 

@@ -39,12 +39,14 @@ GROUP_TIMEOUT = timedelta(days=1)
 """Time that a collective operation waits for a rank. It can be long: a dead rank breaks the
 connection at once, the watchdog ends a hung one, and a busy one may take its time."""
 
-SAMPLE_S = 5.0
+SAMPLE_INTERVAL_S = 5.0
 """Seconds between two samples of the processor time in `report_opaque_work`."""
 
-_REFRESH_S = 0.1
-_WAIT_S = 5.0  # a longer wait for a lock is logged
-_BUSY = 0.02  # share of one processor; a process that only waits uses less than a tenth of it
+_REFRESH_INTERVAL_S = 0.1
+_LOCK_NOTICE_S = 5.0  # a longer wait for a lock is logged
+_MIN_BUSY_SHARE = (
+    0.02  # share of one processor; a process that only waits uses less than a tenth of it
+)
 
 
 class Show(Protocol):
@@ -124,7 +126,7 @@ def _wait_for_lock(lock: FileLock, work: str) -> None:
     is_logged = False
     while True:
         try:
-            lock.acquire(timeout=_WAIT_S)
+            lock.acquire(timeout=_LOCK_NOTICE_S)
             return
         except Timeout:
             report_progress()
@@ -160,10 +162,10 @@ def _report_processor_use(ended: threading.Event) -> None:
     """Reports progress for each sample interval with enough processor time, until the work ends."""
     last_time = time.monotonic()
     last_used_s = _measure_processor_seconds()
-    while not ended.wait(SAMPLE_S):
+    while not ended.wait(SAMPLE_INTERVAL_S):
         current_time = time.monotonic()
         used_s = _measure_processor_seconds()
-        if used_s - last_used_s > _BUSY * (current_time - last_time):
+        if used_s - last_used_s > _MIN_BUSY_SHARE * (current_time - last_time):
             report_progress()
 
         last_time = current_time
@@ -192,7 +194,7 @@ def show_progress_bar(name: str, total: float, *, shown: bool = True) -> Iterato
         total: The amount of work, in any unit.
         shown: Whether to show it; otherwise it only reports progress.
     """
-    bar = _Bar(name, total) if sys.stderr.isatty() else _Lines(name, total)
+    bar = _TerminalBar(name, total) if sys.stderr.isatty() else _PlainLines(name, total)
 
     def show(done: float, note: str = "") -> None:
         report_progress()
@@ -210,7 +212,7 @@ def show_file_bar(path: Path, name: str) -> AbstractContextManager[Show]:
     return show_progress_bar(name, path.stat().st_size if path.exists() else 0)
 
 
-class _Bar:
+class _TerminalBar:
     """A bar on a terminal."""
 
     def __init__(self, name: str, total: float) -> None:
@@ -233,7 +235,7 @@ class _Bar:
         self._bar.update(self._task, completed=done, note=note)
 
         current_time = time.monotonic()
-        if current_time - self._refresh_time >= _REFRESH_S:
+        if current_time - self._refresh_time >= _REFRESH_INTERVAL_S:
             self._refresh_time = current_time
             self._bar.refresh()
 
@@ -241,7 +243,7 @@ class _Bar:
         self._bar.stop()
 
 
-class _Lines:
+class _PlainLines:
     """Lines on standard error, where it is no terminal."""
 
     def __init__(self, name: str, total: float) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from bsmeta.core.secrets import hide_arguments, redact, redact_known
+from bsmeta.core.secrets import declare_secrets_in_arguments, redact, redact_known
 
 Write = Callable[[str], int]
 
@@ -75,7 +75,7 @@ def redact_streams() -> None:
     Programs show documents on standard output, so only secrets that this process knows are hidden
     there, and no text merely because of its form.
     """
-    hide_arguments(sys.argv[1:])
+    declare_secrets_in_arguments(sys.argv[1:])
     for name, redact_text in (("stdout", redact_known), ("stderr", redact)):
         stream = getattr(sys, name)
         if stream is None or hasattr(stream, "hidden"):  # closed by the caller, or redacted already

@@ -19,14 +19,14 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.core.rank import is_reporter
 from bsmeta.core.secrets import redact
 
-CONNECT_S = 5.0
-READ_S = 10.0
-_POLL_S = 0.2
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 10.0
+_POLL_INTERVAL_S = 0.2
 
 # Keys of the store.
-_CHECKED = "bsmeta/start/checked"  # number of processes that have passed their checks
-_REFUSED = "bsmeta/start/refused"  # the refusal, as JSON
-_READ = "bsmeta/start/read"  # number of machines that have read the refusal
+_CHECKED_KEY = "bsmeta/start/checked"  # number of processes that have passed their checks
+_REFUSAL_KEY = "bsmeta/start/refused"  # the refusal, as JSON
+_READ_COUNT_KEY = "bsmeta/start/read"  # number of machines that have read the refusal
 
 
 def announce_error(error: BaseException) -> None:
@@ -41,15 +41,15 @@ def announce_error(error: BaseException) -> None:
         "message": redact(f"{socket.gethostname()}: {error}"),
     }
     try:
-        store = _connect_to_store(CONNECT_S)
-        store.add(_READ, 1)
-        store.set(_REFUSED, json.dumps(refusal))
+        store = _connect_to_store(CONNECT_TIMEOUT_S)
+        store.add(_READ_COUNT_KEY, 1)
+        store.set(_REFUSAL_KEY, json.dumps(refusal))
 
         # Keep the store alive until all have read: it ends with the first machine's launcher.
         machines = _read_count("GROUP_WORLD_SIZE")
-        deadline = time.monotonic() + READ_S
-        while store.add(_READ, 0) < machines and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        while store.add(_READ_COUNT_KEY, 0) < machines and time.monotonic() < deadline:
+            time.sleep(_POLL_INTERVAL_S)
     except RuntimeError as unreachable:
         print(f"the other machines were not reached: {unreachable}", file=sys.stderr, flush=True)
 
@@ -71,7 +71,7 @@ def meet_other_machines(timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     try:
         store = _connect_to_store(timeout_s)
-        store.add(_CHECKED, 1)
+        store.add(_CHECKED_KEY, 1)
         _wait_for_checks(store, deadline, timeout_s)
     except RuntimeError as error:
         if isinstance(error, TrainingError):
@@ -90,23 +90,23 @@ def _wait_for_checks(store: Any, deadline: float, timeout_s: float) -> None:
         deadline: On the monotonic clock.
         timeout_s: The configured timeout, for the message.
     """
-    expected = _read_count("WORLD_SIZE")
+    num_processes = _read_count("WORLD_SIZE")
 
     # Adding zero reads the counter.
-    while (checked := store.add(_CHECKED, 0)) < expected:
-        if store.check([_REFUSED]):
+    while (num_checked := store.add(_CHECKED_KEY, 0)) < num_processes:
+        if store.check([_REFUSAL_KEY]):
             if is_reporter():
-                store.add(_READ, 1)
-            refusal = parse_json(store.get(_REFUSED))
+                store.add(_READ_COUNT_KEY, 1)
+            refusal = parse_json(store.get(_REFUSAL_KEY))
             error_class = RefusedElsewhere if refusal["user"] else TrainingError
             raise error_class(f"another machine did not start: {refusal['message']}")
 
         if time.monotonic() > deadline:
             raise TrainingError(
-                f"{checked} of {expected} processes were ready within {timeout_s:g} s "
+                f"{num_checked} of {num_processes} processes were ready within {timeout_s:g} s "
                 "(distributed_timeout_s); the output of the other machines says more"
             )
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _has_several_machines() -> bool:

@@ -14,33 +14,33 @@ from itertools import pairwise
 
 _WORD = re.compile(r"[A-Z]++(?![a-z])|[A-Z]?[a-z]++|[A-Z]")
 
-_PASSWORDS = frozenset({"password", "passwords", "passwd", "passphrase", "passcode"})
-_CLEAR = _PASSWORDS | {
+_PASSWORD_WORDS = frozenset({"password", "passwords", "passwd", "passphrase", "passcode"})
+_CLEAR_WORDS = _PASSWORD_WORDS | {
     "apikey", "authorization", "bearer", "credential", "credentials", "creds", "jwt", "secret",
     "secrets", "token", "webhook", "webhooks",
 }  # fmt: skip
-_CLEAR_ENDS = ("apikey", "passphrase", "passwd", "password", "secret", "token", "webhook")
-_CLEAR_PAIRS = frozenset(
+_CLEAR_SUFFIXES = ("apikey", "passphrase", "passwd", "password", "secret", "token", "webhook")
+_CLEAR_WORD_PAIRS = frozenset(
     (first, "key")
     for first in (
         "access", "account", "api", "app", "application", "auth", "client", "deploy", "encryption",
         "license", "master", "private", "secret", "service", "shared", "signing", "ssh", "storage",
     )
 ) | {("amz", "signature"), ("goog", "signature"), ("connection", "string")}  # fmt: skip
-_VAGUE = frozenset(
+_VAGUE_WORDS = frozenset(
     {"auth", "cookie", "key", "otp", "pass", "pat", "policy", "pwd", "sas", "sig", "signature"}
 )
 # Words that end in `pass` and, unlike `sshpass`, name no password.
-_NO_PASSWORD = frozenset(
+_ORDINARY_PASS_WORDS = frozenset(
     {"bypass", "compass", "overpass", "pass", "surpass", "trespass", "underpass"}
 )
 # Words before a `pass` in the sense of a traversal, as in `first_pass`.
-_TRAVERSALS = frozenset(
+_TRAVERSAL_WORDS = frozenset(
     {"all", "backward", "each", "first", "forward", "last", "one", "second", "single", "two"}
 )
 
 # Last words of names for a property of a secret: its place, length or type.
-_PROPERTIES = frozenset(
+_PROPERTY_WORDS = frozenset(
     {
         "algorithm", "column", "count", "dir", "directory", "endpoint", "expires", "file", "folder",
         "format", "host", "length", "limit", "name", "parallelism", "path", "port", "position",
@@ -49,23 +49,25 @@ _PROPERTIES = frozenset(
 )  # fmt: skip
 
 # Switches under names such as `HF_TOKEN` and `SMTP_AUTH`, and placeholders.
-_NO_SECRETS = frozenset(
+_PLACEHOLDERS = frozenset(
     {
         "anonymous", "automatic", "changeme", "default", "disabled", "enabled", "example",
         "interactive", "keychain", "keyring", "optional", "password", "required", "undefined",
     }
 )  # fmt: skip
 
-SHORTEST = 6
+MIN_SECRET_CHARS = 6
 """Fewest characters of a secret."""
 
-_SHORTEST_WORD = 8  # fewest characters of a secret of letters only
-_LONGEST = 20_000  # an RSA key of 16,384 bits in PEM has 12,500 characters
-_MIXED_RUN = 8  # fewest characters of a run of letters and digits that looks like a key
-_RANDOM_RUN = 16  # the same for a run that looks random
-_CHANGES = 3  # a random run has more subruns than this, each of one class of characters
-_RUNS = re.compile(r"[A-Za-z0-9]++")
-_SUBRUNS = re.compile(r"[a-z]++|[A-Z]++|[0-9]++")
+_MIN_LETTERS_ONLY_CHARS = 8  # fewest characters of a secret of letters only
+_MAX_SECRET_CHARS = 20_000  # an RSA key of 16,384 bits in PEM has 12,500 characters
+_MIN_MIXED_RUN_CHARS = 8  # fewest characters of a run of letters and digits that looks like a key
+_MIN_RANDOM_RUN_CHARS = 16  # the same for a run that looks random
+_MAX_ORDINARY_SUBRUNS = (
+    3  # a random run has more subruns than this, each of one class of characters
+)
+_RUN = re.compile(r"[A-Za-z0-9]++")
+_SUBRUN = re.compile(r"[a-z]++|[A-Z]++|[0-9]++")
 _PATH = re.compile(r"(?:~|\.{1,2})?/[^=+]*|[A-Za-z]:\\.*", re.DOTALL)
 _ENCLOSED = ("<>", "[]", "{}")  # special tokens, redacted values, templates
 # Names for computers and people: `data.password`, `owner/name`, `first_2`.
@@ -91,22 +93,24 @@ def classify_name(name: str) -> Naming:
     # `token_path` names no secret, but `webhook_url` does: the URL alone grants access.
     last_word = words[-1]
     is_webhook = any(word.startswith("webhook") for word in words)
-    if last_word in _PROPERTIES and not (is_webhook and last_word in ("url", "uri", "endpoint")):
+    if last_word in _PROPERTY_WORDS and not (
+        is_webhook and last_word in ("url", "uri", "endpoint")
+    ):
         return Naming.ORDINARY
 
-    if last_word.endswith("pass") and last_word not in _NO_PASSWORD:
+    if last_word.endswith("pass") and last_word not in _ORDINARY_PASS_WORDS:
         return Naming.PASSWORD
     # Alone, `pass` is an ordinary word, and `pwd` the working folder.
-    if last_word in ("pass", "pwd") and len(words) > 1 and words[-2] not in _TRAVERSALS:
+    if last_word in ("pass", "pwd") and len(words) > 1 and words[-2] not in _TRAVERSAL_WORDS:
         return Naming.PASSWORD
-    if any(word in _PASSWORDS or word.endswith("password") for word in words):
+    if any(word in _PASSWORD_WORDS or word.endswith("password") for word in words):
         return Naming.PASSWORD
 
-    if any(word in _CLEAR or word.endswith(_CLEAR_ENDS) for word in words):
+    if any(word in _CLEAR_WORDS or word.endswith(_CLEAR_SUFFIXES) for word in words):
         return Naming.CLEAR
-    if not _CLEAR_PAIRS.isdisjoint(pairwise(words)):
+    if not _CLEAR_WORD_PAIRS.isdisjoint(pairwise(words)):
         return Naming.CLEAR
-    return Naming.VAGUE if _VAGUE & {*words} else Naming.ORDINARY
+    return Naming.VAGUE if _VAGUE_WORDS & {*words} else Naming.ORDINARY
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -126,7 +130,7 @@ def is_secret(name: str, value: str) -> bool:
 
     if evidence is Naming.PASSWORD:
         is_identifier = _IDENTIFIER.fullmatch(value) is not None
-        return not is_identifier or "-" in value or len(value) >= 2 * _RANDOM_RUN
+        return not is_identifier or "-" in value or len(value) >= 2 * _MIN_RANDOM_RUN_CHARS
     return looks_mixed(value)
 
 
@@ -143,30 +147,34 @@ def is_secret_variable(name: str, value: str) -> bool:
 
 def looks_random(value: str) -> bool:
     """Whether a value looks like a key: a long run that mixes lowercase, capitals and digits."""
-    for run in _RUNS.findall(value):
-        subruns = _SUBRUNS.findall(run)
+    for run in _RUN.findall(value):
+        subruns = _SUBRUN.findall(run)
         has_digits = any(map(str.isdigit, subruns))
-        if len(run) >= _RANDOM_RUN and len(subruns) > _CHANGES and has_digits:
+        if (
+            len(run) >= _MIN_RANDOM_RUN_CHARS
+            and len(subruns) > _MAX_ORDINARY_SUBRUNS
+            and has_digits
+        ):
             return True
     return False
 
 
 def looks_mixed(value: str) -> bool:
     """Whether a value has a run of letters and digits, as keys often and names rarely have."""
-    for run in _RUNS.findall(value):
+    for run in _RUN.findall(value):
         has_letters_and_digits = not run.isalpha() and not run.isdigit()
-        if has_letters_and_digits and len(run) >= _MIXED_RUN:
+        if has_letters_and_digits and len(run) >= _MIN_MIXED_RUN_CHARS:
             return True
-        if len(run) > _RANDOM_RUN and len(_SUBRUNS.findall(run)) > _CHANGES:
+        if len(run) > _MIN_RANDOM_RUN_CHARS and len(_SUBRUN.findall(run)) > _MAX_ORDINARY_SUBRUNS:
             return True
     return False
 
 
 def may_be_secret(value: str) -> bool:
     """Whether a value is long enough for a secret, and no placeholder, number or path."""
-    if not SHORTEST <= len(value) <= _LONGEST or value.lower() in _NO_SECRETS:
+    if not MIN_SECRET_CHARS <= len(value) <= _MAX_SECRET_CHARS or value.lower() in _PLACEHOLDERS:
         return False
-    if len(value) < _SHORTEST_WORD and value.isalpha():
+    if len(value) < _MIN_LETTERS_ONLY_CHARS and value.isalpha():
         return False
     return not _is_number(value) and not _is_path(value)
 

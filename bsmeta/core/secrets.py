@@ -32,11 +32,13 @@ from bsmeta.core.token_forms import find_tokens, replace_tokens
 
 HIDDEN = "[redacted]"
 
-_SHORTEST_LINE = 16  # characters; shorter lines of a secret with several lines are not hidden alone
+_MIN_LINE_CHARS = (
+    16  # characters; shorter lines of a secret with several lines are not hidden alone
+)
 
 # Shorter secrets are hidden as whole words only, because a hash or a word may contain them.
-_SHORTEST_PART = 8
-_SHORTEST_PART_OF_LETTERS = 16  # for secrets without digits and punctuation
+_MIN_PART_CHARS = 8
+_MIN_LETTERS_ONLY_PART_CHARS = 16  # for secrets without digits and punctuation
 
 # Neither quotes nor backslashes are replaced, so that a line of JSON remains one.
 _AUTHORITY = r":(?:\\?/){2}"
@@ -48,7 +50,7 @@ _QUERY = re.compile(rf"""({_WEB}{_AUTHORITY}(?:[^\s?"'<>\\]|\\/)*+)(\?[^\s"'<>\\
 _WEB_SCHEME = re.compile(_WEB)
 # A word may follow an escape, as in `%26token%3D…` and `\u0026token=…`.
 _AFTER_ESCAPE = r"(?<=%[0-9A-Fa-f]{2})|(?<=\\[bfnrt])|(?<=\\u[0-9A-Fa-f]{4})"
-_NAMED = re.compile(
+_ASSIGNMENT = re.compile(
     rf"(?:(?<![\w.-])|{_AFTER_ESCAPE})"
     r"(?P<name>[A-Za-z_][A-Za-z0-9_.-]{1,80}+)"
     r"""(?P<separator>["']?(?:\s?[=:]\s?|%3[Dd])["']?)"""
@@ -56,7 +58,7 @@ _NAMED = re.compile(
     r"""(?P<value>[^\s"'\\,;&<>(){}\[\]?=]{6,}+={0,2})"""
 )
 
-_declared: set[str] = set()  # the secrets that `declare_secrets` received
+_declared_secrets: set[str] = set()  # the secrets that `declare_secrets` received
 
 
 def redact(text: str) -> str:
@@ -65,7 +67,7 @@ def redact(text: str) -> str:
     if ":/" in text or ":\\/" in text:
         text = _USER.sub(rf"\1{HIDDEN}@", text)
         text = _QUERY.sub(_hide_query, text)
-    return _NAMED.sub(_hide_in_assignment, text)
+    return _ASSIGNMENT.sub(_hide_in_assignment, text)
 
 
 def redact_known(text: str) -> str:
@@ -113,39 +115,39 @@ def format_url(url: str) -> str:
 
 def declare_secrets(*values: str | None) -> None:
     """Declares values as secrets of this process, for example a token read from a file."""
-    _declared.update(value for value in values if value and may_be_secret(value))
+    _declared_secrets.update(value for value in values if value and may_be_secret(value))
 
 
-def hide_values(value: Any, name: str = "") -> None:
+def declare_secrets_in(value: Any, name: str = "") -> None:
     """Declares the secrets in the nested dicts and lists of a user's configuration.
 
     A secret is recognized by the name of its key, by its form, or as a part of a URL.
     """
     if isinstance(value, dict):
         for key, part in value.items():
-            hide_values(part, str(key))
+            declare_secrets_in(part, str(key))
     elif isinstance(value, (list, tuple)):
         for part in value:
-            hide_values(part, name)
+            declare_secrets_in(part, name)
     elif isinstance(value, str):
         if is_secret(name, value):
             declare_secrets(value)
-        for match in _NAMED.finditer(value):
+        for match in _ASSIGNMENT.finditer(value):
             if is_secret(match["name"], match["value"]):
                 declare_secrets(match["value"])
         declare_secrets(*find_tokens(value), *_find_secrets_in_urls(value))
 
 
-def hide_arguments(arguments: Iterable[str]) -> None:
+def declare_secrets_in_arguments(arguments: Iterable[str]) -> None:
     """Declares the secrets in the `key=value` arguments of a command line."""
     for argument in arguments:
         name, _, value = argument.partition("=")
-        hide_values(value.strip("\"'"), name.lstrip("+~-"))
+        declare_secrets_in(value.strip("\"'"), name.lstrip("+~-"))
 
 
 def _list_written_secrets() -> tuple[str, ...]:
     """Returns every written form of the secrets that this process knows, longest first."""
-    return _collect_known_secrets(tuple(os.environ.items()), frozenset(_declared))
+    return _collect_known_secrets(tuple(os.environ.items()), frozenset(_declared_secrets))
 
 
 @lru_cache(maxsize=2)
@@ -168,8 +170,8 @@ def _collect_known_secrets(
 def _compile_pattern(secret: str) -> re.Pattern[str]:
     """Returns the pattern of a secret; a short one matches only as a whole word."""
     pattern = re.escape(secret)
-    shortest = _SHORTEST_PART_OF_LETTERS if secret.isalpha() else _SHORTEST_PART
-    if len(secret) < shortest:
+    min_chars = _MIN_LETTERS_ONLY_PART_CHARS if secret.isalpha() else _MIN_PART_CHARS
+    if len(secret) < min_chars:
         pattern = rf"(?:(?<![A-Za-z0-9])|{_AFTER_ESCAPE}){pattern}(?![A-Za-z0-9])"
     return re.compile(pattern)
 
@@ -180,7 +182,7 @@ def _list_written_forms(secret: str) -> set[str]:
     plain_forms = {
         secret,
         unquote(secret),
-        *(line for line in lines if len(line) >= _SHORTEST_LINE),
+        *(line for line in lines if len(line) >= _MIN_LINE_CHARS),
     }
 
     forms: set[str] = set()
@@ -217,7 +219,7 @@ def _hide_query(match: re.Match[str]) -> str:
 
 
 def _hide_in_assignment(match: re.Match[str]) -> str:
-    """Replaces the value of a match of `_NAMED`, if it is secret; the scheme stays (`bearer`)."""
+    """Replaces a secret value of a match of `_ASSIGNMENT`; the scheme stays (`bearer`)."""
     if not is_secret(match["name"], match["value"]):
         return match[0]
     return f"{match['name']}{match['separator']}{match['scheme']}{HIDDEN}"

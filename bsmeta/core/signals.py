@@ -25,7 +25,7 @@ _FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 _ALL_SIGNALS = (*_SIGNALS, *_FROM_TERMINAL)
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
-_CHILDREN_ARE_PLAIN = threading.Event()
+_MUST_RESET_CHILDREN = threading.Event()
 
 
 def hold_signals() -> None:
@@ -52,21 +52,21 @@ def reset_signals_of_children() -> Iterator[None]:
     If they inherited the handling of the run, a pool could not end its workers: they would block
     SIGTERM, or pass it to the run itself through the wakeup pipe that they share with it.
     """
-    _CHILDREN_ARE_PLAIN.set()
+    _MUST_RESET_CHILDREN.set()
     try:
         yield
     finally:
-        _CHILDREN_ARE_PLAIN.clear()
+        _MUST_RESET_CHILDREN.clear()
 
 
-def _begin_child() -> None:
-    if _CHILDREN_ARE_PLAIN.is_set():
+def _reset_child() -> None:
+    if _MUST_RESET_CHILDREN.is_set():
         signal.set_wakeup_fd(-1)
         restore_signals()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-os.register_at_fork(after_in_child=_begin_child)
+os.register_at_fork(after_in_child=_reset_child)
 
 
 class WaitEnded(BaseException):
@@ -103,7 +103,7 @@ class StopRequest:
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        threading.Thread(target=self._receive, args=(read_end,), daemon=True).start()
+        threading.Thread(target=self._receive_signals, args=(read_end,), daemon=True).start()
 
         for number in _SIGNALS:
             signal.signal(number, self._handle)
@@ -120,7 +120,7 @@ class StopRequest:
         self._is_starting = False
 
     @contextmanager
-    def ends_wait(self) -> Iterator[None]:
+    def end_wait_on_signal(self) -> Iterator[None]:
         """Encloses a block that waits; a signal ends the wait.
 
         Raises:
@@ -136,11 +136,11 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal in the main thread, as soon as that runs Python code."""
-        self._record(number)
+        self._record_signal(number)
         if self._is_waiting:
             raise WaitEnded
 
-    def _record(self, number: int) -> None:
+    def _record_signal(self, number: int) -> None:
         if self.name is None:
             self.name = self._name_signal(number)
 
@@ -150,7 +150,7 @@ class StopRequest:
             return LAUNCHER_GONE
         return signal.Signals(number).name
 
-    def _receive(self, wakeup_pipe: int) -> None:
+    def _receive_signals(self, wakeup_pipe: int) -> None:
         """Receives signals in a thread; ends the process if the first step has not begun.
 
         Args:
@@ -160,7 +160,7 @@ class StopRequest:
             if number not in _ALL_SIGNALS:
                 continue  # for another handler, such as a DataLoader's handler of SIGCHLD
 
-            self._record(number)
+            self._record_signal(number)
             if self._is_starting and self.leave is not None:
                 code = EXIT_FAILURE
                 try:

@@ -22,11 +22,11 @@ LIBRARIES = (
 
 def list_version_lines() -> str:
     """Returns the versions of the package, libraries, Python and the system, one on each line."""
-    version_of = read_versions()
-    width = max(map(len, version_of)) + 2
-    version_of["python"] = f"{platform.python_version()} ({platform.python_implementation()})"
-    version_of["system"] = platform.platform()
-    return "\n".join(f"{name:<{width}}{version}" for name, version in version_of.items())
+    versions = read_versions()
+    width = max(map(len, versions)) + 2
+    versions["python"] = f"{platform.python_version()} ({platform.python_implementation()})"
+    versions["system"] = platform.platform()
+    return "\n".join(f"{name:<{width}}{version}" for name, version in versions.items())
 
 
 def read_versions() -> dict[str, str]:

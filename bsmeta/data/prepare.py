@@ -55,14 +55,14 @@ from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.text.chunks import PackedSequence
 from bsmeta.data.text.tokenizer import load_tokenizer
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FORMAT = 7
 MANIFEST = "manifest.json"
-TARGET = 0x80
+TARGET_BIT = 0x80
 """The bit of `marks` that is set for tokens that are targets; the other bits are the token type."""
 
-ROWS = 256  # sequences to write at a time
+WRITE_BATCH_SIZE = 256  # sequences to write at a time
 
 
 class StreamEntry(msgspec.Struct):
@@ -119,7 +119,7 @@ class PreparedStreams:
         saved = complete_saved_fingerprint(self._manifest.fingerprint)
         shards = saved.get("shards", {})
         if survey.failure is not None:
-            log.info("only the prepared epochs can be trained on: %s", survey.failure)
+            logger.info("only the prepared epochs can be trained on: %s", survey.failure)
         if survey.shards:
             available: list[Shard] = []
             for corpus in open_corpora(config, survey.shards):
@@ -168,7 +168,7 @@ class PreparedStreams:
         if emitted < len(prepared):
             position = prepared.read_position_after(len(prepared) - 1)
 
-        log.info("stream %d continues live after its prepared epochs", stream)
+        logger.info("stream %d continues live after its prepared epochs", stream)
         yield from self._live_streams(stream).sequences(stream, position)
 
     def _live_streams(self, stream: int) -> LiveStreams:
@@ -235,8 +235,8 @@ class PreparedStream:
         documents = zip(row["shards"].tolist(), row["numbers"].tolist(), strict=True)
         return PackedSequence(
             ids=row["tokens"].astype(np.int32),
-            token_types=row["marks"] & ~np.uint8(TARGET),
-            loss_mask=row["marks"] >= TARGET,
+            token_types=row["marks"] & ~np.uint8(TARGET_BIT),
+            loss_mask=row["marks"] >= TARGET_BIT,
             lengths=row["lengths"].astype(np.int64),
             types=row["types"].astype(np.int32),
             documents=tuple(f"{self._shards[shard]}:{number}" for shard, number in documents),
@@ -341,7 +341,7 @@ def make_stream_schema(config: DataConfig, vocabulary: int) -> pa.Schema:
     return pa.schema(
         {
             "tokens": integers(vocabulary - 1),
-            "marks": integers(TARGET),  # the token type, and TARGET
+            "marks": integers(TARGET_BIT),  # the token type, and TARGET_BIT
             "lengths": integers(compute_row_length(config)),  # tokens of each chunk
             "types": integers((1 << len(metadata.metadata_list)) - 1),  # metadata of each chunk
             "shards": pa.list_(pa.uint32()),  # of each document: the index in the manifest
@@ -384,7 +384,7 @@ class StreamWriter(Dataset):
         entry = StreamEntry(sequences=0, tokens=0, documents=0, bytes=0, xxh3="")
         sequences = self._live.sequences(stream, Position(), self._epochs)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self._schema) as writer:
-            while batch := list(itertools.islice(sequences, ROWS)):
+            while batch := list(itertools.islice(sequences, WRITE_BATCH_SIZE)):
                 rows = [self._to_row(sequence) for sequence in batch]
                 writer.write(pa.RecordBatch.from_pylist(rows, self._schema))
                 entry.sequences += len(batch)
@@ -405,7 +405,7 @@ class StreamWriter(Dataset):
             numbers.append(int(number))
         columns: dict[str, Any] = {
             "tokens": sequence.ids,
-            "marks": sequence.token_types | np.where(sequence.loss_mask, TARGET, 0),
+            "marks": sequence.token_types | np.where(sequence.loss_mask, TARGET_BIT, 0),
             "lengths": sequence.lengths,
             "types": sequence.types,
             "shards": shards,
@@ -458,18 +458,20 @@ def prepare_streams(
     if out.exists():
         return _check_folder(out, manifest)
 
-    part = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    partial_folder = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
-        part.mkdir(parents=True)
-        writer = StreamWriter(live, make_stream_schema(data, len(tokenizer)), config.epochs, part)
+        partial_folder.mkdir(parents=True)
+        writer = StreamWriter(
+            live, make_stream_schema(data, len(tokenizer)), config.epochs, partial_folder
+        )
         manifest.streams = _write_streams(writer, data.num_workers)
-        (part / "config.yaml").write_text(write_yaml(config))
-        (part / MANIFEST).write_text(json.dumps(msgspec.to_builtins(manifest), indent=1))
-        part.rename(out)
+        (partial_folder / "config.yaml").write_text(write_yaml(config))
+        (partial_folder / MANIFEST).write_text(json.dumps(msgspec.to_builtins(manifest), indent=1))
+        partial_folder.rename(out)
     except OSError as error:
         raise ConfigurationError(f"out={out} cannot be written: {error}") from error
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(partial_folder, ignore_errors=True)
     return manifest
 
 

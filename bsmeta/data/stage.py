@@ -30,7 +30,7 @@ import msgspec
 import xxhash
 
 from bsmeta.config.copying import StageConfig
-from bsmeta.config.data import check_data, configure_sources
+from bsmeta.config.data import build_source_configs, check_data
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.core.errors import ConfigurationError, DataError, describe_differences
 from bsmeta.core.files import (
@@ -61,8 +61,8 @@ from bsmeta.data.io.stores import read_range, store_of_file
 TRAIN = "train"
 HELD_OUT = "validation"
 MANIFEST = "staged.jsonl"
-BLOCK = 1 << 20  # bytes
-SHOWN_DIFFERENCES = 10
+BLOCK_BYTES = 1 << 20  # bytes
+MAX_DIFFERENCES_SHOWN = 10
 
 _PLAIN_VALUE = re.compile(r"[\w/.*?@%+-]+")  # a value that Hydra does not interpret
 
@@ -126,7 +126,7 @@ def list_run_files(config: StageConfig) -> Iterator[Shard]:
     The names come from listings: `copy_path` refuses those that lead out of the folder.
     """
     data = config.data_config
-    for number, source in enumerate(configure_sources(data).values()):
+    for number, source in enumerate(build_source_configs(data).values()):
         folder = f"{TRAIN}/{number}" if data.sources else TRAIN
         for shard in add_sample_hashes(list_shards(source)):
             yield replace(shard, name=f"{folder}/{shard.name}")
@@ -190,7 +190,7 @@ def _check_copies(out: Path, files: Iterable[Shard]) -> None:
     saved = {copy.name: {"bytes": copy.bytes, "content": copy.content} for copy in copies.values()}
     listing = {file.name: {"bytes": file.size, "content": identify_content(file)} for file in files}
     differences = describe_differences(saved, listing, "there")
-    lines = [*itertools.islice(differences, SHOWN_DIFFERENCES)]
+    lines = [*itertools.islice(differences, MAX_DIFFERENCES_SHOWN)]
     if lines:
         raise ConfigurationError(
             "\n".join([f"out={out} holds other data; name another folder, or delete it:", *lines]),
@@ -422,7 +422,7 @@ class Copier:
 def _read_blocks(path: str) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
-            yield from iter(lambda: file.read(BLOCK), b"")
+            yield from iter(lambda: file.read(BLOCK_BYTES), b"")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 

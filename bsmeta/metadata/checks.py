@@ -11,7 +11,7 @@ import string
 from collections.abc import Iterator, Mapping
 
 from bsmeta.config.data import BY_TEXT, DataConfig
-from bsmeta.config.metadata import MOST_TYPES, MetadataConfig, apply_phase
+from bsmeta.config.metadata import MAX_TYPES, MetadataConfig, apply_phase
 from bsmeta.core.errors import Problem, format_value, suggest_nearest
 from bsmeta.core.keys import find_bound_problems
 from bsmeta.metadata.metadata_type import (
@@ -23,8 +23,8 @@ from bsmeta.metadata.metadata_type import (
 )
 from bsmeta.metadata.processors import PROCESSORS, find_type, map_columns
 
-_LIST = "metadata_list"
-_SPECIAL_TOKENS = (
+_LIST_KEY = "metadata_list"
+_SPECIAL_TOKEN_KEYS = (
     "local_metadata_special_tokens",
     "local_metadata_special_token_start",
     "local_metadata_special_token_end",
@@ -39,7 +39,7 @@ _EFFECT_ATTRIBUTES = {
 
 def find_metadata_problems(config: MetadataConfig) -> list[Problem]:
     """Lists all problems with the configuration; empty if there are none."""
-    problems = [*_list_problems(config), *find_bound_problems(config, f"{CONFIG_KEY}.")]
+    problems = [*_find_type_list_problems(config), *find_bound_problems(config, f"{CONFIG_KEY}.")]
     problems += _find_prefix_problems(config)
     problems += _find_template_problems(config)
     problems += _find_bucket_problems(config)
@@ -70,12 +70,12 @@ def _find_undrawn_problems(config: MetadataConfig) -> Iterator[Problem]:
         yield describe_problem("metadata_column_list", "[]", expected, fix)
 
     if not config.schedule:
-        yield from _undrawn_in_phase(config, "")
+        yield from _find_undrawn_in_phase(config, "")
     for number, phase in enumerate(config.schedule):
-        yield from _undrawn_in_phase(apply_phase(phase, config), f"schedule.{number}.")
+        yield from _find_undrawn_in_phase(apply_phase(phase, config), f"schedule.{number}.")
 
 
-def _undrawn_in_phase(phase: MetadataConfig, key_prefix: str) -> Iterator[Problem]:
+def _find_undrawn_in_phase(phase: MetadataConfig, key_prefix: str) -> Iterator[Problem]:
     """Yields a problem if no type can be drawn in a phase of the schedule.
 
     Args:
@@ -115,7 +115,7 @@ def _find_substitute_problems(config: MetadataConfig) -> Iterator[Problem]:
             "the prefix only"
         )
         fix = f"leave {', '.join(local)} out"
-        yield describe_problem(_LIST, ", ".join(local), expected, fix)
+        yield describe_problem(_LIST_KEY, ", ".join(local), expected, fix)
 
     if config.metadata_position != "prepend":
         expected = f"prepend, because metadata_values={values} replaces the prefix only"
@@ -123,29 +123,36 @@ def _find_substitute_problems(config: MetadataConfig) -> Iterator[Problem]:
         yield describe_problem("metadata_position", config.metadata_position, expected, fix)
 
 
-def _list_problems(config: MetadataConfig) -> Iterator[Problem]:
+def _find_type_list_problems(config: MetadataConfig) -> Iterator[Problem]:
     """Yields problems with `metadata_list`, and with settings of types that it does not have."""
     types = config.metadata_list
     keys = map_columns()
-    if len(types) > MOST_TYPES:
-        expected = f"at most {MOST_TYPES}, because each type needs a bit of a 32-bit integer"
-        yield describe_problem(_LIST, f"{len(types)} types", expected, "drop some")
+    if len(types) > MAX_TYPES:
+        expected = f"at most {MAX_TYPES}, because each type needs a bit of a 32-bit integer"
+        yield describe_problem(_LIST_KEY, f"{len(types)} types", expected, "drop some")
     for name in sorted({name for name in types if types.count(name) > 1}):
         yield describe_problem(
-            _LIST, f"{name} more than once", "each type once", f"drop one {name}"
+            _LIST_KEY, f"{name} more than once", "each type once", f"drop one {name}"
         )
     for name in types:
         if name in keys:
             expected = f"the key of its records, {keys[name]}"
             fix = f"{keys[name]} there; a column belongs into metadata_column_list"
-            yield describe_problem(_LIST, f"the column {name}", expected, fix)
+            yield describe_problem(_LIST_KEY, f"the column {name}", expected, fix)
 
     if config.loss_on_metadata_types is not None and not config.loss_on_metadata:
-        name = "loss_on_metadata_types"
         expected = "null, because loss_on_metadata is false"
-        fix = write_setting(name.removesuffix("_types"), "true")
-        yield describe_problem(name, format_value(config.loss_on_metadata_types), expected, fix)
+        yield describe_problem(
+            "loss_on_metadata_types",
+            format_value(config.loss_on_metadata_types),
+            expected,
+            write_setting("loss_on_metadata", "true"),
+        )
+    yield from _find_unlisted_type_problems(config)
 
+
+def _find_unlisted_type_problems(config: MetadataConfig) -> Iterator[Problem]:
+    """Yields settings by type that name a type which `metadata_list` does not have."""
     settings_by_type: dict[str, Mapping[str, object]] = {
         "metadata_dropout": config.metadata_dropout,
         "metadata_templates": config.metadata_templates,
@@ -154,8 +161,8 @@ def _list_problems(config: MetadataConfig) -> Iterator[Problem]:
         "loss_on_metadata_types": dict.fromkeys(config.loss_on_metadata_types or ()),
     }
     for name, values in settings_by_type.items():
-        for unknown in [key for key in values if key not in types]:
-            expected = f"types of metadata_list{suggest_nearest(unknown, types)}"
+        for unknown in [key for key in values if key not in config.metadata_list]:
+            expected = f"types of metadata_list{suggest_nearest(unknown, config.metadata_list)}"
             fix = f"add {unknown} to metadata_list, or drop it here"
             yield describe_problem(name, f"the type {unknown}", expected, fix)
 
@@ -273,7 +280,7 @@ def list_metadata_notes(config: MetadataConfig) -> list[str]:
         for name in config.random_sample_metadata_weights
         if keys.get(name, name) not in config.metadata_list
     ]
-    for name in _SPECIAL_TOKENS:
+    for name in _SPECIAL_TOKEN_KEYS:
         absent[name] = [key for key in getattr(config, name) or () if key not in known_types]
     notes = [
         f"{CONFIG_KEY}.{name} names {', '.join(types)}, which metadata_list does not have"

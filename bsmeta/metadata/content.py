@@ -18,7 +18,7 @@ from bsmeta.config.data import EXTRACTORS
 from bsmeta.core.parsing import JSONDecoder
 from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Line, PartialLine, Record
-from bsmeta.metadata.spans import Int64, record_relatives, record_spans
+from bsmeta.metadata.spans import Int64, read_relative_positions, read_spans
 
 COLUMN = "content_spans"
 ALL = "all"
@@ -31,7 +31,7 @@ class _Line(msgspec.Struct, gc=False):
     content_spans: dict[str, Spans | None] | list[Any] | None = None
 
 
-_LINES = JSONDecoder(_Line)
+_LINE_DECODER = JSONDecoder(_Line)
 
 
 def read_content_spans(line: Line, content: str) -> Spans:
@@ -42,7 +42,7 @@ def read_content_spans(line: Line, content: str) -> Spans:
     """
     try:
         text = line.text if isinstance(line, PartialLine) else line
-        column = _LINES.decode(text).content_spans
+        column = _LINE_DECODER.decode(text).content_spans
     except UNREADABLE as error:
         raise BadDocument("wrong_type", f"{COLUMN}: {error}") from error
 
@@ -141,14 +141,14 @@ class KeptText:
         return clipped
 
     def _clip_local(self, key: str, local: Sequence[Record]) -> list[Record]:
-        spans = record_spans(key, local, self._length)
+        spans = read_spans(key, local, self._length)
         new_spans, is_kept = self._move(spans)
         records = [local[row] for row in np.flatnonzero(is_kept).tolist()]
         for record, (start, end) in zip(records, new_spans[is_kept].tolist(), strict=True):
             record.char_start_idx = start
             record.char_end_idx = end
 
-        relative = record_relatives(key, local)
+        relative = read_relative_positions(key, local)
         if relative is not None:
             relative = _renumber_positions(spans[is_kept], relative[is_kept], new_spans[is_kept])
             for record, (start, end) in zip(records, relative.tolist(), strict=True):

@@ -70,7 +70,7 @@ SOURCE_KEY = "source"
 _Plain = str | int | float | bool | None
 _TEXT_TYPE = str | msgspec.UnsetType
 _VALUE_TYPE = _Plain | list[Record | str | int | float | bool | None]
-_OTHER = str | int | float | bool | list[msgspec.Raw] | None
+_NON_OBJECT_TYPES = str | int | float | bool | list[msgspec.Raw] | None
 """Values that may occur where a path continues into an object: the record lacks the path."""
 
 _Tree = dict[str, Any]
@@ -322,13 +322,7 @@ class MappingDecoder(Decoder):
         self._text_path = columns.get(TEXT, TEXT)
         paths = {key: columns[key] for key in columns if key in config.metadata_list}
         lazy = {key: path for key, path in paths.items() if find_type(key).is_lazy}
-        for key, path in lazy.items():
-            shared = [other for other in columns if columns[other] == path and other != key]
-            if shared:
-                raise ConfigurationError(
-                    f"data_config.columns: {path} is mapped to {key} and to {shared[0]}; the "
-                    f"records of {key} need a column of their own; drop one of the two"
-                )
+        _refuse_shared_columns(lazy, columns)
 
         tree: _Tree = {}
         _add_leaf(tree, self._text_path, _TEXT_TYPE)
@@ -357,8 +351,8 @@ class MappingDecoder(Decoder):
             raise BadDocument("missing_text", f"the object has no `{self._text_path}`")
 
         records: dict[str, list[Record]] = {}
-        for key, value_of in self._values:
-            value = value_of(row)
+        for key, get_value in self._values:
+            value = get_value(row)
             if value is None or value == "":
                 continue
             if type(value) is list:
@@ -370,8 +364,8 @@ class MappingDecoder(Decoder):
                 records[key] = [_make_record(value, key)]
 
         undecoded: dict[str, Undecoded] = {}
-        for key, raw_of in self._lazy:
-            raw = raw_of(row)
+        for key, get_raw in self._lazy:
+            raw = get_raw(row)
             if raw is not None and not is_empty(raw):
                 undecoded[key] = raw
         undecoded |= self._map_late_columns(line)
@@ -391,10 +385,23 @@ class MappingDecoder(Decoder):
         try:
             return self._decoder.decode(line.text if isinstance(line, PartialLine) else line)
         except UNREADABLE as error:
-            bad = classify_bad_document(error)
-            if bad.reason == "wrong_type" and bad.detail.endswith(f"`$.{self._text_path}`"):
-                bad = BadDocument("text_not_string", bad.detail)
-            raise bad from error
+            bad_document = classify_bad_document(error)
+            if bad_document.reason == "wrong_type" and bad_document.detail.endswith(
+                f"`$.{self._text_path}`"
+            ):
+                bad_document = BadDocument("text_not_string", bad_document.detail)
+            raise bad_document from error
+
+
+def _refuse_shared_columns(lazy: Mapping[str, str], columns: Mapping[str, str]) -> None:
+    """Refuses a column of many records that is also mapped to another key."""
+    for key, path in lazy.items():
+        sharing = [other for other in columns if columns[other] == path and other != key]
+        if sharing:
+            raise ConfigurationError(
+                f"data_config.columns: {path} is mapped to {key} and to {sharing[0]}; the "
+                f"records of {key} need a column of their own; drop one of the two"
+            )
 
 
 def _make_record(value: Record | str | int | float, key: str) -> Record:
@@ -412,12 +419,12 @@ def _make_getter(path: str) -> Callable[[Any], Any]:
     if len(fields) == 1:
         return attrgetter(fields[0])
 
-    def value_of(row: Any) -> Any:
+    def get_value(row: Any) -> Any:
         for field in fields:
             row = getattr(row, field, None)
         return row
 
-    return value_of
+    return get_value
 
 
 def _add_leaf(tree: _Tree, path: str, leaf: Any) -> None:
@@ -435,7 +442,7 @@ def _build_struct(tree: _Tree) -> type[msgspec.Struct]:
     fields: list[tuple[str, Any, Any]] = []
     for name, node in tree.items():
         if isinstance(node, dict):
-            fields.append((_name_field(name), _build_struct(node) | _OTHER, None))
+            fields.append((_name_field(name), _build_struct(node) | _NON_OBJECT_TYPES, None))
         elif node is msgspec.Raw:
             fields.append((_name_field(name), msgspec.Raw, NO_COLUMN))
         else:

@@ -17,7 +17,7 @@ from bsmeta.metadata.records import UNREADABLE, Record, classify_bad_document
 
 NO_COLUMN = msgspec.Raw()
 
-_EMPTY_LIST_BYTES = 16
+_MAX_EMPTY_LIST_BYTES = 16
 """Largest size of a raw column that may be `[]` or `null`, with spaces."""
 
 
@@ -27,9 +27,9 @@ class _Value(msgspec.Struct, gc=False):
     value: str | int | float
 
 
-_ADDRESSES = JSONDecoder(str | list[_Value | str] | None)
-_RECORD_LIST = JSONDecoder(list[Record] | None)
-_KEYS = JSONDecoder(dict[str, msgspec.Raw])
+_ADDRESS_DECODER = JSONDecoder(str | list[_Value | str] | None)
+_RECORD_LIST_DECODER = JSONDecoder(list[Record] | None)
+_OBJECT_DECODER = JSONDecoder(dict[str, msgspec.Raw])
 
 Undecoded = msgspec.Raw | Callable[[], bytes]
 """The JSON of a column, or a function that returns it."""
@@ -114,7 +114,7 @@ class Document:
             addresses.add(self.url)
         if self._address_column is not NO_COLUMN:
             with contextlib.suppress(*UNREADABLE):
-                values = _ADDRESSES.decode(self._address_column) or ()
+                values = _ADDRESS_DECODER.decode(self._address_column) or ()
                 for value in [values] if isinstance(values, str) else values:
                     addresses.add(value if isinstance(value, str) else str(value.value))
         return addresses
@@ -123,11 +123,11 @@ class Document:
 def _decode_column(column: str, raw: msgspec.Raw | bytes) -> list[Record] | None:
     """Decodes the records of a column; None if it is null."""
     try:
-        return _RECORD_LIST.decode(raw)
+        return _RECORD_LIST_DECODER.decode(raw)
     except UNREADABLE as error:
         with contextlib.suppress(*UNREADABLE):
             # It may have been cut out together with the columns after it.
-            alone = bytes(_KEYS.decode(b'{"":' + memoryview(raw) + b"}")[""])
+            alone = bytes(_OBJECT_DECODER.decode(b'{"":' + memoryview(raw) + b"}")[""])
             if alone != bytes(raw):
                 return _decode_column(column, alone)
         raise classify_bad_document(error, f"metadata_{column}: ") from error
@@ -150,6 +150,6 @@ def group_records(
 def is_empty(raw: msgspec.Raw) -> bool:
     """Whether an undecoded column holds no records (it is absent, `null` or `[]`)."""
     content = memoryview(raw)
-    if len(content) > _EMPTY_LIST_BYTES:
+    if len(content) > _MAX_EMPTY_LIST_BYTES:
         return False
     return bytes(content).translate(None, b" \t\r\n") in (b"", b"[]", b"null")

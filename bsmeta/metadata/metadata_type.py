@@ -35,7 +35,7 @@ MONTHS = [names[-1] for names in date_parser.parserinfo.MONTHS]
 
 _UNIX_TIME = re.compile(r"\d{9,14}(\.\d+)?")  # seconds or milliseconds, from 1973 on
 
-_LONGEST_TIME = 200
+_MAX_TIMESTAMP_CHARS = 200
 """Largest number of characters of a date; longer text is prose, and slow to parse as a date."""
 
 _SCHEME = re.compile(r"//|[A-Za-z][A-Za-z0-9+.-]*:(?!\d+(/|$))")  # but not a host and its port
@@ -72,8 +72,8 @@ def format_year_and_month(value: str) -> tuple[int, str | None]:
     Raises:
         BadDocument: `not_a_timestamp`.
     """
-    if len(value) > _LONGEST_TIME:
-        raise BadDocument("not_a_timestamp", f"{value[:_LONGEST_TIME]!r}…: too long")
+    if len(value) > _MAX_TIMESTAMP_CHARS:
+        raise BadDocument("not_a_timestamp", f"{value[:_MAX_TIMESTAMP_CHARS]!r}…: too long")
 
     try:
         if _UNIX_TIME.fullmatch(value):
@@ -235,9 +235,9 @@ class MetadataType:
         self._separator = config.metadata_key_value_sep
         self._template = config.metadata_templates.get(key, self.template)
         self._bucketing = Bucketing(key, config)
-        self.literals = self._literals()
+        self.literals = self._split_literals()
 
-    def own_ends(self, text: str) -> tuple[int, int]:
+    def count_literal_ends(self, text: str) -> tuple[int, int]:
         """Counts the leading and trailing characters of a global string from the configuration.
 
         Only there may a literal special token be encoded as one: the rest comes from the record.
@@ -247,7 +247,7 @@ class MetadataType:
         trailing = len(last) if text.endswith(last) else 0
         return leading, trailing
 
-    def _literals(self) -> tuple[str, str]:
+    def _split_literals(self) -> tuple[str, str]:
         """Returns the strings before and after the value of a global record."""
         if self._template is None:
             return f"{self.label or self.key}{self._separator}", ""

@@ -26,7 +26,7 @@ from bsmeta.metadata.metadata_type import (
 )
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Record, classify_bad_document
 
-_CACHED_TAGS = 1 << 14
+_MAX_CACHED_TAGS = 1 << 14
 """Largest number of cached html tags: a few MB; four out of five tags recur on the same page."""
 
 
@@ -186,8 +186,8 @@ _ATTRIBUTES = JSONDecoder(HtmlAttributes | None)
 class LengthRange(NamedTuple):
     """A range of lengths of a tag's text in characters, both ends included."""
 
-    shortest: float
-    longest: float
+    minimum: float
+    maximum: float
 
 
 class Html(MetadataType):
@@ -215,8 +215,8 @@ class Html(MetadataType):
         self._dropped_lengths = LengthRange(tag_rules.txt_min_chr_len, tag_rules.txt_max_chr_len)
         self._exceptions = frozenset(tag_rules.tags_exceptions_to_txt_max_min_chr_len)
         self._dropped_tags = {
-            tag: LengthRange(shortest, longest)
-            for tag, shortest, longest in zip(
+            tag: LengthRange(minimum, maximum)
+            for tag, minimum, maximum in zip(
                 rules.tags_to_remove_alone_tag_name,
                 rules.tags_to_remove_alone_txt_min_chr_len,
                 rules.tags_to_remove_alone_txt_max_chr_len,
@@ -231,7 +231,7 @@ class Html(MetadataType):
         self, records: Sequence[Record], lengths: Sequence[int]
     ) -> list[tuple[str, str] | None]:
         # One loop without function calls, for speed: a page has hundreds of tags.
-        shortest, longest = self._dropped_lengths
+        minimum, maximum = self._dropped_lengths
         exceptions = self._exceptions
         dropped_tags = self._dropped_tags
         cached = self._cached
@@ -241,12 +241,12 @@ class Html(MetadataType):
             if type(tag) is not str:
                 tag = str(tag)
 
-            if shortest <= length <= longest and tag not in exceptions:
+            if minimum <= length <= maximum and tag not in exceptions:
                 texts.append(None)
                 continue
             if tag in dropped_tags:
-                shortest_of_tag, longest_of_tag = dropped_tags[tag]
-                if shortest_of_tag <= length <= longest_of_tag:
+                minimum_of_tag, maximum_of_tag = dropped_tags[tag]
+                if minimum_of_tag <= length <= maximum_of_tag:
                     texts.append(None)
                     continue
 
@@ -259,15 +259,15 @@ class Html(MetadataType):
 
     def _render_and_cache(self, tag: str, attributes: bytes) -> tuple[str, str]:
         """Renders a tag that is not in the cache."""
-        if self._cached_count >= _CACHED_TAGS:
+        if self._cached_count >= _MAX_CACHED_TAGS:
             self._cached.clear()
             self._cached_count = 0
-        strings = self._opening_and_closing(tag, attributes)
+        strings = self._render_tag(tag, attributes)
         self._cached.setdefault(tag, {})[attributes] = strings
         self._cached_count += 1
         return strings
 
-    def _opening_and_closing(self, tag: str, attributes: bytes) -> tuple[str, str]:
+    def _render_tag(self, tag: str, attributes: bytes) -> tuple[str, str]:
         """Renders a tag; `attributes` is the JSON of an `HtmlAttributes`, or null.
 
         Raises:

@@ -37,8 +37,8 @@ from bsmeta.metadata.spans import (
     LocalTags,
     arrange_insertions,
     insert_strings,
-    record_relatives,
-    record_spans,
+    read_relative_positions,
+    read_spans,
     wrap_runs,
 )
 
@@ -107,8 +107,8 @@ class TypeSampler:
 
         # Sequential weighted draws without replacement are equivalent to taking the smallest of
         # exponential variables with those rates (Efraimidis and Spirakis 2006).
-        arrival = {key: -math.log(1.0 - rng.random()) / weight for key, weight in drawable}
-        earliest = frozenset(sorted(arrival, key=arrival.__getitem__)[:count])
+        arrival_times = {key: -math.log(1.0 - rng.random()) / weight for key, weight in drawable}
+        earliest = frozenset(sorted(arrival_times, key=arrival_times.__getitem__)[:count])
         return tuple(key for key, _ in candidates if key in earliest)
 
 
@@ -156,7 +156,7 @@ class Donors:
                 self._digests[row, index] = _hash_values(records)
                 self._lengths[row, index] = sum(len(str(record.value)) for record in records)
 
-    def with_values(self, index: int, document: Document, values: str) -> Document:
+    def replace_values(self, index: int, document: Document, values: str) -> Document:
         """Returns a document with its own, shuffled, wrong or matched values.
 
         A type without a donor among the other documents is left out.
@@ -353,7 +353,7 @@ class Renderer:
             local = select_local_records(records)
             global_records = records if len(local) < len(records) else ()
             for text in self._render_global_texts(key, global_records):
-                record_text = RecordText(token_type, text, *metadata_type.own_ends(text))
+                record_text = RecordText(token_type, text, *metadata_type.count_literal_ends(text))
                 if self._prepends or metadata_type.prefix_only:
                     before.append(record_text)
                 if self._appends and not metadata_type.prefix_only:
@@ -366,7 +366,7 @@ class Renderer:
                     before.append(RecordText(token_type, announcement, len(announcement), 0))
         return self._assemble(document.text, before, after, tags)
 
-    def special_tokens(self) -> list[str]:
+    def list_special_tokens(self) -> list[str]:
         """Lists the strings to add to a tokenizer as special tokens, without duplicates.
 
         These are the wrappers of local types and the delimiters of the prefix, if enabled by
@@ -395,8 +395,8 @@ class Renderer:
 
     def _render_local_tags(self, key: str, records: Sequence[Record], text: str) -> LocalTags:
         """Renders the insertions of a type's local records, except records that the type drops."""
-        spans = record_spans(key, records, len(text))
-        relative = record_relatives(key, records)
+        spans = read_spans(key, records, len(text))
+        relative = read_relative_positions(key, records)
         lengths = (spans[:, 1] - spans[:, 0]).tolist()
         pairs = self._types[key].local_texts(records, lengths)
         kept_pairs = [pair for pair in pairs if pair is not None]
@@ -417,39 +417,13 @@ class Renderer:
         tags: list[LocalTags],
     ) -> Rendered:
         """Joins prefix and suffix, and inserts the tags into the text."""
-        config = self._config
         rendered = Rendered(text, body=text)
         if before:
-            prefix = _join_records(
-                [config.metadata_prefix_start_seq] + [""] * (len(before) - 1),
-                before,
-                [config.metadata_sep] * (len(before) - 1) + [config.metadata_prefix_sep],
-            )
-            rendered.prefix = prefix.text
-            rendered.prefix_spans = prefix.spans
-            rendered.prefix_token_types = prefix.token_types
-            rendered.prefix_own = prefix.configured
-            rendered.lead = config.metadata_text_sep if prefix.text else ""
-
+            self._add_prefix(rendered, before)
         if after:
-            suffix = _join_records(
-                [config.metadata_suffix_start_seq] + [config.metadata_sep] * (len(after) - 1),
-                after,
-                [""] * len(after),
-            )
-            rendered.suffix = suffix.text
-            rendered.suffix_spans = suffix.spans
-            rendered.suffix_token_types = suffix.token_types
-            rendered.suffix_own = suffix.configured
-
+            self._add_suffix(rendered, after)
         if tags:
-            insertions = wrap_runs(
-                arrange_insertions(tags), self._wrappers_before, self._wrappers_after
-            )
-            rendered.body, rendered.spans = insert_strings(text, insertions)
-            rendered.span_token_types = insertions.token_types
-            if insertions.is_wrapper is not None:
-                rendered.own = rendered.spans[insertions.is_wrapper]
+            self._insert_tags(rendered, tags)
 
         token_types = set(rendered.span_token_types.tobytes())
         token_types.update(record.token_type for record in (*before, *after))
@@ -457,6 +431,41 @@ class Renderer:
             key for key, token_type in self._token_types.items() if token_type in token_types
         )
         return rendered
+
+    def _add_prefix(self, rendered: Rendered, records: list[RecordText]) -> None:
+        config = self._config
+        prefix = _join_records(
+            [config.metadata_prefix_start_seq] + [""] * (len(records) - 1),
+            records,
+            [config.metadata_sep] * (len(records) - 1) + [config.metadata_prefix_sep],
+        )
+        rendered.prefix = prefix.text
+        rendered.prefix_spans = prefix.spans
+        rendered.prefix_token_types = prefix.token_types
+        rendered.prefix_own = prefix.configured
+        rendered.lead = config.metadata_text_sep if prefix.text else ""
+
+    def _add_suffix(self, rendered: Rendered, records: list[RecordText]) -> None:
+        config = self._config
+        suffix = _join_records(
+            [config.metadata_suffix_start_seq] + [config.metadata_sep] * (len(records) - 1),
+            records,
+            [""] * len(records),
+        )
+        rendered.suffix = suffix.text
+        rendered.suffix_spans = suffix.spans
+        rendered.suffix_token_types = suffix.token_types
+        rendered.suffix_own = suffix.configured
+
+    def _insert_tags(self, rendered: Rendered, tags: list[LocalTags]) -> None:
+        """Inserts local tags into the text, and the special tokens of their types around runs."""
+        insertions = wrap_runs(
+            arrange_insertions(tags), self._wrappers_before, self._wrappers_after
+        )
+        rendered.body, rendered.spans = insert_strings(rendered.text, insertions)
+        rendered.span_token_types = insertions.token_types
+        if insertions.is_wrapper is not None:
+            rendered.own = rendered.spans[insertions.is_wrapper]
 
 
 def _join_records(before: list[str], records: list[RecordText], after: list[str]) -> JoinedTexts:

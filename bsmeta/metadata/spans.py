@@ -29,7 +29,7 @@ Int64 = NDArray[np.int64]
 
 _MAX_TOKEN_TYPES = 256
 
-_FAR_RELATIVE = 1 << 24
+_MAX_PACKED_RELATIVE = 1 << 24
 """Relative positions from here on are sorted by the general method."""
 
 # The order of strings at the same position.
@@ -72,7 +72,7 @@ class Insertions:
     is_wrapper: NDArray[np.bool_] | None = None
 
 
-def record_spans(key: str, records: Sequence[Record], text_length: int) -> Int64:
+def read_spans(key: str, records: Sequence[Record], text_length: int) -> Int64:
     """Returns the character spans of local records: int64 [n, 2].
 
     Raises:
@@ -118,7 +118,7 @@ def _describe_bad_span(key: str, records: Sequence[Record], text_length: int) ->
     raise AssertionError("every span is one of the text")
 
 
-def record_relatives(key: str, records: Sequence[Record]) -> Int64 | None:
+def read_relative_positions(key: str, records: Sequence[Record]) -> Int64 | None:
     """Returns the relative positions of local records: int64 [n, 2]; None if any record lacks them.
 
     Raises:
@@ -148,7 +148,7 @@ def arrange_insertions(tags: Sequence[LocalTags]) -> Insertions:
 
     order = _order_by_position(positions, tags)
     if order is None:
-        keys = np.concatenate([_sort_keys(tag) for tag in tags], axis=1)
+        keys = np.concatenate([_compute_sort_keys(tag) for tag in tags], axis=1)
         keys[-1] += positions * (_ZONES * 2 * _MAX_TOKEN_TYPES)
         order = np.lexsort(keys)
     if not all(all_strings):
@@ -164,17 +164,17 @@ def _order_by_position(positions: Int64, tags: Sequence[LocalTags]) -> Int64 | N
     relative = tags[0].relative
     if len(tags) > 1 or relative is None or not len(relative):
         return None
-    if relative.min() < 0 or relative.max() >= _FAR_RELATIVE:
+    if relative.min() < 0 or relative.max() >= _MAX_PACKED_RELATIVE:
         return None
 
-    keys = positions * _FAR_RELATIVE + relative.T.reshape(-1)
+    keys = positions * _MAX_PACKED_RELATIVE + relative.T.reshape(-1)
     order = np.argsort(keys)
     keys = keys[order]
     has_ties = (keys[1:] == keys[:-1]).any()
     return None if has_ties else order
 
 
-def _sort_keys(tag: LocalTags) -> Int64:
+def _compute_sort_keys(tag: LocalTags) -> Int64:
     """Computes sort keys of a type's openings, then closings: int64 [4, 2n]; primary key last.
 
     The rows: record order; nesting; relative position; zone and type (the caller adds the
@@ -196,11 +196,14 @@ def _sort_keys(tag: LocalTags) -> Int64:
     else:
         zones = np.full((2, count), _EMPTY_OPENING)
         record_order[:] = np.where(has_content, (rows, -rows), [[0], [1]])
-        # At the same position and relative position: closing, empty, opening.
+        # At the same position and relative position: closing, empty, opening. Of two openings, the
+        # span that ends later is outside, so it comes first; of two closings, the span that began
+        # later is inside, so it comes first.
         far = np.int64(1) << 40  # beyond every position and every number of records
         nesting[:] = np.where(has_content, (far - ends, -far - starts), rows)
         relative_position[:] = tag.relative.T
 
+    # The first type is the innermost: closings are in the order of types, openings in reverse.
     first_is_inner = (zones == _CLOSING) | (zones == _EMPTY_CLOSING)
     type_order = np.where(first_is_inner, tag.token_type, _MAX_TOKEN_TYPES - tag.token_type)
     zone_and_type[:] = zones * (2 * _MAX_TOKEN_TYPES) + type_order

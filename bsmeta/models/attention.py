@@ -81,7 +81,7 @@ class Choice:
 
 
 def choose_attention(
-    requested: str, shape: Any, *, half: bool, compiled: bool, whole_rows: bool
+    requested: str, model_config: Any, *, half: bool, compiled: bool, whole_rows: bool
 ) -> Choice:
     """Chooses the attention implementation.
 
@@ -96,17 +96,17 @@ def choose_attention(
     Raises:
         ConfigurationError: If transformers' class of the model does not support `requested`.
     """
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
     is_supported = {
         name: bool(getattr(model_class, flag, False)) for name, flag in _SUPPORT.items()
     }
     if getattr(model_class, "_compatible_flash_implementations", None):
         is_supported[FLASH] = False  # transformers would load compiled code from the Hub instead
-    obstacle = find_obstacle_to_custom_attention(model_class, shape)
+    obstacle = find_obstacle_to_custom_attention(model_class, model_config)
 
     if requested == "auto":
         return _choose_fastest(
-            shape,
+            model_config,
             obstacle,
             half=half,
             whole_rows=whole_rows,
@@ -119,7 +119,7 @@ def choose_attention(
         expected = ", ".join(["auto", EAGER, *usable])
         raise ConfigurationError(
             f"attn_implementation={requested}: transformers cannot run it for a model of type "
-            f"{shape.model_type}; expected one of {expected}"
+            f"{model_config.model_type}; expected one of {expected}"
         )
     if requested == VARLEN and obstacle is not None:
         raise ConfigurationError(
@@ -332,6 +332,7 @@ class VarlenKernel:
         """
         options: dict[str, Any] = {}
         if self.takes_window:
+            # Tokens before and after a token that it attends to, without itself; -1: no limit.
             options["window_size"] = (-1 if window is None else window - 1, 0)
         else:
             assert window is None
@@ -339,7 +340,7 @@ class VarlenKernel:
 
         if self._takes_scale:
             options["scale"] = scaling
-        else:
+        else:  # the kernel itself multiplies by 1 / sqrt(d)
             query = query * (scaling * query.shape[-1] ** 0.5)
 
         groups = query.shape[1] // key.shape[1]
@@ -357,6 +358,11 @@ class VarlenKernel:
 
 TORCH_KERNEL = VarlenKernel(varlen_attn)
 """The kernel of the installed torch."""
+
+
+def _flatten_rows(states: torch.Tensor) -> torch.Tensor:
+    """Puts the rows of queries, keys or values after each other: [b, n, L, d] to [b * L, n, d]."""
+    return states.transpose(1, 2).flatten(0, 1)
 
 
 def attend_causally(
@@ -402,13 +408,15 @@ def attend_causally(
                 assert not dropout
                 assert max_length_q is not None
                 assert all(options.get(name) is None for name in _UNKNOWN_TO_VARLEN)
+                if scaling is None:
+                    scaling = size**-0.5
                 output = TORCH_KERNEL(
-                    query.transpose(1, 2).flatten(0, 1),
-                    key.transpose(1, 2).flatten(0, 1),
-                    value.transpose(1, 2).flatten(0, 1),
+                    _flatten_rows(query),
+                    _flatten_rows(key),
+                    _flatten_rows(value),
                     cu_seq_lens_q,
                     max_length_q,
-                    size**-0.5 if scaling is None else scaling,
+                    scaling,
                     window,
                 )
                 return output.unflatten(0, (rows, length)), None

@@ -18,8 +18,9 @@ from torch import nn
 from torch.nn import functional
 
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.rounding import round_up_to_multiple
 
-IGNORED = -100
+IGNORED_TARGET = -100
 """A target that is excluded from the loss."""
 
 CLASS_STEP = 64
@@ -56,12 +57,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             for start in range(0, len(targets), rows):
                 chunk = slice(start, min(start + rows, len(targets)))
                 chunk_targets = targets[chunk]
-                logits = functional.linear(state[chunk], matrix).float()
-                if bias is not None:
-                    logits[:, :classes] += bias
-                logits[:, classes:] = -torch.inf  # padding has no probability
-
-                is_counted = chunk_targets != IGNORED
+                logits = _compute_logits(state[chunk], matrix, bias, classes)
+                is_counted = chunk_targets != IGNORED_TARGET
                 index = chunk_targets.clamp(min=0).unsqueeze(1)
                 norm = logits.logsumexp(1)
                 losses[chunk] = (norm - logits.gather(1, index).squeeze(1)) * is_counted
@@ -86,9 +83,20 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return (*gradients.scaled(slope[-1]), None, None, None)
 
 
+def _compute_logits(
+    state: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, classes: int
+) -> torch.Tensor:
+    """Computes logits in float32; the classes that only pad the matrix have no probability."""
+    logits = functional.linear(state, matrix).float()
+    if bias is not None:
+        logits[:, :classes] += bias
+    logits[:, classes:] = -torch.inf
+    return logits
+
+
 def pad_classes(classes: int) -> int:
     """Rounds the number of classes up to a multiple of `CLASS_STEP`."""
-    return -(-classes // CLASS_STEP) * CLASS_STEP
+    return round_up_to_multiple(classes, CLASS_STEP)
 
 
 def pad_matrix(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -172,7 +180,7 @@ def compute_chunked_cross_entropy(
         hidden: [n, d].
         weight: [V, d].
         bias: [V], or None.
-        targets: int64 [n], each a class, or `IGNORED`.
+        targets: int64 [n], each a class, or `IGNORED_TARGET`.
         rows: Number of targets in a chunk, whose logits exist at once.
 
     Returns:
@@ -213,12 +221,12 @@ class ChunkedLoss:
         head.forward = self._forward
 
     @staticmethod
-    def fits(model: nn.Module) -> bool:
+    def can_wrap(model: nn.Module) -> bool:
         """Whether the model's output layer is a linear layer."""
         get_head = getattr(model, "get_output_embeddings", None)
         return callable(get_head) and type(get_head()) is nn.Linear
 
-    def pays(self, rows: int) -> bool:
+    def exceeds_limit(self, rows: int) -> bool:
         """Whether the logits of these targets exceed the chunk limit."""
         return rows > self._unchunked
 
@@ -229,7 +237,7 @@ class ChunkedLoss:
 
         Args:
             model: The model, or an engine's wrapper of it.
-            targets: int64 [b, L]: the next token at each position, or `IGNORED`.
+            targets: int64 [b, L]: the next token at each position, or `IGNORED_TARGET`.
 
         Returns:
             The sum of losses (a scalar with a gradient), and each loss (float32 [b, L], without a
@@ -248,20 +256,27 @@ class ChunkedLoss:
         self._head_output = None
         if not self._checked:  # only once, because it waits for the device
             self._checked = True
-            is_unchanged = (
-                head_output is not None
-                and losses.shape == head_output.shape
-                and torch.equal(losses, head_output)
-            )
-            if not is_unchanged:
-                raise ConfigurationError(
-                    f"loss_chunk_logits: {self._name} scales or cuts its logits after the output "
-                    "layer, so that their loss cannot be taken in chunks; expected "
-                    "loss_chunk_logits=0 for this model"
-                )
+            self._refuse_changed_output(losses, head_output)
 
+        # The last value is the sum of the others, see `ChunkedCrossEntropy`.
         flat = losses.view(-1)
         return flat[-1], flat[:-1].detach().view(targets.shape)
+
+    def _refuse_changed_output(
+        self, losses: torch.Tensor, head_output: torch.Tensor | None
+    ) -> None:
+        """Refuses a model that returns something other than the output of its output layer."""
+        is_unchanged = (
+            head_output is not None
+            and losses.shape == head_output.shape
+            and torch.equal(losses, head_output)
+        )
+        if not is_unchanged:
+            raise ConfigurationError(
+                f"loss_chunk_logits: {self._name} scales or cuts its logits after the output "
+                "layer, so that their loss cannot be taken in chunks; expected "
+                "loss_chunk_logits=0 for this model"
+            )
 
     def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Replaces the forward of the output layer; hooks have already gathered its weight."""

@@ -63,18 +63,9 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
     except ValueError as error:
         raise _describe_refusal(keys, str(error), linear_names) from error
 
-    for name, layer in _find_uncallable_layers(model):
-        reason = f"peft cannot adapt '{name}', a {type(layer).__name__} with a result of its own"
-        raise _describe_refusal(keys, reason, linear_names)
-
-    try:
-        is_restored = _describe_weights(model, merge=True) == original_shapes
-    except KeyError as error:
-        reason = f"the adapters of {error} cannot be merged"
-        raise _describe_refusal(keys, reason, linear_names) from error
-    if not is_restored:
-        reason = "merged adapters leave other weights than the model's"
-        raise _describe_refusal(keys, reason, linear_names)
+    fault = _find_adapter_fault(model, original_shapes)
+    if fault is not None:
+        raise _describe_refusal(keys, fault, linear_names)
 
     if not keys.targets:
         _log_unadapted_stacks(model)
@@ -132,6 +123,21 @@ def _read_full_shape(weight: torch.Tensor) -> torch.Size:
     """Returns the shape of a weight, even if ZeRO-3 has partitioned it already."""
     shape: torch.Size = getattr(weight, "ds_shape", weight.shape)
     return shape
+
+
+def _find_adapter_fault(model: nn.Module, original_shapes: Mapping[str, Any]) -> str | None:
+    """Describes why adapted layers cannot be called or merged; None if they can.
+
+    Args:
+        original_shapes: The weights of the model before the adapters (`_describe_weights`).
+    """
+    for name, layer in _find_uncallable_layers(model):
+        return f"peft cannot adapt '{name}', a {type(layer).__name__} with a result of its own"
+    try:
+        is_restored = _describe_weights(model, merge=True) == original_shapes
+    except KeyError as error:
+        return f"the adapters of {error} cannot be merged"
+    return None if is_restored else "merged adapters leave other weights than the model's"
 
 
 def _find_uncallable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

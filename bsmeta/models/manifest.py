@@ -22,10 +22,10 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 """Version of the format of a standalone model folder; checkpoints have another version."""
 
-UNCHECKED = ("README.md",)
+UNCHECKED_FILES = ("README.md",)
 """Files of a model folder that users may edit, and that do not affect the model."""
 
-_BLOCK = 1 << 22
+_BLOCK_BYTES = 1 << 22
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +53,7 @@ def describe_file(file: Path) -> FileEntry:
     """Computes the manifest's entry for a file: its size, and its xxh3 in hexadecimal."""
     digest = xxhash.xxh3_128()
     with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
+        while block := stream.read(_BLOCK_BYTES):
             digest.update(block)
             report_progress()
     return FileEntry(file.stat().st_size, digest.hexdigest())
@@ -104,6 +104,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def write_model_manifest(folder: Path) -> None:
     """Writes the manifest of a standalone model folder."""
     paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    excluded = (MANIFEST, *UNCHECKED)
+    excluded = (MANIFEST, *UNCHECKED_FILES)
     entries = {name: describe_file(paths[name]) for name in sorted(paths) if name not in excluded}
     write_manifest(folder, Manifest(FORMAT, entries))

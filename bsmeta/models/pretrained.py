@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,10 +23,10 @@ from safetensors import SafetensorError, safe_open
 from bsmeta.config.schema import PretrainedConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
-from bsmeta.core.model_files import read_model_and_report, read_shape
+from bsmeta.core.model_files import read_model_and_report, read_model_config
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_progress
-from bsmeta.models.manifest import MANIFEST, UNCHECKED, find_fault, read_manifest
+from bsmeta.models.manifest import MANIFEST, UNCHECKED_FILES, find_fault, read_manifest
 from bsmeta.models.shapes import count_positions
 
 if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
 TOKENS_HASH = "tokenizer_xxh3"
 """Key of an exported model's `config.json`: the hash of the tokens and ids of its tokenizer."""
 
-NAMES_SHOWN = 5
+MAX_NAMES_SHOWN = 5
 """Maximum number of names of weights in a message."""
 
 OUTPUT_EMBEDDINGS = ("lm_head.weight", "embed_out.weight")
@@ -131,7 +131,7 @@ def list_model_damage(model: Path) -> list[str] | None:
 
     faults = []
     for file, entry in entries.items():
-        if file.startswith(prefix) and file.removeprefix(prefix) not in UNCHECKED:
+        if file.startswith(prefix) and file.removeprefix(prefix) not in UNCHECKED_FILES:
             fault = find_fault(root / file, entry)
             if fault is not None:
                 faults.append(fault)
@@ -163,22 +163,16 @@ def _list_weight_faults(folder: Path) -> list[str]:
     faults = []
     zero_matrices = []
     num_matrices = 0
-    for file in sorted(folder.glob("model*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as weights:
-                for name in weights.keys():  # noqa: SIM118 (it is no mapping)
-                    values = weights.get_tensor(name)
-                    if values.element_size() == 1:  # 8-bit floats lack some operations
-                        values = values.float()
-                    if not values.isfinite().all():
-                        faults.append(f"{file}: {name} has values that are not finite")
-                    if values.ndim > 1:
-                        num_matrices += 1
-                        if not values.any():
-                            zero_matrices.append(name)
-                    report_progress()
-        except (OSError, SafetensorError):
-            return []  # loading the model reports the error
+    try:
+        for file, name, values in _iterate_weights(folder):
+            if not values.isfinite().all():
+                faults.append(f"{file}: {name} has values that are not finite")
+            if values.ndim > 1:
+                num_matrices += 1
+                if not values.any():
+                    zero_matrices.append(name)
+    except (OSError, SafetensorError):
+        return []  # loading the model reports the error
 
     has_zero_embeddings = any(name.endswith(TOKEN_EMBEDDINGS) for name in zero_matrices)
     if has_zero_embeddings or 2 * len(zero_matrices) > num_matrices:
@@ -191,12 +185,24 @@ def _list_weight_faults(folder: Path) -> list[str]:
     return faults
 
 
+def _iterate_weights(folder: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
+    """Yields the file, the name and the values of each weight in safetensors files."""
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 (it is no mapping)
+                values = weights.get_tensor(name)
+                if values.element_size() == 1:  # 8-bit floats lack some operations
+                    values = values.float()
+                yield file, name, values
+                report_progress()
+
+
 def _list_some(names: Iterable[str]) -> str:
     """Lists the first names, sorted, and the number of the others."""
     sorted_names = sorted(names)
-    num_others = len(sorted_names) - NAMES_SHOWN
+    num_others = len(sorted_names) - MAX_NAMES_SHOWN
     others = f" and {num_others} others" if num_others > 0 else ""
-    return ", ".join(sorted_names[:NAMES_SHOWN]) + others
+    return ", ".join(sorted_names[:MAX_NAMES_SHOWN]) + others
 
 
 def choose_device() -> torch.device:
@@ -239,17 +245,7 @@ def load_weights(source: str, setting: str, **options: Any) -> PreTrainedModel:
             "a name on the Hub, of a causal language model"
         ) from error
 
-    other_shapes = [
-        f"{name} ({list(actual)} instead of {list(expected)})"
-        for name, actual, expected in info["mismatched_keys"]
-    ]
-    names_by_fault = {
-        "missing (they would be random):": info["missing_keys"],
-        "unexpected (they would be ignored):": info["unexpected_keys"],
-        "of another shape:": other_shapes,
-        "unreadable:": info["error_msgs"],
-    }
-    problems = [f"{fault} {_list_some(names)}" for fault, names in names_by_fault.items() if names]
+    problems = _list_loading_problems(info)
     if problems:
         raise DataError(
             f"{setting}: the weights in {source} are not those of a {type(model).__name__} of its "
@@ -257,6 +253,21 @@ def load_weights(source: str, setting: str, **options: Any) -> PreTrainedModel:
             "again, or fix its config.json"
         )
     return model
+
+
+def _list_loading_problems(report: Mapping[str, Any]) -> list[str]:
+    """Lists the weights that transformers' loading report names, by their fault."""
+    other_shapes = [
+        f"{name} ({list(actual)} instead of {list(expected)})"
+        for name, actual, expected in report["mismatched_keys"]
+    ]
+    names_by_fault = {
+        "missing (they would be random):": report["missing_keys"],
+        "unexpected (they would be ignored):": report["unexpected_keys"],
+        "of another shape:": other_shapes,
+        "unreadable:": report["error_msgs"],
+    }
+    return [f"{fault} {_list_some(names)}" for fault, names in names_by_fault.items() if names]
 
 
 def refuse_other_vocabulary(source: str, setting: str) -> None:
@@ -367,7 +378,7 @@ def read_model_shape(config: PretrainedConfig, kind: Any) -> Any:
     """
     key, source = find_model_source(config)
     with explain_load_errors(key, source, kind):
-        return read_shape(source)
+        return read_model_config(source)
 
 
 @contextmanager

@@ -27,12 +27,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.model_files import create_model
-from bsmeta.models.cross_entropy import IGNORED
+from bsmeta.models.cross_entropy import IGNORED_TARGET
 from bsmeta.models.lora import ADAPTER
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.models.pretrained import load_weights, load_whole_weights
 
-TOKENS = 16
+NUM_TOKENS = 16
 """Length of the sequence on which a model is tried."""
 
 EXPORTED = 2**26
@@ -106,7 +106,7 @@ def _trace_copy(model: PreTrainedModel, adapt: Adapt) -> set[str]:
             name: torch.empty(buffer.shape, dtype=buffer.dtype)
             for name, buffer in copy.named_buffers()
         }
-        inputs = {"input_ids": torch.zeros(1, TOKENS, dtype=torch.long), "use_cache": False}
+        inputs = {"input_ids": torch.zeros(1, NUM_TOKENS, dtype=torch.long), "use_cache": False}
         outputs = functional_call(copy, {**weights, **buffers}, (), inputs)
         leaf_ids = _find_leaves(outputs.logits)
     return {name for name, weight in weights.items() if id(weight) in leaf_ids}
@@ -116,7 +116,7 @@ def _trace_model(model: PreTrainedModel) -> set[str]:
     """Returns the names of weights that a gradient reaches, in a forward pass of the model."""
     was_training = model.training
     model.eval()
-    ids = torch.arange(TOKENS).unsqueeze(0) % 2
+    ids = torch.arange(NUM_TOKENS).unsqueeze(0) % 2
     leaf_ids = _find_leaves(model(input_ids=ids, use_cache=False).logits)
     model.train(was_training)
     return {name for name, weight in model.named_parameters() if id(weight) in leaf_ids}
@@ -207,6 +207,14 @@ def is_tried(model: nn.Module) -> bool:
     return sum(map(_measure_weight, model.parameters())) <= EXPORTED and not _lacks_weights(model)
 
 
+def _fill_adapters(model: PreTrainedModel) -> None:
+    """Fills the adapters with random values: half of each is zero, so that it has no effect yet."""
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        if f".lora_B.{ADAPTER}." in name:
+            weight.data.normal_(std=0.02, generator=generator)
+
+
 def check_export(model: PreTrainedModel, export: Export, setting: str) -> None:
     """Exports a model, loads it again, and compares the results of both.
 
@@ -219,11 +227,7 @@ def check_export(model: PreTrainedModel, export: Export, setting: str) -> None:
         ConfigurationError: If it cannot be exported, or its results differ afterwards.
         DataError: If the exported model cannot be loaded.
     """
-    generator = torch.Generator().manual_seed(0)
-    for name, weight in model.eval().named_parameters():
-        if f".lora_B.{ADAPTER}." in name:
-            weight.data.normal_(std=0.02, generator=generator)
-
+    _fill_adapters(model.eval())
     with tempfile.TemporaryDirectory(prefix="bsmeta-rehearsal-") as folder:
         try:
             export(model, model.state_dict(), Path(folder))
@@ -243,15 +247,16 @@ def check_export(model: PreTrainedModel, export: Export, setting: str) -> None:
             folder, f"{setting}: its export", dtype=torch.float32, attn_implementation=EAGER
         )
 
-    ids = torch.arange(TOKENS).unsqueeze(0) % 2
+    ids = torch.arange(NUM_TOKENS).unsqueeze(0) % 2
     with torch.no_grad():
         before = model(input_ids=ids, use_cache=False).logits
         after = loaded.eval()(input_ids=ids, use_cache=False).logits
-    largest = float(before.abs().max())
-    if not torch.allclose(after, before, rtol=1e-4, atol=1e-4 * largest):
+    largest_logit = float(before.abs().max())
+    if not torch.allclose(after, before, rtol=1e-4, atol=1e-4 * largest_logit):
         raise ConfigurationError(
             f"{setting}: the exported model would not compute what was trained: its logits differ "
-            f"by up to {float((after - before).abs().max()):.3g} (the largest is {largest:.3g})"
+            f"by up to {float((after - before).abs().max()):.3g} (the largest is "
+            f"{largest_logit:.3g})"
         )
 
 
@@ -269,7 +274,7 @@ def check_loss(model: nn.Module, inputs: dict[str, Any], loss: torch.Tensor, set
         ConfigurationError: If the class adds a term that the training loss lacks.
     """
     ids = inputs["input_ids"]
-    next_ids = nn.functional.pad(ids[:, 1:], (0, 1), value=IGNORED)
+    next_ids = nn.functional.pad(ids[:, 1:], (0, 1), value=IGNORED_TARGET)
 
     loss = loss.detach().float()
     class_losses = []

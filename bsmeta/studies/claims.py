@@ -26,7 +26,7 @@ from bsmeta.report.inference import (
 )
 from bsmeta.studies.config import HOST, WITH, WITHOUT, ClaimConfig, StudyConfig
 from bsmeta.studies.power import predict_power
-from bsmeta.studies.statistics import NEAR, Estimate, Measured
+from bsmeta.studies.statistics import AMOUNT_TOLERANCE, Estimate, Measured
 from bsmeta.studies.task_scores import ScoredRuns, TaskEffect, compute_task_effect
 from bsmeta.studies.units import Unit, find_unit
 
@@ -207,11 +207,11 @@ def _compute_effect_of_pair(claim: ClaimConfig, measured: Measured) -> tuple[Est
         return None, "no held-out document has these types"
 
     point = measured.find_checkpoint(claim.arm, claim.at)
-    amount = float(measured.amounts(claim.arm)[claim.equal][point])
+    amount = float(measured.compute_amounts(claim.arm)[claim.equal][point])
     other_amount = amount / (1 - claim.saves)
     effect = _compute_difference(claim, measured, other_amount, claim.bytes, documents)
     if effect is None:
-        trained_on = measured.amounts(against)[claim.equal][-1]
+        trained_on = measured.compute_amounts(against)[claim.equal][-1]
         return None, (
             f"{against} was trained on {trained_on:,.0f} {claim.equal}, not on {other_amount:,.0f}"
         )
@@ -249,11 +249,11 @@ def _compute_difference(
     metadata = claim.against_metadata
     other: Estimate | None = None
     if metadata in (WITHOUT, WITH):
-        curves = measured.curves(against, metadata, bins=bins, documents=documents)
+        curves = measured.estimate_curves(against, metadata, bins=bins, documents=documents)
         other = curves[claim.equal].interpolate_at(other_amount)
     else:  # types are measured at the end of the run only
-        last_amount = float(measured.amounts(against)[claim.equal][-1])
-        if math.isclose(last_amount, other_amount, rel_tol=NEAR):
+        last_amount = float(measured.compute_amounts(against)[claim.equal][-1])
+        if math.isclose(last_amount, other_amount, rel_tol=AMOUNT_TOLERANCE):
             other = measured.estimate(against, metadata, bins=bins, documents=documents)
     return None if other is None else estimate - other
 

@@ -45,24 +45,24 @@ CLOZE = "bsmeta_cloze"
 WORD = "bsmeta_word"
 TITLE = "bsmeta_title"
 SITE = "bsmeta_site"
-CHOICES = 4
-SHOWN = 300
+NUM_CHOICES = 4
+CONTEXT_CHARS = 300
 """Characters that `bsmeta_cloze` shows (up to the next blank)."""
-FOLLOWING = 120
+CONTINUATION_CHARS = 120
 """Characters of each of its choices (up to the next blank)."""
-SHOWN_BEFORE_WORD = 180
+MAX_CHARS_BEFORE_WORD = 180
 """Most characters that `bsmeta_word` shows."""
-SHOWN_BEGINNING = 150
+MAX_BEGINNING_CHARS = 150
 """Most characters of a page that a question about its title or host shows."""
-LEAST_SHOWN = 60
+MIN_BEGINNING_CHARS = 60
 """Least characters of a page that such a question shows."""
-LONGEST_TITLE = 60
+MAX_TITLE_CHARS = 60
 """Most characters of a title."""
 
 _CANDIDATE = re.compile(r"(?<= )[a-z]{5,14}(?=[ .,;:!?])")
 _SEPARATOR = re.compile(r" [—–|·:-] |: ")
 """Between the title of a page and the name of its site."""
-_LARGEST_SHARE = 0.1
+_MAX_PAGE_SHARE = 0.1
 """Share of the pages beyond which a word is not a content word, but a word like `which`."""
 
 Question = dict[str, Any]
@@ -99,12 +99,12 @@ def write_tasks(config: DataConfig, folder: Path, names: Sequence[str], shots: i
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         questions = list(_drop_repeats(QUESTIONS[name](pages)))
-        min_questions = max(CHOICES, shots + 1)
+        min_questions = max(NUM_CHOICES, shots + 1)
         if len(questions) < min_questions:
             raise DataError(
                 f"{source}: {len(questions)} questions of {name} from {len(pages)} pages; expected "
-                f"{min_questions} or more ({_NEEDS[name]}; with {CHOICES} different answers, and "
-                "one more question than downstream.shots)"
+                f"{min_questions} or more ({_REQUIREMENTS[name]}; with {NUM_CHOICES} different "
+                "answers, and one more question than downstream.shots)"
             )
 
         lines = (json.dumps(question, ensure_ascii=False) + "\n" for question in questions)
@@ -158,13 +158,13 @@ def ask_continuations(pages: Sequence[Page]) -> Iterator[Question]:
         if following:
             halves.append((page, beginning, following))
     all_following = sorted({following for _, _, following in halves})
-    if len(all_following) < CHOICES:
+    if len(all_following) < NUM_CHOICES:
         return
 
     for page, beginning, following in halves:
-        draw = random.Random(derive_seed("cloze", page.url, beginning))
+        rng = random.Random(derive_seed("cloze", page.url, beginning))
         others = [text for text in all_following if text != following]
-        yield _make_question(page, beginning, following, draw.sample(others, CHOICES - 1), draw)
+        yield _make_question(page, beginning, following, rng.sample(others, NUM_CHOICES - 1), rng)
 
 
 def _split_text(text: str) -> tuple[str, str]:
@@ -172,9 +172,10 @@ def _split_text(text: str) -> tuple[str, str]:
 
     Both are empty if the text is too short.
     """
-    first = text.find(" ", SHOWN)
-    second = text.find(" ", first + FOLLOWING)
-    if first < 0 or second < 0 or second > SHOWN + 3 * FOLLOWING:
+    first = text.find(" ", CONTEXT_CHARS)
+    second = text.find(" ", first + CONTINUATION_CHARS)
+    # A text without blanks, such as one in Chinese, would be shown far beyond the limits.
+    if first < 0 or second < 0 or second > CONTEXT_CHARS + 3 * CONTINUATION_CHARS:
         return "", ""
     return text[:first], text[first:second]
 
@@ -189,45 +190,63 @@ def ask_words(pages: Sequence[Page]) -> Iterator[Question]:
     page_counts: Counter[str] = Counter()
     for page in pages:
         page_counts.update(set(_CANDIDATE.findall(page.line)))
-    alike: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
-    for word in sorted(page_counts):
-        if page_counts[word] <= max(_LARGEST_SHARE * len(pages), 1):
-            alike[_classify_word(word, page_counts[word])].append(word)
+    words_by_class = _group_content_words(page_counts, len(pages))
 
     for page in pages:
-        draw = random.Random(derive_seed("word", page.url, page.line))
-        positions: dict[str, int] = {}
-        for match in _CANDIDATE.finditer(page.line):
-            if match.start() > SHOWN_BEFORE_WORD:
-                positions.setdefault(match[0], match.start())
-
-        for word in draw.sample(sorted(positions), len(positions)):
+        rng = random.Random(derive_seed("word", page.url, page.line))
+        positions = _find_first_positions(page.line)
+        for word in rng.sample(sorted(positions), len(positions)):
             shown = _cut_text_before(page.line, positions[word])
-            others = alike[_classify_word(word, page_counts[word])]
+            others = words_by_class[_classify_word(word, page_counts[word])]
             if word in shown or word not in others:
                 continue  # it could be copied, or is no content word
             others = [other for other in others if other not in page.line]
-            if len(others) >= CHOICES - 1:
-                wrong = [f" {other}" for other in _draw_weighted(others, page_counts, draw)]
-                yield _make_question(page, shown, f" {word}", wrong, draw)
+            if len(others) >= NUM_CHOICES - 1:
+                wrong = [f" {other}" for other in _draw_weighted(others, page_counts, rng)]
+                yield _make_question(page, shown, f" {word}", wrong, rng)
                 break
 
 
+def _group_content_words(
+    page_counts: Mapping[str, int], num_pages: int
+) -> defaultdict[tuple[int, int], list[str]]:
+    """Groups the words that few pages have by length and frequency.
+
+    Args:
+        page_counts: Number of pages that have each word.
+    """
+    words_by_class: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+    for word in sorted(page_counts):
+        if page_counts[word] <= max(_MAX_PAGE_SHARE * num_pages, 1):
+            words_by_class[_classify_word(word, page_counts[word])].append(word)
+    return words_by_class
+
+
+def _find_first_positions(line: str) -> dict[str, int]:
+    """Returns where each word to ask for first stands, with enough text before it."""
+    positions: dict[str, int] = {}
+    for match in _CANDIDATE.finditer(line):
+        if match.start() > MAX_CHARS_BEFORE_WORD:
+            positions.setdefault(match[0], match.start())
+    return positions
+
+
 def _draw_weighted(
-    words: Sequence[str], weights: Mapping[str, int], draw: random.Random
+    words: Sequence[str], weights: Mapping[str, int], rng: random.Random
 ) -> list[str]:
     """Draws words without replacement, with weights (Efraimidis and Spirakis 2006)."""
-    keys = {word: draw.random() ** (1 / weights[word]) for word in words}
-    return sorted(words, key=lambda word: keys[word])[-(CHOICES - 1) :]
+    keys = {word: rng.random() ** (1 / weights[word]) for word in words}
+    return sorted(words, key=lambda word: keys[word])[-(NUM_CHOICES - 1) :]
 
 
 def _classify_word(word: str, pages: int) -> tuple[int, int]:
+    """Returns the class of words of about the same length and frequency (within a factor of 2)."""
     return (len(word) + 1) // 2, pages.bit_length()
 
 
 def _cut_text_before(line: str, end: int) -> str:
     """Returns whole words of the text before a word, without the blank at the end."""
-    return line[line.find(" ", end - 1 - SHOWN_BEFORE_WORD) + 1 : end - 1]
+    return line[line.find(" ", end - 1 - MAX_CHARS_BEFORE_WORD) + 1 : end - 1]
 
 
 def ask_titles(pages: Sequence[Page]) -> Iterator[Question]:
@@ -235,7 +254,7 @@ def ask_titles(pages: Sequence[Page]) -> Iterator[Question]:
 
     Among titles of several hosts, the name of the site would be the answer.
     """
-    titles = {page: _cut_at_blank(page.title, LONGEST_TITLE) for page in pages if page.title}
+    titles = {page: _cut_at_blank(page.title, MAX_TITLE_CHARS) for page in pages if page.title}
     titles_by_host: defaultdict[str, set[str]] = defaultdict(set)
     for page, title in titles.items():
         titles_by_host[page.host].add(title)
@@ -244,18 +263,18 @@ def ask_titles(pages: Sequence[Page]) -> Iterator[Question]:
     for page, title in titles.items():
         shown = _find_beginning(page.line, _SEPARATOR.split(title)[0])
         others = titles_by_host[page.host] - {title}
-        if len(others) < CHOICES - 1:
+        if len(others) < NUM_CHOICES - 1:
             others = all_titles - {title}
-        if shown and len(others) >= CHOICES - 1:
-            draw = random.Random(derive_seed("title", page.url, page.line))
-            wrong = [f" {other}" for other in draw.sample(sorted(others), CHOICES - 1)]
-            yield _make_question(page, f"{shown}\nTitle:", f" {title}", wrong, draw)
+        if shown and len(others) >= NUM_CHOICES - 1:
+            rng = random.Random(derive_seed("title", page.url, page.line))
+            wrong = [f" {other}" for other in rng.sample(sorted(others), NUM_CHOICES - 1)]
+            yield _make_question(page, f"{shown}\nTitle:", f" {title}", wrong, rng)
 
 
 def _find_beginning(line: str, left_out: str) -> str:
     """Returns the first text of a page without these words, which could be copied; "" if none."""
     start = 0
-    while len(shown := _cut_at_blank(line[start:], SHOWN_BEGINNING)) >= LEAST_SHOWN:
+    while len(shown := _cut_at_blank(line[start:], MAX_BEGINNING_CHARS)) >= MIN_BEGINNING_CHARS:
         position = shown.lower().find(left_out.lower())
         if position < 0:
             return shown
@@ -266,15 +285,15 @@ def _find_beginning(line: str, left_out: str) -> str:
 def ask_sites(pages: Sequence[Page]) -> Iterator[Question]:
     """Asks which host a page is from."""
     hosts = sorted({page.host for page in pages if page.host})
-    if len(hosts) < CHOICES:
+    if len(hosts) < NUM_CHOICES:
         return
     for page in pages:
         shown = _find_beginning(page.line, page.host) if page.host else ""
         if shown:
-            draw = random.Random(derive_seed("site", page.url, page.line))
+            rng = random.Random(derive_seed("site", page.url, page.line))
             others = [host for host in hosts if host != page.host]
-            wrong = [f" {other}" for other in draw.sample(others, CHOICES - 1)]
-            yield _make_question(page, f"{shown}\nSite:", f" {page.host}", wrong, draw)
+            wrong = [f" {other}" for other in rng.sample(others, NUM_CHOICES - 1)]
+            yield _make_question(page, f"{shown}\nSite:", f" {page.host}", wrong, rng)
 
 
 def _cut_at_blank(text: str, limit: int) -> str:
@@ -285,9 +304,9 @@ def _cut_at_blank(text: str, limit: int) -> str:
 
 
 def _make_question(
-    page: Page, beginning: str, right: str, wrong: Sequence[str], draw: random.Random
+    page: Page, beginning: str, right: str, wrong: Sequence[str], rng: random.Random
 ) -> Question:
-    answer = draw.randrange(CHOICES)
+    answer = rng.randrange(NUM_CHOICES)
     choices = [*wrong]
     choices.insert(answer, right)
     return {
@@ -317,9 +336,12 @@ QUESTIONS: dict[str, Callable[[Sequence[Page]], Iterator[Question]]] = {
     TITLE: ask_titles,
     SITE: ask_sites,
 }
-_NEEDS = {
-    CLOZE: f"pages of at least {SHOWN + FOLLOWING} characters",
-    WORD: f"pages with a content word after {SHOWN_BEFORE_WORD} characters",
-    TITLE: f"pages with a title, and {LEAST_SHOWN} characters without it",
-    SITE: f"pages of at least {CHOICES} hosts, and {LEAST_SHOWN} characters without their name",
+_REQUIREMENTS = {
+    CLOZE: f"pages of at least {CONTEXT_CHARS + CONTINUATION_CHARS} characters",
+    WORD: f"pages with a content word after {MAX_CHARS_BEFORE_WORD} characters",
+    TITLE: f"pages with a title, and {MIN_BEGINNING_CHARS} characters without it",
+    SITE: (
+        f"pages of at least {NUM_CHOICES} hosts, and {MIN_BEGINNING_CHARS} characters without "
+        "their name"
+    ),
 }

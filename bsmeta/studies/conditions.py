@@ -181,7 +181,7 @@ def _list_factors(measured: Measured) -> Iterator[tuple[str, list[str]]]:
         return
 
     for factor in (MACHINE, PROCESSOR):
-        groups = [_group_of_seed(measured, seed, factor) for seed in measured.seeds]
+        groups = [_name_group_of_seed(measured, seed, factor) for seed in measured.seeds]
         if 1 < len(set(groups)) < len(groups):
             yield factor, groups
 
@@ -234,7 +234,7 @@ def _name_machines_of_run(measured: Measured, arm: str, seed: int) -> str | None
     return "+".join(sorted(machines)) or None
 
 
-def _group_of_seed(measured: Measured, seed: int, factor: str) -> str:
+def _name_group_of_seed(measured: Measured, seed: int, factor: str) -> str:
     """Returns the machines or processors of all arms of a seed, joined."""
     names: set[str] = set()
     for arm in measured.arms:

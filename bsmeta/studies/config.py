@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.evaluating import WINDOWS
-from bsmeta.config.schema import LARGEST_SEED
+from bsmeta.config.schema import MAX_SEED
 from bsmeta.config.structures import merge_into_structure
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import find_address_problems, key, list_bound_lines
@@ -217,9 +217,7 @@ class StudyConfig:
     config: str = key("", "configuration of the runs, as BSMETA_CONFIG (required)")
     launch: str = key("train.sh", "script of experiments/ that starts a run", choices=SCRIPTS)
     overrides: list[str] = key([], "keys of every run, in Hydra's syntax")
-    seeds: list[int] = key(
-        [1, 2, 3], "seeds of the runs of each arm", at_least=0, at_most=LARGEST_SEED
-    )
+    seeds: list[int] = key([1, 2, 3], "seeds of the runs of each arm", at_least=0, at_most=MAX_SEED)
     random_order: bool = key(
         True,
         "train the seeds in random order, so that their numbers are independent of changes of "

@@ -25,15 +25,15 @@ from bsmeta.studies.config import (
     DownstreamConfig,
     StudyConfig,
 )
-from bsmeta.studies.runs import NOT_STARTED, list_runs, measure_settings, read_progress
+from bsmeta.studies.runs import NOT_STARTED, list_runs, read_progress, select_measure_settings
 from bsmeta.studies.task_scores import select_task_settings
 
 DECLARATION = "study.json"
 
-_WORDS = ("label", "pilot_deviation", "pilot_document_error")
+_KEYS_WITHOUT_EFFECT = ("label", "pilot_deviation", "pilot_document_error")
 """Keys of a claim that do not affect its verdict."""
 
-_BEFORE = {"cluster": DOCUMENT, "random_order": False, "downstream": None}
+_VALUES_BEFORE_KEYS_EXISTED = {"cluster": DOCUMENT, "random_order": False, "downstream": None}
 """Values of the keys that an older declaration does not have: the behavior before they existed."""
 
 
@@ -95,12 +95,7 @@ def restore_declared(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
     arms = dict(study.arms)
     for name, arm in declared["arms"].items():
         arms.setdefault(name, ArmConfig(**arm))
-    claims: dict[str, ClaimConfig] = {}
-    for name, test in declared["claims"].items():
-        claims[name] = ClaimConfig(label=name, **test)
-        claim = study.claims.get(name)
-        if claim is not None and _test_of_claim(claim) == test:
-            claims[name] = claim  # with its own label
+    claims = _restore_claims(declared["claims"], study.claims)
     seeds = list(dict.fromkeys([*declared["seeds"], *study.seeds]))
 
     notes = [
@@ -118,13 +113,26 @@ def restore_declared(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
     return study, notes
 
 
+def _restore_claims(
+    declared: Mapping[str, Mapping[str, Any]], current: Mapping[str, ClaimConfig]
+) -> dict[str, ClaimConfig]:
+    """Returns the declared claims, with the labels of the study's file where they are the same."""
+    claims = {}
+    for name, declared_test in declared.items():
+        claim = current.get(name)
+        if claim is None or _select_test_keys(claim) != declared_test:
+            claim = ClaimConfig(label=name, **declared_test)
+        claims[name] = claim
+    return claims
+
+
 def _make_declaration(study: StudyConfig) -> dict[str, Any]:
     declaration: dict[str, Any] = redact_values(
         {
             "config": study.config,
             "overrides": study.overrides,
             "curve": study.curve,
-            "measure": measure_settings(study),
+            "measure": select_measure_settings(study),
             "baseline": study.baseline,
             "arms": {name: asdict(arm) for name, arm in study.arms.items()},
         }
@@ -148,14 +156,15 @@ def _read_declaration(study: StudyConfig) -> dict[str, Any] | None:
         declared = parse_json(file.read_text(encoding="utf-8"))
         _ = [declared[name] for name in ("arms", "seeds")]  # raises KeyError if one is missing
         claims = {
-            name: _test_of_claim(ClaimConfig(**claim)) for name, claim in declared["claims"].items()
+            name: _select_test_keys(ClaimConfig(**claim))
+            for name, claim in declared["claims"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{file}: not the declaration of a study that can be read ({error}); restore it, "
             "because without it nothing says what was declared before the first run"
         ) from error
-    return {**_BEFORE, **declared, "claims": claims}
+    return {**_VALUES_BEFORE_KEYS_EXISTED, **declared, "claims": claims}
 
 
 def _is_started(study: StudyConfig, declared: Mapping[str, Any]) -> bool:
@@ -248,13 +257,15 @@ def _refuse_other_tasks(
         )
 
 
-def _test_of_claim(claim: ClaimConfig) -> dict[str, Any]:
+def _select_test_keys(claim: ClaimConfig) -> dict[str, Any]:
     """Returns the keys that decide a claim's verdict: all except its words and its prediction."""
-    return {name: value for name, value in asdict(claim).items() if name not in _WORDS}
+    return {
+        name: value for name, value in asdict(claim).items() if name not in _KEYS_WITHOUT_EFFECT
+    }
 
 
 def _describe_tests_of_claims(study: StudyConfig) -> dict[str, dict[str, Any]]:
-    return {name: _test_of_claim(claim) for name, claim in study.claims.items()}
+    return {name: _select_test_keys(claim) for name, claim in study.claims.items()}
 
 
 def _note_removed(noun: str, declared: Iterable[Any], current: Iterable[Any]) -> list[str]:

@@ -50,7 +50,7 @@ from bsmeta.studies.task_scores import (
 from bsmeta.tasks.causal_lm.checkpoints import resolve_config
 from bsmeta.tasks.checkpoints import locate_model
 
-METRIC = "acc"
+ACCURACY_METRIC = "acc"
 
 
 def explain_missing_harness() -> str | None:
@@ -61,7 +61,7 @@ def explain_missing_harness() -> str | None:
 
 
 def score_model(
-    model: Path, settings: DownstreamConfig, device: str, made: Path | None = None
+    model: Path, settings: DownstreamConfig, device: str, made_tasks: Path | None = None
 ) -> list[Score]:
     """Runs every task with each number of examples, without and with its conditional prompt.
 
@@ -74,20 +74,8 @@ def score_model(
         ConfigurationError: If a task is unknown or has no accuracy, or a prompt has a field that
             its questions do not have.
     """
-    folders = [str(folder) for folder in (made, settings.include_path) if folder is not None]
-    is_local = settings.include_path is not None or {*settings.tasks} <= {*QUESTIONS}
-    if is_local:  # so that the harness sends no requests
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    manager = TaskManager(include_path=folders or None, include_defaults=not is_local)
-    unknown = [task for task in settings.tasks if task not in manager.all_tasks]
-    if unknown:
-        raise ConfigurationError(
-            f"downstream.tasks: {', '.join(unknown)} unknown; expected tasks of the harness "
-            f"(lm_eval ls tasks), of include_path, or of {', '.join(QUESTIONS)}"
-        )
+    manager = _open_task_manager(settings, made_tasks)
+    from lm_eval import simple_evaluate  # after the manager, which may forbid requests
 
     language_model = make_conditioned_model(model, device)
     scores = []
@@ -111,6 +99,28 @@ def score_model(
     return scores
 
 
+def _open_task_manager(settings: DownstreamConfig, made_tasks: Path | None) -> Any:
+    """Opens the harness's task manager, without requests if all tasks are files of this machine.
+
+    Raises:
+        ConfigurationError: If it does not have one of the tasks.
+    """
+    is_local = settings.include_path is not None or {*settings.tasks} <= {*QUESTIONS}
+    if is_local:  # so that the harness, imported after this, sends no requests
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from lm_eval.tasks import TaskManager
+
+    folders = [str(folder) for folder in (made_tasks, settings.include_path) if folder is not None]
+    manager = TaskManager(include_path=folders or None, include_defaults=not is_local)
+    unknown = [task for task in settings.tasks if task not in manager.all_tasks]
+    if unknown:
+        raise ConfigurationError(
+            f"downstream.tasks: {', '.join(unknown)} unknown; expected tasks of the harness "
+            f"(lm_eval ls tasks), of include_path, or of {', '.join(QUESTIONS)}"
+        )
+    return manager
+
+
 def make_score(
     samples: Sequence[Mapping[str, Any]],
     task: str,
@@ -123,10 +133,10 @@ def make_score(
     Raises:
         ConfigurationError: If the task has no accuracy of each question.
     """
-    if not samples or METRIC not in samples[0]:
+    if not samples or ACCURACY_METRIC not in samples[0]:
         raise ConfigurationError(
-            f"downstream.tasks: {task} has no accuracy ({METRIC}) of each question; expected a "
-            "multiple-choice task"
+            f"downstream.tasks: {task} has no accuracy ({ACCURACY_METRIC}) of each question; "
+            "expected a multiple-choice task"
         )
 
     bits: list[float] = []
@@ -144,7 +154,7 @@ def make_score(
         task,
         shots,
         prompt,
-        correct=[float(sample[METRIC]) for sample in samples],
+        correct=[float(sample[ACCURACY_METRIC]) for sample in samples],
         bits=bits,
         sizes=sizes,
         hosts=hosts if any(hosts) else [],
@@ -179,6 +189,8 @@ def make_conditioned_model(model: Path, device: str) -> Any:
             self, requests: list[Any], disable_tqdm: bool = True, override_bs: int | None = None
         ) -> list[tuple[float, bool]]:
             answers: list[tuple[float, bool]] = []
+            # Requests are (texts, tokens of the context, tokens of the choice); successive ones
+            # with the same context are the choices of a question.
             for _, group in itertools.groupby(requests, key=lambda request: request[1]):
                 question = list(group)
                 _, context, _ = question[0]
@@ -217,12 +229,12 @@ def score_choices(
     if not isinstance(cache, DynamicCache):
         return None
 
-    longest = max(map(len, choices))
+    max_choice_length = max(map(len, choices))
     logits = output.logits[:, -1:].expand(len(choices), -1, -1)
-    if longest > 1:
+    if max_choice_length > 1:
         cache.batch_repeat_interleave(len(choices))
         # A causal model does not see the padding, which follows each choice.
-        padded = [[*choice[:-1], *[0] * (longest - len(choice))] for choice in choices]
+        padded = [[*choice[:-1], *[0] * (max_choice_length - len(choice))] for choice in choices]
         tokens = torch.tensor(padded, device=model.device)
         later_logits = model(tokens, past_key_values=cache, use_cache=True).logits
         logits = torch.cat((logits, later_logits), dim=1)
@@ -278,8 +290,8 @@ def score_study(study: StudyConfig, runs: Sequence[Run], device: str) -> Iterato
     for run in unscored:
         started = format_utc_now()
         clock = time.monotonic()
-        with make_tasks(settings, run.folder, study.measure.validation_file) as made:
-            scores = score_model(run.folder / "model", settings, device, made)
+        with make_tasks(settings, run.folder, study.measure.validation_file) as made_tasks:
+            scores = score_model(run.folder / "model", settings, device, made_tasks)
         facts = {
             **describe_environment(torch.device(device)),
             "lm_eval": importlib.metadata.version("lm_eval"),
@@ -363,17 +375,22 @@ def make_model_table(name: str, scores: Sequence[Score]) -> Table:
         prompted = prompted_scores.get((score.task, score.shots))
         prompted_measures = {} if prompted is None else _list_measures(prompted)
         for measure, weighted in _list_measures(score).items():
-            without = estimate_ratio(np.array([weighted.values]), weighted.weights)
-            cells = [_format_with_error(without), NONE, NONE]
-            if prompted is not None:
-                values = np.array([prompted_measures[measure].values])
-                with_prompt = estimate_ratio(values, weighted.weights)
-                cells[1:] = [
-                    _format_with_error(with_prompt),
-                    _format_with_error(with_prompt - without, "+"),
-                ]
+            cells = _make_prompt_cells(weighted, prompted_measures.get(measure))
             table.rows.append([score.task, score.shots, len(score.correct), measure, *cells])
     return table
+
+
+def _make_prompt_cells(weighted: _Weighted, prompted: _Weighted | None) -> list[str]:
+    """Makes the cells of a measure: without a prompt, with one if there is one, and the change."""
+    without = estimate_ratio(np.array([weighted.values]), weighted.weights)
+    if prompted is None:
+        return [_format_with_error(without), NONE, NONE]
+    with_prompt = estimate_ratio(np.array([prompted.values]), weighted.weights)
+    return [
+        _format_with_error(without),
+        _format_with_error(with_prompt),
+        _format_with_error(with_prompt - without, "+"),
+    ]
 
 
 class _Weighted(NamedTuple):

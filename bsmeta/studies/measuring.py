@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
@@ -59,11 +61,11 @@ from bsmeta.training.task import compute_flops_per_token
 ALL = "all"
 EACH = "each"
 CHOSEN = "chosen"
-_IRRELEVANT_KEYS = ("_name_or_path", "transformers_version")
+_KEYS_WITHOUT_EFFECT = ("_name_or_path", "transformers_version")
 """Keys of a model's configuration that do not affect its initial weights."""
 
 
-class Beginnings(HeldOutDocuments):
+class DocumentBeginnings(HeldOutDocuments):
     """Held-out documents of which only the first characters are scored."""
 
     def __init__(self, config: DataConfig, settings: MeasureConfig) -> None:
@@ -111,7 +113,7 @@ def measure_run(study: StudyConfig, run: Run, device: torch.device) -> Measureme
     locations = [locate_model(str(run.folder / f"checkpoint-{step}step")) for step in steps]
     check_not_trained_on(config.data_config, locations[-1], config)
 
-    documents = Beginnings(config.data_config, study.measure)
+    documents = DocumentBeginnings(config.data_config, study.measure)
     scores = _score_checkpoints(study.measure, config, documents, locations, device)
     facts = list_document_facts(documents, config.data_config.metadata_config)
 
@@ -144,7 +146,7 @@ def measure_run(study: StudyConfig, run: Run, device: torch.device) -> Measureme
         without=scores.without,
         shown=scores.shown,
         types=scores.types,
-        averaged=_score_average(study.measure, config, documents, run.folder, device),
+        averaged=_score_averaged_checkpoint(study.measure, config, documents, run.folder, device),
         step_documents=_hash_step_documents(segments),
         logged_targets=np.array([event["targets"] for event in logged_steps], np.int64),
     )
@@ -171,7 +173,7 @@ class _CheckpointScores:
 def _score_checkpoints(
     settings: MeasureConfig,
     config: CausalLMConfig,
-    documents: Beginnings,
+    documents: DocumentBeginnings,
     locations: Sequence[Location],
     device: torch.device,
 ) -> _CheckpointScores:
@@ -183,7 +185,7 @@ def _score_checkpoints(
     types = config.data_config.metadata_config.metadata_list
     tokenizer = read_tokenizer(locations[-1].model)
 
-    def compare(groups: list[str], chosen: Sequence[str] = ()) -> PairedEvaluation:
+    def make_evaluation(groups: list[str], chosen: Sequence[str] = ()) -> PairedEvaluation:
         compared = EvaluateConfig(comparisons=groups, chosen=[*chosen], controls=[], prompt=False)
         return PairedEvaluation(
             config.data_config,
@@ -195,13 +197,13 @@ def _score_checkpoints(
             seed=settings.seed,
         )
 
-    curve = compare([ALL] if types else [])
-    blocks = list(curve.blocks())  # encoded once for all checkpoints
+    curve_evaluation = make_evaluation([ALL] if types else [])
+    blocks = list(curve_evaluation.blocks())  # encoded once for all checkpoints
     without = []
     with_metadata = []
     for location in locations:
         model, _ = load_model(location, config, "auto", device)
-        sums = curve.run(model, device, blocks=blocks)
+        sums = curve_evaluation.run(model, device, blocks=blocks)
         refuse_empty_scores(sums, f"checkpoint={location.name}")
         text = sums[TEXT].values[:, DOCUMENT]
         without.append(text[:, :, NATS_WITHOUT])
@@ -210,12 +212,8 @@ def _score_checkpoints(
 
     gains = {}
     if types and settings.each_type:  # of the last checkpoint
-        combinations = [
-            combination
-            for combination in settings.combinations
-            if {*combination.split("+")} <= {*types}
-        ]
-        gains = _compute_gains_of_types(compare([EACH], combinations).run(model, device))
+        combinations = _select_combinations(settings.combinations, types)
+        gains = _compute_gains_of_types(make_evaluation([EACH], combinations).run(model, device))
     return _CheckpointScores(
         sizes=text[:, :, BYTES],
         without=np.stack(without),
@@ -226,10 +224,15 @@ def _score_checkpoints(
     )
 
 
-def _score_average(
+def _select_combinations(combinations: Sequence[str], types: Sequence[str]) -> list[str]:
+    """Returns the combinations of types (`url+title`) that an arm has all types of."""
+    return [combination for combination in combinations if {*combination.split("+")} <= {*types}]
+
+
+def _score_averaged_checkpoint(
     settings: MeasureConfig,
     config: CausalLMConfig,
-    documents: Beginnings,
+    documents: DocumentBeginnings,
     folder: Path,
     device: torch.device,
 ) -> np.ndarray:
@@ -251,16 +254,8 @@ def _score_average(
             "(measure.average_last); lower save_steps, or average_last"
         )
 
-    # Summed in double precision, into the weights of the last checkpoint.
     locations = [locate_model(str(checkpoint.folder)) for checkpoint in checkpoints]
-    model, tokenizer = load_model(locations[-1], config, "auto", device)
-    sums_of_weights = {name: weight.double() for name, weight in model.state_dict().items()}
-    for location in locations[:-1]:
-        other_model, _ = load_model(location, config, "auto", device)
-        for name, weight in other_model.state_dict().items():
-            sums_of_weights[name] += weight.double()
-    model.load_state_dict({name: total / len(locations) for name, total in sums_of_weights.items()})
-
+    model, tokenizer = _load_averaged_model(locations, config, device)
     text_alone = PairedEvaluation(
         config.data_config,
         tokenizer,
@@ -274,6 +269,20 @@ def _score_average(
     return sums[TEXT].values[None, :, DOCUMENT, :, NATS_WITHOUT]
 
 
+def _load_averaged_model(
+    locations: Sequence[Location], config: CausalLMConfig, device: torch.device
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """Loads the model with the mean of the weights of some checkpoints, summed in float64."""
+    model, tokenizer = load_model(locations[-1], config, "auto", device)
+    sums_of_weights = {name: weight.double() for name, weight in model.state_dict().items()}
+    for location in locations[:-1]:
+        other_model, _ = load_model(location, config, "auto", device)
+        for name, weight in other_model.state_dict().items():
+            sums_of_weights[name] += weight.double()
+    model.load_state_dict({name: total / len(locations) for name, total in sums_of_weights.items()})
+    return model, tokenizer
+
+
 def _read_counts(locations: Sequence[Location], name: str) -> np.ndarray:
     """Reads a count of the training progress at each checkpoint: int64 [checkpoints]."""
     states = [Path(location.name) / "trainer_state.json" for location in locations]
@@ -283,14 +292,16 @@ def _read_counts(locations: Sequence[Location], name: str) -> np.ndarray:
 
 def _describe_run(config: CausalLMConfig, checkpoint: Path) -> dict[str, Any]:
     """Reads the facts about a run from its configuration and last checkpoint."""
-    shape = parse_json((checkpoint / "model" / "config.json").read_text(encoding="utf-8"))
-    vocabulary = find_language_part(shape).pop("vocab_size")
-    shape = {name: value for name, value in shape.items() if name not in _IRRELEVANT_KEYS}
+    model_config = parse_json((checkpoint / "model" / "config.json").read_text(encoding="utf-8"))
+    vocabulary = find_language_part(model_config).pop("vocab_size")
+    model_config = {
+        name: value for name, value in model_config.items() if name not in _KEYS_WITHOUT_EFFECT
+    }
     data = parse_json((checkpoint / "data_state.json").read_text(encoding="utf-8"))
     return {
         "schedule": config.lr_scheduler_type,
         "loss_on_metadata": bool(config.data_config.metadata_config.loss_on_metadata),
-        "model": [config.model_name, hash_values(shape)],
+        "model": [config.model_name, hash_values(model_config)],
         "vocabulary": vocabulary,
         "shards": hash_values(data["fingerprint"]["shards"]),
     }

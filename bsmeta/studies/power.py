@@ -16,7 +16,7 @@ POWER = 0.8
 """The power for which numbers of seeds, or differences, are derived."""
 
 _NODES = 1000  # quantiles of the variance over seeds in the numerical integration
-_MOST_SEEDS = 1000
+_MAX_SEEDS = 1000
 
 
 def predict_power(claim: ClaimConfig, seeds: int, count: int) -> float | None:
@@ -70,6 +70,6 @@ def count_needed_seeds(
     def is_enough(seeds: int) -> bool:
         return compute_power(difference, deviation, document_error, seeds, count) >= POWER
 
-    numbers = range(2, _MOST_SEEDS + 1)
+    numbers = range(2, _MAX_SEEDS + 1)
     index = bisect_left(numbers, True, key=is_enough)
     return numbers[index] if index < len(numbers) else None

@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 BITS = "{:.4f}".format
 SIGNED = "{:+.4f}".format
-AT = {TEXT: "at the same text tokens", TOKENS: "at the same tokens in all"}
+DIFFERENCE_HEADINGS = {TEXT: "at the same text tokens", TOKENS: "at the same tokens in all"}
 
 
-CLAIMS = "What the declared claims come to"
-SHARED = "What the arms share with the baseline"
-EXPLORATORY = "Exploratory: no claim was declared about what follows"
-GAINS = "Exploratory: where the arms gain"
-_LONGEST_LINE = 44  # characters of a line of a label in a figure
-_LONGEST_LABEL = 160  # characters of a label in several lines
-_CLOSEST_TICKS = 1.4  # ratio of two named amounts
-_MANY = 5  # arms for whose curves bands are too many: only the last points have intervals
+CLAIMS_TITLE = "What the declared claims come to"
+SHARED_TITLE = "What the arms share with the baseline"
+EXPLORATORY_TITLE = "Exploratory: no claim was declared about what follows"
+GAINS_TITLE = "Exploratory: where the arms gain"
+_MAX_LINE_CHARS = 44  # characters of a line of a label in a figure
+_MAX_LABEL_CHARS = 160  # characters of a label in several lines
+_MIN_TICK_RATIO = 1.4  # ratio of two named amounts
+_TOO_MANY_BANDS = 5  # arms for whose curves bands are too many: only the last points have intervals
 _LOOK_WITHOUT = Look(MUTED, "o")
 _LOOK_WITH = Look(GOOD, "s")
 
@@ -99,7 +99,7 @@ def make_effect_table(results: Results) -> Table:
     columns = [
         Column("arm"),
         Column("metadata"),
-        *(Column(head, SIGNED) for head in AT.values()),
+        *(Column(head, SIGNED) for head in DIFFERENCE_HEADINGS.values()),
         Column("text saved", str),
         Column("tokens saved", str),
     ]
@@ -110,7 +110,7 @@ def make_effect_table(results: Results) -> Table:
             effects = [arm.effects[mode][axis] for axis in (TEXT, TOKENS)]
             saved = [str(savings[axis]) for axis in (TEXT, TOKENS)]
             table.rows.append([arm.label, mode, *effects, *saved])
-    return table.sorted_by(AT[TEXT])
+    return table.sorted_by(DIFFERENCE_HEADINGS[TEXT])
 
 
 def make_control_table(results: Results) -> Table:
@@ -230,14 +230,14 @@ def _make_sections(results: Results, further: Sequence[Table]) -> list[Section]:
         for axis in AXES
     }
     sections = [
-        Section(CLAIMS, claim_sentences, make_claim_tables(results), claim_plots),
-        Section(SHARED, results.shared, shared_tables),
-        Section(EXPLORATORY, [], [*make_exploratory_tables(results), *further], curve_plots),
+        Section(CLAIMS_TITLE, claim_sentences, make_claim_tables(results), claim_plots),
+        Section(SHARED_TITLE, results.shared, shared_tables),
+        Section(EXPLORATORY_TITLE, [], [*make_exploratory_tables(results), *further], curve_plots),
     ]
 
     has_gains = any(arm.gains for arm in results.arms.values())
     gain_plots = {"gains": partial(draw_gain_plot, results)} if has_gains else {}
-    gains = Section(GAINS, [], make_gain_tables(results), gain_plots)
+    gains = Section(GAINS_TITLE, [], make_gain_tables(results), gain_plots)
     if gains.tables:
         sections.append(gains)
     return sections
@@ -265,7 +265,7 @@ def draw_curve_plot(results: Results, axis: str) -> Figure:
         width=figures.NARROW if len(modes) == 1 else figures.WIDE + 1.2,
         shares_y=False,
     )
-    has_bands = len(arms) < _MANY
+    has_bands = len(arms) < _TOO_MANY_BANDS
 
     for axes, mode in zip(panels, modes, strict=False):
         for number, arm in enumerate(arms):
@@ -304,7 +304,7 @@ def _draw_differences(axes: Axes, results: Results, axis: str, mode: str, *, is_
         if difference is None:
             continue
         style = figures.look_of_series(number)
-        _draw_curve(axes, difference, style, has_band=len(arms) < _MANY)
+        _draw_curve(axes, difference, style, has_band=len(arms) < _TOO_MANY_BANDS)
         if is_last or (WITH not in arm.curves and arm is not base):
             end = difference.points[-1].value
             ends.append((difference.amounts[-1], end, arm.label, style))
@@ -368,7 +368,7 @@ def _scale_amounts(axes: Axes, results: Results, axis: str) -> None:
 
     ticks: list[float] = []
     for amount in reversed(results.arms[results.study.baseline].curves[WITHOUT][axis].amounts):
-        if not ticks or ticks[-1] / amount >= _CLOSEST_TICKS:
+        if not ticks or ticks[-1] / amount >= _MIN_TICK_RATIO:
             ticks.append(float(amount))
     axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
@@ -391,11 +391,13 @@ def draw_claim_plot(results: Results) -> Figure:
     panel_labels = []
     panel_lines = []
     for claims in claims_by_unit.values():
-        labels = [_claim_label(claim) for claim in claims]
+        labels = [_label_claim(claim) for claim in claims]
         panel_labels.append(labels)
         panel_lines.append(sum(max(label.count("\n") + 1, 2) for label in labels))
+    # In inches: the title, and for each panel its axis and its lines.
+    height = 0.5 + sum(0.8 + 0.21 * lines for lines in panel_lines)
     figure, panels = figures.create_figure(
-        0.5 + sum(0.8 + 0.21 * lines for lines in panel_lines),
+        height,
         panels=len(panel_lines),
         columns=1,
         width=figures.WIDE,
@@ -416,9 +418,9 @@ def draw_claim_plot(results: Results) -> Figure:
     return figure
 
 
-def _claim_label(claim: Claim) -> str:
-    name = shorten_name(claim.config.label, _LONGEST_LABEL)
-    return textwrap.fill(f"{name} ({claim.verdict})", _LONGEST_LINE)
+def _label_claim(claim: Claim) -> str:
+    name = shorten_name(claim.config.label, _MAX_LABEL_CHARS)
+    return textwrap.fill(f"{name} ({claim.verdict})", _MAX_LINE_CHARS)
 
 
 def _draw_claim(axes: Axes, row: int, claim: Claim) -> None:
@@ -466,7 +468,7 @@ def draw_gain_plot(results: Results) -> Figure:
         figures.name_rows(axes, [f"{by}: {name}" for by, name in parts])
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.tick_params(labelbottom=True)
-        label = shorten_name(arm.label, _LONGEST_LABEL)
+        label = shorten_name(arm.label, _MAX_LABEL_CHARS)
         axes.set_title(textwrap.fill(label, 24 if columns > 1 else 60), loc="left")
 
     margin = 0.05 * (max(limits) - min(limits))

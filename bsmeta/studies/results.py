@@ -171,8 +171,8 @@ def _compute_arm_result(study: StudyConfig, measured: Measured, arm: str) -> Arm
     return ArmResult(
         name=arm,
         label=study.arms[arm].label or arm,
-        curves={mode: measured.curves(arm, mode) for mode in measured.list_modes(arm)},
-        amounts={axis: float(values[-1]) for axis, values in measured.amounts(arm).items()},
+        curves={mode: measured.estimate_curves(arm, mode) for mode in measured.list_modes(arm)},
+        amounts={axis: float(values[-1]) for axis, values in measured.compute_amounts(arm).items()},
     )
 
 
@@ -203,6 +203,7 @@ def _compute_claim_differences(
             name = claim.config.label
             if claim.config.task:
                 name += f" ({claim.unit.name})"
+            # An effect is below 0 if it is as claimed: in its own unit, higher may be better.
             sign = -1 if claim.unit.is_higher_better else 1
             yield name, sign * claim.effect.seeds
 
@@ -211,17 +212,19 @@ def _list_setting_notes(measured: Measured) -> list[str]:
     """Notes consequences of the runs' settings for the comparison."""
     runs = {arm: measured.find_first_run(arm) for arm in measured.arms}
     notes = []
-    falling = [arm for arm, run in runs.items() if run.facts["schedule"] != "constant"]
-    if falling and max(len(run.steps) for run in runs.values()) > 1:
+    falling_arms = [arm for arm, run in runs.items() if run.facts["schedule"] != "constant"]
+    if falling_arms and max(len(run.steps) for run in runs.values()) > 1:
         notes.append(
-            f"The learning rate of {', '.join(falling)} falls during the run: a checkpoint before "
-            "the end is worse than the end of a shorter run, so the curve of the baseline is too "
-            "high before its end, and the data that an arm saves is not to be trusted."
+            f"The learning rate of {', '.join(falling_arms)} falls during the run: a checkpoint "
+            "before the end is worse than the end of a shorter run, so the curve of the baseline "
+            "is too high before its end, and the data that an arm saves is not to be trusted."
         )
 
-    lossy = [arm for arm, run in runs.items() if run.facts["loss_on_metadata"]]
-    if lossy:
-        notes.append(f"The text tokens of {', '.join(lossy)} include metadata with a loss.")
+    arms_with_metadata_loss = [arm for arm, run in runs.items() if run.facts["loss_on_metadata"]]
+    if arms_with_metadata_loss:
+        notes.append(
+            f"The text tokens of {', '.join(arms_with_metadata_loss)} include metadata with a loss."
+        )
 
     lost_bytes = max(int(run.facts.get("lost_bytes", 0)) for run in runs.values())
     if lost_bytes:
@@ -242,24 +245,27 @@ def _compare_with_baseline(study: StudyConfig, measured: Measured) -> Iterator[s
             for seed in measured.seeds
         ]
 
-        equal_steps = 0
-        all_steps = 0
-        for base, run in pairs:
-            count = min(len(base.step_documents), len(run.step_documents))
-            equal_steps += int((base.step_documents[:count] == run.step_documents[:count]).sum())
-            all_steps += max(len(base.step_documents), len(run.step_documents))
-
         text_tokens = f"{_compute_ratio(pairs, 'targets')} the text tokens"
         if all(np.array_equal(base.logged_targets, run.logged_targets) for base, run in pairs):
             text_tokens = "the same text tokens after every logged step"
 
         yield (
             f"{study.arms[arm].label or arm}: {_compare_weights(*pairs[0])}; the same documents in "
-            f"{equal_steps / max(all_steps, 1):.0%} of the steps; {text_tokens}; "
+            f"{_compute_equal_share(pairs):.0%} of the steps; {text_tokens}; "
             f"{_compute_ratio(pairs, 'tokens')} the total tokens, {_compute_ratio(pairs, 'flops')} "
-            "the FLOPs, "
-            f"{_compute_ratio(pairs, 'steps')} the steps."
+            f"the FLOPs, {_compute_ratio(pairs, 'steps')} the steps."
         )
+
+
+def _compute_equal_share(pairs: Sequence[tuple[Measurement, Measurement]]) -> float:
+    """Returns the share of the steps in which both runs of a pair read the same documents."""
+    equal_steps = 0
+    all_steps = 0
+    for base, run in pairs:
+        count = min(len(base.step_documents), len(run.step_documents))
+        equal_steps += int((base.step_documents[:count] == run.step_documents[:count]).sum())
+        all_steps += max(len(base.step_documents), len(run.step_documents))
+    return equal_steps / max(all_steps, 1)
 
 
 def _compare_weights(base: Measurement, run: Measurement) -> str:
@@ -324,7 +330,7 @@ def _compare_arm(
 def _compute_gains(study: StudyConfig, measured: Measured, arm: str) -> Iterator[Gain]:
     """Yields the gains of an arm over parts of the documents, at the last checkpoints."""
     for part in _list_parts(study, measured):
-        documents = measured.count(part.bins, part.documents)
+        documents = measured.count_documents(part.bins, part.documents)
         if not documents:
             continue
         # The gain on one host has no variation over hosts.
@@ -539,4 +545,9 @@ def find_largest_block(
         arms = [arm for arm in study.arms if seeds_of_arms[arm] >= set(seeds)]
         if seeds and len(arms) > 1:
             blocks.append((arms, seeds))
-    return max(blocks, key=lambda block: (len(block[0]) * len(block[1]), len(block[1])))
+
+    def rank_block(block: tuple[list[str], list[int]]) -> tuple[int, int]:
+        arms, seeds = block
+        return len(arms) * len(seeds), len(seeds)  # of as many runs, the block of more seeds
+
+    return max(blocks, key=rank_block)

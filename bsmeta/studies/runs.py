@@ -54,13 +54,13 @@ from bsmeta.training.run_folder import (
     read_status,
 )
 
-_TYPES = "types/"
-_NATS = ("without", "shown", "averaged")
+_TYPE_PREFIX = "types/"
+_NATS_ARRAYS = ("without", "shown", "averaged")
 DONE = "done"
 NOT_STARTED = "not started"
 WAITS = "waits"
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-SECONDS_BETWEEN_LOOKS = 2.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+POLL_INTERVAL_S = 2.0
 
 _DOCUMENT_ARRAYS = ("digests", "lengths", "sites", "sizes")
 _ARRAYS = (
@@ -127,9 +127,9 @@ class Measurement:
     def save(self, path: Path) -> None:
         """Writes the file atomically; nats are kept in single precision."""
         values = {name: getattr(self, name) for name in _ARRAYS}
-        values |= {_TYPES + name: nats for name, nats in self.types.items()}
+        values |= {_TYPE_PREFIX + name: nats for name, nats in self.types.items()}
         for name in values:
-            if name in _NATS or name.startswith(_TYPES):
+            if name in _NATS_ARRAYS or name.startswith(_TYPE_PREFIX):
                 values[name] = values[name].astype(np.float32)
             elif name in ("lengths", "sizes"):
                 values[name] = values[name].astype(np.uint32)
@@ -139,7 +139,7 @@ class Measurement:
         with replace_atomically(path) as part:
             np.savez_compressed(part, header=np.array(header), **values)
 
-    def of_documents(self, indices: np.ndarray) -> Measurement:
+    def select_by_index(self, indices: np.ndarray) -> Measurement:
         """Returns the measurement of the documents at these indices, in their order."""
         return replace(
             self,
@@ -166,9 +166,9 @@ class Measurement:
                 else:  # the file is older than the array
                     arrays["averaged"] = arrays["without"][:0]
                 types = {
-                    name.removeprefix(_TYPES): archive[name].astype(np.float64)
+                    name.removeprefix(_TYPE_PREFIX): archive[name].astype(np.float64)
                     for name in archive.files
-                    if name.startswith(_TYPES)
+                    if name.startswith(_TYPE_PREFIX)
                 }
         except Exception as error:  # numpy raises many kinds for a damaged archive
             raise DataError(
@@ -176,7 +176,7 @@ class Measurement:
                 "measured again"
             ) from error
 
-        for name in ("sizes", *_NATS):
+        for name in ("sizes", *_NATS_ARRAYS):
             arrays[name] = arrays[name].astype(np.float64)
         return cls(**header, **arrays, types=types)
 
@@ -190,14 +190,14 @@ def hash_settings(study: StudyConfig, arm: str, seed: int) -> str:
         "text_tokens_of": settings.text_tokens_of,
         "seed": seed,
         "curve": study.curve,
-        "measure": measure_settings(study),
+        "measure": select_measure_settings(study),
     }
     if settings.branch_of is not None:
         values["branch"] = [settings.branch_of, settings.branch_at, settings.decay_steps]
     return hash_values(values)
 
 
-def measure_settings(study: StudyConfig) -> dict[str, Any]:
+def select_measure_settings(study: StudyConfig) -> dict[str, Any]:
     """Returns the settings of a measurement that change its values."""
     left_out = {"length_edges", "sites"}  # they only group the values
     if study.measure.average_last == 1:
@@ -217,7 +217,7 @@ def locate_results(study: StudyConfig) -> Path:
     """
     if study.results_dir is not None:
         return Path(study.results_dir)
-    return Path(study.out_dir) / f"measured-{hash_values(measure_settings(study))[:8]}"
+    return Path(study.out_dir) / f"measured-{hash_values(select_measure_settings(study))[:8]}"
 
 
 def locate_measurement(study: StudyConfig, arm: str, seed: int) -> Path:
@@ -366,7 +366,9 @@ def list_overrides(study: StudyConfig, run: Run) -> list[str] | None:
         overrides.append(f"decay_from='{checkpoint}'")
 
     steps = _compose_run(study, overrides).max_train_steps
-    saved_steps = sorted({*list_curve_steps(study, run.arm, steps), *_branch_steps(study, run.arm)})
+    saved_steps = sorted(
+        {*list_curve_steps(study, run.arm, steps), *_list_branch_steps(study, run.arm)}
+    )
     overrides += [
         f"extra_steps_to_eval_save_at=[{','.join(map(str, saved_steps))}]",
         "keep_last_checkpoints=0",
@@ -403,7 +405,7 @@ def find_stable_run(study: StudyConfig, run: Run) -> Run:
     return stable
 
 
-def _branch_steps(study: StudyConfig, stable: str) -> set[int]:
+def _list_branch_steps(study: StudyConfig, stable: str) -> set[int]:
     """Returns the steps at which arms branch from a stable arm."""
     return {
         arm.branch_at
@@ -443,13 +445,13 @@ def _compute_matching_steps(study: StudyConfig, run: Run, other: str) -> int | N
 
     None if that run, or the baseline's, is not done.
     """
-    by_arm = {
+    progress_by_arm = {
         sibling.arm: read_progress(study, sibling)
         for sibling in list_runs(study)
         if sibling.seed == run.seed
     }
-    target = by_arm[other]
-    baseline = by_arm[study.baseline]
+    target = progress_by_arm[other]
+    baseline = progress_by_arm[study.baseline]
     if target.state != DONE or baseline.state != DONE:
         return None
     return max(round(target.targets / (baseline.targets / baseline.step)), 1)
@@ -530,7 +532,7 @@ class Launcher:
 
     def catch_signals(self) -> None:
         """Makes signals stop the run in progress, which saves, and then the study."""
-        for number in SIGNALS:
+        for number in STOP_SIGNALS:
             signal.signal(number, self._stop_study)
 
     def _stop_study(self, number: int, frame: FrameType | None) -> None:
@@ -573,10 +575,9 @@ class Launcher:
                 continue
 
             command = self.build_command(run)
+            reason = self._describe_missing_checkpoint(run)
             if command is None:
                 reason = "needs runs that are not done"
-            else:
-                reason = self._describe_missing_checkpoint(run)
             if command is None or reason:
                 print(prefix, reason, flush=True)
                 has_failed = True
@@ -666,7 +667,7 @@ class Launcher:
         if is_in_use(run.folder) and not self._is_stopped:
             print(prefix, "still running, started by an earlier call; waiting …", flush=True)
         while is_in_use(run.folder) and not self._is_stopped:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_INTERVAL_S)
 
 
 def list_environments(study: StudyConfig, run: Run) -> list[dict[str, Any]]:

@@ -36,10 +36,10 @@ from bsmeta.studies.runs import Measurement
 
 Floats = NDArray[np.float64]
 
-NEAR = 0.02
+AMOUNT_TOLERANCE = 0.02
 """Share of its tokens by which an amount may lie outside a curve (because of padding)."""
 
-_GRID = 512
+_NUM_GRID_POINTS = 512
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,11 @@ class Curve:
         None outside the curve.
         """
         amounts = self.amounts
-        if not amounts[0] * (1 - NEAR) <= amount <= amounts[-1] * (1 + NEAR):
+        if (
+            not amounts[0] * (1 - AMOUNT_TOLERANCE)
+            <= amount
+            <= amounts[-1] * (1 + AMOUNT_TOLERANCE)
+        ):
             return None
         nearest = int(np.abs(amounts - amount).argmin())
         if math.isclose(amounts[nearest], amount, rel_tol=1e-9) or len(amounts) == 1:
@@ -205,7 +209,7 @@ class Curve:
         if len(self.amounts) == 1:
             return self.amounts, list(self.points)
         logarithms = np.log(self.amounts)
-        even_grid = np.linspace(logarithms[0], logarithms[-1], _GRID)
+        even_grid = np.linspace(logarithms[0], logarithms[-1], _NUM_GRID_POINTS)
         grid = np.exp(np.unique(np.concatenate((even_grid, logarithms))))
         return grid, self._interpolate(grid)
 
@@ -258,7 +262,7 @@ def estimate_saving(baseline: Curve, amount: float, arm: Estimate) -> Saving:
     first = float(amounts[0])
     last = float(amounts[-1])
 
-    def share(needed: float) -> Share:
+    def make_share(needed: float) -> Share:
         if needed > last:
             bound = "above"
         elif needed < first:
@@ -271,7 +275,9 @@ def estimate_saving(baseline: Curve, amount: float, arm: Estimate) -> Saving:
     low = _find_crossing(amounts, values + half_widths)
     high = _find_crossing(amounts, values - half_widths)
     is_inside = bool(first <= needed <= last)
-    return Saving(share(needed), share(low), share(high), needed if is_inside else None)
+    return Saving(
+        make_share(needed), make_share(low), make_share(high), needed if is_inside else None
+    )
 
 
 def _find_crossing(amounts: Floats, rising: Floats) -> float:
@@ -284,15 +290,15 @@ def _find_crossing(amounts: Floats, rising: Floats) -> float:
     reached = np.flatnonzero(rising >= 0)
     if not len(reached):
         return math.inf
-    after = int(reached[0])
-    if rising[after] == 0 or after == 0:
-        return float(amounts[after])
+    above = int(reached[0])
+    if rising[above] == 0 or above == 0:
+        return float(amounts[above])
 
     # Interpolated on the logarithm of the amount.
-    before = after - 1
-    fraction = rising[before] / (rising[before] - rising[after])
-    step = np.log(amounts[after] / amounts[before])
-    return float(np.exp(np.log(amounts[before]) + fraction * step))
+    below = above - 1
+    fraction = rising[below] / (rising[below] - rising[above])
+    step = np.log(amounts[above] / amounts[below])
+    return float(np.exp(np.log(amounts[below]) + fraction * step))
 
 
 def find_common_documents(digests: Sequence[np.ndarray]) -> list[NDArray[np.int64]]:
@@ -316,7 +322,7 @@ def find_common_documents(digests: Sequence[np.ndarray]) -> list[NDArray[np.int6
     return indices
 
 
-_COUNTS = {TEXT: "targets", TOKENS: "tokens", FLOPS: "flops"}
+_COUNT_NAMES = {TEXT: "targets", TOKENS: "tokens", FLOPS: "flops"}
 
 
 class Measured:
@@ -340,7 +346,7 @@ class Measured:
         self._edges = np.array(study.measure.position_edges)
 
         indices = find_common_documents([run.digests for run in measurements.values()])
-        aligned = map(Measurement.of_documents, measurements.values(), indices)
+        aligned = map(Measurement.select_by_index, measurements.values(), indices)
         self._measurements = dict(zip(measurements, aligned, strict=True))
 
         first = self.find_first_run(self.arms[0])
@@ -366,7 +372,7 @@ class Measured:
         """Number of documents whose host is not known."""
         return int((self.sites == "").sum())
 
-    def count(self, bins: np.ndarray | slice, documents: np.ndarray) -> int:
+    def count_documents(self, bins: np.ndarray | slice, documents: np.ndarray) -> int:
         """Counts the documents, among these, that have bytes in these bins."""
         sizes = self.find_first_run(self.arms[0]).sizes[documents][:, bins].sum(axis=1)
         return int((sizes > 0).sum())
@@ -430,7 +436,9 @@ class Measured:
             nats = [run.types[metadata] for run in runs]
         return self._estimate_from_nats(arm, nats, bins, documents)
 
-    def estimate_average(self, arm: str, bins: np.ndarray | slice = slice(None)) -> Estimate:
+    def estimate_averaged_checkpoint(
+        self, arm: str, bins: np.ndarray | slice = slice(None)
+    ) -> Estimate:
         """Estimates the bits per byte, without metadata, of the mean of an arm's last checkpoints.
 
         Args:
@@ -455,7 +463,7 @@ class Measured:
             return estimate_bits_per_byte(document_nats, sizes)
         return estimate_ratio_over_clusters(document_nats / math.log(2), sizes, self._clusters)
 
-    def curves(
+    def estimate_curves(
         self,
         arm: str,
         metadata: str,
@@ -468,13 +476,13 @@ class Measured:
             self.estimate(arm, metadata, point, bins=bins, documents=documents)
             for point in range(len(self.find_first_run(arm).steps))
         ]
-        return {axis: Curve(amounts, points) for axis, amounts in self.amounts(arm).items()}
+        return {axis: Curve(amounts, points) for axis, amounts in self.compute_amounts(arm).items()}
 
-    def amounts(self, arm: str) -> dict[str, np.ndarray]:
+    def compute_amounts(self, arm: str) -> dict[str, np.ndarray]:
         """Returns, by axis, the amount used up to each checkpoint (geometric mean over seeds)."""
         runs = [self._measurements[arm, seed] for seed in self.seeds]
         amounts = {}
-        for axis, name in _COUNTS.items():
+        for axis, name in _COUNT_NAMES.items():
             logarithms = [np.log(getattr(run, name)) for run in runs]
             amounts[axis] = np.exp(np.mean(logarithms, axis=0))
         return amounts

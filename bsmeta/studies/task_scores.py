@@ -31,7 +31,7 @@ from bsmeta.studies.runs import (
 from bsmeta.studies.statistics import Estimate, estimate_ratio, estimate_ratio_over_clusters
 
 QUESTION = "question"
-_DIGITS = 4
+_NUM_DECIMALS = 4
 """Decimals of the bits of an answer in a file."""
 
 
@@ -120,7 +120,7 @@ def save_scores(scores: TaskScores, path: Path) -> None:
     values = asdict(scores)
     for score in values["scores"]:
         score["correct"] = [int(answer) for answer in score["correct"]]
-        score["bits"] = [round(bits, _DIGITS) for bits in score["bits"]]
+        score["bits"] = [round(bits, _NUM_DECIMALS) for bits in score["bits"]]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, msgspec.json.encode(values).decode() + "\n")
 
@@ -243,10 +243,7 @@ def compute_task_effect(
     known_hosts = set(hosts) - {""}
     is_by_host = cluster == HOST and bool(known_hosts)
     clusters = assign_host_clusters(hosts) if is_by_host else None
-    estimate = _estimate_effect(claim, scores, weights, clusters)
-    other_estimate = _estimate_effect(claim, other_scores, weights, clusters)
-    is_accuracy = claim.score == ACCURACY
-    effect = other_estimate - estimate if is_accuracy else estimate - other_estimate
+    effect = _estimate_effect(claim, scores, other_scores, weights, clusters)
     unit = HOST if is_by_host else QUESTION
     return TaskEffect(
         effect,
@@ -307,8 +304,24 @@ def _compute_weights(claim: ClaimConfig, scores: Sequence[Score]) -> np.ndarray:
 
 
 def _estimate_effect(
+    claim: ClaimConfig,
+    scores: Sequence[Score],
+    other_scores: Sequence[Score],
+    weights: np.ndarray,
+    clusters: np.ndarray | None,
+) -> Estimate:
+    """Estimates the difference of both sides, below 0 if it is as claimed."""
+    estimate = _estimate_side(claim, scores, weights, clusters)
+    other_estimate = _estimate_side(claim, other_scores, weights, clusters)
+    if claim.score == ACCURACY:  # higher is better
+        return other_estimate - estimate
+    return estimate - other_estimate
+
+
+def _estimate_side(
     claim: ClaimConfig, scores: Sequence[Score], weights: np.ndarray, clusters: np.ndarray | None
 ) -> Estimate:
+    """Estimates the accuracy, or the bits per byte, of one side of a claim."""
     values = [score.correct if claim.score == ACCURACY else score.bits for score in scores]
     if clusters is None:
         return estimate_ratio(np.array(values), weights)

@@ -58,7 +58,10 @@ DATA = "data_state.json"
 CONFIG = "config.yaml"
 REHEARSAL = ".rehearsal"
 """Folder in the run folder where the first save is rehearsed before the first step."""
-LOADED = ("state", "rng")  # DeepSpeed loads any file in `state` whose name matches its pattern
+LOADED_FOLDERS = (
+    "state",
+    "rng",
+)  # DeepSpeed loads any file in `state` whose name matches its pattern
 # Errors that do not come from the content of a file, by name: torch is not imported here.
 _OTHER_ERRORS = {"OutOfMemoryError", "DistError"}
 Result = TypeVar("Result")
@@ -94,8 +97,8 @@ def name_damaged_file(
             raise
         if {parent.__name__ for parent in type(error).__mro__} & _OTHER_ERRORS:
             raise
-        kind = type(error).__name__
-        raise CheckpointError(f"{file}: cannot be read ({kind}: {error})") from error
+        error_name = type(error).__name__
+        raise CheckpointError(f"{file}: cannot be read ({error_name}: {error})") from error
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class Checkpoint:
     folder: Path
     step: int
 
-    def state(self) -> dict[str, Any]:
+    def read_state(self) -> dict[str, Any]:
         """Reads the state of the trainer.
 
         Raises:
@@ -116,7 +119,7 @@ class Checkpoint:
             msgspec.convert(content, TrainerState)
         return content
 
-    def data(self) -> dict[str, Any]:
+    def read_data(self) -> dict[str, Any]:
         """Reads the state of the data, whose content the stream of the task checks.
 
         Raises:
@@ -185,18 +188,18 @@ class Writer:
         files = sorted(
             str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()
         )
-        entries = _share_files(files, self._processes, self._describe)
+        entries = _map_files_over_ranks(files, self._processes, self._describe_file)
         self._processes.on_main(lambda: self._seal(entries))
         return Checkpoint(self._final, self.step)
 
-    def _describe(self, file: str) -> FileEntry:
+    def _describe_file(self, file: str) -> FileEntry:
         sync_to_disk(self.folder / file)
         return describe_file(self.folder / file)
 
     def _seal(self, entries: dict[str, FileEntry]) -> None:
         """Writes the manifest, makes everything durable on the disk, and renames the folder."""
         parts = {file.split("/")[0] for file in entries}
-        missing = sorted({*LOADED, STATE, DATA, CONFIG} - parts)
+        missing = sorted({*LOADED_FOLDERS, STATE, DATA, CONFIG} - parts)
         if missing:
             raise FileNotFoundError(
                 f"{self.folder}: {', '.join(missing)} was deleted while the checkpoint was written"
@@ -248,7 +251,7 @@ def list_faults(checkpoint: Checkpoint, processes: Processes) -> list[str]:
     if faults:
         return list(faults)
 
-    fault_by_file = _share_files(
+    fault_by_file = _map_files_over_ranks(
         sorted(expected), processes, lambda file: find_fault(folder / file, expected[file])
     )
     return [fault for fault in fault_by_file.values() if fault is not None]
@@ -263,7 +266,7 @@ def _inspect_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], l
 
     folder = checkpoint.folder
     entries: list[Path] = []
-    for part in LOADED:
+    for part in LOADED_FOLDERS:
         entries += (folder / part).rglob("*")
 
     faults = []
@@ -312,7 +315,7 @@ def choose_checkpoint(request: str, out_dir: Path, processes: Processes) -> Chec
             checkpoint of the run is damaged.
     """
     if request != "latest":
-        return open_named(Path(request), processes)
+        return open_named_checkpoint(Path(request), processes)
 
     newest, damaged = find_newest_intact(list_checkpoints(out_dir), processes)
     if newest is None and damaged:
@@ -324,7 +327,7 @@ def choose_checkpoint(request: str, out_dir: Path, processes: Processes) -> Chec
     return newest
 
 
-def open_named(
+def open_named_checkpoint(
     folder: Path, processes: Processes, key: str = "resume_from_checkpoint_dir"
 ) -> Checkpoint:
     """Returns the checkpoint in a folder that `key` names; every rank gets the same result.
@@ -380,7 +383,7 @@ def set_aside_newer(out_dir: Path, step: int) -> None:
         )
 
 
-def _share_files(
+def _map_files_over_ranks(
     files: list[str], processes: Processes, action: Callable[[str], Result]
 ) -> dict[str, Result]:
     """Calls `action` on each of rank 0's files, split among the ranks; all get the results.

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.library import Library
 
-FLOAT32 = (
+FLOAT32_OPERATIONS = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal",
     "rsqrt", "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus",
     "layer_norm", "native_layer_norm", "rms_norm", "group_norm", "frobenius_norm.dim",
@@ -30,7 +30,7 @@ FLOAT32 = (
 )  # fmt: skip
 """Operations of ATen that autocast computes in float32 on CUDA, but not on a CPU."""
 
-FLOAT32_RESULT = (
+FLOAT32_RESULT_OPERATIONS = (
     "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
     "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
 )  # fmt: skip
@@ -45,11 +45,11 @@ def follow_cuda_rules() -> Iterator[None]:
     """
     library = Library("aten", "IMPL")
     try:
-        for name in FLOAT32:
+        for name in FLOAT32_OPERATIONS:
             library.impl(name, _wrap_in_float32(_find_operation(name)), "AutocastCPU")
-        for name in FLOAT32_RESULT:
+        for name in FLOAT32_RESULT_OPERATIONS:
             library.impl(name, _wrap_to_float32(_find_operation(name)), "AutocastCPU")
-        library.impl("dropout", _drop_out, "AutogradCPU")
+        library.impl("dropout", _apply_dropout, "AutogradCPU")
         library.impl("scaled_dot_product_attention", _attend_fused, "AutogradCPU")
         yield
     finally:
@@ -65,9 +65,9 @@ def _find_operation(name: str) -> Any:
 def _wrap_in_float32(operation: Any) -> Callable[..., Any]:
     """Wraps an operation to compute on float32 copies of its half-precision arguments."""
 
-    def compute(*arguments: Any, **named: Any) -> Any:
+    def compute(*arguments: Any, **keywords: Any) -> Any:
         with torch.autocast("cpu", enabled=False):
-            widened = {name: _widen_argument(value) for name, value in named.items()}
+            widened = {name: _widen_argument(value) for name, value in keywords.items()}
             return operation(*map(_widen_argument, arguments), **widened)
 
     return compute
@@ -82,8 +82,8 @@ def _wrap_to_float32(operation: Any) -> Callable[..., Any]:
     """Wraps an operation to return float32, unless its caller passes another type."""
     names = [argument.name for argument in operation._schema.arguments]
 
-    def compute(*arguments: Any, **named: Any) -> Any:
-        by_name = dict(zip(names, arguments, strict=False)) | named
+    def compute(*arguments: Any, **keywords: Any) -> Any:
+        by_name = dict(zip(names, arguments, strict=False)) | keywords
         if by_name.get("dtype") is None:
             by_name["dtype"] = torch.float32
         with torch.autocast("cpu", enabled=False):
@@ -92,10 +92,10 @@ def _wrap_to_float32(operation: Any) -> Callable[..., Any]:
     return compute
 
 
-def _drop_out(values: torch.Tensor, share: float, train: bool) -> torch.Tensor:
-    if not share or not train:
+def _apply_dropout(values: torch.Tensor, probability: float, is_training: bool) -> torch.Tensor:
+    if not probability or not is_training:
         return values
-    return torch.native_dropout(values, share, train)[0]
+    return torch.native_dropout(values, probability, is_training)[0]
 
 
 def _attend_fused(
@@ -105,10 +105,12 @@ def _attend_fused(
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    **named: Any,
+    **keywords: Any,
 ) -> torch.Tensor:
     """Attention by a fused kernel, which on CUDA takes dropout, and a mask in the query's type."""
     if attn_mask is not None:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
     attention = torch.ops.aten.scaled_dot_product_attention.default
-    return attention.decompose(query, key, value, attn_mask, 0.0, is_causal, **named)
+    # A fused kernel saves the state of its random numbers, not a mask of dropped values: like none.
+    dropout = 0.0
+    return attention.decompose(query, key, value, attn_mask, dropout, is_causal, **keywords)

@@ -11,8 +11,8 @@ import os
 
 import torch
 
-_MISSING = "does not have a deterministic implementation"
-_WORKSPACES = (":4096:8", ":16:8")
+_MISSING_KERNEL_MARK = "does not have a deterministic implementation"
+_REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
 """Values of CUBLAS_WORKSPACE_CONFIG with which cuBLAS repeats its results, the faster first."""
 
 
@@ -26,8 +26,8 @@ def use_deterministic_kernels() -> None:
     choose it; it is also disabled explicitly, in case a later version of torch does.
     """
     # cuBLAS reads it when it starts.
-    if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in _WORKSPACES:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = _WORKSPACES[0]
+    if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in _REPEATABLE_WORKSPACES:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = _REPEATABLE_WORKSPACES[0]
 
     # transformers reads it at each call, and passes it to the flash-attn package.
     os.environ["FLASH_ATTENTION_DETERMINISTIC"] = "1"
@@ -43,4 +43,4 @@ def use_deterministic_kernels() -> None:
 
 def lacks_deterministic_kernel(error: BaseException) -> bool:
     """Whether the error was raised by an operation without a deterministic kernel."""
-    return isinstance(error, RuntimeError) and _MISSING in str(error)
+    return isinstance(error, RuntimeError) and _MISSING_KERNEL_MARK in str(error)

@@ -14,7 +14,11 @@ from bsmeta.training.determinism import lacks_deterministic_kernel
 from bsmeta.training.nccl_errors import find_nccl_fault
 
 # The memory of a GPU also runs out in libraries, which have their own errors.
-_OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "'out of memory'")
+_OUT_OF_MEMORY_MARKS = (
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "'out of memory'",
+)
 
 
 @contextmanager
@@ -64,7 +68,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _is_about_memory(text: str) -> bool:
-    return any(words in text for words in _OUT_OF_MEMORY)
+    return any(words in text for words in _OUT_OF_MEMORY_MARKS)
 
 
 def _suggest_smaller_steps(config: RunConfig) -> Iterator[str]:

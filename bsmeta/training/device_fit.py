@@ -12,7 +12,7 @@ import torch
 from bsmeta.config.cards import CARDS, GIB, find_card
 from bsmeta.training.metrics import find_peak_flops
 
-RESERVED = 2.0 * GIB
+RESERVED_BYTES = 2.0 * GIB
 """Bytes that a run cannot use for tensors: the CUDA context, the workspaces of cuBLAS and NCCL, and
 fragmentation. Assumed, not measured."""
 
@@ -35,7 +35,7 @@ class Device:
     @property
     def usable(self) -> float:
         """Bytes for tensors."""
-        return self.memory - RESERVED
+        return self.memory - RESERVED_BYTES
 
 
 def find_device(card: str | None) -> Device | None:
@@ -103,11 +103,9 @@ def describe_fit(
         f"{name} ({_format_gib(size)})" for name, size in engines.items() if size <= device.usable
     ]
     lines = [
-        f"{device.name}: {_format_gib(device.memory)}, of which {_format_gib(RESERVED)} are left "
-        "to CUDA and to "
-        f"fragmentation (assumed); this launch takes {_format_gib(need.size)} with {need.rows} "
-        "rows: it "
-        f"{'fits' if fits else 'DOES NOT FIT'}",
+        f"{device.name}: {_format_gib(device.memory)}, of which {_format_gib(RESERVED_BYTES)} are "
+        f"left to CUDA and to fragmentation (assumed); this launch takes {_format_gib(need.size)} "
+        f"with {need.rows} rows: it {'fits' if fits else 'DOES NOT FIT'}",
         rows,
         f"other engines that fit with {need.rows} rows, on the same number of devices: "
         f"{', '.join(fitting) or 'none'}",

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from bsmeta.core.errors import CheckpointError, DataError, UserError
 from bsmeta.core.files import (
-    FULL_BELOW,
+    MIN_FREE_BYTES,
     SHARED_MEMORY,
     format_bytes,
-    is_full,
+    is_full_disk_error,
     iterate_causes,
     measure_free_bytes,
 )
@@ -72,7 +72,7 @@ def _measure_last_checkpoint(checkpoints: list[Checkpoint], *, with_model: bool)
 def _count_weights(saved: Checkpoint) -> int:
     """Number of weights of a checkpoint's model; 0 if it cannot be read."""
     try:
-        shapes = saved.state()["parameters"]
+        shapes = saved.read_state()["parameters"]
     except (CheckpointError, KeyError):
         return 0
     return sum(math.prod(shape) for shape in shapes.values())
@@ -83,7 +83,7 @@ def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
 
     An error for the user explains itself already, even if a full disk is its cause.
     """
-    if isinstance(error, UserError) or not is_full(error):
+    if isinstance(error, UserError) or not is_full_disk_error(error):
         return error
 
     elsewhere = _describe_other_file_system(error, out_dir)
@@ -99,16 +99,16 @@ def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
 
 def _describe_other_file_system(error: Exception, out_dir: Path) -> str | None:
     """Describes the full file system if it is not the run folder's; None if it is."""
-    if measure_free_bytes(out_dir) < FULL_BELOW:
+    if measure_free_bytes(out_dir) < MIN_FREE_BYTES:
         return None
-    if measure_free_bytes(SHARED_MEMORY) < FULL_BELOW:
+    if measure_free_bytes(SHARED_MEMORY) < MIN_FREE_BYTES:
         return (
             f"{SHARED_MEMORY} is full ({error}): loader processes pass batches through it. Give "
             "the container more (docker run --shm-size=1g), or set data_config.num_workers=0"
         )
 
     for path in (*_find_files(error), Path(tempfile.gettempdir())):
-        if measure_free_bytes(path) < FULL_BELOW:
+        if measure_free_bytes(path) < MIN_FREE_BYTES:
             return f"the disk of {path} is full ({error})"
     return None
 

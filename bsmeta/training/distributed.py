@@ -6,7 +6,7 @@ processes that joined is not the number that was launched.
 
 When Python's garbage collector pauses one rank, all wait for it at the next collective. So the
 objects created during set-up are frozen, and the collector runs only when the loop pauses anyway
-and every `GARBAGE_STEPS` steps, on all ranks at once.
+and every `STEPS_PER_COLLECTION` steps, on all ranks at once.
 
 Processes of one machine without GPUs communicate through DeepSpeed's op for CPUs
 (`prepare_cpu_op`). torch guards the compilation of such an op with a file. A process that is killed
@@ -62,16 +62,23 @@ from bsmeta.training.determinism import use_deterministic_kernels
 from bsmeta.training.nccl_errors import NcclError, find_nccl_fault
 from bsmeta.training.threads import use_cores_for_offload
 
-COMPILING_S = 5.0  # a compilation that takes longer is announced
+COMPILATION_NOTICE_S = 5.0  # a compilation that takes longer is announced
 CONNECT_GRACE_S = 30  # lets torch's own errors come first: they name the missing part
-GARBAGE_STEPS = 200
+STEPS_PER_COLLECTION = 200
 # MiB of gradients in an all-reduce. 25 is torch's own value (its first bucket has 1 MiB). GPUs get
 # fewer and larger ones, because each has a fixed cost (chosen by arithmetic, not measured yet).
 _BUCKET_MB = {"cuda": 100, "cpu": 25}
-_BUILDER = "ShareMemCommBuilder"
-_BUILDING = "bsmeta-building-"
-_CONNECTION = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "TCPStore")
-_CONNECTING = (
+_OP_BUILDER = "ShareMemCommBuilder"
+_BUILD_FOLDER_PREFIX = "bsmeta-building-"
+_CONNECTION_ERROR_MARKS = (
+    "gloo",
+    "NCCL",
+    "Connection closed",
+    "Connection reset",
+    "Broken pipe",
+    "TCPStore",
+)
+_CONNECTING_ACTIVITY = (
     "connecting the processes (on ports that the system chooses, through the network interfaces "
     "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME)"
 )
@@ -91,7 +98,7 @@ def prepare_cpu_op() -> None:
     if get_accelerator().device_name() != "cpu":
         return
 
-    builder = get_accelerator().create_op_builder(_BUILDER)
+    builder = get_accelerator().create_op_builder(_OP_BUILDER)
     loaded_ops = builder._loaded_ops  # where DeepSpeed itself looks first
     if builder.NAME in loaded_ops or installed_ops.get(builder.NAME):
         return
@@ -104,7 +111,7 @@ def prepare_cpu_op() -> None:
             "once, for some minutes …"
         )
         with (
-            _call_after(COMPILING_S, logger.info, announcement, library.parent),
+            _call_after(COMPILATION_NOTICE_S, logger.info, announcement, library.parent),
             FileLock(f"{library}.lock"),
         ):
             if not library.exists():
@@ -121,17 +128,19 @@ def find_library_path(name: str) -> Path:
     versions = f"deepspeed{deepspeed.__version__}-torch{torch.__version__}"
     file = f"{name}-{versions}-{sys.implementation.cache_tag}-{platform.machine()}.so"
 
-    shared = Path(sys.prefix) / "torch_extensions"
+    environment_folder = Path(sys.prefix) / "torch_extensions"
     if "TORCH_EXTENSIONS_DIR" in os.environ:
         return Path(os.environ["TORCH_EXTENSIONS_DIR"]) / file
-    if (shared / file).exists() or os.access(shared, os.W_OK):
-        return shared / file
+    if (environment_folder / file).exists() or os.access(environment_folder, os.W_OK):
+        return environment_folder / file
     return Path(get_default_build_root()) / file
 
 
 def _compile_op(builder: Any, library: Path) -> None:
     """Compiles the op in a temporary folder and moves it to `library`; called under the lock."""
-    for leftover in library.parent.glob(f"{_BUILDING}*"):  # of processes that were killed
+    for leftover in library.parent.glob(
+        f"{_BUILD_FOLDER_PREFIX}*"
+    ):  # of processes that were killed
         shutil.rmtree(leftover, ignore_errors=True)
 
     path = os.environ.get("PATH", "")
@@ -140,11 +149,11 @@ def _compile_op(builder: Any, library: Path) -> None:
         path = f"{scripts}{os.pathsep}{path}"
 
     with tempfile.TemporaryDirectory(
-        dir=library.parent, prefix=_BUILDING, ignore_cleanup_errors=True
-    ) as building:
-        with patch_environment(TORCH_EXTENSIONS_DIR=building, PATH=path):
+        dir=library.parent, prefix=_BUILD_FOLDER_PREFIX, ignore_cleanup_errors=True
+    ) as build_folder:
+        with patch_environment(TORCH_EXTENSIONS_DIR=build_folder, PATH=path):
             builder.load(verbose=False)
-        compiled = Path(building, builder.NAME, f"{builder.NAME}.so")
+        compiled = Path(build_folder, builder.NAME, f"{builder.NAME}.so")
         with compiled.open("rb") as file:
             os.fsync(file.fileno())
         compiled.replace(library)
@@ -206,15 +215,7 @@ def create_accelerator(
     listen_on_loopback()
     accelerator = _connect_processes(config, deepspeed, fsdp)
     _check_precision(config.mixed_precision, accelerator.device)
-
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    is_one_world = launched == 1 or accelerator.distributed_type != DistributedType.NO
-    if accelerator.num_processes != launched or not is_one_world:
-        raise ConfigurationError(
-            f"{launched} processes were launched (WORLD_SIZE), but Accelerate sees "
-            f"{accelerator.num_processes} ({accelerator.distributed_type}): each would train on "
-            "its own. Use a file of experiments/accelerate/, and unset ACCELERATE_USE_CPU."
-        )
+    _check_world_size(accelerator)
     return accelerator
 
 
@@ -230,7 +231,7 @@ def _connect_processes(
         TrainingError: If the processes cannot connect to each other.
     """
     try:
-        with time_limit(config.distributed_timeout_s + CONNECT_GRACE_S, _CONNECTING):
+        with time_limit(config.distributed_timeout_s + CONNECT_GRACE_S, _CONNECTING_ACTIVITY):
             return _create_accelerator(config, deepspeed, fsdp)
     except RuntimeError as error:
         fault = find_nccl_fault(error)
@@ -239,7 +240,7 @@ def _connect_processes(
         if not is_connection_error(error):
             raise
         raise TrainingError(
-            f"{_CONNECTING} failed: is there a firewall between the machines? Found "
+            f"{_CONNECTING_ACTIVITY} failed: is there a firewall between the machines? Found "
             f"GLOO_SOCKET_IFNAME={os.environ.get('GLOO_SOCKET_IFNAME', '')}, "
             f"NCCL_SOCKET_IFNAME={os.environ.get('NCCL_SOCKET_IFNAME', '')} "
             f"({str(error).splitlines()[0]})"
@@ -252,6 +253,18 @@ def _check_precision(mixed_precision: str, device: torch.device) -> None:
         name = torch.cuda.get_device_name(device)
         capability = torch.cuda.get_device_capability(device)
         raise_problems([*find_precision_problems(mixed_precision, name, capability)])
+
+
+def _check_world_size(accelerator: Accelerator) -> None:
+    """Refuses an Accelerator that has not connected all processes of the launch."""
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    is_connected = launched == 1 or accelerator.distributed_type != DistributedType.NO
+    if accelerator.num_processes != launched or not is_connected:
+        raise ConfigurationError(
+            f"{launched} processes were launched (WORLD_SIZE), but Accelerate sees "
+            f"{accelerator.num_processes} ({accelerator.distributed_type}): each would train on "
+            "its own. Use a file of experiments/accelerate/, and unset ACCELERATE_USE_CPU."
+        )
 
 
 def _create_accelerator(
@@ -298,13 +311,15 @@ def _create_accelerator(
 
 def _make_fsdp_plugin(mixed_precision: str, reshards: bool) -> FullyShardedDataParallelPlugin:
     """Sets every option of FSDP2: Accelerate takes missing ones from the environment."""
-    half = {"no": None, "bf16": torch.bfloat16}[mixed_precision]
+    half_dtype = {"no": None, "bf16": torch.bfloat16}[mixed_precision]
     return FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=reshards,
         auto_wrap_policy="TRANSFORMER_BASED_WRAP",
         # Accelerate's policy for bf16 would also sum gradients and return losses in bf16.
-        mixed_precision_policy=MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32),
+        mixed_precision_policy=MixedPrecisionPolicy(
+            param_dtype=half_dtype, reduce_dtype=torch.float32
+        ),
         cpu_offload=False,
         cpu_ram_efficient_loading=False,
         activation_checkpointing=False,
@@ -338,7 +353,9 @@ def is_connection_error(error: Exception) -> bool:
         return False
     if isinstance(error, dist.DistError):
         return True
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in _CONNECTION)
+    return isinstance(error, RuntimeError) and any(
+        word in str(error) for word in _CONNECTION_ERROR_MARKS
+    )
 
 
 def print_stacks(message: str) -> None:
@@ -350,7 +367,10 @@ def print_stacks(message: str) -> None:
 
 
 class GarbageCollection:
-    """A context in which garbage is collected only every `GARBAGE_STEPS` steps, and on request."""
+    """A context in which garbage is collected only every so often, and on request.
+
+    A collection after every `STEPS_PER_COLLECTION` steps stops all ranks at once.
+    """
 
     def __enter__(self) -> GarbageCollection:
         gc.collect()
@@ -362,8 +382,8 @@ class GarbageCollection:
         gc.enable()
         gc.unfreeze()
 
-    def after(self, step: int) -> None:
-        if step % GARBAGE_STEPS == 0:
+    def collect_if_due(self, step: int) -> None:
+        if step % STEPS_PER_COLLECTION == 0:
             self.collect()
 
     def collect(self) -> None:

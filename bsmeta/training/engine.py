@@ -32,13 +32,13 @@ class Snapshot:
     Attributes:
         processes: The processes that write it together; for a copy, each in a thread.
         write: Writes weights and optimizer into a new folder.
-        weights: Returns the full state dict of the model on rank 0, given the folder that `write`
-            has written.
+        read_weights: Returns the full state dict of the model on rank 0, given the folder that
+            `write` has written.
     """
 
     processes: Processes
     write: Callable[[Path], None]
-    weights: Callable[[Path], dict[str, torch.Tensor]]
+    read_weights: Callable[[Path], dict[str, torch.Tensor]]
 
 
 class Engine(ABC):
@@ -46,11 +46,11 @@ class Engine(ABC):
 
     Attributes:
         name: Identifies the engine that a checkpoint belongs to.
-        scaled: Whether the loss is scaled (fp16); such an engine skips non-finite gradients.
-        plain: The model without the wrappers of the engine.
+        scales_loss: Whether the loss is scaled (fp16); such an engine skips non-finite gradients.
+        unwrapped_model: The model without the wrappers of the engine.
     """
 
-    scaled: bool
+    scales_loss: bool
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         self.accelerator = accelerator
@@ -58,7 +58,7 @@ class Engine(ABC):
         self.model: Any
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         # The first call imports DeepSpeed; a save, perhaps in a hurry, should not wait for this.
-        self.plain = accelerator.unwrap_model(self.model)
+        self.unwrapped_model = accelerator.unwrap_model(self.model)
 
     @abstractmethod
     def clip(self, limit: float) -> torch.Tensor | float | None:
@@ -76,7 +76,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def weights(self) -> dict[str, torch.Tensor]:
+    def gather_weights(self) -> dict[str, torch.Tensor]:
         """Returns the full state dict of the model on rank 0."""
 
     @abstractmethod
@@ -87,7 +87,7 @@ class Engine(ABC):
     def load(self, folder: Path) -> None:
         """Reads what `save` wrote."""
 
-    def snapshot(self) -> Snapshot | None:
+    def take_snapshot(self) -> Snapshot | None:
         """Copies the state to main memory; None: this rank writes nothing.
 
         The copy is valid until the next call. DeepSpeed cannot copy: its ranks write their

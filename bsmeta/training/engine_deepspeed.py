@@ -27,7 +27,7 @@ class DeepSpeedEngine(Engine):
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         super().__init__(accelerator, model, optimizer)
-        self.scaled = accelerator.mixed_precision == "fp16"
+        self.scales_loss = accelerator.mixed_precision == "fp16"
         # Writing or reading a file counts as progress, but not the barriers around it.
         files = self.model.checkpoint_engine
         files.save = report_opaque_work()(files.save)
@@ -40,7 +40,7 @@ class DeepSpeedEngine(Engine):
     def step(self, finite: torch.Tensor) -> bool:
         return bool(self.model.was_step_applied())
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def gather_weights(self) -> dict[str, torch.Tensor]:
         return self.accelerator.get_state_dict(self.model)
 
     def save(self, folder: Path) -> None:

@@ -31,7 +31,7 @@ class PlainEngine(Engine):
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         super().__init__(accelerator, model, optimizer)
-        self.scaled = accelerator.scaler is not None
+        self.scales_loss = accelerator.scaler is not None
         self._keeps_gradients = False
 
         if isinstance(self.model, DistributedDataParallel):
@@ -49,7 +49,7 @@ class PlainEngine(Engine):
 
     def step(self, finite: torch.Tensor) -> bool:
         # A scaler must see every step; it skips non-finite ones itself.
-        if self.scaled or self._may_step(finite):
+        if self.scales_loss or self._may_step(finite):
             self.optimizer.step()
         self._clear_gradients()
         return False
@@ -68,21 +68,21 @@ class PlainEngine(Engine):
         optimizer.found_inf = (~finite).float()
         return True
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        return self.plain.state_dict()
+    def gather_weights(self) -> dict[str, torch.Tensor]:
+        return self.unwrapped_model.state_dict()
 
-    def state(self) -> dict[str, Any]:
+    def collect_state(self) -> dict[str, Any]:
         """Returns the state of weights, optimizer and loss scaler, not copied."""
         scaler = self.accelerator.scaler
         return {
-            "model": self.weights(),
+            "model": self.gather_weights(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
         }
 
     def save(self, folder: Path) -> None:
         if self.accelerator.is_main_process:
-            write_state(self.state(), folder)
+            write_state(self.collect_state(), folder)
 
     @cached_property
     def _stager(self) -> Any:
@@ -95,7 +95,7 @@ class PlainEngine(Engine):
         from torch.distributed.checkpoint import staging  # slow; only needed if it copies
 
         pinned = self.accelerator.device.type == "cuda"
-        size = format_bytes(count_storage_bytes(self.state()))
+        size = format_bytes(count_storage_bytes(self.collect_state()))
         logger.info(
             "async_save: the copy of a checkpoint takes %s of main memory%s, for the whole run",
             size,
@@ -111,22 +111,22 @@ class PlainEngine(Engine):
             )
         )
 
-    def copy(self) -> dict[str, Any]:
+    def copy_state(self) -> dict[str, Any]:
         """Copies the state to main memory, over the last copy; shared tensors stay shared."""
-        copied: dict[str, Any] = self._stager.stage(self.state())
+        copied: dict[str, Any] = self._stager.stage(self.collect_state())
         return copied
 
-    def snapshot(self) -> Snapshot | None:
+    def take_snapshot(self) -> Snapshot | None:
         if not self.accelerator.is_main_process:
             return None
-        copy = self.copy()
+        copy = self.copy_state()
         return Snapshot(ALONE, partial(write_state, copy), lambda _: copy["model"])
 
     def load(self, folder: Path) -> None:
         with name_damaged_file(folder / _PLAIN_FILE):
             with report_opaque_work():
                 state = torch.load(folder / _PLAIN_FILE, map_location="cpu", weights_only=True)
-            self.plain.load_state_dict(state["model"])
+            self.unwrapped_model.load_state_dict(state["model"])
             with keep_settings(self.optimizer):
                 self.optimizer.load_state_dict(state["optimizer"])
             if self.accelerator.scaler is not None and state["scaler"] is not None:
@@ -161,7 +161,7 @@ def count_storage_bytes(state: Any) -> int:
 
 
 def write_state(state: dict[str, Any], folder: Path) -> None:
-    """Writes the result of `PlainEngine.state`, or a copy of it."""
+    """Writes the result of `PlainEngine.collect_state`, or a copy of it."""
     folder.mkdir()
     with report_opaque_work():
         torch.save(state, folder / _PLAIN_FILE)

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -79,14 +79,14 @@ LAUNCH_FILES: dict[Stage, str] = {
 ASSUMED_MFU = (0.2, 0.4, 0.5)
 """Model FLOPs utilizations for which the time of a step on an absent card is printed."""
 
-MASTER = 4
+MASTER_WEIGHT_BYTES = 4
 """Bytes per parameter of the float32 weights to update, if the model has a lower precision."""
 
 STAGES: tuple[Stage, ...] = (None, 0, 1, 2, 3, "FSDP2")
 
 
 @dataclass(frozen=True)
-class Counts:
+class ParameterCounts:
     """Numbers of parameters of a model; shared ones count once."""
 
     total: int
@@ -125,7 +125,7 @@ class Activations:
         return (self.layers_recomputed if recomputing else self.layers) + self.loss
 
 
-def count_parameters(model: nn.Module) -> Counts:
+def count_parameters(model: nn.Module) -> ParameterCounts:
     """Counts parameters; the model may be on the meta device."""
     parameters = list(model.parameters())
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
@@ -134,7 +134,7 @@ def count_parameters(model: nn.Module) -> Counts:
         if isinstance(module, nn.Embedding):
             embeddings.update(module.parameters(recurse=False))
 
-    return Counts(
+    return ParameterCounts(
         total=sum(map(torch.numel, parameters)),
         trainable=sum(map(torch.numel, trainable)),
         embeddings=sum(map(torch.numel, embeddings)),
@@ -152,7 +152,9 @@ def count_optimizer_bytes(model: nn.Module, entry: OptimizerEntry) -> int:
     return 4 * num_values
 
 
-def count_state(counts: Counts, optimizer: int, stage: Stage, processes: int, half: bool) -> State:
+def count_state(
+    counts: ParameterCounts, optimizer: int, stage: Stage, processes: int, half: bool
+) -> State:
     """Computes the size of weights, gradients and optimizer states on one device.
 
     Args:
@@ -174,7 +176,7 @@ def count_state(counts: Counts, optimizer: int, stage: Stage, processes: int, ha
     if isinstance(stage, int):
         value_bytes = 2 if half else 4
         # ZeRO always keeps its partition in float32
-        master_bytes = MASTER if half or stage > 0 else 0
+        master_bytes = MASTER_WEIGHT_BYTES if half or stage > 0 else 0
 
     optimizer_total = optimizer + master_bytes * counts.trainable
     return State(
@@ -185,7 +187,7 @@ def count_state(counts: Counts, optimizer: int, stage: Stage, processes: int, ha
 
 
 def estimate_activations(
-    planned: Shape, *, half: bool, copies: bool, casts: bool = True
+    shape: Shape, *, half: bool, copies: bool, casts: bool = True
 ) -> Activations:
     """Computes the memory that a micro-batch takes for the backward pass.
 
@@ -200,68 +202,109 @@ def estimate_activations(
     """
     # Which tensors the attention keeps depends on the device.
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if half and not copies else torch.float32
-    saved_bytes: dict[StorageWeakRef, int] = {}  # by storage, without the weights themselves
-    input_bytes: list[int] = []  # of each layer
-    layer_bytes: list[int] = []  # saved within each layer
+    weight_dtype = torch.bfloat16 if half and not copies else torch.float32
+    with FakeTensorMode():
+        state = _make_fake_state(shape.body, weight_dtype, device)
+        ids = torch.zeros(shape.rows, shape.length, dtype=torch.long, device=device)
+        saved = _SavedTensors(state.values())
+        with (
+            saved.record(shape.layers),
+            torch.autocast(device, torch.bfloat16, enabled=half and casts),
+        ):
+            hidden = functional_call(shape.body, state, (), {"input_ids": ids}).last_hidden_state
 
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
-        fake_dtype = dtype if tensor.is_floating_point() else tensor.dtype
-        return torch.empty(tensor.shape, dtype=fake_dtype, device=device)
+    value_bytes = 2 if half else 4
+    tokens = shape.rows * shape.length
+    width = hidden.shape[-1]
+    hidden_bytes = tokens * width * value_bytes  # the input of the output embedding
+    in_layers = sum(saved.layer_bytes)
+    outside_layers = saved.total_bytes - in_layers + hidden_bytes
+    recomputed = saved.count_bytes_with_recomputation(shape.recompute_every)
+    return Activations(
+        layers=float(in_layers + outside_layers),
+        layers_recomputed=float(recomputed + outside_layers),
+        loss=_estimate_loss_bytes(tokens, shape.outputs, width, shape.loss_chunk, value_bytes),
+    )
 
-    def record_saved(tensor: torch.Tensor) -> torch.Tensor:
+
+def _make_fake_state(
+    body: nn.Module, weight_dtype: torch.dtype, device: str
+) -> dict[str, torch.Tensor]:
+    """Makes tensors without values in place of buffers and parameters, by name."""
+
+    def make_fake(tensor: torch.Tensor) -> torch.Tensor:
+        dtype = weight_dtype if tensor.is_floating_point() else tensor.dtype
+        return torch.empty(tensor.shape, dtype=dtype, device=device)
+
+    state = {name: make_fake(buffer) for name, buffer in body.named_buffers()}
+    for name, parameter in body.named_parameters():
+        state[name] = make_fake(parameter).requires_grad_(parameter.requires_grad)
+    return state
+
+
+class _SavedTensors:
+    """Counts the bytes that autograd saves in a forward pass, except the weights themselves.
+
+    Attributes:
+        input_bytes: Size of the input of each layer.
+        layer_bytes: Bytes saved within each layer.
+    """
+
+    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
+        self.input_bytes: list[int] = []
+        self.layer_bytes: list[int] = []
+        self._weights = {StorageWeakRef(tensor.untyped_storage()) for tensor in weights}
+        self._bytes_by_storage: dict[StorageWeakRef, int] = {}
+        self._bytes_before_layer = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self._bytes_by_storage.values())
+
+    @contextmanager
+    def record(self, layers: Iterable[nn.Module]) -> Iterator[None]:
+        """Records the forward pass in this context."""
+        with ExitStack() as hooks:
+            for layer in layers:
+                hooks.callback(layer.register_forward_pre_hook(self._enter_layer).remove)
+                hooks.callback(layer.register_forward_hook(self._leave_layer).remove)
+            hooks.enter_context(saved_tensors_hooks(self._add_tensor, lambda tensor: tensor))
+            yield
+
+    def _enter_layer(self, _: nn.Module, arguments: tuple[Any, ...]) -> None:
+        self.input_bytes.append(arguments[0].nbytes)
+        self._bytes_before_layer = self.total_bytes
+
+    def _leave_layer(self, *_: object) -> None:
+        self.layer_bytes.append(self.total_bytes - self._bytes_before_layer)
+
+    def _add_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         reference = StorageWeakRef(storage)  # while it exists, the address is not reused
-        if reference not in weight_storages:
-            saved_bytes[reference] = storage.nbytes()
+        if reference not in self._weights:
+            self._bytes_by_storage[reference] = storage.nbytes()
         return tensor
 
-    def enter_layer(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-        input_bytes.append(arguments[0].nbytes)
-        layer_bytes.append(-sum(saved_bytes.values()))
-
-    def leave_layer(*_: object) -> None:
-        layer_bytes[-1] += sum(saved_bytes.values())
-
-    body = planned.body
-    with FakeTensorMode(), ExitStack() as stack:
-        state = {name: fake(value) for name, value in body.named_buffers()}
-        for name, value in body.named_parameters():
-            state[name] = fake(value).requires_grad_(value.requires_grad)
-        weight_storages = {StorageWeakRef(tensor.untyped_storage()) for tensor in state.values()}
-        ids = torch.zeros(planned.rows, planned.length, dtype=torch.long, device=device)
-
-        for layer in planned.layers:
-            stack.callback(layer.register_forward_pre_hook(enter_layer).remove)
-            stack.callback(layer.register_forward_hook(leave_layer).remove)
-        stack.enter_context(torch.autocast(device, torch.bfloat16, enabled=half and casts))
-        stack.enter_context(saved_tensors_hooks(record_saved, lambda tensor: tensor))
-        hidden = functional_call(body, state, (), {"input_ids": ids}).last_hidden_state
-
-        value_bytes = 2 if half else 4
-        tokens = planned.rows * planned.length
-        width = hidden.shape[-1]
-        outside_layers = sum(saved_bytes.values()) - sum(layer_bytes) + tokens * width * value_bytes
-
-    # A recomputed layer keeps only its input; one layer at a time is recomputed as a whole.
-    recomputed = 0
-    for number, (inputs, saved) in enumerate(zip(input_bytes, layer_bytes, strict=True)):
-        is_recomputed = number % planned.recompute_every == 0
-        recomputed += inputs if is_recomputed else saved
-    return Activations(
-        layers=float(sum(layer_bytes) + outside_layers),
-        layers_recomputed=float(recomputed + max(layer_bytes, default=0) + outside_layers),
-        loss=_estimate_loss_bytes(tokens, planned.outputs, width, planned.loss_chunk, value_bytes),
-    )
+    def count_bytes_with_recomputation(self, recompute_every: int) -> int:
+        """Counts the bytes of the layers if every n-th of them, from the first, is recomputed."""
+        kept_bytes = 0
+        for number, layer_bytes in enumerate(self.layer_bytes):
+            is_recomputed = number % recompute_every == 0
+            kept_bytes += self.input_bytes[number] if is_recomputed else layer_bytes
+        # One layer at a time is recomputed as a whole.
+        return kept_bytes + max(self.layer_bytes, default=0)
 
 
 def _estimate_loss_bytes(
     tokens: int, outputs: int, hidden: int, chunk: int, value_bytes: int
 ) -> float:
     """Bytes of the logits, in the precision of the matmuls and in float32, and their gradients."""
-    half_bytes = value_bytes if value_bytes < 4 else 0
-    if chunk and chunk < tokens * outputs:  # the gradient overwrites the logits
-        return float(chunk * (4 + half_bytes) + 4 * outputs * hidden)
+    half_bytes = value_bytes if value_bytes < 4 else 0  # of a copy in half precision
+    if chunk and chunk < tokens * outputs:
+        # The gradient overwrites the logits of a chunk; the head's gradient is a sum over chunks.
+        head_gradient = 4 * outputs * hidden
+        return float(chunk * (4 + half_bytes) + head_gradient)
+    # Logits, log-probabilities and gradient in float32; logits and gradient in half precision.
     return float(tokens * outputs * (4 + 4 + 4 + 2 * half_bytes))
 
 
@@ -379,13 +422,13 @@ class Forecast:
         with follow_cuda_rules() if follows_card else nullcontext():
             by_precision: dict[_Precision, Activations] = {}
             for stage in stages:
-                precision = self._precision(stage)
+                precision = self._choose_precision(stage)
                 if precision not in by_precision:
-                    by_precision[precision] = self._count_with(self._shape, precision)
+                    by_precision[precision] = self._estimate_with_precision(self._shape, precision)
                 self._activations[stage] = by_precision[precision]
 
             larger = replace(self._shape, rows=self._shape.rows + 1)
-            with_larger = self._count_with(larger, self._precision(self.stage))
+            with_larger = self._estimate_with_precision(larger, self._choose_precision(self.stage))
 
         live = self._activations[self.stage]
         self._row_bytes = with_larger.total(recomputing=False) - live.total(recomputing=False)
@@ -393,12 +436,12 @@ class Forecast:
             recomputing=True
         )
 
-    def _count_with(self, shape: Shape, precision: _Precision) -> Activations:
+    def _estimate_with_precision(self, shape: Shape, precision: _Precision) -> Activations:
         return estimate_activations(
             shape, half=self._half, copies=precision.copies, casts=precision.casts
         )
 
-    def _precision(self, stage: Stage) -> _Precision:
+    def _choose_precision(self, stage: Stage) -> _Precision:
         """Returns how an engine computes in half precision.
 
         Plain data parallel keeps float32 weights and computes in autocast, FSDP2 gathers weights in
@@ -530,13 +573,13 @@ class Forecast:
         return [
             *notes,
             f"activations: what a forward pass of {shape.rows} x {shape.length} tokens keeps for "
-            f"the backward pass, with the kernels of {self._kernels()}{copies}; of these, logits "
-            f"{format_size(live.loss)} (loss_chunk_logits)",
+            f"the backward pass, with the kernels of {self._name_kernel_device()}{copies}; of "
+            f"these, logits {format_size(live.loss)} (loss_chunk_logits)",
             "recomputing (gradient_checkpointing=true): the input of each layer, and one layer "
             "whole",
         ]
 
-    def _kernels(self) -> str:
+    def _name_kernel_device(self) -> str:
         return "this device" if self._device is None or self._device.is_here else "CUDA"
 
 
@@ -557,17 +600,17 @@ class Probe:
     metrics: dict[str, Any]
     held: State
 
-    def show(self, console: Console, counted: Forecast) -> None:
+    def show(self, console: Console, forecast: Forecast) -> None:
         """Prints the measurements, extrapolated to the whole run."""
         metrics = self.metrics
         held = self.held
-        expected = counted.states[counted.stage]
+        expected = forecast.states[forecast.stage]
         mfu = "– (the peak of this device is not known)"
         if metrics["mfu"] is not None:
             mfu = f"{metrics['mfu']:.1%}"
         rows = [
             ("probe", f"{self.steps} steps, after {self.warm_up} to warm up"),
-            ("a step", f"{metrics['step_s']:.3f} s, {counted.step_tokens:,} positions, of which "
+            ("a step", f"{metrics['step_s']:.3f} s, {forecast.step_tokens:,} positions, of which "
              f"padding {metrics['padding']:.1%}"),
             ("tokens/s", f"{metrics['tokens_per_s']:,.0f} on all devices, without padding"),
             ("waiting for data", f"{metrics['data_wait_s']:.3f} s of these steps"),
@@ -602,8 +645,8 @@ def probe_run(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
         processes = Processes.of_group(accelerator.device)
         stop = StopRequest()
         with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
-            run = RunFolder(Path(folder))
-            trainer = Trainer(silent, schedule, task, accelerator, run, watchdog, stop)
+            run_folder = RunFolder(Path(folder))
+            trainer = Trainer(silent, schedule, task, accelerator, run_folder, watchdog, stop)
             metrics = trainer.probe(warm_up, steps - warm_up)
         held = measure_state(trainer.engine.model, trainer.engine.optimizer)
         return Probe(schedule.max_steps, steps - warm_up, warm_up, metrics, held)
@@ -623,17 +666,17 @@ def print_memory(config: RunConfig, task: Task, checked: CheckedRun) -> None:
 
     try:
         shape = task.shape()
-        counted = None if shape is None else Forecast(config, shape, checked, find_device(None))
+        forecast = None if shape is None else Forecast(config, shape, checked, find_device(None))
     except UserError:
         raise
     except Exception as error:  # any error of a model while it is counted
         logger.info("the memory of the run cannot be counted: %s", error)
         return
 
-    if counted is not None:
+    if forecast is not None:
         memory = DeviceMemory.of_launch(checked.launch)
         print_summary(
-            list_memory_rows(counted, memory), [*list_memory_notes(counted, memory, config)]
+            list_memory_rows(forecast, memory), [*list_memory_notes(forecast, memory, config)]
         )
 
 
@@ -652,21 +695,21 @@ def estimate_run(config: RunConfig, task: Task, checked: CheckedRun, *, is_main:
 
     device = find_device(config.estimate_card)
     console = Console(soft_wrap=False, highlight=False)
-    counted = Forecast(config, shape, checked, device) if is_main else None
-    if counted is not None:
-        counted.show(console)
+    forecast = Forecast(config, shape, checked, device) if is_main else None
+    if forecast is not None:
+        forecast.show(console)
         if device is None:  # otherwise its memory is in the lines above
             memory = DeviceMemory.of_launch(checked.launch)
             print_summary(
-                list_memory_rows(counted, memory), [*list_memory_notes(counted, memory, config)]
+                list_memory_rows(forecast, memory), [*list_memory_notes(forecast, memory, config)]
             )
 
     is_here = config.estimate_card is None or (device is not None and device.is_here)
     if config.estimate_steps and is_here:
         with explain_device_errors(config):
             measured = probe_run(config, task, checked)
-        if counted is not None:
-            measured.show(console, counted)
+        if forecast is not None:
+            measured.show(console, forecast)
 
 
 def format_duration(seconds: float) -> str:

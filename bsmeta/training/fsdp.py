@@ -38,12 +38,12 @@ from bsmeta.training.engine import Snapshot
 from bsmeta.training.engine_plain import PlainEngine
 from bsmeta.training.processes import Processes
 
-_MODEL = "model/"
-_OPTIMIZER = "optimizer/"
-_METADATA = ".metadata"
+_MODEL_PREFIX = "model/"
+_OPTIMIZER_PREFIX = "optimizer/"
+_METADATA_FILE = ".metadata"
 # Classes and functions in a description of tensors, beside dtypes. They are listed one by one,
 # because their module also has `os`.
-_GLOBALS = {
+_ALLOWED_GLOBALS = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
@@ -56,7 +56,7 @@ _GLOBALS = {
 }  # fmt: skip
 
 # Opcodes of the pickles that Python writes for them.
-_OPCODES = frozenset({
+_ALLOWED_OPCODES = frozenset({
     "PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "NEWOBJ", "REDUCE", "BUILD",
     "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE",
     "BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "EMPTY_TUPLE",
@@ -73,9 +73,9 @@ class FSDPEngine(PlainEngine):
         super().__init__(accelerator, model, optimizer)
         if accelerator.native_amp:
             # Like Accelerate for plain torch: evaluations compute in the precision of training.
-            casting = accelerator.autocast()(self.model.forward)
-            self.model.forward = convert_outputs_to_fp32(casting)
-        self._aside = Processes.of_group(accelerator.device).with_separate_group()
+            autocast_forward = accelerator.autocast()(self.model.forward)
+            self.model.forward = convert_outputs_to_fp32(autocast_forward)
+        self._separate_processes = Processes.of_group(accelerator.device).with_separate_group()
 
         # A tensor with several names in the model is saved under the first.
         first_names: dict[int, str] = {}
@@ -88,9 +88,9 @@ class FSDPEngine(PlainEngine):
         norm = super().clip(limit)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def gather_weights(self) -> dict[str, torch.Tensor]:
         weights = {}
-        for name, tensor in self._model_state().items():
+        for name, tensor in self._collect_model_state().items():
             full_tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if self.accelerator.is_main_process:
                 weights[name] = full_tensor.to("cpu")
@@ -105,20 +105,22 @@ class FSDPEngine(PlainEngine):
             if saved_name in weights
         }
 
-    def _model_state(self) -> dict[str, torch.Tensor]:
+    def _collect_model_state(self) -> dict[str, torch.Tensor]:
         """Returns this rank's shards of the weights, each under one name."""
         state = self.model.state_dict()
         return {name: state[name] for name in dict.fromkeys(self._saved_names.values())}
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def collect_state(self) -> dict[str, torch.Tensor]:
         """Returns the shards of weights and optimizer, not copied."""
-        state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
-        for name, parameter in self._parameters().items():
+        state = {
+            _MODEL_PREFIX + name: tensor for name, tensor in self._collect_model_state().items()
+        }
+        for name, parameter in self._map_names_to_parameters().items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                state[f"{_OPTIMIZER}{key}/{name}"] = value
+                state[f"{_OPTIMIZER_PREFIX}{key}/{name}"] = value
         return state
 
-    def _parameters(self) -> dict[str, nn.Parameter]:
+    def _map_names_to_parameters(self) -> dict[str, nn.Parameter]:
         """Returns the optimizer's parameters by name, in the order of its groups."""
         tensors = self.model.state_dict(keep_vars=True)
         names = {id(tensors[name]): name for name in self._saved_names.values()}
@@ -129,40 +131,47 @@ class FSDPEngine(PlainEngine):
         return parameters
 
     def save(self, folder: Path) -> None:
-        write_shards(self.state(), folder, self._aside)
+        write_shards(self.collect_state(), folder, self._separate_processes)
 
-    def snapshot(self) -> Snapshot:
-        copy = self.copy()
+    def take_snapshot(self) -> Snapshot:
+        copy = self.copy_state()
 
-        def weights(folder: Path) -> dict[str, torch.Tensor]:
-            if not self._aside.is_main:
+        processes = self._separate_processes
+
+        def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+            if not processes.is_main:
                 return {}
-            return self._add_shared_names(read_full_tensors(folder, _MODEL))
+            return self._add_shared_names(read_full_tensors(folder, _MODEL_PREFIX))
 
-        return Snapshot(self._aside, partial(write_shards, copy, processes=self._aside), weights)
+        return Snapshot(processes, partial(write_shards, copy, processes=processes), read_weights)
 
     def load(self, folder: Path) -> None:
-        state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
-        parameters = self._parameters()
+        state = {
+            _MODEL_PREFIX + name: tensor for name, tensor in self._collect_model_state().items()
+        }
+        parameters = self._map_names_to_parameters()
         optimizer_state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
 
         for entry, (size, dtype) in read_tensor_shapes(folder).items():
             if entry in state:
                 continue
-            key, _, name = entry.removeprefix(_OPTIMIZER).partition("/")
+
+            key, _, name = entry.removeprefix(_OPTIMIZER_PREFIX).partition("/")
             if name not in parameters:
                 raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
             parameter = parameters[name].detach()
-            # Values of another size are step counters, which all ranks have.
-            is_sharded = size == parameter.shape
-            if not is_sharded and math.prod(size) > max(parameter.numel(), 1):
+            if size == parameter.shape:
+                value = torch.zeros_like(parameter)  # sharded like the parameter
+            elif math.prod(size) <= max(parameter.numel(), 1):
+                value = torch.zeros(size)  # a step counter, which all ranks have
+            else:
                 raise CheckpointError(f"{folder}: {entry} has the shape {list(size)}")
-            value = torch.zeros_like(parameter) if is_sharded else torch.zeros(size)
+
             value = value.to(dtype)
             state[entry] = value
             optimizer_state[name][key] = value
 
-        read_shards(state, folder, self._aside)
+        read_shards(state, folder, self._separate_processes)
         state_by_number = {
             number: values for number, values in enumerate(optimizer_state.values()) if values
         }
@@ -236,7 +245,7 @@ def _read_metadata(folder: Path) -> Metadata:
     Raises:
         CheckpointError: If it is damaged, or describes anything but tensors in files of the folder.
     """
-    file = folder / _METADATA
+    file = folder / _METADATA_FILE
     with name_damaged_file(file):
         content = file.read_bytes()
         _check_opcodes(content)
@@ -265,7 +274,7 @@ def _check_opcodes(content: bytes) -> None:
     Python stores objects under numbers, in a table as long as the largest number.
     """
     for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-        if opcode.name not in _OPCODES:
+        if opcode.name not in _ALLOWED_OPCODES:
             raise pickle.UnpicklingError(f"{opcode.name} does not describe a tensor")
         if opcode.name.endswith("PUT") and int(argument or 0) > count:
             raise pickle.UnpicklingError(f"{opcode.name} {argument} after {count} steps")
@@ -304,7 +313,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or name in _GLOBALS.get(module, ()):
+        if is_dtype or name in _ALLOWED_GLOBALS.get(module, ()):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} does not describe a tensor")
 

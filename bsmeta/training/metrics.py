@@ -47,11 +47,11 @@ from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import METRICS, Log, RunFolder
 from bsmeta.training.step_stats import DataStats, StepResult, StepStats
 
-RUNS = "trackers.json"
+TRACKERS_FILE = "trackers.json"
 """File in the run folder with the name of the run at its trackers."""
 
-_METRICS_SHOWN = 4
-_BAR = 6  # columns of the narrowest progress bar
+_MAX_METRICS_SHOWN = 4
+_MIN_BAR_COLUMNS = 6  # of the terminal
 
 logger = logging.getLogger(__name__)
 
@@ -102,20 +102,20 @@ class StepLog:
         self,
         config: RunConfig,
         schedule: Schedule,
-        run: RunFolder,
+        run_folder: RunFolder,
         processes: Processes,
         tracker: Tracker,
         throughput: Throughput,
         nonfinite: NonFiniteGuard,
     ) -> None:
         self._schedule = schedule
-        self._run = run
+        self._run_folder = run_folder
         self._tracker = tracker
         self._throughput = throughput
         self._nonfinite = nonfinite
         self._documents: Log | None = None
         if config.log_documents:
-            self._documents = run.open_log(f"documents-rank{processes.rank}.jsonl")
+            self._documents = run_folder.open_log(f"documents-rank{processes.rank}.jsonl")
 
     def record(self, result: StepResult, data: DataStats, progress: Progress) -> StepStats:
         """Waits for a step and records it; advances the progress of the run.
@@ -127,9 +127,9 @@ class StepLog:
         if stats.finite:
             self._nonfinite.record_finite_step()
         else:
-            self._run.keep()
-            event = self._nonfinite.skip_or_stop(result, stats)
-            self._tracker.event("nonfinite", result.step, **event)
+            self._run_folder.rebuild_if_deleted()
+            values = self._nonfinite.skip_or_stop(result, stats)
+            self._tracker.record_event("nonfinite", result.step, **values)
 
         self._write_documents(result)
         progress.add_counts(data.counts)
@@ -144,7 +144,7 @@ class StepLog:
 
     def finish(self, progress: Progress) -> None:
         """Records the totals of a completed run."""
-        self._tracker.event(
+        self._tracker.record_event(
             "totals",
             progress.step,
             tokens=progress.tokens,
@@ -180,7 +180,7 @@ class StepLog:
             "targets": progress.targets,
         }
         progress.unlogged.clear()
-        self._tracker.event("step", result.step, **values, **self._throughput.metrics())
+        self._tracker.record_event("step", result.step, **values, **self._throughput.metrics())
 
 
 def _drop_zeros(sums: dict[str, float]) -> dict[str, float]:
@@ -261,7 +261,7 @@ def find_peak_flops(device: torch.device) -> float | None:
     return None if card is None else CARDS[card].peak_flops
 
 
-class External(Protocol):
+class ExternalTracker(Protocol):
     """A tracker that Accelerate creates for a name in `trackers` (tensorboard, wandb, …)."""
 
     def log(self, values: dict[str, Any], step: int | None) -> None: ...
@@ -274,18 +274,18 @@ class Tracker:
 
     def __init__(
         self,
-        run: RunFolder,
+        run_folder: RunFolder,
         *,
         main: bool,
         step: int,
         total_steps: int,
-        external: Sequence[External] = (),
+        external: Sequence[ExternalTracker] = (),
     ) -> None:
         self._external = list(external) if main else []
-        self._metrics = run.open_log(METRICS) if main else None
+        self._metrics = run_folder.open_log(METRICS) if main else None
         self._screen = Screen(total_steps, step) if main else None
 
-    def event(self, kind: str, step: int, **values: Any) -> None:
+    def record_event(self, kind: str, step: int, **values: Any) -> None:
         """Records an event: a line of `metrics.jsonl`, and its numbers for the trackers."""
         if self._metrics is None or self._screen is None:
             return
@@ -302,7 +302,7 @@ class Tracker:
             self._call_each(lambda tracker: tracker.log(numbers, step))
         self._screen.show(kind, step, values)
 
-    def _call_each(self, action: Callable[[External], None]) -> None:
+    def _call_each(self, action: Callable[[ExternalTracker], None]) -> None:
         """Calls `action` on each tracker, and drops those that fail (full disk, lost server)."""
         for tracker in list(self._external):
             try:
@@ -349,14 +349,17 @@ class Screen:
         if sys.stderr.isatty():
             self._bar = ProgressDisplay(
                 TextColumn("training"),
-                BarColumn(bar_width=None, table_column=Column(min_width=_BAR, max_width=4 * _BAR)),
+                BarColumn(
+                    bar_width=None,
+                    table_column=Column(min_width=_MIN_BAR_COLUMNS, max_width=4 * _MIN_BAR_COLUMNS),
+                ),
                 MofNCompleteColumn(table_column=Column(no_wrap=True)),
                 TimeRemainingColumn(table_column=Column(no_wrap=True)),
                 TextColumn("{task.description}"),
             )
             # Step and time are never cut; columns are separated by four blanks in all.
             step_width = 2 * len(str(total)) + 1
-            fixed_width = len("training") + _BAR + step_width + len("0:00:00") + 4
+            fixed_width = len("training") + _MIN_BAR_COLUMNS + step_width + len("0:00:00") + 4
             self._description_width = self._bar.console.width - fixed_width
 
             self._task = self._bar.add_task("", total=total, completed=step)
@@ -387,7 +390,7 @@ class Screen:
         items = _flatten_values(values)
         if kind == "eval":  # the first few are enough; all are in metrics.jsonl
             numbers = [item for item in items if isinstance(item[1], float)]
-            items = numbers[:_METRICS_SHOWN]
+            items = numbers[:_MAX_METRICS_SHOWN]
         text = "  ".join(
             f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
             for name, value in items
@@ -473,7 +476,7 @@ def run_name(folder: Path) -> str:
     An empty file counts as missing: it was being written when the machine crashed. A wandb id must
     not contain any of `/\\#?%:`, nor have more than 128 characters.
     """
-    file = folder / RUNS
+    file = folder / TRACKERS_FILE
     try:
         return str(parse_json(file.read_text())["run"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):

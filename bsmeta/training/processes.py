@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from bsmeta.core.progress import GROUP_TIMEOUT
 
-CLOSE_S = 20.0
+CLOSE_TIMEOUT_S = 20.0
 """Longest time that a process waits at the end for the others to disconnect, in seconds."""
 
 Result = TypeVar("Result")
@@ -84,10 +84,10 @@ class Processes:
             outcome = _Outcome(None, _make_portable(error))
 
         outcomes: list[_Outcome] = self.gather(outcome)
-        for each in outcomes:
-            if each.failure is not None:
-                raise each.failure
-        return [each.result for each in outcomes]
+        for outcome_of_rank in outcomes:
+            if outcome_of_rank.failure is not None:
+                raise outcome_of_rank.failure
+        return [outcome_of_rank.result for outcome_of_rank in outcomes]
 
     def broadcast(self, value: Any) -> Any:
         """Returns rank 0's value on every rank."""
@@ -103,7 +103,7 @@ class Processes:
             dist.all_reduce(values, group=self.group)
         return values
 
-    def agree(self, value: bool) -> bool:
+    def is_true_on_all(self, value: bool) -> bool:
         """Whether `value` is true on every rank. Waits for the hosts, never for a device."""
         if self.size == 1:
             return value
@@ -151,7 +151,7 @@ def _make_portable(error: Exception) -> Exception:
 
 
 def close_device_groups() -> None:
-    """Disconnects the devices of the ranks, within `CLOSE_S`; all ranks call it at the end.
+    """Disconnects the devices of the ranks, within `CLOSE_TIMEOUT_S`; all ranks call it at the end.
 
     All work is done: a rank that cannot disconnect logs a warning and ends anyway, because `leave`
     does not wait for threads.
@@ -179,12 +179,12 @@ def close_device_groups() -> None:
 
     closing = threading.Thread(target=close, name="close groups", daemon=True)
     closing.start()
-    closing.join(CLOSE_S)
+    closing.join(CLOSE_TIMEOUT_S)
     if closing.is_alive():
         logger.warning(
             "the devices of the processes have not disconnected within %g s; all work is done, "
             "and this process ends without waiting any longer",
-            CLOSE_S,
+            CLOSE_TIMEOUT_S,
         )
 
 

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from bsmeta.core.progress import report_opaque_work
 
-PROFILES = "profile"
+PROFILE_FOLDER = "profile"
 """Folder of the traces in the run folder."""
 
 
@@ -30,10 +30,10 @@ class Profile:
 
     def __init__(self, steps: Sequence[int] | None, folder: Path, rank: int) -> None:
         self._first, self._last = (0, 0) if steps is None else (steps[0], steps[1])
-        self._file = folder / PROFILES / f"steps-{self._first}-{self._last}-rank{rank}.json"
+        self._file = folder / PROFILE_FOLDER / f"steps-{self._first}-{self._last}-rank{rank}.json"
         self._running: profile | None = None
 
-    def range(self, name: str) -> AbstractContextManager[Any]:
+    def mark_range(self, name: str) -> AbstractContextManager[Any]:
         """Returns a context that is a named range of the trace."""
         if self._running is None:
             return nullcontext()

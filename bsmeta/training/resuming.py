@@ -31,7 +31,7 @@ from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.saved import parse_saved, read_saved
 from bsmeta.config.saved_runs import load_resolved, write_yaml
 from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
-from bsmeta.config.steps import BatchPlan, branch_step, lacks_model
+from bsmeta.config.steps import BatchPlan, lacks_model, read_branch_step
 from bsmeta.core.errors import (
     CheckpointError,
     ConfigurationError,
@@ -50,7 +50,7 @@ from bsmeta.training.checkpoint import (
     find_newest_intact,
     list_checkpoints,
     name_damaged_file,
-    open_named,
+    open_named_checkpoint,
 )
 from bsmeta.training.disk_space import check_room
 from bsmeta.training.distributed import Accelerator
@@ -61,9 +61,9 @@ from bsmeta.training.processes import Processes
 
 logger = logging.getLogger(__name__)
 
-_DIFFERENCES_SHOWN = 20  # in a message
+_MAX_DIFFERENCES_SHOWN = 20  # in a message
 # Keys that affect how a process starts, not how the run trains.
-_UNCOMPARED = {"resume_from_checkpoint_dir", "overwrite_out_dir"}
+_UNCOMPARED_KEYS = {"resume_from_checkpoint_dir", "overwrite_out_dir"}
 # Set by the launcher for this rank; a converter that sees them would wait for the other ranks.
 _LAUNCHER_VARIABLES = (
     "RANK",
@@ -146,7 +146,7 @@ def find_resume_point(
         return None
 
     check_task(saved, config.task)
-    state = saved.state()
+    state = saved.read_state()
     plan = BatchPlan.of(config, processes.size)
     with name_damaged_file(saved.folder / STATE):
         check_launch(saved, state, name_engine(accelerator), plan)
@@ -156,7 +156,7 @@ def find_resume_point(
         check_exports(out_dir, saved.step)
     changed = find_changed_settings(saved, config)
     check_optimizer(saved, changed)
-    if is_readable(state, processes.size):
+    if needs_no_conversion(state, processes.size):
         return Resume(saved, changed)
 
     # Named like an interrupted save, so that the next start removes it if this run is killed.
@@ -179,13 +179,15 @@ def _find_checkpoint(config: RunConfig, processes: Processes, out_dir: Path) -> 
         saved_config = load_resolved(saved.folder / CONFIG, type(config))
         _check_same_branch(saved, saved_config.decay_from, config.decay_from)
         return saved
-    saved = open_named(Path(config.decay_from), processes, "decay_from")  # of another run
+    saved = open_named_checkpoint(
+        Path(config.decay_from), processes, "decay_from"
+    )  # of another run
     stable = load_resolved(saved.folder / CONFIG, type(config))
     raise_problems([*find_branch_problems(saved, stable, config.learning_rate)])
     return saved
 
 
-def is_readable(state: dict[str, Any], world_size: int) -> bool:
+def needs_no_conversion(state: dict[str, Any], world_size: int) -> bool:
     """Whether a checkpoint with this trainer state can be loaded without conversion."""
     return state["engine"] in (PLAIN, FSDP) or bool(state["world_size"] == world_size)
 
@@ -198,12 +200,12 @@ def find_rollback_point(out_dir: Path, step: int, processes: Processes) -> Check
 
     def may_load(saved: Checkpoint) -> bool:
         try:
-            return is_readable(saved.state(), processes.size)
+            return needs_no_conversion(saved.read_state(), processes.size)
         except (CheckpointError, KeyError):
             return True  # damaged: the verification that follows names the file
 
-    past = [saved for saved in list_checkpoints(out_dir) if saved.step <= step]
-    newest, _ = find_newest_intact([*filter(may_load, past)], processes)
+    earlier_checkpoints = [saved for saved in list_checkpoints(out_dir) if saved.step <= step]
+    newest, _ = find_newest_intact([*filter(may_load, earlier_checkpoints)], processes)
     return newest
 
 
@@ -214,7 +216,7 @@ def find_changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, lis
     changed = {
         key: [old, new]
         for key, old, new in find_differences(saved_config, current_config)
-        if key not in _UNCOMPARED
+        if key not in _UNCOMPARED_KEYS
     }
 
     if "out_dir" in changed:
@@ -288,13 +290,13 @@ def check_steps(saved: Checkpoint, max_steps: int) -> None:
 
 def check_exports(out_dir: Path, step: int) -> None:
     """Refuses `export_best` if a checkpoint that may be the best one has no `model/`."""
-    past = [saved.folder for saved in list_checkpoints(out_dir) if saved.step <= step]
-    lacking = [folder.name for folder in past if lacks_model(folder)]
-    if lacking:
+    earlier_folders = [saved.folder for saved in list_checkpoints(out_dir) if saved.step <= step]
+    names_without_model = [folder.name for folder in earlier_folders if lacks_model(folder)]
+    if names_without_model:
         raise ConfigurationError(
-            f"export_best=true: {', '.join(lacking)} in {out_dir} have no model/, which "
-            "export_steps has left out; expected it in every checkpoint, because each may be the "
-            "best. Resume with export_best=false, or begin a new run in another out_dir"
+            f"export_best=true: {', '.join(names_without_model)} in {out_dir} have no model/, "
+            "which export_steps has left out; expected it in every checkpoint, because each may be "
+            "the best. Resume with export_best=false, or begin a new run in another out_dir"
         )
 
 
@@ -336,7 +338,7 @@ def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
     lines = describe_differences(
         first_fingerprint, fingerprint, "on rank 0", f"on rank {processes.rank}"
     )
-    lines_by_rank = processes.gather([*itertools.islice(lines, _DIFFERENCES_SHOWN)])
+    lines_by_rank = processes.gather([*itertools.islice(lines, _MAX_DIFFERENCES_SHOWN)])
     for rank, lines_of_rank in enumerate(lines_by_rank):
         if lines_of_rank:
             differing_keys = "\n".join(lines_of_rank)
@@ -425,7 +427,7 @@ def _check_same_branch(
     saved: Checkpoint, saved_decay_from: str | None, decay_from: str | None
 ) -> None:
     """Refuses to resume a branch from a checkpoint of another branch."""
-    if branch_step(saved_decay_from) != branch_step(decay_from):
+    if read_branch_step(saved_decay_from) != read_branch_step(decay_from):
         raise ConfigurationError(
             f"{saved.folder} is of a run with decay_from={saved_decay_from}, this one has "
             f"decay_from={decay_from}; expected the same to resume it, or another out_dir"

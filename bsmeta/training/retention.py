@@ -19,7 +19,7 @@ from bsmeta.training.checkpoint import Checkpoint, list_checkpoints, list_faults
 from bsmeta.training.processes import ALONE
 from bsmeta.training.task import Metric
 
-KEEP = "KEEP"
+KEEP_FILE = "KEEP"
 """A checkpoint that contains a file of this name is never deleted."""
 
 logger = logging.getLogger(__name__)
@@ -79,13 +79,15 @@ class Retention:
         Checkpoints of later steps do not belong to this run's past, and are left alone.
         """
         self._verified[written.folder] = _Verification(_read_stamps(written.folder), True)
-        past = [saved for saved in list_checkpoints(self._out_dir) if saved.step <= written.step]
-        retained = self._select_retained(past)
-        for old in past:
-            if old not in retained and old.folder.resolve() != self._resumed_from:
-                _delete_checkpoint(old)
+        candidates = [
+            saved for saved in list_checkpoints(self._out_dir) if saved.step <= written.step
+        ]
+        retained = self._select_retained(candidates)
+        for candidate in candidates:
+            if candidate not in retained and candidate.folder.resolve() != self._resumed_from:
+                _delete_checkpoint(candidate)
 
-    def best(self) -> Checkpoint | None:
+    def find_best(self) -> Checkpoint | None:
         """Returns the intact checkpoint with the best value of `keep_best_by`, if any."""
         return self._find_best(list_checkpoints(self._out_dir))
 
@@ -94,24 +96,24 @@ class Retention:
 
         As few checkpoints as possible are verified, because their files may have to be read.
         """
-        count = self._keep_last
+        num_last = self._keep_last
         interval = self._keep_every
-        if count == 0:
+        if num_last == 0:
             return set(checkpoints)
 
-        last_intact = list(islice(filter(self._is_intact, reversed(checkpoints)), count))
-        oldest_step = last_intact[-1].step if len(last_intact) == count else 0
+        last_intact = list(islice(filter(self._is_intact, reversed(checkpoints)), num_last))
+        oldest_step = last_intact[-1].step if len(last_intact) == num_last else 0
         retained = {
             saved
             for saved in checkpoints
             if saved.step >= oldest_step
             or (interval and saved.step % interval == 0)
-            or (saved.folder / KEEP).exists()
+            or (saved.folder / KEEP_FILE).exists()
         }
 
-        best = self._find_best(checkpoints)
-        if best is not None:
-            retained.add(best)
+        find_best = self._find_best(checkpoints)
+        if find_best is not None:
+            retained.add(find_best)
         return retained
 
     def _find_best(self, checkpoints: list[Checkpoint]) -> Checkpoint | None:
@@ -156,9 +158,9 @@ def _read_stamps(folder: Path) -> list[_FileStamp]:
 def _delete_checkpoint(saved: Checkpoint) -> None:
     try:
         # Renamed first, so that an interrupted deletion leaves no damaged checkpoint in the list.
-        doomed = saved.folder.with_name(f"tmp-{saved.folder.name}-deleted")
-        saved.folder.rename(doomed)
-        shutil.rmtree(doomed)
+        deleted_folder = saved.folder.with_name(f"tmp-{saved.folder.name}-deleted")
+        saved.folder.rename(deleted_folder)
+        shutil.rmtree(deleted_folder)
     except OSError as error:
         logger.warning("%s could not be deleted: %s", saved.folder, error)
 
@@ -166,7 +168,7 @@ def _delete_checkpoint(saved: Checkpoint) -> None:
 def _read_costs(saved: Checkpoint, name: str | None) -> list[float]:
     """Reads the finite costs of a metric (`Metric.cost`) in the evaluation of a checkpoint."""
     try:
-        metrics = saved.state()["evaluation"]
+        metrics = saved.read_state()["evaluation"]
         costs = [Metric(**metric).cost for metric in metrics if metric["name"] == name]
         return [cost for cost in costs if math.isfinite(cost)]
     except (CheckpointError, KeyError, TypeError):

@@ -6,7 +6,8 @@ import logging
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,10 @@ from bsmeta.training.task import Task
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
 
-UPLOAD_S = 3600.0
+UPLOAD_TIMEOUT_S = 3600.0
 """Time limit of an upload."""
 
-_UPLOAD = """
+_UPLOAD_SCRIPT = """
 import os
 import sys
 from huggingface_hub import HfApi
@@ -83,28 +84,21 @@ def run_training(
     with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
         with record_refusal(out_dir):
             schedule = Schedule.of(config, task.steps_per_epoch(processes.size))
-        stop.leave = lambda name: _end_start(out_dir, watchdog, name)
+        stop.leave = lambda name: _record_early_end(out_dir, watchdog, name)
 
         folder = RunFolder(out_dir.resolve())
         resume = may_resume(config.resume_from_checkpoint_dir, folder.path)
         processes.on_main(
             lambda: folder.open(config, resume=resume, overwrite=config.overwrite_out_dir)
         )
-        watchdog.run = folder
+        watchdog.run_folder = folder
 
-        with ProcessLog(processes.rank, processes.size) as folder.log:
-            try:
-                with explain_device_errors(config):
-                    code = _train_and_export(
-                        config, schedule, task, accelerator, folder, watchdog, stop
-                    )
-            except Exception as error:
-                ending = watchdog.explain(explain_full_disk(error, folder.path))
-                if watchdog.is_reporter():
-                    _write_failure(folder, watchdog.step, ending)
-                if ending is error:
-                    raise
-                raise ending from error
+        with (
+            ProcessLog(processes.rank, processes.size) as folder.process_log,
+            _report_failure(folder, watchdog),
+            explain_device_errors(config),
+        ):
+            code = _train_and_export(config, schedule, task, accelerator, folder, watchdog, stop)
 
     close_device_groups()  # no longer watched: a rank that hangs must not change the status
     if config.push_to_hub and code == 0 and processes.is_main:
@@ -123,48 +117,75 @@ def _train_and_export(
 ) -> int:
     """Resumes or begins the run, trains, exports the model, and returns the exit code."""
     processes = Processes.of_group(accelerator.device)
-
-    def report(state: str, step: int, exit_code: int | None) -> None:
-        if processes.is_main:
-            folder.write_status(state, step, exit_code)
-
     watchdog.enter("checking that all processes share out_dir")
     check_is_shared(folder.path, "out_dir", processes)
 
     watchdog.enter("looking for a checkpoint to resume from")
     resume = find_resume_point(config, schedule.max_steps, accelerator, processes, folder.path)
     watchdog.step = resume.saved.step if resume else 0
-    report("running", watchdog.step, None)
+    if processes.is_main:
+        folder.write_status("running", watchdog.step, None)
 
-    environment = folder.open_log(ENVIRONMENT) if processes.is_main else None
-    if environment is not None:
-        environment.write(
-            {
-                "event": "start",
-                "step": watchdog.step,
-                "processes": processes.size,
-                "started": format_utc_now(),
-                **describe_environment(processes.device),
-            }
-        )
-
-    watchdog.enter("building the model")
-    trainer = Trainer(config, schedule, task, accelerator, folder, watchdog, stop)
-    is_done = trainer.train(resume)
-    if is_done:
-        watchdog.enter("exporting the model")
-        folder.share(processes)
-        trainer.saver.export(folder.path / "model")
-    if environment is not None:
-        environment.write(
-            {"event": "end", "step": trainer.progress.step, "ended": format_utc_now()}
-        )
+    with _EnvironmentLog(folder, processes, watchdog.step) as environment_log:
+        watchdog.enter("building the model")
+        trainer = Trainer(config, schedule, task, accelerator, folder, watchdog, stop)
+        is_done = trainer.train(resume)
+        if is_done:
+            watchdog.enter("exporting the model")
+            folder.rebuild_with_logs(processes)
+            trainer.saver.export(folder.path / "model")
+        environment_log.last_step = trainer.progress.step
 
     code = 0 if is_done else EXIT_PREEMPTED
-    if not is_done and processes.is_main:
-        print(f"to continue: {describe_resuming_command(sys.argv, processes.size)}")
-    report("done" if is_done else "preempted", trainer.progress.step, code)
+    if processes.is_main:
+        if not is_done:
+            print(f"to continue: {describe_resuming_command(sys.argv, processes.size)}")
+        folder.write_status("done" if is_done else "preempted", trainer.progress.step, code)
     return code
+
+
+class _EnvironmentLog:
+    """Logs the environment of a start in `ENVIRONMENT`, and its end unless it fails (rank 0).
+
+    Attributes:
+        last_step: The step at which the start ends.
+    """
+
+    def __init__(self, folder: RunFolder, processes: Processes, first_step: int) -> None:
+        self.last_step = first_step
+        self._log = folder.open_log(ENVIRONMENT) if processes.is_main else None
+        self._processes = processes
+
+    def __enter__(self) -> _EnvironmentLog:
+        if self._log is not None:
+            self._log.write(
+                {
+                    "event": "start",
+                    "step": self.last_step,
+                    "processes": self._processes.size,
+                    "started": format_utc_now(),
+                    **describe_environment(self._processes.device),
+                }
+            )
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self._log is not None and error is None:
+            self._log.write({"event": "end", "step": self.last_step, "ended": format_utc_now()})
+
+
+@contextmanager
+def _report_failure(folder: RunFolder, watchdog: Watchdog) -> Iterator[None]:
+    """Writes the status of a run that fails, and raises the error that explains the failure."""
+    try:
+        yield
+    except Exception as error:
+        explanation = watchdog.explain(explain_full_disk(error, folder.path))
+        if watchdog.is_reporter():
+            _write_failure(folder, watchdog.step, explanation)
+        if explanation is error:
+            raise  # `raise error from error` would make the error its own cause
+        raise explanation from error
 
 
 def describe_resuming_command(arguments: Sequence[str], processes: int) -> str:
@@ -186,31 +207,31 @@ def describe_resuming_command(arguments: Sequence[str], processes: int) -> str:
     return shlex.join([*program, *unchanged, resuming])
 
 
-def _end_start(out_dir: Path, watchdog: Watchdog, name: str) -> int:
+def _record_early_end(out_dir: Path, watchdog: Watchdog, name: str) -> int:
     """Writes the status when a signal ends the start; returns the exit code.
 
     The signal may mean that another rank has failed: when a rank is killed, by the kernel for lack
     of memory or by a user, the launcher ends the others with the same signal as a preemption.
     """
     failure = watchdog.read_failure_of_another()
-    if watchdog.run is None:  # the folder is not locked, and may be another run's
+    if watchdog.run_folder is None:  # the folder is not locked, and may be another run's
         if failure is None:
             note_early_stop(out_dir, name)
     elif watchdog.is_reporter():
         if failure is None:
-            write_stopped_start(watchdog.run.path, name)
+            write_stopped_start(watchdog.run_folder.path, name)
         else:
-            _write_failure(watchdog.run, watchdog.step, failure)
-    return EXIT_PREEMPTED if failure is None else _exit_code(failure)
+            _write_failure(watchdog.run_folder, watchdog.step, failure)
+    return EXIT_PREEMPTED if failure is None else _choose_exit_code(failure)
 
 
-def _exit_code(error: Exception) -> int:
+def _choose_exit_code(error: Exception) -> int:
     return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
 
 
 def _write_failure(folder: RunFolder, step: int, error: Exception) -> None:
     try:
-        folder.write_status("failed", step, _exit_code(error), str(error))
+        folder.write_status("failed", step, _choose_exit_code(error), str(error))
     except (OSError, TrainingError) as unwritten:
         logger.error("%s: status.json could not be written: %s", folder.path, unwritten)
 
@@ -221,7 +242,7 @@ def push_model(
     step: int,
     *,
     private: bool = True,
-    timeout_s: float = UPLOAD_S,
+    timeout_s: float = UPLOAD_TIMEOUT_S,
 ) -> bool:
     """Uploads `model/` of a finished run; returns whether it succeeded, and never raises an error.
 
@@ -275,7 +296,7 @@ def _upload_model(
 
     visibility = "private" if private else "public"
     # -P: nothing is imported from the working folder.
-    command = [sys.executable, "-P", "-c", _UPLOAD, str(folder), repository, visibility]
+    command = [sys.executable, "-P", "-c", _UPLOAD_SCRIPT, str(folder), repository, visibility]
     command += map(str, files)
     try:
         upload = subprocess.run(

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from bsmeta.config.saved_runs import write_yaml
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
 from bsmeta.core.exit_codes import EXIT_PREEMPTED, EXIT_USER_ERROR
-from bsmeta.core.files import is_full, replace_atomically, write_text
+from bsmeta.core.files import is_full_disk_error, replace_atomically, write_text
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.printable import make_printable
 from bsmeta.core.rank import read_rank
@@ -124,7 +124,7 @@ def write_status(
     try:
         write_text(out_dir / STATUS, text)
     except OSError as error:
-        if not is_full(error) or not _overwrite_file(out_dir / STATUS, text):
+        if not is_full_disk_error(error) or not _overwrite_file(out_dir / STATUS, text):
             raise
     return text
 
@@ -244,17 +244,17 @@ class RunFolder:
     """The folder of one run; opened by rank 0 only, and locked until the process ends.
 
     If it is deleted during the run, the next write of rank 0 rebuilds it: the lock, the small files
-    and everything logged so far. Other ranks restore their logs when they next call `share`; until
-    then they write their lines to the deleted files, from which the logs are restored. Only the
-    earlier checkpoints are lost.
+    and everything logged so far. Other ranks restore their logs when they next call
+    `rebuild_with_logs`; until then they write their lines to the deleted files, from which the logs
+    are restored. Only the earlier checkpoints are lost.
 
     Attributes:
-        log: The log of this process, which is restored with the folder.
+        process_log: The log of this process, which is restored with the folder.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.log: ProcessLog | None = None
+        self.process_log: ProcessLog | None = None
 
         self._lock = FileLock(path / _LOCK)
         self._lock_identity: _FileIdentity | None = None  # only in the process that holds the lock
@@ -262,9 +262,9 @@ class RunFolder:
         self._owner_identity: _FileIdentity | None = None
         self._directory = -1  # kept open, so that no other folder gets its inode
 
-        self._texts: dict[str, str] = {}  # the small files, by name
+        self._remembered_texts: dict[str, str] = {}  # the small files, by name
         self._logs: list[Log] = []
-        self._rebuilt = False  # since the last call of `share`
+        self._was_rebuilt = False  # since the last call of `rebuild_with_logs`
         self._access = threading.RLock()  # the thread of an asynchronous save writes, too
 
     def open(self, config: Any, *, resume: bool, overwrite: bool) -> None:
@@ -310,7 +310,7 @@ class RunFolder:
 
         if not foreign and not (self.path / MARK).exists():
             (self.path / MARK).write_text(_MARK_TEXT)
-        self.remember(MARK)
+        self.remember_file(MARK)
 
         has_earlier_run = bool(checkpoints) or (self.path / METRICS).exists()
         if has_earlier_run and not resume:
@@ -328,41 +328,43 @@ class RunFolder:
 
         Called after all checks: until then the folder remains as the earlier run left it.
         """
-        self.keep()
+        self.rebuild_if_deleted()
         checkpoint.set_aside_newer(self.path, step)
 
         for file in [self.path / METRICS, *self.path.glob("documents-rank*.jsonl")]:
             if file.exists():  # drop the lines after this step, because its steps are repeated
                 lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-                lines_until_step = [line for line in lines if _is_until(line, step)]
+                lines_until_step = [line for line in lines if _is_up_to_step(line, step)]
                 write_text(file, "".join(line + "\n" for line in lines_until_step))
 
         write_text(self.path / CONFIG, write_yaml(config))
-        self.remember(CONFIG)
+        self.remember_file(CONFIG)
 
     def open_log(self, name: str) -> Log:
         """Opens a log of this process; it is restored with the folder."""
-        log = Log(self.path / name, self.keep)
+        log = Log(self.path / name, self.rebuild_if_deleted)
         self._logs.append(log)
         return log
 
-    def remember(self, name: str) -> None:
+    def remember_file(self, name: str) -> None:
         """Remembers the current content of a small file, to restore it with the folder.
 
         A file that does not exist is ignored.
         """
         with suppress(FileNotFoundError):
-            self._texts[name] = (self.path / name).read_text(encoding="utf-8", errors="replace")
+            text = (self.path / name).read_text(encoding="utf-8", errors="replace")
+            self._remembered_texts[name] = text
 
     def write_status(self, state: str, step: int, exit_code: int | None, message: str = "") -> None:
         """Writes `status.json`; raises a TrainingError if the folder belongs to another run now."""
         with self._access:
-            self.keep()
-            self._texts[STATUS] = write_status(self.path, state, step, exit_code, message)
+            self.rebuild_if_deleted()
+            status = write_status(self.path, state, step, exit_code, message)
+            self._remembered_texts[STATUS] = status
 
     # --- a folder that is deleted during the run ----------------------------------------------
 
-    def share(self, processes: Processes) -> bool:
+    def rebuild_with_logs(self, processes: Processes) -> bool:
         """Rebuilds the folder if it was deleted, with the logs of all ranks; all call it together.
 
         Returns:
@@ -372,18 +374,18 @@ class RunFolder:
             TrainingError: If another run has taken its place.
         """
 
-        def keep() -> bool:
-            self.keep()
-            rebuilt = self._rebuilt
-            self._rebuilt = False
-            return rebuilt
+        def rebuild() -> bool:
+            self.rebuild_if_deleted()
+            was_rebuilt = self._was_rebuilt
+            self._was_rebuilt = False
+            return was_rebuilt
 
-        rebuilt = processes.on_main(keep)
+        was_rebuilt = processes.on_main(rebuild)
         with suppress(FileNotFoundError):  # deleted once more, which rank 0 will notice
             self._restore_logs()
-        return rebuilt
+        return was_rebuilt
 
-    def keep(self) -> None:
+    def rebuild_if_deleted(self) -> None:
         """Rebuilds the folder if it was deleted since this process (rank 0) opened it.
 
         Raises:
@@ -409,15 +411,13 @@ class RunFolder:
             try:
                 if is_lock_gone:
                     self._lock_again()
-                for name, text in self._texts.items():
-                    if not (self.path / name).exists():
-                        write_text(self.path / name, text)
-                restored = self._restore_logs()
+                self._restore_small_files()
+                has_restored_logs = self._restore_logs()
             except FileNotFoundError:  # it is being deleted now: the next write tries again
                 return
 
-            if is_lock_gone or restored:
-                self._rebuilt = True
+            if is_lock_gone or has_restored_logs:
+                self._was_rebuilt = True
                 logger.warning(
                     "out_dir: %s was deleted during the run; it was rebuilt with everything logged "
                     "so far, but the earlier checkpoints are lost",
@@ -429,10 +429,10 @@ class RunFolder:
         if self._lock_identity is None:
             return False
         with suppress(OSError):
-            current_lock = _identify_file(self.path / _LOCK)
-            if current_lock == self._lock_identity:
+            current_identity = _identify_file(self.path / _LOCK)
+            if current_identity == self._lock_identity:
                 return self._describe_other_owner() is not None
-            return current_lock is not None
+            return current_identity is not None
         return False
 
     def _describe_other_owner(self) -> str | None:
@@ -450,11 +450,16 @@ class RunFolder:
             return None
         return owner.partition(",")[0]
 
+    def _restore_small_files(self) -> None:
+        for name, text in self._remembered_texts.items():
+            if not (self.path / name).exists():
+                write_text(self.path / name, text)
+
     def _restore_logs(self) -> bool:
         """Restores the deleted logs of this process; returns whether there were any."""
         logs = list(self._logs)
-        if self.log is not None and self.log.file is not None:
-            logs.append(self.log.file)
+        if self.process_log is not None and self.process_log.file is not None:
+            logs.append(self.process_log.file)
         restored = [log.restore() for log in logs]
         return any(restored)
 
@@ -469,7 +474,7 @@ class RunFolder:
         if is_new and (self.path / MARK).exists():
             raise self._make_replaced_error()
         if is_new and _list_foreign(self.path):  # files of the user, which may never be deleted
-            self._texts.pop(MARK, None)
+            self._remembered_texts.pop(MARK, None)
 
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / _LOCK, thread_local=False)
@@ -489,7 +494,7 @@ class RunFolder:
 
         write_text(self.path / _OWNER, self._owner)
         self._owner_identity = _identify_file(self.path / _OWNER)
-        self._texts[_OWNER] = self._owner
+        self._remembered_texts[_OWNER] = self._owner
 
     def _make_replaced_error(self) -> TrainingError:
         return TrainingError(
@@ -562,7 +567,7 @@ def _identify_file(path: Path) -> _FileIdentity | None:
     return _FileIdentity(status.st_dev, status.st_ino)
 
 
-def _is_until(line: str, step: int) -> bool:
+def _is_up_to_step(line: str, step: int) -> bool:
     """Whether a logged line is complete and belongs to a step up to `step`."""
     try:
         return int(parse_json(line)["step"]) <= step

@@ -43,7 +43,7 @@ from bsmeta.training.task import Exports, Task
 
 # Seconds before each further attempt at a save during which the run folder is deleted. Deleting a
 # large folder takes a while, and also deletes files that are written to it meanwhile.
-_PAUSES = (0.1, 1.0, 10.0)
+_RETRY_PAUSES_S = (0.1, 1.0, 10.0)
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class _Contents:
 
     Attributes:
         step: The step after which it is saved.
-        generators: States of the random number generators, by rank.
+        rng_states: States of the random number generators, by rank.
         trainer_state: Content of `trainer_state.json`.
         data_state: Content of `data_state.json`.
     """
 
     step: int
-    generators: list[dict[str, Any]]
+    rng_states: list[dict[str, Any]]
     trainer_state: dict[str, Any]
     data_state: dict[str, Any]
 
@@ -85,15 +85,20 @@ class Saver:
     """
 
     def __init__(
-        self, config: RunConfig, task: Task, engine: Engine, run: RunFolder, processes: Processes
+        self,
+        config: RunConfig,
+        task: Task,
+        engine: Engine,
+        run_folder: RunFolder,
+        processes: Processes,
     ) -> None:
         self._config = config
         self._task = task
         self._engine = engine
-        self._run = run
+        self._run_folder = run_folder
         self._processes = processes
         self.retention = Retention(
-            run.path,
+            run_folder.path,
             keep_last=config.keep_last_checkpoints,
             keep_every=config.keep_every_checkpoint_steps,
             keep_best_by=config.keep_best_by,
@@ -117,8 +122,8 @@ class Saver:
         self.finish()
 
         def prepare() -> None:
-            self._run.keep()
-            check_room(self._run.path, with_model=self._exports(step))
+            self._run_folder.rebuild_if_deleted()
+            check_room(self._run_folder.path, with_model=self._exports(step))
 
         self._processes.on_main(prepare)
         contents = self._collect_contents(step, state, data)
@@ -128,7 +133,7 @@ class Saver:
             self._write_with_retries(step, self._live_state(), write)
             return
 
-        copy = self._engine.snapshot()
+        copy = self._engine.take_snapshot()
         if copy is not None:
             write_copy = partial(write, loop_seconds=time.perf_counter() - began)
             self._saving = self._writer.submit(self._write_with_retries, step, copy, write_copy)
@@ -137,12 +142,12 @@ class Saver:
         self, step: int, trainer_state: dict[str, Any], data_state: dict[str, Any]
     ) -> _Contents:
         """Adds the states of the generators of all ranks. All ranks call it."""
-        generators = self._processes.gather(capture_rng(self._processes.device))
-        return _Contents(step, generators, trainer_state, data_state)
+        rng_states = self._processes.gather(capture_rng(self._processes.device))
+        return _Contents(step, rng_states, trainer_state, data_state)
 
     def _live_state(self) -> Snapshot:
         """Returns the state of the engine itself, for a synchronous save."""
-        return Snapshot(self._processes, self._engine.save, lambda _: self._engine.weights())
+        return Snapshot(self._processes, self._engine.save, lambda _: self._engine.gather_weights())
 
     def _exports(self, step: int) -> bool:
         return isinstance(self._task, Exports) and exports_model(self._config.export_steps, step)
@@ -154,32 +159,27 @@ class Saver:
 
         Several ranks do not retry: they do not notice the deletion at the same point.
         """
-        final = self._run.path / checkpoint.name_folder(step)
-        folder = checkpoint.locate_temporary_folder(self._run.path, step)
-        pauses = _PAUSES if source.processes.size == 1 else ()
+        final = self._run_folder.path / checkpoint.name_folder(step)
+        folder = checkpoint.locate_temporary_folder(self._run_folder.path, step)
+        pauses = _RETRY_PAUSES_S if source.processes.size == 1 else ()
 
         for pause in (*pauses, None):
             try:
                 write(source)
                 return
             except Exception as error:
-                # Torch's and safetensors' writers have their own errors for a missing folder. While
-                # it is being deleted, entry by entry, others of its entries still exist.
-                is_deleted = (
-                    isinstance(error, FileNotFoundError)
-                    or os.strerror(errno.ENOENT) in str(error)
-                    or not all((folder / part).is_dir() for part in checkpoint.LOADED)
-                )
-                if pause is None or not is_deleted or final.is_dir():
-                    if not self._run.is_replaced():
-                        shutil.rmtree(folder, ignore_errors=True)
-                    explanation = explain_full_disk(error, self._run.path)
-                    if explanation is error:
-                        raise  # `raise error from error` would make the error its own cause
-                    raise explanation from error
+                may_retry = _is_about_deleted_folder(error, folder) and not final.is_dir()
+                if pause is not None and may_retry:
+                    time.sleep(pause)
+                    self._run_folder.rebuild_if_deleted()
+                    continue
 
-                time.sleep(pause)
-                self._run.keep()
+                if not self._run_folder.is_replaced():
+                    shutil.rmtree(folder, ignore_errors=True)
+                explanation = explain_full_disk(error, self._run_folder.path)
+                if explanation is error:
+                    raise  # `raise error from error` would make the error its own cause
+                raise explanation from error
 
     def _write(
         self,
@@ -195,12 +195,12 @@ class Saver:
             began: When the save began, by `time.perf_counter`.
             loop_seconds: Time that the loop waited; None: until the save is complete.
         """
-        committed = self._write_checkpoint(self._run.path, contents, source)
+        committed = self._write_checkpoint(self._run_folder.path, contents, source)
 
         def record() -> None:
             seconds = time.perf_counter() - began
             self.retention.prune(committed)
-            self._run.write_status("running", contents.step, None)
+            self._run_folder.write_status("running", contents.step, None)
             waited = seconds if loop_seconds is None else loop_seconds
             self._finished.put(Saved(committed, seconds, waited))
 
@@ -212,10 +212,10 @@ class Saver:
         source.write(writer.folder / "state")
         weights = None
         if self._exports(contents.step):
-            weights = source.weights(writer.folder / "state")
+            weights = source.read_weights(writer.folder / "state")
 
         def write_contents() -> None:
-            for rank, states in enumerate(contents.generators):
+            for rank, states in enumerate(contents.rng_states):
                 write_rng(states, writer.folder, rank)
             if weights is not None:
                 self._export(weights, writer.folder / "model")
@@ -237,7 +237,7 @@ class Saver:
         Raises:
             CheckpointError: If the content of a file differs from the written one.
         """
-        folder = self._run.path / checkpoint.REHEARSAL
+        folder = self._run_folder.path / checkpoint.REHEARSAL
         try:
             self._processes.on_main(folder.mkdir)
             contents = self._collect_contents(0, state, data)
@@ -276,22 +276,22 @@ class Saver:
     def export(self, folder: Path) -> None:
         """Replaces `folder` with the model and its manifest; all ranks call it.
 
-        This is the model of the checkpoint `best`, or else the current one, unless the task
+        This is the model of `find_exported_checkpoint`, or else the current one, unless the task
         replaces it.
         """
         if not isinstance(self._task, Exports):
             return
 
         temporary = folder.with_name(f".tmp-{folder.name}")
-        best = self.best()
-        weights = self._engine.weights() if best is None else {}
+        exported = self.find_exported_checkpoint()
+        weights = self._engine.gather_weights() if exported is None else {}
 
         def replace() -> None:
             shutil.rmtree(temporary, ignore_errors=True)
-            if best is None:
+            if exported is None:
                 self._export(weights, temporary)
             else:
-                shutil.copytree(best.folder / "model", temporary)
+                shutil.copytree(exported.folder / "model", temporary)
 
             with report_opaque_work():
                 self._task.complete(temporary)
@@ -304,19 +304,32 @@ class Saver:
 
         self._processes.on_main(replace)
 
-    def best(self) -> Checkpoint | None:
-        """Returns the checkpoint that `export_best` exports; None: the last model.
+    def find_exported_checkpoint(self) -> Checkpoint | None:
+        """Returns the checkpoint whose model `export_best` exports; None: the last model.
 
         All ranks call it.
         """
         if not self._config.export_best:
             return None
-        return self._processes.on_main(self.retention.best)
+        return self._processes.on_main(self.retention.find_best)
 
     def _export(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         """Writes the model for `from_pretrained` (rank 0)."""
         if isinstance(self._task, Exports):
             with report_opaque_work():
-                self._task.export(self._engine.plain, weights, folder)
+                self._task.export(self._engine.unwrapped_model, weights, folder)
             record_tokenizer(folder)
             follow_umask(folder)
+
+
+def _is_about_deleted_folder(error: Exception, folder: Path) -> bool:
+    """Whether a save failed because its folder has been deleted, or is being deleted.
+
+    Torch's and safetensors' writers have their own errors for a missing folder. While it is being
+    deleted, entry by entry, others of its entries still exist.
+    """
+    return (
+        isinstance(error, FileNotFoundError)
+        or os.strerror(errno.ENOENT) in str(error)
+        or not all((folder / part).is_dir() for part in checkpoint.LOADED_FOLDERS)
+    )

@@ -32,7 +32,7 @@ from bsmeta.training.profile import Profile
 from bsmeta.training.saving import Saver
 from bsmeta.training.step_stats import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.task import Loss, Task
-from bsmeta.training.watchdog import Watchdog, make_report, rebuild_error
+from bsmeta.training.watchdog import Watchdog, rebuild_error, serialize_error
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Fetched:
     inputs: list[dict[str, torch.Tensor]]
     copied: torch.cuda.Event | None
 
-    def on_device(self) -> Iterator[dict[str, torch.Tensor]]:
+    def iterate_on_device(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yields the tensors of each micro-batch, safe to use on the device's current stream."""
         if self.copied is not None:
             current = torch.cuda.current_stream()
@@ -70,7 +70,7 @@ class StepRunner:
         rates: The learning rate of each step; no data is fetched after the last one.
         stop: Records whether this rank was asked to stop; also ends the wait for data.
         saver: Reports whether a checkpoint of this rank could not be written.
-        largest_norm: Norm to which gradients are clipped; infinity: they are not.
+        max_norm: Norm to which gradients are clipped; infinity: they are not.
         lag: How many further steps may start before the statistics of a step are read.
     """
 
@@ -84,7 +84,7 @@ class StepRunner:
         watchdog: Watchdog,
         profile: Profile,
         *,
-        largest_norm: float,
+        max_norm: float,
         lag: int,
     ) -> None:
         self._task = task
@@ -92,7 +92,7 @@ class StepRunner:
         self._processes = Processes.of_group(engine.accelerator.device)
         self._rates = rates
         self._last_step = rates.max_steps
-        self._largest_norm = largest_norm
+        self._max_norm = max_norm
         self._stop = stop
         self._saver = saver
         self._watchdog = watchdog
@@ -136,7 +136,7 @@ class StepRunner:
 
         self._next = fetched
         self._watchdog.enter(f"step {step}: all-reduce", logged=False)
-        reduced = ReducedStats(self._processes, self._rank_stats())
+        reduced = ReducedStats(self._processes, self._collect_rank_stats())
         self._next_targets = reduced.next_targets
         return reduced.read()
 
@@ -146,37 +146,24 @@ class StepRunner:
         The data of this step has been fetched by the previous step or by `fetch_first`.
         """
         assert self._next is not None, "fetch_first comes before the first step"
-        engine = self._engine
         fetched = self._next
-        targets = self._next_targets
 
         self._watchdog.step = step - 1
         self._profile.before(step)
         rate = self._rates.rate(step)
-        set_learning_rate(engine.optimizer.param_groups, rate)
+        set_learning_rate(self._engine.optimizer.param_groups, rate)
 
-        # Accelerate (or DeepSpeed) divides by the accumulation and averages over ranks: undo both.
-        num_micro_batches = self._processes.size * len(fetched.inputs)
-        scale = (num_micro_batches / targets.clamp(min=1.0)).float()
-
-        engine.model.train()
-        losses: list[Loss] = []
-        for batch, tensors in zip(fetched.data.micro_batches, fetched.on_device(), strict=True):
-            with engine.accelerator.accumulate(engine.model):
-                with self._enter_phase(step, "forward pass"), engine.accelerator.autocast():
-                    loss = self._task.loss(engine.model, tensors)
-                    if batch.weight == 0:
-                        loss = loss.without_targets()
-                with self._enter_phase(step, "backward pass"):
-                    engine.accelerator.backward(loss.sum * scale)
-            losses.append(loss.detached())
-
+        losses = self._accumulate_gradients(step, fetched, self._next_targets)
         self._next = None if step == self._last_step else self._prefetch(step + 1)
 
         with self._enter_phase(step, "all-reduce"):
-            norm = engine.clip(self._largest_norm)
+            norm = self._engine.clip(self._max_norm)
             reduced = ReducedStats(
-                self._processes, self._rank_stats(), losses, norm, scaled=engine.scaled
+                self._processes,
+                self._collect_rank_stats(),
+                losses,
+                norm,
+                scales_loss=self._engine.scales_loss,
             )
             self._next_targets = reduced.next_targets
 
@@ -184,7 +171,7 @@ class StepRunner:
             finite = reduced.loss.isfinite()
             if isinstance(norm, torch.Tensor):
                 finite = finite & norm.isfinite()
-            weights_changed = engine.step(finite)
+            weights_changed = self._engine.step(finite)
         self._profile.after(step)
 
         return StepResult(
@@ -197,18 +184,45 @@ class StepRunner:
             weights_changed=weights_changed,
         )
 
+    def _accumulate_gradients(
+        self, step: int, fetched: _Fetched, targets: torch.Tensor
+    ) -> list[Loss]:
+        """Runs forward and backward passes; returns the detached loss of each micro-batch.
+
+        Args:
+            targets: Number of targets of the global batch, which the gradient is divided by.
+        """
+        # Accelerate (or DeepSpeed) divides by the accumulation and averages over ranks: undo both.
+        num_micro_batches = self._processes.size * len(fetched.inputs)
+        scale = (num_micro_batches / targets.clamp(min=1.0)).float()
+
+        engine = self._engine
+        engine.model.train()
+        losses = []
+        inputs = fetched.iterate_on_device()
+        for batch, tensors in zip(fetched.data.micro_batches, inputs, strict=True):
+            with engine.accelerator.accumulate(engine.model):
+                with self._enter_phase(step, "forward pass"), engine.accelerator.autocast():
+                    loss = self._task.loss(engine.model, tensors)
+                    if batch.weight == 0:  # contributes neither loss nor gradient
+                        loss = loss.without_targets()
+                with self._enter_phase(step, "backward pass"):
+                    engine.accelerator.backward(loss.sum * scale)
+            losses.append(loss.detached())
+        return losses
+
     def raise_error(self) -> None:
         """Raises the error that left a rank without data, on every rank. All ranks call it."""
-        rank_report = None if self._error is None else make_report(self._error)
-        reports = self._processes.gather(rank_report)
+        serialized = None if self._error is None else serialize_error(self._error)
+        errors_by_rank = self._processes.gather(serialized)
         if self._error is not None:
             raise self._error
 
-        for rank, report in enumerate(reports):
-            if report is not None:
-                raise rebuild_error(rank, report)
+        for rank, serialized in enumerate(errors_by_rank):
+            if serialized is not None:
+                raise rebuild_error(rank, serialized)
 
-    def _rank_stats(self) -> StepStats:
+    def _collect_rank_stats(self) -> StepStats:
         """Returns the statistics of this rank that are known on the host."""
         if self._next is not None:
             data = DataStats.of(self._next.data)
@@ -232,7 +246,7 @@ class StepRunner:
 
     def _all_have_data(self, step: int, fetched: _Fetched | None) -> bool:
         self._watchdog.enter(f"step {step}: waiting for the data of the other ranks", logged=False)
-        return self._processes.agree(fetched is not None)
+        return self._processes.is_true_on_all(fetched is not None)
 
     def _fetch(self, step: int) -> _Fetched | None:
         """Fetches the next step of the stream, and starts its copy to the device.
@@ -241,7 +255,7 @@ class StepRunner:
         error is kept for `raise_error`, because the previous step is completed and saved first.
         """
         try:
-            with self._enter_phase(step, "waiting for data"), self._stop.ends_wait():
+            with self._enter_phase(step, "waiting for data"), self._stop.end_wait_on_signal():
                 began = time.perf_counter()
                 data = next(self._steps)
                 wait_s = time.perf_counter() - began
@@ -251,6 +265,13 @@ class StepRunner:
             self._error = self._watchdog.name_dead_loader(error)
             return None
 
+        inputs, copied = self._start_copies(data)
+        return _Fetched(data, wait_s, inputs, copied)
+
+    def _start_copies(
+        self, data: StepData
+    ) -> tuple[list[dict[str, torch.Tensor]], torch.cuda.Event | None]:
+        """Starts to copy the micro-batches; also returns the event after the copies on a GPU."""
         device = self._processes.device
         inputs = []
         copied = None
@@ -260,9 +281,9 @@ class StepRunner:
                 inputs.append(tensors)
             if self._copies is not None:
                 copied = self._copies.record_event()
-        return _Fetched(data, wait_s, inputs, copied)
+        return inputs, copied
 
     def _enter_phase(self, step: int, phase: str) -> AbstractContextManager[Any]:
         """Names the current phase of the loop for the watchdog and the trace."""
         self._watchdog.enter(f"step {step}: {phase}", logged=False)
-        return self._profile.range(phase)
+        return self._profile.mark_range(phase)

@@ -174,7 +174,7 @@ class ReducedStats:
         losses: Sequence[Loss] = (),
         norm: torch.Tensor | float | None = None,
         *,
-        scaled: bool = False,
+        scales_loss: bool = False,
     ) -> None:
         """Starts the all-reduce; every rank calls it with the same names of counts and parts.
 
@@ -182,11 +182,11 @@ class ReducedStats:
             rank_stats: This rank's statistics that are known on the host.
             losses: Losses of this rank's micro-batches, on the device; none before the first step.
             norm: The norm of the gradient of the global batch, on the device or on the host.
-            scaled: Whether there is a loss scaler, which itself skips gradients that are not
+            scales_loss: Whether there is a loss scaler, which itself skips gradients that are not
                 finite.
         """
         self._norm = norm
-        self._scaled = scaled
+        self._scaled = scales_loss
         self._count_names = list(rank_stats.next_data.counts)
         self._part_names = list(losses[0].parts) if losses else []
         self._has_losses = bool(losses)
@@ -197,17 +197,11 @@ class ReducedStats:
         if losses:
             values = torch.cat([values, LossSums.pack(losses)])
         values = processes.sum(values)
-        if isinstance(norm, torch.Tensor):
+        if isinstance(norm, torch.Tensor):  # after the sum: it is the global norm on every rank
             values = torch.cat([values, norm.detach().double().reshape(1)])
 
         self._values = values
-        self._host_values = values
-        self._copied: torch.cuda.Event | None = None
-        if values.device.type == "cuda":  # the copy starts at once
-            self._host_values = torch.empty_like(values, device="cpu", pin_memory=True)
-            self._host_values.copy_(values, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
+        self._host_values, self._copied = _start_copy_to_host(values)
 
     @property
     def next_targets(self) -> torch.Tensor:
@@ -238,6 +232,17 @@ class ReducedStats:
             # fp16: the scale was too high; the scaler skips the step and lowers it
             return replace(stats, grad_norm=None)
         return stats
+
+
+def _start_copy_to_host(values: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    """Starts to copy values from a GPU; also returns the event after the copy."""
+    if values.device.type != "cuda":
+        return values, None
+    host_values = torch.empty_like(values, device="cpu", pin_memory=True)
+    host_values.copy_(values, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+    return host_values, copied
 
 
 @dataclass(frozen=True)

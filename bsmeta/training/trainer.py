@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from torch import nn
 
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.schema import RunConfig
@@ -28,7 +29,7 @@ from bsmeta.training.engines import make_engine
 from bsmeta.training.generators import restore_rng
 from bsmeta.training.guards import Guards
 from bsmeta.training.metrics import (
-    RUNS,
+    TRACKERS_FILE,
     Progress,
     StepLog,
     Throughput,
@@ -73,7 +74,7 @@ class Trainer:
         schedule: Schedule,
         task: Task,
         accelerator: Accelerator,
-        run: RunFolder,
+        run_folder: RunFolder,
         watchdog: Watchdog,
         stop: StopRequest,
     ) -> None:
@@ -82,7 +83,7 @@ class Trainer:
         self.task = task
         self.accelerator = accelerator
         self.processes = Processes.of_group(accelerator.device)
-        self.run = run
+        self.run_folder = run_folder
         self.watchdog = watchdog
         self.stop = stop
 
@@ -95,66 +96,67 @@ class Trainer:
         self._next_data = DataStats()  # of the next step, over all ranks
         self._stopping = False
         self._out_of_data = False
-        self._unread: deque[StepResult] = deque()
+        self._unread: deque[StepResult] = deque()  # steps whose statistics have not been read
 
         # A GPU works on the next step while the metrics of this one are read. To be able to roll
         # back, a run must know the loss of a step at once.
         must_wait = self.processes.device.type != "cuda" or config.loss_spike_deviations > 0
         self._lag = 0 if must_wait else 1
 
-        set_seed(config.seed)  # the same weights on every rank
-        with report_opaque_work():
-            model = task.build_model()
-            self.processes.on_main(lambda: task.rehearse(model))
+        model = self._build_model()
         self._shapes = list_parameter_shapes(model)
-
-        rank = self.processes.rank
         self.throughput = Throughput(
             task.flops_per_token(model), self.processes.device, self.processes.size
         )
+
+        rank = self.processes.rank
         optimizer = build_optimizer(model, config, task.rate_scale)
         self.engine = make_engine(accelerator, model, optimizer)
         torch.manual_seed(config.seed + 1 + rank)  # different dropout on every rank
 
         profiled_steps = config.profile_steps if config.profile else None
-        self.profile = Profile(profiled_steps, run.path, rank)
-        self.saver = Saver(config, task, self.engine, run, self.processes)
-        self.steps = StepRunner(
-            task,
+        self.profile = Profile(profiled_steps, run_folder.path, rank)
+        self.saver = Saver(config, task, self.engine, run_folder, self.processes)
+        self.step_runner = self._make_step_runner()
+        self.guards = Guards.of(config, run_folder.path, rank)
+
+    def _build_model(self) -> nn.Module:
+        """Builds the model, with the same weights on every rank, and rehearses on rank 0."""
+        set_seed(self.config.seed)
+        with report_opaque_work():
+            model = self.task.build_model()
+            self.processes.on_main(lambda: self.task.rehearse(model))
+        return model
+
+    def _make_step_runner(self) -> StepRunner:
+        return StepRunner(
+            self.task,
             self.engine,
-            RatePlan.of(config, schedule.max_steps),
+            RatePlan.of(self.config, self.schedule.max_steps),
             self.stop,
             self.saver,
-            watchdog,
+            self.watchdog,
             self.profile,
-            largest_norm=config.gradient_clipping or float("inf"),
+            max_norm=self.config.gradient_clipping or float("inf"),
             lag=self._lag,
         )
-        self.guards = Guards.of(config, run.path, rank)
 
     def train(self, resume: Resume | None) -> bool:
         """Trains until the last step or a signal; the state is saved in either case.
 
         Returns whether the run is done, and was not ended by a signal.
         """
-        saved_data = None
-        if resume:
-            saved_data = self._load(resume.saved, resume.converted)
-            resume.release(self.processes)
-            self.saver.retention.protect(resume.saved)
+        saved_data = None if resume is None else self._restore(resume)
         self._open_stream(saved_data)
-
-        self.processes.on_main(lambda: self.run.begin(self.config, self.progress.step))
-        if self.run.log is not None:
-            self.run.log.open(self.run.path)
+        self._begin_run_folder()
         if resume is None:
             self._rehearse_save()
 
         with self._start_tracking() as self.tracker:
-            self.log = StepLog(
+            self.step_log = StepLog(
                 self.config,
                 self.schedule,
-                self.run,
+                self.run_folder,
                 self.processes,
                 self.tracker,
                 self.throughput,
@@ -175,11 +177,24 @@ class Trainer:
 
             if is_done:
                 self._finish()
-                self.log.finish(self.progress)
+                self.step_log.finish(self.progress)
             return is_done
 
+    def _restore(self, resume: Resume) -> dict[str, Any]:
+        """Loads the checkpoint to resume from, and keeps it; returns the state of the data."""
+        saved_data = self._load(resume.saved, resume.converted)
+        resume.release(self.processes)
+        self.saver.retention.protect(resume.saved)
+        return saved_data
+
+    def _begin_run_folder(self) -> None:
+        """Prepares the run folder for the steps from here on, and opens this process's log."""
+        self.processes.on_main(lambda: self.run_folder.begin(self.config, self.progress.step))
+        if self.run_folder.process_log is not None:
+            self.run_folder.process_log.open(self.run_folder.path)
+
     def _log_resume(self, resume: Resume) -> None:
-        self.tracker.event(
+        self.tracker.record_event(
             "resume",
             self.progress.step,
             checkpoint=str(resume.saved.folder),
@@ -201,9 +216,9 @@ class Trainer:
                 data = self._prepare_step()
                 self._train_step()
                 result = self._unread.popleft()
-                self._apply(result.reduced.read(data.targets))
+                self._apply_stats(result.reduced.read(data.targets))
                 if self._out_of_data:
-                    self.steps.raise_error()
+                    self.step_runner.raise_error()
 
                 if number < warm_up:
                     self.throughput.start()
@@ -218,7 +233,7 @@ class Trainer:
         self.throughput.start()
 
         while not self._is_done():
-            if self.steps.next_data is None:
+            if self.step_runner.next_data is None:
                 self._record_steps()  # reports why there is no data, if a step came before
             if not self._stopping:
                 self._prepare_step()
@@ -237,9 +252,9 @@ class Trainer:
         self.saver.finish()
 
         if self._out_of_data:
-            self.steps.raise_error()
+            self.step_runner.raise_error()
         if not self._is_done():
-            self.tracker.event("stop", self.progress.step, reason=self.stop.name)
+            self.tracker.record_event("stop", self.progress.step, reason=self.stop.name)
         return self._is_done()
 
     def _is_done(self) -> bool:
@@ -263,15 +278,15 @@ class Trainer:
 
         check_same_data(self.stream.fingerprint, self.processes)
         self._data_state = self.stream.state
-        self.steps.open(self.stream)
+        self.step_runner.open(self.stream)
 
     def _prepare_step(self) -> DataStats:
         """Fetches the data of the next step if necessary; returns its statistics."""
-        if self.steps.next_data is None:
-            self._apply(self.steps.fetch_first(self.progress.step + 1))
+        if self.step_runner.next_data is None:
+            self._apply_stats(self.step_runner.fetch_first(self.progress.step + 1))
         return self._next_data
 
-    def _apply(self, stats: StepStats) -> None:
+    def _apply_stats(self, stats: StepStats) -> None:
         """Acts on the reports of all ranks in a step: failures, stops, the next data."""
         if stats.save_failed:
             self.saver.finish()  # raises the error
@@ -282,9 +297,9 @@ class Trainer:
     def _train_step(self) -> None:
         """Runs one step; its statistics are read later, by `_record_steps`."""
         step = self.progress.step + 1
-        self._unread.append(self.steps.train_step(step))
+        self._unread.append(self.step_runner.train_step(step))
         self.progress.step = step
-        self.garbage.after(step)
+        self.garbage.collect_if_due(step)
 
     def _record_steps(self, lag: int = 0) -> bool:
         """Records all but the last `lag` steps; returns whether the run rolled back.
@@ -295,10 +310,10 @@ class Trainer:
         while len(self._unread) > lag:
             self._log_saves()
             result = self._unread.popleft()
-            stats = self.log.record(result, self._next_data, self.progress)
+            stats = self.step_log.record(result, self._next_data, self.progress)
             self._data_state = result.data.state
             self._phase = result.data.phase
-            self._apply(stats)
+            self._apply_stats(stats)
 
             is_spike = stats.finite and self.guards.spikes.is_spike(stats.loss)
             if is_spike and self._roll_back(stats.loss):
@@ -308,29 +323,29 @@ class Trainer:
 
     def _log_phase(self) -> None:
         """Logs the first step of each phase of the data, except the first phase."""
-        data = self.steps.next_data
+        data = self.step_runner.next_data
         assert data is not None
         if self.progress.step and data.phase != self._phase:
             self._record_steps()
             step = self.progress.step + 1
             self._log_exposure(step)
             self.progress.counts.clear()
-            self.tracker.event("phase", step, phase=data.phase)
+            self.tracker.record_event("phase", step, phase=data.phase)
 
     def _log_exposure(self, step: int) -> None:
         """Logs the configured and the realized shares of the data in this phase so far."""
         exposure = self.task.exposure(self.progress.counts, self._phase)
         if exposure:
-            self.tracker.event("exposure", step, phase=self._phase, **exposure)
+            self.tracker.record_event("exposure", step, phase=self._phase, **exposure)
 
     def _start_tracking(self) -> Tracker:
         step = self.progress.step
         self.processes.on_main(
-            lambda: start_trackers(self.accelerator, self.config, self.run.path, step)
+            lambda: start_trackers(self.accelerator, self.config, self.run_folder.path, step)
         )
-        self.run.remember(RUNS)
+        self.run_folder.remember_file(TRACKERS_FILE)
         return Tracker(
-            self.run,
+            self.run_folder,
             main=self.processes.is_main,
             step=step,
             total_steps=self.schedule.max_steps,
@@ -365,19 +380,21 @@ class Trainer:
 
         self.guards.early_stopping.record_evaluation(self.processes.broadcast(metrics))
         if self.guards.early_stopping.is_due:
-            self.tracker.event("early_stop", self.progress.step, metric=self.config.keep_best_by)
+            self.tracker.record_event(
+                "early_stop", self.progress.step, metric=self.config.keep_best_by
+            )
 
     def _finish(self) -> None:
         self.watchdog.enter("finishing")
         self.engine.model.eval()
 
-        exported = self.saver.best() or self._last_checkpoint
+        exported = self.saver.find_exported_checkpoint() or self._last_checkpoint
         assert exported is not None  # `_run_loop` has saved the last step
         context = FinishContext(
             self.processes.rank,
             self.processes.size,
             self.processes.device,
-            folder=self.run.path,
+            folder=self.run_folder.path,
             exported=exported.folder,
         )
         self._log_metrics(self.task.finish(self.engine.model, context))
@@ -385,12 +402,12 @@ class Trainer:
     def _log_metrics(self, metrics: list[Metric]) -> None:
         for split in dict.fromkeys(metric.split for metric in metrics):
             values = {metric.name: metric.value for metric in metrics if metric.split == split}
-            self.tracker.event("eval", self.progress.step, split=split, **values)
+            self.tracker.record_event("eval", self.progress.step, split=split, **values)
 
     def _save(self) -> None:
         """Saves a checkpoint, unless this step has one already. All ranks call it."""
         step = self.progress.step
-        if self.run.share(self.processes):
+        if self.run_folder.rebuild_with_logs(self.processes):
             self._last_checkpoint = None  # it is gone with the deleted folder
         if self._is_saved():
             return
@@ -398,7 +415,7 @@ class Trainer:
         self.watchdog.enter(f"step {step}: saving")
         self._log_exposure(step)
         self.saver.save(step, self.state_dict(), self._merge_data_state())
-        self._last_checkpoint = Checkpoint(self.run.path / name_folder(step), step)
+        self._last_checkpoint = Checkpoint(self.run_folder.path / name_folder(step), step)
         self._log_saves()
 
     def _is_saved(self) -> bool:
@@ -410,7 +427,7 @@ class Trainer:
         last = self._last_checkpoint
         if last is None or last.step != self.progress.step:
             return False
-        return self._is_done() or last.folder.parent.resolve() == self.run.path
+        return self._is_done() or last.folder.parent.resolve() == self.run_folder.path
 
     def _rehearse_save(self) -> None:
         """Saves and loads the state once before the first step, if several processes do so.
@@ -466,7 +483,7 @@ class Trainer:
 
     def _log_saves(self) -> None:
         for saved in self.saver.take_finished():
-            self.tracker.event(
+            self.tracker.record_event(
                 "save",
                 saved.checkpoint.step,
                 checkpoint=saved.checkpoint.folder.name,
@@ -481,7 +498,7 @@ class Trainer:
             weights: Folder of the engine's state, if it was converted for this launch.
         """
         self.watchdog.enter(f"loading {saved.folder.name}")
-        state = saved.state()
+        state = saved.read_state()
         with name_damaged_file(saved.folder / STATE):
             check_same_model(saved, state["parameters"], self._shapes)
 
@@ -491,9 +508,11 @@ class Trainer:
         self._last_checkpoint = saved
 
         rank = self.processes.rank
+        # For ranks without saved generators: another seed at each step (the factor is a prime) and
+        # on each rank.
         new_seed = self.config.seed + saved.step * 10_007 + rank
         restore_rng(saved.folder, rank, state["world_size"], new_seed, self.processes.device)
-        return saved.data()
+        return saved.read_data()
 
     def _roll_back(self, loss: float) -> bool:
         """Rolls back to the last checkpoint, and skips the data seen since.
@@ -505,13 +524,13 @@ class Trainer:
 
         step = self.progress.step
         self.watchdog.enter(f"step {step}: looking for a checkpoint to roll back to")
-        saved = find_rollback_point(self.run.path, step, self.processes)
-        self.tracker.event("spike", step, loss=loss, has_checkpoint=saved is not None)
+        saved = find_rollback_point(self.run_folder.path, step, self.processes)
+        self.tracker.record_event("spike", step, loss=loss, has_checkpoint=saved is not None)
         if saved is None:
             self.guards.spikes.accept(loss)
             return False
 
         self.guards.spikes.count_rollback(saved.step)
         self._load(saved)  # the state of the data is ignored: the stream continues
-        self.tracker.event("rollback", step, to_step=self.progress.step)
+        self.tracker.record_event("rollback", step, to_step=self.progress.step)
         return True

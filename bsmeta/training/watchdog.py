@@ -41,7 +41,7 @@ from bsmeta.training.run_folder import RunFolder, write_status
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 10.0
+ANSWER_TIMEOUT_S = 10.0
 """Time limit of a call on the store."""
 
 _INTERVAL_S = 1.0
@@ -50,7 +50,7 @@ _SILENT_INTERVALS = 4
 # Less than the 30 s after which torchrun kills the processes of a run that is asked to stop.
 _STOPPING_TIMEOUT_S = 20.0
 # Between two looks for the report of another rank.
-_REPORT_WAIT_S = 0.25
+_REPORT_POLL_S = 0.25
 # How long a rank that is asked to leave waits until the others report that they leave, too.
 _LEAVING_TIMEOUT_S = 10.0
 _HOST = socket.gethostname()
@@ -85,15 +85,15 @@ class Watchdog:
 
     Attributes:
         step: Completed steps, for `status.json`.
-        run: The folder for `stacks-rank{r}.txt` and, if rank 0 is dead, `status.json`; None until
-            it is locked.
+        run_folder: The folder for `stacks-rank{r}.txt` and, if rank 0 is dead, `status.json`; None
+            until it is locked.
     """
 
     def __init__(self, processes: Processes, timeout_s: float, stop: StopRequest) -> None:
         self._processes = processes
         self._timeout = timeout_s
         self._stop = stop
-        self.run: RunFolder | None = None
+        self.run_folder: RunFolder | None = None
         self.step = 0
 
         self._last_progress = watch_progress()
@@ -143,19 +143,19 @@ class Watchdog:
             if not self._is_overdue(progress_of_others, patience):
                 continue
 
-            before = self._read_beats()
+            beats_before = self._read_beats()
             # Every live rank sends another heartbeat meanwhile; this one sends its own.
             for _ in range(_SILENT_INTERVALS if self._store is not None else 0):
                 time.sleep(_INTERVAL_S)
                 self._send_beat()
-            after = self._read_beats()
+            beats_after = self._read_beats()
 
-            progress_of_others = self._find_last_progress_of_others(before, after)
-            self._silent = self._find_silent_ranks(before, after)
+            progress_of_others = self._find_last_progress_of_others(beats_before, beats_after)
+            self._silent = self._find_silent_ranks(beats_before, beats_after)
             if not self._silent:  # a slow save, for example
                 patience = self._timeout
             if self._is_overdue(progress_of_others, patience):
-                self._give_up(patience, self._blame(after))
+                self._give_up(patience, self._describe_cause(beats_after))
                 return
 
     def _is_overdue(self, progress_of_others: float, patience: float) -> bool:
@@ -184,17 +184,17 @@ class Watchdog:
                 return  # the main thread has returned in the meantime, with its own error
             try:
                 reported = self.find_reported_error()
-                self._end(waited_s, blamed if reported is None else str(reported))
+                self._report_end(waited_s, blamed if reported is None else str(reported))
             finally:  # a full disk, or a closed standard error, must not keep the process alive
                 os._exit(EXIT_FAILURE)
 
-    def _end(self, waited_s: float, blamed: str) -> None:
+    def _report_end(self, waited_s: float, blamed: str) -> None:
         """Reports why the run ends to the other ranks, in the run folder and on the screen."""
         prefix = "asked to stop, but " if self._stop.name else ""
         text = redact(f"{prefix}no progress for {waited_s:.0f} s in: {self._phase[0]}. {blamed}")
-        self._publish("failure", make_report(TrainingError(text)))
-        if self.run is not None and not self.run.is_replaced():
-            self._write_stacks(self.run.path, text)
+        self._publish("failure", serialize_error(TrainingError(text)))
+        if self.run_folder is not None and not self.run_folder.is_replaced():
+            self._write_stacks(self.run_folder.path, text)
         print_stacks(f"[rank {self._processes.rank}] {text}\nthe stacks of its threads:")
 
     def _write_stacks(self, out_dir: Path, text: str) -> None:
@@ -216,11 +216,11 @@ class Watchdog:
         others = set(range(self._processes.size)) - {self._processes.rank}
         return {rank for rank in others if after.get(rank) == before.get(rank)}
 
-    def _blame(self, after: dict[int, Beat]) -> str:
+    def _describe_cause(self, beats: dict[int, Beat]) -> str:
         """Names the silent ranks, or otherwise the slowest rank."""
         if self._store is None:
             return ""
-        if not after:
+        if not beats:
             master = os.environ.get("MASTER_ADDR", "?")
             return (
                 f"No sign of life from rank 0: its machine ({master}), which hosts the store of "
@@ -228,22 +228,16 @@ class Watchdog:
             )
 
         if self._silent:
-            descriptions = []
-            for rank in sorted(self._silent):
-                if rank in after:
-                    beat = after[rank]
-                    descriptions.append(f"rank {rank} on {beat.host} (last seen in: {beat.phase})")
-                else:
-                    descriptions.append(f"rank {rank} (never seen)")
-            silent = "; ".join(descriptions)
+            silent = "; ".join(_describe_silent_rank(rank, beats) for rank in sorted(self._silent))
             return (
                 f"No sign of life from {silent}: killed, stopped, ended, or on a machine that "
                 f"cannot be reached from {_HOST}"
             )
 
+        # The slowest rank has entered the fewest phases; of several, it has been silent longest.
         # Clocks of machines differ and may be set back, so no times are compared.
-        slowest = min(after, key=lambda rank: (after[rank].entered, -after[rank].silent_s))
-        phases = "; ".join(f"rank {rank}: {beat.phase}" for rank, beat in after.items())
+        slowest = min(beats, key=lambda rank: (beats[rank].entered, -beats[rank].silent_s))
+        phases = "; ".join(f"rank {rank}: {beat.phase}" for rank, beat in beats.items())
         return f"Longest without progress: rank {slowest}. What the ranks do: {phases}"
 
     def _read_beats(self) -> dict[int, Beat]:
@@ -296,20 +290,20 @@ class Watchdog:
         if self._store is None:
             return error
         if not is_connection_error(error):
-            self._publish("failure", make_report(error))
+            self._publish("failure", serialize_error(error))
             return error
 
-        before = self._read_beats()
+        beats_before = self._read_beats()
         deadline = time.monotonic() + _SILENT_INTERVALS * _INTERVAL_S
         while time.monotonic() < deadline:
             reported = self.find_reported_error()
             if reported is not None:
                 return reported
-            time.sleep(_REPORT_WAIT_S)
-        after = self._read_beats()
+            time.sleep(_REPORT_POLL_S)
+        beats_after = self._read_beats()
 
-        self._silent = self._find_silent_ranks(before, after)
-        return TrainingError(f"{self._blame(after)} ({str(error).splitlines()[0]})")
+        self._silent = self._find_silent_ranks(beats_before, beats_after)
+        return TrainingError(f"{self._describe_cause(beats_after)} ({str(error).splitlines()[0]})")
 
     def name_dead_loader(self, error: Exception) -> Exception:
         """Returns the error; if a loader process died, one that names the rank and usual cause."""
@@ -336,36 +330,43 @@ class Watchdog:
         """
         self._publish("leaving", {})
 
-        before = self._read_beats()
+        beats_before = self._read_beats()
         deadline = time.monotonic() + _LEAVING_TIMEOUT_S
         while True:
             reported = self.find_reported_error()
-            staying = before.keys() - self._read_published("leaving").keys()
-            if reported is not None or not staying:
+            staying_ranks = beats_before.keys() - self._read_published("leaving").keys()
+            if reported is not None or not staying_ranks:
                 return reported
             if time.monotonic() >= deadline:
                 break
-            time.sleep(_REPORT_WAIT_S)
-        after = self._read_beats()
+            time.sleep(_REPORT_POLL_S)
+        beats_after = self._read_beats()
 
-        self._silent = self._find_silent_ranks(before, after) & staying
-        return TrainingError(self._blame(after)) if self._silent else None
+        self._silent = self._find_silent_ranks(beats_before, beats_after) & staying_ranks
+        return TrainingError(self._describe_cause(beats_after)) if self._silent else None
 
     def is_reporter(self) -> bool:
         """Whether this rank writes the run's status: rank 0, or the lowest live rank."""
         return set(range(self._processes.rank)) <= self._silent
 
 
-def make_report(error: Exception) -> dict[str, Any]:
+def _describe_silent_rank(rank: int, beats: dict[int, Beat]) -> str:
+    if rank not in beats:
+        return f"rank {rank} (never seen)"
+    beat = beats[rank]
+    return f"rank {rank} on {beat.host} (last seen in: {beat.phase})"
+
+
+def serialize_error(error: Exception) -> dict[str, Any]:
     """Serializes an error, so that another rank can end with the same one."""
     return {"user": isinstance(error, UserError), "message": redact(str(error))}
 
 
-def rebuild_error(rank: int, report: dict[str, Any]) -> Exception:
+def rebuild_error(rank: int, serialized: dict[str, Any]) -> Exception:
     """Rebuilds the error that another rank has reported."""
-    kind = UserError if report["user"] else TrainingError
+    error_type = UserError if serialized["user"] else TrainingError
     prefix = f"rank {rank}: "
-    return kind(prefix + str(report["message"]).removeprefix(prefix))
+    return error_type(prefix + str(serialized["message"]).removeprefix(prefix))
 
 
 class SharedStore:
@@ -378,9 +379,9 @@ class SharedStore:
     it only a few seconds.
     """
 
-    def __init__(self, connection: Any, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, connection: Any, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._connection = connection
-        self._answer_s = answer_s
+        self._answer_timeout_s = answer_timeout_s
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[Any], Any]]] = (
             queue.SimpleQueue()
         )
@@ -388,8 +389,8 @@ class SharedStore:
         # A daemon, unlike the threads of an executor: the process ends even if a call never does.
         threading.Thread(target=self._serve, name="store", daemon=True).start()
 
-    def call(self, use: Callable[[Any], Result]) -> Result:
-        """Calls `use` with the connection; returns its result.
+    def call(self, action: Callable[[Any], Result]) -> Result:
+        """Calls `action` with the connection; returns its result.
 
         Raises:
             RuntimeError: If the host of the store has ended or does not answer in time. As long as
@@ -398,23 +399,23 @@ class SharedStore:
         if self._late is not None and not self._late.done():
             raise RuntimeError("the host of the store does not answer")
         future: Future[Result] = Future()
-        self._calls.put((future, use))
+        self._calls.put((future, action))
         try:
-            return future.result(self._answer_s)
+            return future.result(self._answer_timeout_s)
         except TimeoutError as error:
             if not future.cancel():  # otherwise it was waiting for the call of another thread
                 self._late = future
             raise RuntimeError(
-                f"the host of the store has not answered for {self._answer_s:g} s"
+                f"the host of the store has not answered for {self._answer_timeout_s:g} s"
             ) from error
 
     def _serve(self) -> None:
         while True:
-            future, use = self._calls.get()
+            future, action = self._calls.get()
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                result = use(self._connection)
+                result = action(self._connection)
             except Exception as error:
                 future.set_exception(error)
             else:

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.core.model_files import create_model, read_shape, read_tokenizer
+from bsmeta.core.model_files import create_model, read_model_config, read_tokenizer
 from bsmeta.tasks.causal_lm.evaluation.arms import plan_comparisons
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
@@ -47,7 +47,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    model = create_model(AutoModelForCausalLM, read_shape(EXAMPLES / "model")).eval()
+    model = create_model(AutoModelForCausalLM, read_model_config(EXAMPLES / "model")).eval()
     tokenizer = read_tokenizer(EXAMPLES / "tokenizer")
     metadata = MetadataConfig(metadata_list=arguments.types, max_seq_len=arguments.max_seq_len)
     config = DataConfig(

@@ -166,7 +166,7 @@ def mfu(config: CausalLMConfig, tokens_per_s: float) -> float | None:
     """Share of the GPU's dense bf16 peak; None if that is unknown."""
     from transformers import AutoModelForCausalLM
 
-    from bsmeta.core.model_files import create_model, read_shape
+    from bsmeta.core.model_files import create_model, read_model_config
     from bsmeta.training.metrics import find_peak_flops
     from bsmeta.training.task import compute_flops_per_token
 
@@ -174,7 +174,7 @@ def mfu(config: CausalLMConfig, tokens_per_s: float) -> float | None:
     if peak is None:
         return None
     with torch.device("meta"):
-        model = create_model(AutoModelForCausalLM, read_shape(str(config.model_config_file)))
+        model = create_model(AutoModelForCausalLM, read_model_config(str(config.model_config_file)))
     model.tie_weights()
     return round(tokens_per_s * compute_flops_per_token(model) / peak, 4)
 

@@ -158,7 +158,7 @@ def bare(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: A
         for batch in step:
             tensors = {k: v.to(device, non_blocking=True) for k, v in batch.tensors.items()}
             with torch.autocast(device.type, torch.bfloat16, enabled=half):
-                loss = task.batch_losses(engine or model, tensors)[0] * scale
+                loss = task.compute_batch_losses(engine or model, tensors)[0] * scale
             if engine is None:
                 loss.backward()
             else:

@@ -349,7 +349,7 @@ BROKEN: dict[str, Broken] = {
         launch={"zero_options": {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "false"}},
     ),
     "one process where several were asked for": Broken(
-        {"num_processes": "leave out --cpu and use_cpu"}, launch={"alone": True}
+        {"num_processes": "leave out --cpu and use_cpu"}, launch={"lacks_world_size": True}
     ),
     "precision of the launch": Broken(
         {"mixed_precision": "or pass mixed_precision=fp16"}, launch={"mixed_precision": "fp16"}
@@ -622,7 +622,7 @@ BROKEN: dict[str, Broken] = {
     "tasks of SLURM without a launcher": Broken(
         {"WORLD_SIZE": "torchrun"},
         json={"train_batch_size": "auto"},
-        launch={"num_processes": 1, "alone_in_step": 4},
+        launch={"num_processes": 1, "tasks_in_step": 4},
     ),
     "a rank outside of the world": Broken({"RANK": "one launcher"}, launch={"rank": 2}),
     "processes that cannot meet": Broken(

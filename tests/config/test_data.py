@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bsmeta.config.data import DataConfig, SourceConfig, compute_parts, configure_sources
+from bsmeta.config.data import DataConfig, SourceConfig, build_source_configs, compute_parts
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_sources_have_the_columns_of_the_mixture_unless_they_map_their_own() -> 
     web = SourceConfig(name="web", train_file="web/*.jsonl", weight=1.0)
     news = SourceConfig(name="news", train_file="news.jsonl", weight=1.0, columns={"text": "body"})
     mixture = DataConfig(columns={"url": "link"}, sources=[web, news])
-    configs = configure_sources(mixture)
+    configs = build_source_configs(mixture)
     assert {name: config.train_file for name, config in configs.items()} == {
         "web": "web/*.jsonl",
         "news": "news.jsonl",
@@ -32,4 +32,4 @@ def test_sources_have_the_columns_of_the_mixture_unless_they_map_their_own() -> 
 
 def test_data_without_sources_are_one_source_without_a_name() -> None:
     config = DataConfig(train_file="train.jsonl")
-    assert configure_sources(config) == {"": config}
+    assert build_source_configs(config) == {"": config}

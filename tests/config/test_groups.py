@@ -9,7 +9,7 @@ import pytest
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import find_value_problems
 from bsmeta.config.compose import compose_command_line
-from bsmeta.config.groups import group_options
+from bsmeta.config.groups import list_group_options
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.checks import find_metadata_problems
 
@@ -19,7 +19,7 @@ METADATA = "data_config.metadata_config"
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_choice_composes_with_the_main_job(group: str) -> None:
-    for option in group_options()[group]:
+    for option in list_group_options()[group]:
         config = compose_command_line(CausalLMConfig, "v2", [f"{group}={option}"])
         assert [
             *find_value_problems(config),

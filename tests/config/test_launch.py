@@ -163,8 +163,8 @@ def test_what_the_environment_says_beside_the_engine() -> None:
     )
     assert (launch.rank, launch.unset) == (1, ("MASTER_ADDR",))
     assert (launch.gradient_clipping, launch.compiler) == (0.5, None)
-    assert launch.alone_in_step is None  # a launcher is there
-    assert read_launch({"SLURM_STEP_NUM_TASKS": "4"}).alone_in_step == 4
+    assert launch.tasks_in_step is None  # a launcher is there
+    assert read_launch({"SLURM_STEP_NUM_TASKS": "4"}).tasks_in_step == 4
     with pytest.raises(ConfigurationError, match="RANK in the environment: found 'first'"):
         read_launch({"RANK": "first"})
 

@@ -44,7 +44,7 @@ def test_shared_memory_that_is_too_small(small_disk: Path) -> None:
 def test_every_task_needs_it_unless_it_is_only_checked(
     task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bsmeta.config.machine_checks.LEAST_SHARED", 1 << 60)
+    monkeypatch.setattr("bsmeta.config.machine_checks.MIN_SHARED_BYTES", 1 << 60)
     entry = TASKS[task]
 
     def refused(*, check_only: bool) -> set[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import EncoderDecoderConfig, LlamaConfig
 
-from bsmeta.config.model_file import find_language_part, read_positions
+from bsmeta.config.model_file import find_language_part, read_max_positions
 from tests.models.architectures import SMALL
 
 
@@ -25,7 +25,7 @@ from tests.models.architectures import SMALL
     ],
 )
 def test_positions_in_a_file(content: dict[str, Any], positions: int | None) -> None:
-    assert read_positions(content) == positions
+    assert read_max_positions(content) == positions
 
 
 def test_the_language_part_of_a_file_is_not_copied() -> None:

@@ -16,7 +16,7 @@ import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.saved import (
-    LARGEST,
+    MAX_FILE_BYTES,
     escape_interpolations,
     parse_saved,
     read_saved,
@@ -168,7 +168,10 @@ NINES = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in rang
         (b"run_name: \x00\n", "special characters are not allowed"),
         (b"- a\n", "found ['a'], expected keys and values"),
         (b"", "found null, expected keys and values"),
-        (b"#" * (LARGEST + 1), "has 4,194,305 bytes; expected the config of a run, at most 4,194"),
+        (
+            b"#" * (MAX_FILE_BYTES + 1),
+            "has 4,194,305 bytes; expected the config of a run, at most 4,194",
+        ),
     ],
 )
 def test_a_file_that_no_run_wrote_is_refused_with_its_name(

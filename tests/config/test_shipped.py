@@ -14,7 +14,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check_launch
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.deepspeed import AUTO
-from bsmeta.config.groups import group_options
+from bsmeta.config.groups import list_group_options
 from bsmeta.config.launch import read_launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.schema_choice import choose_schema
@@ -84,7 +84,7 @@ def test_the_json_of_v2_agrees_with_its_yaml(tmp_path: Path) -> None:
     assert {"optimizer", "scheduler"}.isdisjoint(filled)
 
 
-@pytest.mark.parametrize("recipe", group_options()["recipes"])
+@pytest.mark.parametrize("recipe", list_group_options()["recipes"])
 def test_every_recipe_goes_with_both_configurations_and_their_launch_files(
     recipe: str, tmp_path: Path
 ) -> None:
@@ -162,4 +162,4 @@ def test_parts_fit_where_they_are_for(file: str, key: str) -> None:
 def test_every_part_is_tried_above() -> None:
     parts = REPOSITORY / "hydra_configs" / "parts"
     assert sorted(path.name for path in parts.iterdir()) == ["html_v2.yaml", "weights_v2.yaml"]
-    assert "parts" not in group_options()
+    assert "parts" not in list_group_options()

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.files import UnsafeNameError, join_inside, name_fault
+from bsmeta.core.files import UnsafeNameError, find_name_fault, join_inside
 from tests.core.hostile_names import HARMLESS_NAMES, HOSTILE_NAMES
 
 
@@ -64,7 +64,7 @@ def test_links_lead_out_only_where_that_is_allowed(tmp_path: Path) -> None:
 @given(st.text(st.sampled_from("./\\a:C\0\n~"), max_size=12) | st.text(max_size=20))
 @example("..")
 def test_a_name_is_refused_or_inside(name: str) -> None:
-    if name_fault(name) is not None:
+    if find_name_fault(name) is not None:
         return
     folder = "/srv/folder"
     joined = os.path.normpath(f"{folder}/{name}")

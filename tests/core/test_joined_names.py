@@ -93,7 +93,9 @@ JOINS = {
     },
     "studies/measuring.py": {"run.folder / f'checkpoint-{step}step'": "a number"},
     "studies/runs.py": {
-        "Path(study.out_dir) / f'measured-{hash_values(measure_settings(study))[:8]}'": "a hash",
+        (
+            "Path(study.out_dir) / f'measured-{hash_values(select_measure_settings(study))[:8]}'"
+        ): "a hash",
         "locate_results(study) / f'{arm}-seed{seed}.npz'": "checked by the study's configuration",
         "ROOT / 'experiments' / study.launch": "the study's file says what to run",
         "stable.folder / f'checkpoint-{branch_at}step'": "a number",
@@ -168,7 +170,7 @@ JOINS = {
     "training/distributed.py": {
         "Path(get_default_build_root()) / file": "a constant",
         "Path(os.environ['TORCH_EXTENSIONS_DIR']) / file": "a constant",
-        "shared / file": "a constant",
+        "environment_folder / file": "a constant",
     },
     "training/guards.py": {
         "self.folder / f'nonfinite-step{result.step}-rank{self.rank}.json'": "numbers",
@@ -195,7 +197,7 @@ JOINS = {
         "folder / part": "constant names",
     },
     "training/profile.py": {
-        "folder / PROFILES / f'steps-{self._first}-{self._last}-rank{rank}.json'": "numbers",
+        "folder / PROFILE_FOLDER / f'steps-{self._first}-{self._last}-rank{rank}.json'": "numbers",
     },
     "training/watchdog.py": {
         "out_dir / f'stacks-rank{self._processes.rank}.txt'": "a number",

@@ -22,7 +22,7 @@ from bsmeta.core.model_files import (
     create_model,
     read_model,
     read_model_and_report,
-    read_shape,
+    read_model_config,
     read_tokenizer,
     refuse_unsafe_model,
 )
@@ -37,7 +37,7 @@ SHAPE = {"vocab_size": 4096, "hidden_size": 8, "intermediate_size": 8, "num_hidd
          "num_attention_heads": 1}  # fmt: skip
 
 LOADERS: dict[str, Callable[[Path], object]] = {
-    "read_shape": read_shape,
+    "read_model_config": read_model_config,
     "read_tokenizer": read_tokenizer,
     "read_model": lambda folder: read_model(AutoModelForCausalLM, folder),
     "read_model_and_report": lambda folder: read_model_and_report(AutoModelForCausalLM, folder),
@@ -68,13 +68,13 @@ def write_index(file: Path, part: str) -> None:
 
 
 def test_a_model_without_code_is_loaded(folder: Path) -> None:
-    assert read_shape(folder).model_type == "llama"
+    assert read_model_config(folder).model_type == "llama"
     assert len(read_tokenizer(folder)) > 1000
     model = read_model(AutoModelForCausalLM, folder)
     assert type(model) is LlamaForCausalLM
     model, report = read_model_and_report(AutoModelForCausalLM, folder)
     assert (type(model), list(report["missing_keys"])) == (LlamaForCausalLM, [])
-    assert type(create_model(AutoModelForCausalLM, read_shape(folder))) is LlamaForCausalLM
+    assert type(create_model(AutoModelForCausalLM, read_model_config(folder))) is LlamaForCausalLM
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -195,7 +195,7 @@ def test_a_shape_with_code_is_refused(folder: Path) -> None:
 def test_a_config_file_alone_is_checked(tmp_path: Path) -> None:
     change(tmp_path / "shape.json", model_type="llama", auto_map=AUTO_MAP)
     with pytest.raises(ConfigurationError, match=r"shape\.json: auto_map asks to run"):
-        read_shape(tmp_path / "shape.json")
+        read_model_config(tmp_path / "shape.json")
 
 
 def test_a_model_of_the_hub_with_code_is_refused(tmp_path: Path) -> None:
@@ -205,7 +205,9 @@ def test_a_model_of_the_hub_with_code_is_refused(tmp_path: Path) -> None:
     (model / "refs").mkdir()
     (model / "refs" / "main").write_text("a" * 40)
     change(model / "snapshots" / ("a" * 40) / "config.json", model_type="own", auto_map=AUTO_MAP)
-    program = "from bsmeta.core.model_files import read_shape; read_shape('owner/name')"
+    program = (
+        "from bsmeta.core.model_files import read_model_config; read_model_config('owner/name')"
+    )
     environment = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = run_program(program, **environment)
     assert done.returncode == 1
@@ -281,12 +283,12 @@ def test_a_panic_of_the_tokenizer_is_an_error(folder: Path) -> None:
 def test_extreme_values_are_refused(content: str, reason: str, folder: Path) -> None:
     (folder / "config.json").write_text(content)
     with pytest.raises(ConfigurationError, match=rf"config\.json: {reason}"):
-        read_shape(folder)
+        read_model_config(folder)
 
 
 def test_files_that_are_too_large_are_not_read(folder: Path) -> None:
     with (folder / "tokenizer.json").open("ab") as file:
-        file.truncate(model_files.LARGEST_TEXT + 1)  # of which nothing is on the disk
+        file.truncate(model_files.MAX_TEXT_BYTES + 1)  # of which nothing is on the disk
     with pytest.raises(ConfigurationError) as error:
         read_tokenizer(folder)
     assert str(error.value) == (

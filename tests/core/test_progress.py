@@ -161,7 +161,7 @@ def test_processor_time_is_progress_of_a_library(
     work: str, monkeypatch: pytest.MonkeyPatch, reported: list[int]
 ) -> None:
     """A child's time counts while it runs."""
-    monkeypatch.setattr(progress, "SAMPLE_S", 0.5)
+    monkeypatch.setattr(progress, "SAMPLE_INTERVAL_S", 0.5)
     monkeypatch.setattr(progress._Progress, "is_watched", True)
     with progress.report_opaque_work():
         if work == "its own":
@@ -177,7 +177,7 @@ def test_waiting_is_no_progress_of_a_library(
     monkeypatch: pytest.MonkeyPatch, reported: list[int]
 ) -> None:
     """In a process of its own: the programs that other tests have left work, too."""
-    monkeypatch.setattr(progress, "SAMPLE_S", 2.0)
+    monkeypatch.setattr(progress, "SAMPLE_INTERVAL_S", 2.0)
     monkeypatch.setattr(progress._Progress, "is_watched", True)
     process = os.fork()
     if process == 0:

@@ -15,9 +15,9 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.saved_runs import write_yaml
 from bsmeta.core.secrets import (
     declare_secrets,
+    declare_secrets_in,
+    declare_secrets_in_arguments,
     format_url,
-    hide_arguments,
-    hide_values,
     redact,
     redact_known,
     redact_values,
@@ -175,8 +175,10 @@ def test_the_configuration_of_a_run() -> None:
 
 def test_secrets_that_are_declared() -> None:
     declare_secrets("d3clared-one", None, "", "12345678")
-    hide_values({"a": [{"password": "d3clared-two"}], "b": "https://me:d3clared-3@host"})
-    hide_arguments(["+x.password='d3clared-4'", "y={api_key: d3clared-5}", "key=value", "z"])
+    declare_secrets_in({"a": [{"password": "d3clared-two"}], "b": "https://me:d3clared-3@host"})
+    declare_secrets_in_arguments(
+        ["+x.password='d3clared-4'", "y={api_key: d3clared-5}", "key=value", "z"]
+    )
     text = "d3clared-one d3clared-two d3clared-3 d3clared-4 d3clared-5 12345678 value"
     assert redact_known(text) == "[redacted] " * 5 + "12345678 value"
 

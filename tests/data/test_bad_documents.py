@@ -143,7 +143,7 @@ def test_a_window_is_encoded_in_batches_of_bounded_size(
         sizes.append(sum(len(one.body) for one in rendered) if len(rendered) > 1 else 0)
         return encode(self, rendered)
 
-    monkeypatch.setattr(encode_stage, "ENCODED_AT_ONCE", 500)
+    monkeypatch.setattr(encode_stage, "ENCODING_BATCH_CHARS", 500)
     monkeypatch.setattr(DocumentEncoder, "encode", noted)
     for one, other in zip(whole, batches(one_stream(tmp_path), 10), strict=True):
         assert one.documents == other.documents

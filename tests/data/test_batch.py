@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from bsmeta.data.batch import set_up_worker
 from bsmeta.data.stream.train_stream import (
-    CONTAINERS,
+    COLLECTION_THRESHOLD,
     SequenceBlocks,
 )
 from bsmeta.data.text.chunks import PackedSequence
@@ -30,4 +30,4 @@ def test_a_process_forked_while_the_trainer_collects_no_garbage_collects_its_own
         block = next(iter(loader))
         assert not gc.isenabled()
     assert block.tensors["input_ids"].tolist() == [[True]]
-    assert block.tensors["document_types"].tolist() == [[CONTAINERS]]
+    assert block.tensors["document_types"].tolist() == [[COLLECTION_THRESHOLD]]

@@ -12,7 +12,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose_command_line
-from bsmeta.config.groups import group_options
+from bsmeta.config.groups import list_group_options
 from tests.conftest import run_warm
 from tests.data.helpers import page
 from tests.warm import REPOSITORY
@@ -60,7 +60,7 @@ def test_every_recipe_of_a_corpus_composes() -> None:
         types = config.data_config.metadata_config.metadata_list
         assert set(types) <= set(config.data_config.columns)
         named.update(one.removeprefix("data=") for one in arguments if one.startswith("data="))
-    assert named == set(group_options()["data"])
+    assert named == set(list_group_options()["data"])
 
 
 def test_the_mixture_composes(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def kill_after(phase: str) -> None:
         "rng": (saving, "write_rng"),
         "export": (toy_task.ToyTask, "export"),
         "data": (checkpoint.Writer, "write_json"),
-        "manifest": (checkpoint.Writer, "_describe"),
+        "manifest": (checkpoint.Writer, "_describe_file"),
         "commit": (checkpoint.Writer, "_seal"),
         "pruned": (Retention, "prune"),
     }[phase]
@@ -121,8 +121,8 @@ def read_late() -> None:
     from bsmeta.training import trainer
 
     class LateRunner(trainer.StepRunner):
-        def __init__(self, *arguments: Any, lag: int) -> None:
-            super().__init__(*arguments, lag=1)
+        def __init__(self, *arguments: Any, max_norm: float, lag: int) -> None:
+            super().__init__(*arguments, max_norm=max_norm, lag=1)
 
     class LateTrainer(trainer.Trainer):
         def __init__(self, *arguments: Any) -> None:

@@ -55,7 +55,7 @@ def test_a_process_without_a_launcher_reports_whatever_its_rank(tmp_path: Path) 
 def test_a_process_reports_where_the_first_of_its_machine_did_not(tmp_path: Path) -> None:
     """As if the first one had not found the error, so that no launcher ends this one."""
     code = (
-        "import runpy, sys\nfrom bsmeta.core import process\nprocess.WAIT_S = 0.1\n"
+        "import runpy, sys\nfrom bsmeta.core import process\nprocess.REPORTER_WAIT_S = 0.1\n"
         f"sys.argv = [{TRAIN!r}, '--config-name', 'demo', 'learning_rate=-1', 'out_dir=run']\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )

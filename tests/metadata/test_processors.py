@@ -107,7 +107,7 @@ def test_an_html_attribute_may_be_a_number_or_have_no_value() -> None:
 
 
 def test_html_attributes_are_remembered_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bsmeta.metadata.processors._CACHED_TAGS", 3)
+    monkeypatch.setattr("bsmeta.metadata.processors._MAX_CACHED_TAGS", 3)
     records = [html("a", 0, 1, row, -row, id=str(row % 5)) for row in range(10)]
     opened = "".join(f"<a id:{row % 5}>" for row in range(10))
     assert render(config(["html"]), "t", *records).body == opened + "t" + "</a>" * 10

@@ -53,12 +53,12 @@ def test_a_recipe_composes_and_reads(name: str, base: str) -> None:
     one = renderer.render(document, metadata.metadata_list)
     read, special = READ[name]
     if read is None:
-        special = renderer.special_tokens()[-5:]
+        special = renderer.list_special_tokens()[-5:]
         read = "".join(special) + " ||| Some text."
         assert len(set(special)) == 5
     assert one.prefix + one.lead + one.body + one.suffix == read
     wrappers = {"<HTML>", "</HTML>", "<ENTITY_CHAIN>", " </ENTITY_CHAIN> "}  # of v2 itself
-    assert [token for token in renderer.special_tokens() if token not in wrappers] == special
+    assert [token for token in renderer.list_special_tokens() if token not in wrappers] == special
 
 
 def test_meco_cools_down_in_the_same_run() -> None:

@@ -178,7 +178,7 @@ def test_meta_tokens_are_given_without_a_record() -> None:
     rendered = render(settings, "Text", world("url", "u"))
     assert (rendered.prefix, rendered.suffix) == ("<|meta_0|><|meta_1|> |||", " ||| url: u")
     assert rendered.types == ("meta_tokens", "url")
-    assert Renderer(settings).special_tokens() == ["<|meta_0|>", "<|meta_1|>"]
+    assert Renderer(settings).list_special_tokens() == ["<|meta_0|>", "<|meta_1|>"]
 
 
 def test_special_tokens() -> None:
@@ -186,9 +186,9 @@ def test_special_tokens() -> None:
         "local_metadata_special_token_start": {"entity_paragraph": "<E>", "html": "<HTML>"},
         "local_metadata_special_token_end": {"html": "</HTML>", "entity_paragraph": "<E>"},
     }
-    assert Renderer(config(["html"], **wrappers)).special_tokens() == []
+    assert Renderer(config(["html"], **wrappers)).list_special_tokens() == []
     settings = config(["html"], local_metadata_special_token_state=True, **wrappers)
-    assert Renderer(settings).special_tokens() == ["<E>", "<HTML>", "</HTML>"]
+    assert Renderer(settings).list_special_tokens() == ["<E>", "<HTML>", "</HTML>"]
 
 
 def test_what_reads_as_nothing_is_left_out() -> None:

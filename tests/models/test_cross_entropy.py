@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaCo
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.cross_entropy import (
-    IGNORED,
+    IGNORED_TARGET,
     ChunkedLoss,
     compute_chunk_rows,
     compute_chunked_cross_entropy,
@@ -33,7 +33,7 @@ SHAPES = {
 def problem() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     targets = torch.randint(0, 50, (23,), generator=generator)
-    targets[[0, 5, 22]] = IGNORED
+    targets[[0, 5, 22]] = IGNORED_TARGET
     return {
         "hidden": torch.randn(23, 8, generator=generator).requires_grad_(),
         "weight": torch.randn(50, 8, generator=generator).requires_grad_(),
@@ -149,16 +149,16 @@ def test_a_model_gives_its_losses_and_stays_the_model_it_was(name: str) -> None:
     model = AutoModelForCausalLM.from_config(SHAPES[name]).eval()
     names = list(model.state_dict())
     ids = torch.randint(0, 96, (2, 12))
-    targets = functional.pad(ids[:, 1:], (0, 1), value=IGNORED)
-    targets[0, 3] = IGNORED
+    targets = functional.pad(ids[:, 1:], (0, 1), value=IGNORED_TARGET)
+    targets[0, 3] = IGNORED_TARGET
     logits = model(input_ids=ids, use_cache=False).logits
     expected = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     expected.sum().backward()
     wanted = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()
-    assert ChunkedLoss.fits(model)
+    assert ChunkedLoss.can_wrap(model)
     chunked = ChunkedLoss(model, 5 * 96)
-    assert (chunked.pays(5), chunked.pays(6)) == (False, True)
+    assert (chunked.exceeds_limit(5), chunked.exceeds_limit(6)) == (False, True)
     total, losses = chunked(model, targets, input_ids=ids, use_cache=False)
     total.backward()
     torch.testing.assert_close(losses.flatten(), expected.detach(), rtol=1e-5, atol=1e-6)
@@ -236,4 +236,4 @@ def test_the_rows_of_a_chunk_fill_tiles_and_keep_the_limit(
 
 
 def test_an_output_layer_of_another_kind_is_left_alone() -> None:
-    assert not ChunkedLoss.fits(nn.Linear(2, 2))
+    assert not ChunkedLoss.can_wrap(nn.Linear(2, 2))

@@ -19,7 +19,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.training import processes
 from tests.training import toy_task
 
-processes.CLOSE_S = 0.5
+processes.CLOSE_TIMEOUT_S = 0.5
 
 
 class StuckGroup(dist.ProcessGroup):

@@ -166,7 +166,7 @@ def trained(config: CausalLMConfig, stage: int | str | None, observed: Observed)
     with observed.watching():
         reshards = True if stage == "FSDP2" else None
         running.run_training(config, task, deepspeed_config(config, stage), StopRequest(), reshards)
-    chunks = task._chunked is not None and task._chunked.pays(128)
+    chunks = task._chunked is not None and task._chunked.exceeds_limit(128)
     assert chunks == (config.loss_chunk_logits < 128 * 4096)
     events = map(json.loads, (Path(config.out_dir) / "metrics.jsonl").read_text().splitlines())
     return [event["loss"] for event in events if event["event"] == "step"]

@@ -257,7 +257,7 @@ DEEP = "[" * 100_000
 def test_a_state_of_another_form_is_named(content: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "trainer_state.json").write_text(content)
     with pytest.raises(CheckpointError) as error:
-        Checkpoint(tmp_path, 7).state()
+        Checkpoint(tmp_path, 7).read_state()
     assert str(error.value).startswith(f"{tmp_path / 'trainer_state.json'}: cannot be read (")
     assert reason in str(error.value)
 
@@ -273,11 +273,11 @@ def test_a_state_of_another_form_is_named(content: str, reason: str, tmp_path: P
 def test_a_data_state_of_another_form_is_named(content: bytes, reason: str, tmp_path: Path) -> None:
     (tmp_path / "data_state.json").write_bytes(content)
     with pytest.raises(CheckpointError) as error:
-        Checkpoint(tmp_path, 7).data()
+        Checkpoint(tmp_path, 7).read_data()
     assert str(error.value).startswith(f"{tmp_path / 'data_state.json'}: cannot be read (")
     assert reason in str(error.value)
 
 
 def test_infinite_losses_are_a_state(tmp_path: Path) -> None:
     (tmp_path / "trainer_state.json").write_text('{"last_losses": [1.5, NaN, Infinity]}')
-    assert str(Checkpoint(tmp_path, 7).state()) == "{'last_losses': [1.5, nan, inf]}"
+    assert str(Checkpoint(tmp_path, 7).read_state()) == "{'last_losses': [1.5, nan, inf]}"

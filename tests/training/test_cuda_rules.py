@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from bsmeta.training.cuda_rules import FLOAT32, FLOAT32_RESULT, follow_cuda_rules
+from bsmeta.training.cuda_rules import (
+    FLOAT32_OPERATIONS,
+    FLOAT32_RESULT_OPERATIONS,
+    follow_cuda_rules,
+)
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 
@@ -30,8 +34,8 @@ def declared(macro: str) -> set[str]:
 
 
 def test_the_lists_are_those_of_torch() -> None:
-    assert set(FLOAT32) == declared("AT_FORALL_FP32")
-    assert set(FLOAT32_RESULT) == declared("AT_FORALL_FP32_SET_OPT_DTYPE")
+    assert set(FLOAT32_OPERATIONS) == declared("AT_FORALL_FP32")
+    assert set(FLOAT32_RESULT_OPERATIONS) == declared("AT_FORALL_FP32_SET_OPT_DTYPE")
 
 
 HALF = torch.full((2, 4), 0.5, dtype=torch.bfloat16)

@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).with_name("failing_device.py")
 KEYS = ("trackers=[]", "max_train_steps=3", "num_warmup_steps=0")
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
-FULL = DRIVER.rpartition("\n")[0] + "\nCuda failure 2 'out of memory'"
+FULL_DISK_ERRNOS = DRIVER.rpartition("\n")[0] + "\nCuda failure 2 'out of memory'"
 
 
 def status(folder: Path) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def test_a_failure_of_nccl_is_reported_by_the_rank_that_had_it(
     [
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`"),
-        distributed.DistBackendError(FULL),
+        distributed.DistBackendError(FULL_DISK_ERRNOS),
     ],
 )
 def test_memory_also_runs_out_in_libraries(error: Exception) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from bsmeta.training.distributed import GARBAGE_STEPS, GarbageCollection
+from bsmeta.training.distributed import STEPS_PER_COLLECTION, GarbageCollection
 from tests.waiting import STUCK_S
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -81,9 +81,9 @@ def test_garbage_is_collected_when_it_is_time_to() -> None:
         loop: list[Any] = []
         loop.append(loop)
         before = gc.get_stats()[2]["collections"]
-        garbage.after(GARBAGE_STEPS - 1)
+        garbage.collect_if_due(STEPS_PER_COLLECTION - 1)
         assert gc.get_stats()[2]["collections"] == before
-        garbage.after(GARBAGE_STEPS)
+        garbage.collect_if_due(STEPS_PER_COLLECTION)
         assert gc.get_stats()[2]["collections"] == before + 1
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0

@@ -164,7 +164,7 @@ def test_compiling_is_announced_when_it_takes_long(
 
     monkeypatch.setattr(ShareMemCommBuilder, "load", load)
     monkeypatch.setattr(OpBuilder, "_loaded_ops", {})
-    monkeypatch.setattr(distributed, "COMPILING_S", 0.1 if is_slow else STUCK_S)
+    monkeypatch.setattr(distributed, "COMPILATION_NOTICE_S", 0.1 if is_slow else STUCK_S)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)

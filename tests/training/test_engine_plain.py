@@ -29,20 +29,20 @@ def test_copies_are_made_in_the_same_memory() -> None:
         engine.step(torch.tensor(True))
 
     step()
-    state, before = engine.state(), weight.detach().clone()
-    first = engine.copy()
+    state, before = engine.collect_state(), weight.detach().clone()
+    first = engine.copy_state()
     assert first["model"]["in.weight"].data_ptr() == first["model"]["out.weight"].data_ptr()
     torch.testing.assert_close(first, state, rtol=0, atol=0)
     step()
     assert torch.equal(first["model"]["in.weight"], before)
     assert not torch.equal(weight, before)
     places = addresses(first)
-    second = engine.copy()
-    torch.testing.assert_close(second, engine.state(), rtol=0, atol=0)
+    second = engine.copy_state()
+    torch.testing.assert_close(second, engine.collect_state(), rtol=0, atol=0)
     assert addresses(second) == places
     assert not set(places) & set(addresses(state))
     optimizer.load_state_dict(optimizer.state_dict())  # into other memory
-    torch.testing.assert_close(engine.copy(), engine.state(), rtol=0, atol=0)
+    torch.testing.assert_close(engine.copy_state(), engine.collect_state(), rtol=0, atol=0)
 
 
 def test_the_memory_of_copies_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -54,8 +54,8 @@ def test_the_memory_of_copies_is_logged_once(caplog: pytest.LogCaptureFixture) -
     engine = PlainEngine(Accelerator(cpu=True), model, optimizer)
     model["in"].weight.sum().backward()
     engine.step(torch.tensor(True))
-    engine.copy()
-    engine.copy()
+    engine.copy_state()
+    engine.copy_state()
     expected = (
         "async_save: the copy of a checkpoint takes 12.0 MB of main memory, for the whole run"
     )

@@ -34,7 +34,7 @@ from bsmeta.models.layers import list_layers, recompute_activations
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training.cuda_rules import follow_cuda_rules
 from bsmeta.training.estimate import (
-    Counts,
+    ParameterCounts,
     Stage,
     count_optimizer_bytes,
     count_parameters,
@@ -98,7 +98,7 @@ def test_weights_gradients_and_optimizer_are_those_of_a_real_step(make: Any, nam
 
 
 def test_each_stage_divides_one_thing_more() -> None:
-    counts = Counts(total=1000, trainable=1000, embeddings=0)
+    counts = ParameterCounts(total=1000, trainable=1000, embeddings=0)
     half = [count_state(counts, 8000, stage, 4, half=True) for stage in (0, 1, 2, 3)]
     assert [(one.weights, one.gradients, one.optimizer) for one in half] == [
         (2000, 2000, 12_000),
@@ -256,7 +256,7 @@ def test_the_tracker_of_torch_counts_the_same(eight_devices: DeviceMesh) -> None
 @pytest.mark.parametrize("processes", [1, 8, 64])
 def test_the_estimators_of_deepspeed_add_what_exists_only_during_a_step(processes: int) -> None:
     size, largest = 1_600_000_000, 200_000_000
-    counts = Counts(total=size, trainable=size, embeddings=0)
+    counts = ParameterCounts(total=size, trainable=size, embeddings=0)
     second, third = (count_state(counts, 8 * size, n, processes, half=True).total for n in (2, 3))
     _, theirs = estimate_zero2_model_states_mem_needs(size, processes, cpu_offload=False)
     assert theirs == second + 4 * size / processes  # float32 gradients

@@ -15,7 +15,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.schema import OPTIMIZERS
 from bsmeta.models.layers import list_layers
 from bsmeta.training.cuda_rules import follow_cuda_rules
-from bsmeta.training.device_fit import RESERVED
+from bsmeta.training.device_fit import RESERVED_BYTES
 from bsmeta.training.estimate import (
     count_optimizer_bytes,
     count_parameters,
@@ -94,7 +94,7 @@ def test_a_preset_fits_a_gpu_of_80_gb(name: str, monkeypatch: pytest.MonkeyPatch
     kept = len(preset.arms) * (held.weights + held.optimizer) + held.gradients
     # Transformers' Trainer computes all logits at once.
     largest = max(needed(0 if arm == "trainer" else chunk) for arm in preset.arms)
-    assert kept + largest <= CARDS["H100"].memory - len(preset.arms) * RESERVED
+    assert kept + largest <= CARDS["H100"].memory - len(preset.arms) * RESERVED_BYTES
 
 
 def test_a_loop_that_is_none_is_refused(launch: Launch) -> None:

@@ -22,7 +22,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.training import metrics as metrics_module
 from bsmeta.training.metrics import (
-    RUNS,
+    TRACKERS_FILE,
     Progress,
     Throughput,
     Tracker,
@@ -44,7 +44,7 @@ def test_the_name_is_made_once(tmp_path: Path) -> None:
     name = run_name(folder)
     assert re.fullmatch(r"run--1-of-a_b-[0-9a-f]{8}", name)
     assert run_name(folder) == name
-    (folder / RUNS).write_text('{"run": ')  # the machine died while it was being written
+    (folder / TRACKERS_FILE).write_text('{"run": ')  # the machine died while it was being written
     assert run_name(folder) != name
 
 
@@ -85,8 +85,8 @@ class Kept:
 def test_trackers_get_the_numbers_that_are_known(tmp_path: Path) -> None:
     kept = Kept()
     tracker = Tracker(RunFolder(tmp_path), main=True, step=0, total_steps=2, external=[kept])
-    tracker.event("eval", 2, bits={"url": 1.5}, mfu=math.nan, split="validation")
-    tracker.event("save", 2, seconds=1.0)
+    tracker.record_event("eval", 2, bits={"url": 1.5}, mfu=math.nan, split="validation")
+    tracker.record_event("save", 2, seconds=1.0)
     assert kept.logged == [(2, {"eval/bits/url": 1.5})]
 
 
@@ -94,8 +94,8 @@ def test_a_tracker_that_fails_is_given_up(tmp_path: Path, caplog: pytest.LogCapt
     broken = Broken()
     run = RunFolder(tmp_path)
     with Tracker(run, main=True, step=0, total_steps=2, external=[broken]) as tracker:
-        tracker.event("eval", 1, loss=1.0)
-        tracker.event("eval", 2, loss=0.5)
+        tracker.record_event("eval", 1, loss=1.0)
+        tracker.record_event("eval", 2, loss=0.5)
     assert broken.calls == 1
     assert "Broken gets no more metrics (ConnectionError: gone)" in caplog.text
     logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -105,7 +105,7 @@ def test_a_tracker_that_fails_is_given_up(tmp_path: Path, caplog: pytest.LogCapt
 def test_an_undefined_value_is_null_in_the_log(tmp_path: Path) -> None:
     """JSON has neither NaN nor infinity."""
     with Tracker(RunFolder(tmp_path), main=True, step=0, total_steps=2) as tracker:
-        tracker.event("eval", 1, loss=float("nan"), parts={"a": float("inf"), "b": [1.5]})
+        tracker.record_event("eval", 1, loss=float("nan"), parts={"a": float("inf"), "b": [1.5]})
     assert (tmp_path / "metrics.jsonl").read_text() == (
         '{"event": "eval", "step": 1, "loss": null, "parts": {"a": null, "b": [1.5]}}\n'
     )

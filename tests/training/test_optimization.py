@@ -129,12 +129,12 @@ class Trained:
 
     def state(self) -> dict[str, Any]:
         """A copy of the weights and of all optimizer state."""
-        state = copy.deepcopy(self.engine.state())
+        state = copy.deepcopy(self.engine.collect_state())
         return {"weights": state["model"], "optimizer": state["optimizer"]["state"]}
 
     def settings(self) -> list[dict[str, Any]]:
         """The settings of the parameter groups."""
-        groups = self.engine.state()["optimizer"]["param_groups"]
+        groups = self.engine.collect_state()["optimizer"]["param_groups"]
         return [{k: value for k, value in group.items() if k != "params"} for group in groups]
 
 
@@ -147,7 +147,7 @@ def test_a_save_unwraps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first unwrapping imports DeepSpeed: seconds that a stopped run may not have."""
     trained = Trained("adamw")
     monkeypatch.setattr(trained.engine.accelerator, "unwrap_model", pytest.fail)
-    assert trained.engine.plain.state_dict().keys() == trained.state()["weights"].keys()
+    assert trained.engine.unwrapped_model.state_dict().keys() == trained.state()["weights"].keys()
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])

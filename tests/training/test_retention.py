@@ -12,7 +12,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, Writer, list_checkpoints
 from bsmeta.training.processes import ALONE, Processes
-from bsmeta.training.retention import KEEP, Retention, check_metric
+from bsmeta.training.retention import KEEP_FILE, Retention, check_metric
 from bsmeta.training.task import Metric
 
 
@@ -85,7 +85,7 @@ def test_the_best_by_a_metric_to_maximize_stays(tmp_path: Path) -> None:
 
 def test_a_marked_one_stays(tmp_path: Path) -> None:
     make(tmp_path, dict.fromkeys((1, 2, 3)))
-    (tmp_path / "checkpoint-1step" / KEEP).touch()
+    (tmp_path / "checkpoint-1step" / KEEP_FILE).touch()
     prune(tmp_path, CausalLMConfig(keep_last_checkpoints=1), written=3)
     assert kept(tmp_path) == [1, 3]
 

@@ -219,8 +219,8 @@ def test_a_deleted_folder_is_rebuilt_by_the_next_line(
     assert caplog.text.count("was deleted during the run") == 1
     with pytest.raises(ConfigurationError, match="held by another run"):
         RunFolder(run.path).open(CausalLMConfig(), resume=True, overwrite=True)
-    assert run.share(ALONE)
-    assert not run.share(ALONE)
+    assert run.rebuild_with_logs(ALONE)
+    assert not run.rebuild_with_logs(ALONE)
 
 
 @pytest.mark.parametrize("is_finished", [False, True])
@@ -238,7 +238,7 @@ def test_a_run_that_took_the_place_of_a_deleted_folder_is_left_alone(
     for write in (
         lambda: metrics.write({"step": 2}),
         lambda: run.write_status("done", 2, 0),
-        lambda: run.share(ALONE),
+        lambda: run.rebuild_with_logs(ALONE),
         metrics.close,
     ):
         with pytest.raises(TrainingError, match="now that of another run"):
@@ -271,8 +271,8 @@ def test_the_logs_of_other_ranks_wait_for_rank_0(tmp_path: Path) -> None:
     shutil.rmtree(main.path)
     documents.write({"step": 2})
     assert not main.path.exists()
-    main.share(ALONE)
-    other.share(ALONE)
+    main.rebuild_with_logs(ALONE)
+    other.rebuild_with_logs(ALONE)
     documents.write({"step": 3})
     lines = (main.path / "documents-rank1.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]

@@ -19,7 +19,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from bsmeta.core.errors import DataError
-from bsmeta.training.watchdog import SharedStore, make_report, rebuild_error
+from bsmeta.training.watchdog import SharedStore, rebuild_error, serialize_error
 from tests.conftest import REPOSITORY, command, run_warm
 from tests.waiting import STUCK_S, wait_until
 
@@ -43,7 +43,7 @@ def host() -> Iterator[subprocess.Popen[str]]:
 
 def test_what_is_reported_to_other_ranks_holds_no_secrets() -> None:
     """They may not know what this rank has read."""
-    report = make_report(DataError("GET https://me:word@host.invalid/x?sig=1"))
+    report = serialize_error(DataError("GET https://me:word@host.invalid/x?sig=1"))
     assert report == {"user": True, "message": "GET https://[redacted]@host.invalid/x?[redacted]"}
     assert str(rebuild_error(3, report)).startswith("rank 3: GET https://[redacted]@")
 
@@ -53,7 +53,7 @@ def test_a_call_does_not_wait_for_a_host_that_stands_still(host: subprocess.Pope
     port = int(host.stdout.readline())
     connection = TCPStore("127.0.0.1", port, timeout=timedelta(days=1), wait_for_workers=False)
     connection.set("key", "value")
-    patient, hasty = SharedStore(connection.clone()), SharedStore(connection, answer_s=1)
+    patient, hasty = SharedStore(connection.clone()), SharedStore(connection, answer_timeout_s=1)
 
     def answers() -> bool:
         with suppress(RuntimeError):
@@ -86,7 +86,7 @@ from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.watchdog import Watchdog
 
 watchdog = Watchdog(Processes(0, 1, torch.device("cpu")), LIMIT, StopRequest())
-watchdog.run = RunFolder(Path(sys.argv[1]))
+watchdog.run_folder = RunFolder(Path(sys.argv[1]))
 watchdog.step = 3
 watchdog.enter("step 4: optimizer")
 watchdog.__enter__()

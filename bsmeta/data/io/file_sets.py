@@ -30,9 +30,9 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import format_bytes, join_inside, measure_free_bytes, name_fault
+from bsmeta.core.files import find_name_fault, format_bytes, join_inside, measure_free_bytes
 from bsmeta.core.parsing import decode_json, decode_yaml, parse_json
-from bsmeta.core.secrets import format_url, hide_values
+from bsmeta.core.secrets import declare_secrets_in, format_url
 from bsmeta.data.io.archives import SUFFIXES, unpack
 from bsmeta.data.io.remote import (
     CONTENT_RANGE,
@@ -123,7 +123,7 @@ def _resolve_addresses(entries: Sequence[Entry], base: str) -> list[str]:
         entry.sha256 = entry.sha256.lower()
         try:
             entry.address = urljoin(base, entry.address)
-            hide_values(entry.address)
+            declare_secrets_in(entry.address)
         except ValueError as error:  # such as a [ without its ]
             problems.append(f"files[{number}]: the address is no URL ({error})")
     return problems
@@ -143,7 +143,7 @@ def _check_entries(entries: Sequence[Entry]) -> list[str]:
 def _find_problems(entry: Entry) -> Iterator[str]:
     """Yields the problems of an entry by itself."""
     for name in {entry.path: None, entry.target: None}:
-        fault = name_fault(name)
+        fault = find_name_fault(name)
         if fault is None and name.split("/")[0] == STATE_FOLDER:
             fault = f"{STATE_FOLDER} holds the state of the download"
         if fault is not None:

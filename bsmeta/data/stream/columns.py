@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from bsmeta.config.data import DataConfig, configure_sources
+from bsmeta.config.data import DataConfig, build_source_configs
 from bsmeta.config.metadata import MetadataConfig, configure_phases
 from bsmeta.core.errors import (
     HYDRA,
@@ -29,6 +29,7 @@ from bsmeta.core.errors import (
     suggest_nearest,
 )
 from bsmeta.core.parsing import JSONDecoder
+from bsmeta.core.rounding import divide_up
 from bsmeta.data.io.file_start import describe_start, explain_no_document, has_document
 from bsmeta.data.io.shard_lines import read_first_lines
 from bsmeta.data.io.shards import (
@@ -43,19 +44,19 @@ from bsmeta.metadata.metadata_type import CONFIG_KEY
 from bsmeta.metadata.processors import PROCESSORS, find_type, map_columns
 from bsmeta.metadata.records import UNREADABLE, BadDocument
 
-DOCUMENTS = 64
+NUM_CHECKED_DOCUMENTS = 64
 """Number of first documents that are checked, per shard or in all."""
 
-MANY_DOCUMENTS = 2048
+MAX_CHECKED_DOCUMENTS = 2048
 """Number of first documents that are searched for a type before it is refused."""
 
-MISSPELLED = 0.75
+MIN_LIKENESS = 0.75
 """Smallest difflib ratio of a misspelling: accepts titel and urls, but not language_score."""
 
-SHARDS = (3, 16)
+NUM_SAMPLED_SHARDS = (3, 16)
 """Number of sampled shards: few, then more if a column is missing, as shards may differ."""
 
-SHOWN = 40
+MAX_COLUMNS_SHOWN = 40
 """Largest number of columns in a message."""
 
 TEXT_NAMES = ("content", "raw_content", "body", "article")
@@ -72,7 +73,7 @@ def find_column_problems(config: DataConfig) -> Iterator[Problem]:
 
     Shards that are not on a local disk yield nothing; the run itself then checks them.
     """
-    for name, data in configure_sources(config).items():
+    for name, data in build_source_configs(config).items():
         with contextlib.suppress(UserError, OSError, EOFError):  # the run itself reports these
             yield from find_document_problems(config, name, list_local_shards(data))
     with contextlib.suppress(UserError, OSError, EOFError):
@@ -98,7 +99,7 @@ def _find_no_document_problems(
     config: DataConfig, name: str, shards: Sequence[Shard]
 ) -> list[Problem]:
     """Returns one problem if no shard has a document: some shards may be empty, but not all."""
-    candidates = dict.fromkeys((*select_shards(shards, SHARDS[-1]), *shards))
+    candidates = dict.fromkeys((*select_shards(shards, NUM_SAMPLED_SHARDS[-1]), *shards))
     if not candidates or any(has_document(shard.path) for shard in candidates):
         return []
 
@@ -143,7 +144,7 @@ def find_type_problems(config: DataConfig) -> list[Problem]:
 
     Empty if not all shards are on a local disk; the run itself then checks them.
     """
-    shards = {name: list_local_shards(data) for name, data in configure_sources(config).items()}
+    shards = {name: list_local_shards(data) for name, data in build_source_configs(config).items()}
     return find_unknown_types(config, shards) if all(shards.values()) else []
 
 
@@ -156,7 +157,7 @@ def describe_missing_types(config: DataConfig) -> list[str]:
     types = _collect_recorded_types(config.metadata_config)
     messages = [
         _describe_missing_types(data, name, types)
-        for name, data in configure_sources(config).items()
+        for name, data in build_source_configs(config).items()
     ]
     return [message for message in messages if message]
 
@@ -188,7 +189,7 @@ def find_unknown_types(config: DataConfig, sources: Mapping[str, Sequence[Shard]
     Args:
         sources: The shards of each source, by its name.
     """
-    configs = configure_sources(config)
+    configs = build_source_configs(config)
     requested = _collect_recorded_types(config.metadata_config)
     mapped: set[str] = set()
     for data in configs.values():
@@ -198,19 +199,20 @@ def find_unknown_types(config: DataConfig, sources: Mapping[str, Sequence[Shard]
     if all(data.columns for data in configs.values()) and requested & mapped:
         # One list may serve several corpora, each with its own columns: only misspellings.
         names = [*mapped, *PROCESSORS]
-        unknown = {key for key in unknown if difflib.get_close_matches(key, names, 1, MISSPELLED)}
+        unknown = {key for key in unknown if difflib.get_close_matches(key, names, 1, MIN_LIKENESS)}
 
     unmapped_sources = [shards for name, shards in sources.items() if not configs[name].columns]
     lines: list[bytes] = []
     present: set[str] = set()
-    for count in (DOCUMENTS, MANY_DOCUMENTS):
+    for count in (NUM_CHECKED_DOCUMENTS, MAX_CHECKED_DOCUMENTS):
         if not unknown:
             return []
 
         lines = []
         for shards in unmapped_sources:
-            sampled = min(len(shards), SHARDS[-1])
-            lines += _read_first_lines(shards, SHARDS[-1], -(-count // max(sampled, 1)))
+            max_shards = NUM_SAMPLED_SHARDS[-1]
+            num_sampled = max(min(len(shards), max_shards), 1)
+            lines += _read_first_lines(shards, max_shards, divide_up(count, num_sampled))
         present = {*_list_types_in(lines)}
         unknown -= present
         if unmapped_sources and not lines:  # the run itself reports why
@@ -241,14 +243,15 @@ def _describe_unknown_types(
     suggestion = suggest_nearest(missing[0], candidates)
     expected = f"types that there are: {', '.join(present) or 'none'}{suggestion}"
 
-    alike = {name: find_similar(name, candidates) for name in missing}
-    corrected = dict.fromkeys(alike.get(name, name) for name in requested)
-    fix = f"{key}=[{','.join(name for name in corrected if name)}]"
-    if any(alike.values()):
-        fix += f", or leave {', '.join(missing)} out"
     plain = [name for name in missing if _is_plain(name, lines)]
     if plain:
         fix = f"data_config.columns={{{plain[0]}: {plain[0]}}} uses a plain column"
+    else:
+        similar = {name: find_similar(name, candidates) for name in missing}
+        corrected = dict.fromkeys(similar.get(name, name) for name in requested)
+        fix = f"{key}=[{','.join(name for name in corrected if name)}]"
+        if any(similar.values()):
+            fix += f", or leave {', '.join(missing)} out"
     return Problem(key, HYDRA, f"{', '.join(missing)}, which {reason}", expected, fix)
 
 
@@ -259,10 +262,10 @@ def find_absent_paths(config: DataConfig, name: str, shards: Sequence[Shard]) ->
         name: The source; "" without a mixture.
     """
     key = name_source_key(config, name, "columns")
-    columns = {TEXT: TEXT, **configure_sources(config)[name].columns}
+    columns = {TEXT: TEXT, **build_source_configs(config)[name].columns}
     problems: list[Problem] = []
-    for max_shards in SHARDS:
-        rows = map(_decode_object, _read_first_lines(shards, max_shards, DOCUMENTS))
+    for max_shards in NUM_SAMPLED_SHARDS:
+        rows = map(_decode_object, _read_first_lines(shards, max_shards, NUM_CHECKED_DOCUMENTS))
         problems = [*_find_path_problems(key, columns, (row for row in rows if row is not None))]
         if not problems:
             break
@@ -303,20 +306,24 @@ def _describe_path_problem(
     """
     available = sorted(values)
     inside = [candidate for candidate in available if candidate.startswith(f"{path}.")]
-    alike = _find_like_names(path, available) or _find_like_names(name, available)
-    if name == TEXT and not alike:
-        alike = [candidate for candidate in TEXT_NAMES if candidate in values]
-    best = next(iter((*inside, *alike)), find_similar(path, available))
+    similar_paths = _find_like_names(path, available) or _find_like_names(name, available)
+    if name == TEXT and not similar_paths:
+        similar_paths = [candidate for candidate in TEXT_NAMES if candidate in values]
+    best = next(iter((*inside, *similar_paths)), find_similar(path, available))
 
     if path in objects:
         content = f"{format_value(path)}, which is an object"
         hint = f"; in it: {', '.join(inside)}"
     else:
         content = f"{format_value(path)}, which none of the first {count} documents has"
-        hint = f" (did you mean {alike[0]}?)" if alike else suggest_nearest(path, available)
+        hint = (
+            f" (did you mean {similar_paths[0]}?)"
+            if similar_paths
+            else suggest_nearest(path, available)
+        )
 
-    ellipsis = ", …" if len(available) > SHOWN else ""
-    columns = ", ".join(available[:SHOWN]) or "none"
+    ellipsis = ", …" if len(available) > MAX_COLUMNS_SHOWN else ""
+    columns = ", ".join(available[:MAX_COLUMNS_SHOWN]) or "none"
     expected = f"one of their columns: {columns}{ellipsis}{hint}"
 
     fix = f"{key}.{name}={best or 'COLUMN'}"
@@ -367,7 +374,7 @@ def _describe_missing_types(config: DataConfig, source: str, types: set[str]) ->
     if not types or not shards:
         return ""
     try:
-        lines = read_first_lines(shards[0].path, DOCUMENTS)
+        lines = read_first_lines(shards[0].path, NUM_CHECKED_DOCUMENTS)
     except (UserError, OSError, EOFError):
         return ""
     if not lines:  # an empty shard says nothing about the documents of the others

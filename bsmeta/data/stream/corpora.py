@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from bsmeta.config.data import DataConfig, configure_sources
+from bsmeta.config.data import DataConfig, build_source_configs
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache
@@ -85,7 +85,7 @@ def open_corpora(
     """
     return [
         Corpus(name, data, list_shards(data) if shards is None else shards[name])
-        for name, data in configure_sources(config).items()
+        for name, data in build_source_configs(config).items()
     ]
 
 

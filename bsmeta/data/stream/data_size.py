@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bsmeta.config.data import DataConfig, configure_sources
+from bsmeta.config.data import DataConfig, build_source_configs
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import UserError
 from bsmeta.data.io.compression import DamagedFileError
@@ -20,7 +20,7 @@ from bsmeta.data.stream.columns import list_local_shards
 from bsmeta.metadata.decoding import Decoder, make_decoder
 from bsmeta.metadata.records import BadDocument
 
-SHARDS = 3
+NUM_SAMPLED_SHARDS = 3
 """Number of sampled shards of a source."""
 
 BYTES_PER_TOKEN = 4.0
@@ -82,11 +82,11 @@ def estimate_data_size(config: DataConfig, tokenizer_folder: str | None = None) 
     text_bytes = 0.0
     is_exact = True
     texts: list[str] = []
-    for data in configure_sources(config).values():
+    for data in build_source_configs(config).values():
         shards = list_local_shards(data)
         samples: list[_Sample] = []
         sampled_bytes = 0.0  # of the shards, not of their text
-        for shard in select_shards(shards, SHARDS):
+        for shard in select_shards(shards, NUM_SAMPLED_SHARDS):
             sample = _sample_shard(shard, data)
             if sample is not None:
                 samples.append(sample)

@@ -33,9 +33,9 @@ from bsmeta.metadata.document import NO_COLUMN, Document
 from bsmeta.metadata.processors import ADDRESS_KEY
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Line
 
-KIND = "held-out-v2"  # facts of version 1 may lack documents whose lines could not be read
-BATCH = 256
-SHOWN = 3  # unreadable lines in a message
+CACHE_KIND = "held-out-v2"  # facts of version 1 may lack documents whose lines could not be read
+LINE_BATCH_SIZE = 256
+MAX_LINES_SHOWN = 3  # unreadable lines in a message
 NOT_THERE = "not there"
 
 _URL = re.compile(r"\s*(?:https?:)?(?://)?([^/?#]*)([^?#]*)(\?[^#]+)?", re.IGNORECASE)
@@ -100,10 +100,10 @@ class HeldOutFingerprints:
             OSError: If the file cannot be read.
             DataError: If the file is damaged or holds no document.
         """
-        kind = KIND
+        kind = CACHE_KIND
         if columns:  # the fingerprints depend on the columns of texts and URLs
             paths = (columns.get(TEXT, TEXT), columns.get(ADDRESS_KEY, ADDRESS_KEY))
-            kind = f"{KIND}-{xxhash.xxh3_64_hexdigest(repr(paths).encode())}"
+            kind = f"{CACHE_KIND}-{xxhash.xxh3_64_hexdigest(repr(paths).encode())}"
 
         arrays = cache.load(path, kind)
         if arrays is None:
@@ -170,7 +170,7 @@ def _compute_fingerprints(path: str | FileRef, columns: Mapping[str, str] | None
     urls: set[int] = set()
     unreadable: list[str] = []
     with contextlib.closing(open_shard(path, columns=decoder.columns)) as reader:
-        while lines := reader.read(reader.line, BATCH):
+        while lines := reader.read(reader.line, LINE_BATCH_SIZE):
             for number, line in enumerate(lines, reader.line - len(lines)):
                 try:
                     document = _read_document(decoder, line, is_mapped=bool(columns))
@@ -193,8 +193,12 @@ def _compute_fingerprints(path: str | FileRef, columns: Mapping[str, str] | None
 
 def _make_unusable_file_error(path: str | FileRef, unreadable: Sequence[str]) -> DataError:
     """Describes a held-out file with unreadable lines, or without text."""
-    omitted = f", and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
-    problems = f"{', '.join(unreadable[:SHOWN])}{omitted}" or "no text in it"
+    omitted = (
+        f", and {len(unreadable) - MAX_LINES_SHOWN} more"
+        if len(unreadable) > MAX_LINES_SHOWN
+        else ""
+    )
+    problems = f"{', '.join(unreadable[:MAX_LINES_SHOWN])}{omitted}" or "no text in it"
     start = explain_no_document(path)
     reason = f"; it {start}" if start is not None else ""
     return DataError(

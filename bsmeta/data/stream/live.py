@@ -32,7 +32,7 @@ from bsmeta.data.stream.window import Window
 from bsmeta.data.stream.window_maker import WindowMaker
 from bsmeta.data.text.chunks import PackedSequence, PackedWindow
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Sequences = list[tuple[PackedWindow, int]]
 """The sequences of a window, each as a packed window and its index in it."""
@@ -95,6 +95,7 @@ class LogicalStream:
                 if current.sequence == 0:  # otherwise reported before the run was resumed
                     unreported.update(skipped)
 
+                # A run that resumes within a window packs it again, and skips its first sequences.
                 for index in range(current.sequence, len(packed)):
                     current = current._replace(sequence=index + 1, emitted=current.emitted + 1)
                     position_after = current if index + 1 < len(packed) else position
@@ -235,7 +236,7 @@ class LiveStreams:
         zst = [shard for shard in self.shards if str(shard.path).endswith(".zst")]
         slow = [shard.name for shard in select_shards(zst) if begins_with_long_frame(shard.path)]
         if slow:
-            log.warning(
+            logger.warning(
                 "%s: the first Zstandard frame is longer than %d MB, and a frame can only be read "
                 "from its beginning: a resumed run reads such a shard again up to its place "
                 "(pzstd writes several frames; .gz, plain lines and Parquet are entered anywhere)",

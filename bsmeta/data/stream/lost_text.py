@@ -17,7 +17,7 @@ from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import DataConfig, configure_sources
+from bsmeta.config.data import DataConfig, build_source_configs
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, UserError, format_value, raise_problems
 from bsmeta.data.io.shard_lines import read_first_lines
@@ -33,24 +33,24 @@ if TYPE_CHECKING:  # slow to import; the check of a run with a lossless tokenize
 
 KEY = "data_config.max_lost_text"
 
-SAMPLE_LINES = 8
+LINES_PER_SHARD = 8
 """Number of first lines that are read of each sampled shard."""
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", ".model")
 """Endings of the names of files that hold a vocabulary."""
 
-SAMPLE_CHARACTERS = 100_000
+MAX_SAMPLE_CHARS = 100_000
 """Largest number of characters of a text that are measured."""
 
 
 def sample_texts(config: DataConfig, lines: Mapping[str, Sequence[bytes]]) -> list[str]:
     """Decodes the beginnings of the texts of some lines of each source; skips bad documents."""
     texts = []
-    for name, data in configure_sources(config).items():
+    for name, data in build_source_configs(config).items():
         decoder = make_decoder(data.metadata_config, data.columns, name, data.content)
         for line in lines.get(name, ()):
             with contextlib.suppress(BadDocument):
-                texts.append(decoder.decode(line).text[:SAMPLE_CHARACTERS])
+                texts.append(decoder.decode(line).text[:MAX_SAMPLE_CHARS])
     return texts
 
 
@@ -131,11 +131,11 @@ def read_local_lines(config: DataConfig) -> dict[str, list[bytes]]:
     Shards that cannot be read are skipped: the run itself reports them.
     """
     lines: dict[str, list[bytes]] = {}
-    for name, data in configure_sources(config).items():
+    for name, data in build_source_configs(config).items():
         lines[name] = []
         for shard in select_shards(list_local_shards(data)):
             with contextlib.suppress(UserError, OSError, EOFError):
-                lines[name] += read_first_lines(shard.path, SAMPLE_LINES)
+                lines[name] += read_first_lines(shard.path, LINES_PER_SHARD)
     return lines
 
 

@@ -40,23 +40,24 @@ import numpy as np
 
 from bsmeta.config.data import DataConfig, compute_parts
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.rounding import divide_up
 from bsmeta.data import derive_seed, permute
 from bsmeta.data.io.shards import PARQUET, Shard
 
 VERSION = 2
 """Version of saved positions. In version 1, streams owned whole shards, or alternating windows."""
 
-SLOTS = 64
+MIN_SLOTS = 64
 """Minimum slots of a stream in a divided shard: a share is accurate to one part in this many."""
 
-RUNS = 64
+RUNS_PER_STREAM = 64
 """Approximate runs of documents per stream in a divided shard. Longer runs leave longer gaps, which
 access points skip; shorter runs are divided more evenly."""
 
-DOCUMENT = 8192
+DOCUMENT_BYTES = 8192
 """Approximate bytes of a compressed document (13,000 in c4-en-html-with-metadata)."""
 
-COMPRESSION = 5
+COMPRESSION_RATIO = 5
 """Assumed compression ratio: uncompressed size divided by compressed size."""
 
 TOLERANCE = 32
@@ -307,7 +308,7 @@ def assign_period(parts: tuple[int, ...]) -> np.ndarray:
     for index in range(size):
         while waiting and waiting[0][0] <= index:
             _, source = heapq.heappop(waiting)
-            end = -(-(served[source] + 1) * size // parts[source])
+            end = divide_up((served[source] + 1) * size, parts[source])
             heapq.heappush(open_windows, (end, source))
 
         _, source = heapq.heappop(open_windows)
@@ -400,7 +401,7 @@ def deal_documents(shards: Sequence[Shard], portions: Sequence[int]) -> list[lis
     """
     ends = [*itertools.accumulate(map(weigh_shard, shards))]
     cuts = find_cuts(ends, portions)
-    cycle = 1 << (SLOTS * len(portions) - 1).bit_length()
+    cycle = 1 << (MIN_SLOTS * len(portions) - 1).bit_length()
 
     shares: list[list[Share]] = [[] for _ in portions]
     for shard, begin, end in zip(shards, [0, *ends], ends, strict=False):
@@ -411,7 +412,7 @@ def deal_documents(shards: Sequence[Shard], portions: Sequence[int]) -> list[lis
             shares[first].append(Share(shard))
             continue
 
-        run = max(shard.size // (DOCUMENT * RUNS * (last - first + 1)), 1)
+        run = max(shard.size // (DOCUMENT_BYTES * RUNS_PER_STREAM * (last - first + 1)), 1)
         cut_slots = [(cut - begin) * cycle // (end - begin) for cut in cuts[first:last]]
         bounds = itertools.pairwise([0, *cut_slots, cycle])
         for stream, (low, high) in enumerate(bounds, start=first):
@@ -423,7 +424,7 @@ def deal_documents(shards: Sequence[Shard], portions: Sequence[int]) -> list[lis
 def weigh_shard(shard: Shard) -> int:
     """Returns the weight of a shard when documents are dealt: its bytes, as if compressed."""
     is_compressed = shard.name.endswith((".gz", ".zst", PARQUET))
-    return max(shard.size if is_compressed else shard.size // COMPRESSION, 1)
+    return max(shard.size if is_compressed else shard.size // COMPRESSION_RATIO, 1)
 
 
 def find_cuts(ends: Sequence[int], portions: Sequence[int]) -> list[int]:

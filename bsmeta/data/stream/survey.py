@@ -14,7 +14,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bsmeta.config.data import DataConfig, check_data, configure_sources
+from bsmeta.config.data import DataConfig, build_source_configs, check_data
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, raise_problems
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.file_ref import FileRef
@@ -32,7 +32,7 @@ from bsmeta.data.io.shards import (
 from bsmeta.data.stream.columns import find_document_problems, find_unknown_types, name_source_key
 from bsmeta.data.stream.corpora import Corpus, deal_corpora, open_corpora
 from bsmeta.data.stream.held_out import HeldOutFingerprints, identify_held_out, read_held_out
-from bsmeta.data.stream.lost_text import SAMPLE_LINES
+from bsmeta.data.stream.lost_text import LINES_PER_SHARD
 from bsmeta.data.stream.plan import Share, order_sequences
 
 
@@ -66,7 +66,7 @@ class Survey:
         """
         entries = _make_entries_absolute(config)
         shards: dict[str, list[Shard]] = {}
-        for name, data in configure_sources(config).items():
+        for name, data in build_source_configs(config).items():
             settings = read_remote_settings(data)  # the cache of this process may be elsewhere
             shards[name] = [
                 replace(shard, path=replace(shard.path, settings=settings))
@@ -92,7 +92,7 @@ def survey_data(config: DataConfig) -> Survey:
     kept_out = None
     failure = None
     try:
-        for name, data in configure_sources(config).items():
+        for name, data in build_source_configs(config).items():
             shards[name] = add_sample_hashes(list_shards(data), Cache(data.cache_dir))
 
         corpora = open_corpora(config, shards)
@@ -100,9 +100,9 @@ def survey_data(config: DataConfig) -> Survey:
             find_unknown_types(config, {corpus.name: corpus.shards for corpus in corpora})
         )
         kept_out = read_held_out(config)
-        for corpus, dealt in zip(corpora, deal_corpora(config, corpora), strict=True):
+        for corpus, streams in zip(corpora, deal_corpora(config, corpora), strict=True):
             lines[corpus.name] = read_checked_lines(config, corpus)
-            _check_streams_have_documents(corpus, dealt, config)
+            _check_streams_have_documents(corpus, streams, config)
     except UserError as error:
         if config.prepared is None:
             raise
@@ -123,7 +123,7 @@ def survey_data(config: DataConfig) -> Survey:
 def _make_entries_absolute(config: DataConfig) -> dict[str, list[str]]:
     """Returns the entries of each source that name its shards; paths are made absolute."""
     absolute: dict[str, list[str]] = {}
-    for name, data in configure_sources(config).items():
+    for name, data in build_source_configs(config).items():
         absolute[name] = [
             entry if "://" in entry else os.path.abspath(entry) for entry in list_entries(data)
         ]
@@ -163,7 +163,7 @@ def read_checked_lines(config: DataConfig, corpus: Corpus) -> list[bytes]:
     raise_problems(find_document_problems(config, corpus.name, corpus.shards))
     lines: list[bytes] = []
     for shard in select_shards(corpus.shards):
-        lines += read_first_lines(shard.path, SAMPLE_LINES)
+        lines += read_first_lines(shard.path, LINES_PER_SHARD)
     return lines
 
 
@@ -177,7 +177,7 @@ def _check_streams_have_documents(
         DataError: If a stream has none because its shards have none.
     """
     portions = order_sequences(config).count_portions(
-        [*configure_sources(config)].index(corpus.name)
+        [*build_source_configs(config)].index(corpus.name)
     )
     for stream, (shares, portion) in enumerate(zip(dealt, portions, strict=True)):
         # The number in the shard of the stream's first document in each share.

@@ -17,7 +17,7 @@ import bisect
 import gc
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig, check_data, compute_row_length
 from bsmeta.core.errors import ConfigurationError, UserError, describe_differences
+from bsmeta.core.rounding import round_up_to_multiple
 from bsmeta.data.batch import MicroBatch, StepData, set_up_worker
 from bsmeta.data.stream.counts import count_names
 from bsmeta.data.stream.fingerprint import complete_saved_fingerprint
@@ -40,18 +41,18 @@ from bsmeta.data.text.chunks import PackedSequence
 if TYPE_CHECKING:
     from bsmeta.data.prepare import PreparedStreams
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SOURCE_COUNTS = ("source_sequences", "source_tokens", "source_epochs")
 """Counts of each source of a mixture; epochs are an average over its streams."""
 
-DTYPES = {"input_ids": torch.int64, "position_ids": torch.int64}
+MODEL_DTYPES = {"input_ids": torch.int64, "position_ids": torch.int64}
 """Inputs that the model needs in a dtype other than the stored one."""
 
 WIDTH_STEP = 64
 """Rows of varying length are padded to a multiple of this, so that there are few shapes."""
 
-CONTAINERS = 50_000
+COLLECTION_THRESHOLD = 50_000
 """New objects that trigger a garbage collection; a window of documents has tens of thousands."""
 
 
@@ -137,18 +138,22 @@ class TrainStream:
         self._positions: dict[int, Position] = {}
         self._order = order_sequences(config)
         if state is not None:
-            self._positions = {
-                int(stream): Position.from_state(position)
-                for stream, position in state["streams"].items()
-            }
-            saved = complete_saved_fingerprint(state["fingerprint"])
-            current = self.fingerprint
-            if is_branch:
-                done = sum(position.emitted for position in self._positions.values())
-                saved = _drop_later_phases(saved, done)
-                current = _drop_later_phases(current, done)
-            _check_fingerprint(saved, current, config.on_changed_data)
-        self._done = count_sequences_done(self._positions, self._order)
+            self._restore_positions(state, is_branch=is_branch)
+        self._num_done = count_sequences_done(self._positions, self._order)
+
+    def _restore_positions(self, state: dict[str, Any], *, is_branch: bool) -> None:
+        """Restores the positions of all streams, once the state is known to be of these data."""
+        self._positions = {
+            int(stream): Position.from_state(position)
+            for stream, position in state["streams"].items()
+        }
+        saved = complete_saved_fingerprint(state["fingerprint"])
+        current = self.fingerprint
+        if is_branch:
+            num_done = sum(position.emitted for position in self._positions.values())
+            saved = _drop_later_phases(saved, num_done)
+            current = _drop_later_phases(current, num_done)
+        _check_fingerprint(saved, current, self._config.on_changed_data)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -173,7 +178,7 @@ class TrainStream:
         steps = _iterate_steps(
             blocks, self._accumulation, config.num_workers, names, narrow=self._narrow
         )
-        first_step = self._done // self._global_batch_size + 1
+        first_step = self._num_done // self._global_batch_size + 1
         streams: dict[int, dict[str, int]] = {}  # the saved positions of this rank's streams
         for step, (batches, positions) in enumerate(steps, first_step):
             streams |= {stream: position.state() for stream, position in positions.items()}
@@ -191,7 +196,7 @@ class TrainStream:
         """Yields the sequences of one loader process; opens a stream on its first turn."""
         open_streams: dict[int, Iterator[PackedSequence]] = {}
         open_stream = self._count_source if self._config.sources else self.sequences
-        for number in self._division.sequences(self._done, worker):
+        for number in self._division.sequences(self._num_done, worker):
             stream = self._order.stream(number)
             if stream not in open_streams:
                 open_streams[stream] = open_stream(stream)
@@ -206,9 +211,13 @@ class TrainStream:
         for sequence in self.sequences(stream):
             epochs_begun = sequence.position_after.epoch - epoch
             epoch = sequence.position_after.epoch
-            counts = np.zeros((len(self._config.sources), len(SOURCE_COUNTS)))
-            counts[source] = 1.0, len(sequence.ids), epochs_begun * document_share
-            sequence.counts = np.concatenate((sequence.counts, counts.reshape(-1)))
+            counts_by_source = np.zeros((len(self._config.sources), len(SOURCE_COUNTS)))
+            counts_by_source[source] = [  # in the order of SOURCE_COUNTS
+                1.0,  # sequences
+                len(sequence.ids),  # tokens
+                epochs_begun * document_share,  # epochs
+            ]
+            sequence.counts = np.concatenate((sequence.counts, counts_by_source.reshape(-1)))
             yield sequence
 
     def sequences(self, stream: int) -> Iterator[PackedSequence]:
@@ -233,7 +242,7 @@ def _check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_change
         return
 
     if on_changed == "warn":
-        log.warning("the run continues with other data than the checkpoint's:\n%s", differences)
+        logger.warning("the run continues with other data than the checkpoint's:\n%s", differences)
         return
 
     raise ConfigurationError(
@@ -290,7 +299,7 @@ class SequenceBlocks(IterableDataset):
 
     def __iter__(self) -> Iterator[Block | UserError]:
         worker = get_worker_info()
-        is_set_up = gc.get_threshold()[0] == CONTAINERS
+        is_set_up = gc.get_threshold()[0] == COLLECTION_THRESHOLD
         # A worker inherits the trainer's freeze. The count comes last: it visits every object.
         if worker or not (is_set_up or gc.get_freeze_count()):
             # Existing objects (mostly of libraries) are long-lived: scanning all of them in every
@@ -298,7 +307,7 @@ class SequenceBlocks(IterableDataset):
             gc.collect()
             gc.freeze()
             # Nothing here leaves cycles, but a window's documents would trigger many collections.
-            gc.set_threshold(CONTAINERS)
+            gc.set_threshold(COLLECTION_THRESHOLD)
 
         sequences = self.sequences(worker.id if worker else 0)
         while True:
@@ -429,6 +438,35 @@ def merge_blocks(
         names: Names of the counts.
         narrow: See `_steps`.
     """
+    merged = _interleave_blocks(blocks)
+    for first in range(0, len(merged.notes), size):
+        rows = slice(first, first + size)
+        notes = merged.notes[rows]
+        lengths = [note.tokens for note in notes]
+        width = round_up_to_multiple(max(lengths), WIDTH_STEP) if narrow else None
+        inputs = {
+            name: _finish_rows(name, tensor[rows], width) for name, tensor in merged.tensors.items()
+        }
+
+        documents: dict[str, None] = {}  # in order, without repetitions
+        for note in notes:
+            documents |= dict.fromkeys(note.documents)
+
+        batch = MicroBatch(
+            tensors=inputs,
+            weight=float(np.count_nonzero(inputs["loss_mask"].numpy())),
+            tokens=sum(lengths),
+            padding=inputs["input_ids"].numel() - sum(lengths),
+            documents=list(documents),
+            targets=_hash_text_targets(inputs),
+            counts=dict(zip(names, merged.counts[rows].sum(axis=0).tolist(), strict=True)),
+        )
+        positions = [(note.stream, note.position_after) for note in notes]
+        yield PositionedBatch(batch, positions)
+
+
+def _interleave_blocks(blocks: list[Block]) -> Block:
+    """Merges blocks of the same length into one that has a sequence of each in turn."""
     in_turn = zip(*(block.notes for block in blocks), strict=True)
     notes = list(itertools.chain.from_iterable(in_turn))
     counts = np.stack([block.counts for block in blocks], axis=1).reshape(len(notes), -1)
@@ -436,39 +474,20 @@ def merge_blocks(
     for name in blocks[0].tensors:
         parts = [block.tensors[name] for block in blocks]
         tensors[name] = parts[0] if len(parts) == 1 else torch.stack(parts, dim=1).flatten(0, 1)
+    return Block(tensors, counts, notes)
 
-    for first in range(0, len(notes), size):
-        rows = slice(first, first + size)
-        batch_notes = notes[rows]
-        lengths = [note.tokens for note in batch_notes]
-        width = -(-max(lengths) // WIDTH_STEP) * WIDTH_STEP if narrow else None
-        inputs = {name: _finish_rows(name, tensor[rows], width) for name, tensor in tensors.items()}
 
-        is_target = inputs["loss_mask"].numpy()
-        is_text_target = is_target & (inputs["token_types"].numpy() == 0)
-        text_targets = inputs["input_ids"].numpy()[is_text_target].astype("<i4")
-
-        documents: dict[str, None] = {}  # in order, without repetitions
-        for note in batch_notes:
-            documents |= dict.fromkeys(note.documents)
-
-        batch = MicroBatch(
-            tensors=inputs,
-            weight=float(np.count_nonzero(is_target)),
-            tokens=sum(lengths),
-            padding=inputs["input_ids"].numel() - sum(lengths),
-            documents=list(documents),
-            targets=xxhash.xxh3_64_hexdigest(text_targets.tobytes()),
-            counts=dict(zip(names, counts[rows].sum(axis=0).tolist(), strict=True)),
-        )
-        positions = [(note.stream, note.position_after) for note in batch_notes]
-        yield PositionedBatch(batch, positions)
+def _hash_text_targets(inputs: Mapping[str, torch.Tensor]) -> str:
+    """Hashes the targets that are tokens of text, the same on every machine."""
+    is_text_target = inputs["loss_mask"].numpy() & (inputs["token_types"].numpy() == 0)
+    text_targets = inputs["input_ids"].numpy()[is_text_target].astype("<i4")
+    return xxhash.xxh3_64_hexdigest(text_targets.tobytes())
 
 
 def _finish_rows(name: str, rows: torch.Tensor, width: int | None) -> torch.Tensor:
     """Truncates rows of an input to a width, casts them for the model, and pins them."""
     if width is not None and rows.dim() > 1:
         rows = rows[:, :width].contiguous()
-    if name in DTYPES:
-        rows = rows.to(DTYPES[name])
+    if name in MODEL_DTYPES:
+        rows = rows.to(MODEL_DTYPES[name])
     return rows.pin_memory() if torch.cuda.is_available() else rows

@@ -114,7 +114,7 @@ class WindowMaker:
             sampled = apply_stage(lender.lend, sampled)
         rendered = apply_stage(self._renderer.render, sampled)
 
-        rejected = rejecter.reject_bad(rendered)
+        rejected = rejecter.reject_bad_lines(rendered)
         kept = keep_text(rejected, self._text_decoder, guard, self._renderer)
         wanted = (document for document in kept if document.number not in leave_out)
 

@@ -292,6 +292,8 @@ def cut_alike(plain: EncodedDocument, chunks: Sequence[Chunk], config: DataConfi
     if not cuts or cuts[-1].start < end - 1:
         return cuts
 
+    # The last chunk is EOS alone, which nothing would predict: it joins the chunk before it. If
+    # that would be too long, the last token of text joins EOS instead.
     eos_alone = cuts.pop()
     if cuts:
         last = replace(cuts.pop(), stop=end)

@@ -33,6 +33,7 @@ from bsmeta.data.text.tokens import (
     JointBodies,
     SeparateBodies,
     TextTokenizer,
+    TokenMarks,
     Tokens,
     slice_plain_tokens,
 )
@@ -278,15 +279,15 @@ class DocumentEncoder:
         tokens = iter(self._tokenizer.encode(outer_texts, lambda number: outer[number][1]))
 
         prefixes = [
-            self._finish_prefix(document, next(tokens)) if document.prefix else NO_PREFIX
+            self._complete_prefix(document, next(tokens)) if document.prefix else NO_PREFIX
             for document in rendered
         ]
         suffixes = [
-            self._finish_suffix(document, next(tokens)) if document.suffix else NO_TOKENS
+            self._complete_suffix(document, next(tokens)) if document.suffix else NO_TOKENS
             for document in rendered
         ]
         return [
-            self._assemble(document, body, prefix, suffix)
+            self._join_parts(document, body, prefix, suffix)
             for document, body, prefix, suffix in zip(
                 rendered, bodies, prefixes, suffixes, strict=True
             )
@@ -301,7 +302,7 @@ class DocumentEncoder:
             return None
         return self._lost_text.find(text, body.ids, *body.locate())
 
-    def _finish_prefix(self, rendered: Rendered, tokens: Tokens) -> EncodedPrefix:
+    def _complete_prefix(self, rendered: Rendered, tokens: Tokens) -> EncodedPrefix:
         """Finds the token types of a prefix, applies the filler, and truncates it.
 
         A truncated prefix keeps its closing separator.
@@ -325,7 +326,7 @@ class DocumentEncoder:
         token_types = np.append(token_types[:head], separator_types)
         return EncodedPrefix(ids, token_types, is_cut=True)
 
-    def _finish_suffix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+    def _complete_suffix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
         """Finds the token types of a suffix and truncates it; returns ids and token types."""
         # Here a separator belongs to the record after it.
         starts, _ = tokens.characters()
@@ -333,7 +334,25 @@ class DocumentEncoder:
         token_types = rendered.suffix_token_types[covering]
         return tokens.ids[: self._max_prefix], token_types[: self._max_prefix]
 
-    def _assemble(
+    def _mark_metadata(self, body: Body, suffix_token_types: np.ndarray) -> TokenMarks:
+        """Returns types, runs and targets of body, suffix and EOS, of which some are metadata."""
+        length = len(body.ids) + len(suffix_token_types) + 1
+        plain = slice_plain_tokens(length)
+        token_types = plain.token_types.copy()  # the plain ones are shared
+        run = plain.run.copy()
+        body_part = slice(len(body.ids))
+        suffix_part = slice(len(body.ids), -1)
+
+        token_types[body_part] = body.token_types
+        targets = self._body_targets[token_types]
+        token_types[suffix_part] = suffix_token_types
+        targets[suffix_part] = self._outside_targets[suffix_token_types]
+
+        run[body_part] = body.run
+        run[suffix_part] = length  # a separate run
+        return TokenMarks(token_types, run, targets)
+
+    def _join_parts(
         self,
         rendered: Rendered,
         body: Body,
@@ -352,18 +371,7 @@ class DocumentEncoder:
         ids = np.concatenate((body.ids, suffix_ids, self._eos))
         token_types, run, targets = slice_plain_tokens(len(ids))
         if len(rendered.spans) or len(suffix_ids):
-            body_part = slice(len(body.ids))
-            suffix_part = slice(len(body.ids), -1)
-
-            token_types = token_types.copy()  # the plain ones are shared
-            token_types[body_part] = body.token_types
-            targets = self._body_targets[token_types]
-            token_types[suffix_part] = suffix_token_types
-            targets[suffix_part] = self._outside_targets[suffix_token_types]
-
-            run = run.copy()
-            run[body_part] = body.run
-            run[suffix_part] = len(ids)  # a separate run
+            token_types, run, targets = self._mark_metadata(body, suffix_token_types)
         if body.lead:
             targets = targets.copy()
             targets[: body.lead] = False

@@ -28,10 +28,10 @@ from bsmeta.data.text.tokens import NO_PARTS, TextTokenizer
 BORDER = "\ue000"
 """A private-use character that is decoded on both sides of a token, to find the token's text."""
 
-CACHED_PARTS = 200_000
+MAX_CACHED_PARTS = 200_000
 """Largest number of cached decoded tokens, and of cached comparisons: most words recur."""
 
-LARGEST_COMPARISON = 40_000
+MAX_COMPARISON = 40_000
 """Largest product of the lengths of a part and its decoded text for aligning them.
 
 The time of an alignment grows faster than this product, and a text may be crafted to have very long
@@ -171,7 +171,7 @@ class LostTextFinder:
         between, _, _ = after_border.rpartition(BORDER)
         decoded = between.removesuffix(self._gap)
 
-        if len(self._decoded) > CACHED_PARTS:
+        if len(self._decoded) > MAX_CACHED_PARTS:
             self._decoded.clear()
         self._decoded[ids] = decoded
         return decoded
@@ -183,7 +183,7 @@ class LostTextFinder:
             return lost
 
         lost = _find_missing(part, decoded)
-        if len(self._compared) > CACHED_PARTS:
+        if len(self._compared) > MAX_CACHED_PARTS:
             self._compared.clear()
         self._compared[part, decoded] = lost
         return lost
@@ -221,7 +221,7 @@ def _split_ending(decoded: str, part: str) -> tuple[str, str]:
 def _find_missing(part: str, decoded: str) -> np.ndarray:
     """Finds the characters of a part that were not decoded, by aligning both."""
     missing = np.ones(len(part), np.bool_)
-    if len(part) * len(decoded) > LARGEST_COMPARISON:
+    if len(part) * len(decoded) > MAX_COMPARISON:
         return missing
 
     matcher = SequenceMatcher(None, part, decoded, autojunk=False)

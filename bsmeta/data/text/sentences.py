@@ -23,7 +23,7 @@ ABBREVIATIONS = frozenset(
     ph.d prof pt ref rev sec sen sep sept sr st u.k u.s viz vol vs z.b""".split()  # noqa: SIM905
 )
 
-_LONGEST_ABBREVIATION = max(map(len, ABBREVIATIONS))
+_MAX_ABBREVIATION_CHARS = max(map(len, ABBREVIATIONS))
 
 _WORD = re.compile(r"\S+")
 
@@ -66,7 +66,7 @@ def _is_abbreviation(text: str, start: int, match: re.Match[str]) -> bool:
 
     # The sentence may be the whole text, so only its end is read: a longer word is no abbreviation.
     # `$` also matches before a line break.
-    begin = max(start, match.start() - _LONGEST_ABBREVIATION - 1)
+    begin = max(start, match.start() - _MAX_ABBREVIATION_CHARS - 1)
     word = _LAST_WORD.search(text, begin, match.start())
     if word is not None and word.group().lower() in ABBREVIATIONS:
         return True

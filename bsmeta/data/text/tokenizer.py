@@ -34,7 +34,7 @@ PROBE = "One  two\n\t3 naïve 😀 x<y"
 RESERVED_TOKENS = 64
 """Number of special tokens that every run's vocabulary has room for under `row_budget=text`."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Backend = Callable[[Sequence[str]], list[np.ndarray]]
 """Encodes texts into ids (int32); special tokens in a text are recognized, none are added."""
@@ -62,7 +62,7 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
             "a tokenizer that has an eos_token"
         )
 
-    special = Renderer(config.data_config.metadata_config).special_tokens()
+    special = Renderer(config.data_config.metadata_config).list_special_tokens()
     original_size = len(tokenizer)
     # If the list were replaced, an exported tokenizer would lack its original special tokens.
     tokenizer.add_special_tokens(
@@ -76,7 +76,7 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
 def list_new_special_tokens(config: CausalLMConfig) -> list[str]:
     """Lists the special tokens of the metadata that the model's tokenizer does not have yet."""
     vocabulary = load_tokenizer_from(config.tokenizer_name or config.model_name).get_vocab()
-    special = Renderer(config.data_config.metadata_config).special_tokens()
+    special = Renderer(config.data_config.metadata_config).list_special_tokens()
     return [token for token in special if token not in vocabulary]
 
 
@@ -386,14 +386,14 @@ def make_character_backend(tokenizer: Tokenizer, sample: Sequence[str]) -> Chara
     )
     if different:
         problem = f"differs on {different} of {len(sample)} texts and is left out"
-        log_once(log, logging.WARNING, f"tokenizer backend hf: its cache of words {problem}")
+        log_once(logger, logging.WARNING, f"tokenizer backend hf: its cache of words {problem}")
         return oracle
     return cached
 
 
 def log_without_cache(reason: Inseparable) -> None:
     """Logs why a tokenizer encodes every word, including repeated ones."""
-    log_once(log, logging.INFO, f"tokenizer backend hf has no cache of words: {reason}")
+    log_once(logger, logging.INFO, f"tokenizer backend hf has no cache of words: {reason}")
 
 
 BACKENDS = {
@@ -428,16 +428,16 @@ def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Ba
                     f"data_config.tokenizer_backend={name} cannot be used for this tokenizer: "
                     f"{error}; use auto or hf"
                 ) from error
-            log_once(log, logging.INFO, f"tokenizer backend {candidate} is left out: {error}")
+            log_once(logger, logging.INFO, f"tokenizer backend {candidate} is left out: {error}")
             continue
 
         pairs = zip(backend(sample), expected, strict=True)
         different = sum(not np.array_equal(*pair) for pair in pairs)
         if not different:
             choice = f"tokenizer backend: {candidate} (same ids on {len(sample)} texts)"
-            log_once(log, logging.INFO, choice)
+            log_once(logger, logging.INFO, choice)
             return backend
 
         problem = f"differs from the oracle on {different} of {len(sample)} texts and is left out"
-        log_once(log, logging.WARNING, f"tokenizer backend {candidate} {problem}")
+        log_once(logger, logging.WARNING, f"tokenizer backend {candidate} {problem}")
     return oracle

@@ -38,7 +38,7 @@ from bsmeta.metadata.rendering import Rendered
 PartsOf = Callable[[int], np.ndarray]
 """Maps the index of a text to parts of it: int[m, 2], sorted."""
 
-CACHED_STRINGS = 50_000
+MAX_CACHED_STRINGS = 50_000
 """Largest number of inserted strings whose tokens are cached: most tags recur in every document."""
 
 NO_IDS = np.zeros(0, np.int32)
@@ -223,7 +223,7 @@ class TextTokenizer:
             )
 
         if self._lengths is None or self._oracle.normalizer is not None:
-            self._with_characters = make_character_backend(self._oracle, [*sample, PROBE])
+            self._reported_offsets_backend = make_character_backend(self._oracle, [*sample, PROBE])
 
     def encode(self, texts: Sequence[str], parts_of: PartsOf | None = None) -> list[Tokens]:
         """Encodes texts.
@@ -237,11 +237,11 @@ class TextTokenizer:
             tokens = [
                 Tokens(ids, text, lengths=self._lengths)
                 if self._keeps_bytes(text)
-                else self._encode_with_characters([text])[0]
+                else self._encode_with_reported_offsets([text])[0]
                 for ids, text in pairs
             ]
         else:
-            tokens = self._encode_with_characters(texts)
+            tokens = self._encode_with_reported_offsets(texts)
         if parts_of is None or self._takes_written_tokens:
             return tokens
 
@@ -254,9 +254,9 @@ class TextTokenizer:
                 tokens[number] = self._special.encode(texts[number], parts, lengths)
         return tokens
 
-    def _encode_with_characters(self, texts: Sequence[str]) -> list[Tokens]:
+    def _encode_with_reported_offsets(self, texts: Sequence[str]) -> list[Tokens]:
         """Encodes texts, with the characters that the tokenizer itself reports."""
-        pairs = zip(self._with_characters(texts), texts, strict=True)
+        pairs = zip(self._reported_offsets_backend(texts), texts, strict=True)
         return [Tokens(ids, text, characters=characters) for (ids, characters), text in pairs]
 
     def _keeps_bytes(self, text: str) -> bool:
@@ -318,8 +318,10 @@ def mark_spans(
     run_numbers = np.cumsum(first >= previous_last, dtype=np.int32)
     first = np.maximum(first, previous_last)
 
+    # The tokens of all spans after each other: each span counts from its first token.
     sizes = last - first
-    tokens = (first - sizes.cumsum() + sizes).repeat(sizes) + np.arange(sizes.sum())
+    positions_in_list = sizes.cumsum() - sizes
+    tokens = (first - positions_in_list).repeat(sizes) + np.arange(sizes.sum())
     token_types[tokens] = span_token_types.repeat(sizes)
     run[tokens] = run_numbers.repeat(sizes)
 
@@ -403,7 +405,7 @@ class SeparateBodies:
                 rendered, tokens, strings, strict=True
             )
         ]
-        if len(self._cached_ids) > CACHED_STRINGS:
+        if len(self._cached_ids) > MAX_CACHED_STRINGS:
             self._cached_ids.clear()
         return bodies
 
@@ -517,24 +519,24 @@ def _locate_separate(tokens: Tokens, is_text: np.ndarray) -> Characters:
     return first, last
 
 
-class PlainTokens(NamedTuple):
-    """Types, runs and targets of tokens without metadata."""
+class TokenMarks(NamedTuple):
+    """Types, runs and targets of tokens."""
 
     token_types: np.ndarray
     run: np.ndarray
     targets: np.ndarray
 
 
-def slice_plain_tokens(length: int) -> PlainTokens:
+def slice_plain_tokens(length: int) -> TokenMarks:
     """Returns the values of tokens without metadata: slices of shared read-only arrays."""
     size = max(1 << (length - 1).bit_length(), 1 << 12)  # few sizes, as each stays in memory
     token_types, run, targets = _make_plain_tokens(size)
-    return PlainTokens(token_types[:length], run[:length], targets[:length])
+    return TokenMarks(token_types[:length], run[:length], targets[:length])
 
 
 @lru_cache
-def _make_plain_tokens(size: int) -> PlainTokens:
-    arrays = PlainTokens(
+def _make_plain_tokens(size: int) -> TokenMarks:
+    arrays = TokenMarks(
         np.zeros(size, np.uint8), np.full(size, -1, np.int32), np.ones(size, np.bool_)
     )
     for array in arrays:

@@ -31,13 +31,13 @@ from bsmeta.data.text.word_bounds import check_separable
 Characters = tuple[np.ndarray, np.ndarray]
 """The characters of a text that tokens cover: starts and ends, int32 [n] each."""
 
-GENERATION = 1 << 16
+GENERATION_WORDS = 1 << 16
 """Number of words in a generation. The current and the previous generation are kept."""
 
-LARGEST_ENTRY = 256
+MAX_ENTRY_BYTES = 256
 """Largest size in bytes of a cached word and its tokens (12 each); longer words rarely recur."""
 
-JOINED = 256
+ENCODING_BATCH_SIZE = 256
 """Number of new words that are encoded as one text."""
 
 SPACE = 0x20
@@ -88,7 +88,7 @@ class WordCache:
         self._older: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
-        """Number of entries, at most 2 * GENERATION."""
+        """Number of entries, at most 2 * GENERATION_WORDS."""
         return len(self._recent) + len(self._older)
 
     def encode_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -162,12 +162,12 @@ class WordCache:
         learned = self._learn([words[number] for number in new])
         for number, entry in zip(new, learned, strict=True):
             entries[number] = entry
-            if entry is not None and len(words[number]) + len(entry) <= LARGEST_ENTRY:
+            if entry is not None and len(words[number]) + len(entry) <= MAX_ENTRY_BYTES:
                 self._keep(words[number], entry)
         return entries
 
     def _keep(self, word: bytes, entry: bytes) -> None:
-        if len(self._recent) >= GENERATION:
+        if len(self._recent) >= GENERATION_WORDS:
             self._older = self._recent
             self._recent = {}
         self._recent[word] = entry
@@ -183,7 +183,10 @@ class WordCache:
         alone = set(range(len(words))) - set(can_join)
 
         # Words that end at a cut are encoded together.
-        groups = [can_join[first : first + JOINED] for first in range(0, len(can_join), JOINED)]
+        groups = [
+            can_join[first : first + ENCODING_BATCH_SIZE]
+            for first in range(0, len(can_join), ENCODING_BATCH_SIZE)
+        ]
         group_words: list[list[str]] = []
         for group in groups:
             group_words.append([words[number].decode() for number in group])

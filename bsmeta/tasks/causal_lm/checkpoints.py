@@ -18,7 +18,7 @@ from bsmeta.config.data import DataConfig, compute_metadata_room, compute_row_le
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import change_keys, convert_to_config, read_saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.model_files import create_model, read_shape, read_tokenizer
+from bsmeta.core.model_files import create_model, read_model_config, read_tokenizer
 from bsmeta.data.text.tokenizer import check_vocabulary
 from bsmeta.models.pretrained import check_files, choose_device, count_vocabulary, load_weights
 from bsmeta.models.shapes import count_positions
@@ -149,10 +149,10 @@ def _make_initial_model(
 ) -> nn.Module:
     """Makes the initial model of a run: random weights, or the weights of its `model_name`."""
     if not location.has_run_config or train.model_config_file is not None:
-        shape = read_shape(location.model)
+        model_config = read_model_config(location.model)
         with torch.random.fork_rng():
             torch.manual_seed(train.seed)
-            return create_model(AutoModelForCausalLM, shape, dtype=dtype)
+            return create_model(AutoModelForCausalLM, model_config, dtype=dtype)
 
     setting = f"{location.name}: model_name={train.model_name}"
     model = load_weights(train.model_name, setting, dtype=dtype)

@@ -19,24 +19,25 @@ from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.data import (
     BY_TEXT,
     DataConfig,
+    build_source_configs,
     compute_metadata_room,
-    configure_sources,
+    describe_train_files,
     find_data_problems,
     find_local_dataset,
+    iterate_train_entries,
     resolve_in_dataset,
-    train_entries,
-    train_files,
 )
 from bsmeta.config.launch import Launch
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.metadata import MetadataConfig, compute_phase_starts
-from bsmeta.config.model_file import read_positions
+from bsmeta.config.model_file import read_max_positions
 from bsmeta.config.startup_table import describe_evaluations
 from bsmeta.config.steps import BatchPlan
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, format_value, look_up
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.rank import runs_shared_checks
+from bsmeta.core.rounding import round_up_to_multiple
 from bsmeta.data.stream.columns import (
     describe_missing_types,
     find_column_problems,
@@ -53,10 +54,10 @@ FLASH = "flash_attention_2"
 FLEX = "flex_attention"
 """Values of `attn_implementation` that run on GPUs only."""
 
-FOREIGN = (".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".zip")
+UNSUPPORTED_SUFFIXES = (".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".zip")
 """Suffixes of common training data formats that are not supported."""
 
-_METADATA = "data_config.metadata_config"
+_METADATA_KEY = "data_config.metadata_config"
 
 
 def find_value_problems(
@@ -126,7 +127,7 @@ def find_start_problems(
         product = f"{launch.num_processes} (processes) x {workers} (data_config.num_workers)"
         expected = f"a multiple of {product} = {readers}"
         fix = (
-            f"data_config.num_streams={-(-streams // readers) * readers}, or (on a resumed "
+            f"data_config.num_streams={round_up_to_multiple(streams, readers)}, or (on a resumed "
             "run, which must keep num_streams) other numbers of processes or workers"
         )
         yield Problem("data_config.num_streams", HYDRA, str(streams), expected, fix)
@@ -171,7 +172,7 @@ def find_speed_problems(
 
 
 def _find_liger_problems(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
-    yield from _missing_gpu("liger_kernel", True, launch, "liger_kernel=false")
+    yield from _find_missing_gpu_problems("liger_kernel", True, launch, "liger_kernel=false")
     if importlib.util.find_spec("liger_kernel") is None:
         fix = "pip install liger-kernel, or liger_kernel=false"
         yield Problem("liger_kernel", HYDRA, format_value(True), "an installed library", fix)
@@ -188,7 +189,7 @@ def _find_attention_problems(config: CausalLMConfig, launch: Launch) -> Iterator
     key = "attn_implementation"
     implementation = config.attn_implementation
     if implementation in (FLASH, FLEX):
-        yield from _missing_gpu(key, implementation, launch, f"{key}=sdpa")
+        yield from _find_missing_gpu_problems(key, implementation, launch, f"{key}=sdpa")
     if implementation != FLASH:
         return
 
@@ -206,7 +207,9 @@ def _find_attention_problems(config: CausalLMConfig, launch: Launch) -> Iterator
         yield Problem(key, HYDRA, format_value(implementation), expected, fix)
 
 
-def _missing_gpu(key: str, value: object, launch: Launch, fix: str) -> Iterator[Problem]:
+def _find_missing_gpu_problems(
+    key: str, value: object, launch: Launch, fix: str
+) -> Iterator[Problem]:
     """Yields a problem if a value that needs GPUs is set for a launch without any."""
     if launch.gpus == 0:
         yield Problem(
@@ -249,11 +252,11 @@ def _find_shard_problems(config: CausalLMConfig) -> Iterator[Problem]:
         fix = f"correct it; a relative path begins in {base}"
         yield describe_missing_file(key, entry, expected, fix)
 
-    entries = [*train_entries(data)]
+    entries = [*iterate_train_entries(data)]
     if data.validation_file:
         entries.append(("data_config.validation_file", data.validation_file))
     for key, entry in entries:
-        if entry.lower().endswith(FOREIGN):
+        if entry.lower().endswith(UNSUPPORTED_SUFFIXES):
             expected = "lines of JSON (.jsonl.gz, .jsonl.zst or .jsonl) or Parquet"
             fix = 'write each document as a line of JSON, with its text under "text"'
             yield Problem(key, HYDRA, format_value(entry), expected, fix)
@@ -291,7 +294,7 @@ def list_missing_shards(config: CausalLMConfig) -> list[tuple[str, str]]:
         return []
     return [
         (key, entry)
-        for key, entry in train_entries(data)
+        for key, entry in iterate_train_entries(data)
         if _is_local(entry)
         and not os.path.exists(entry)
         and next(glob.iglob(entry, recursive=True), None) is None
@@ -322,11 +325,13 @@ def _find_local_positions_problems(config: CausalLMConfig) -> Iterator[Problem]:
     name = getattr(config, key)
     file = os.path.join(name, "config.json") if os.path.isdir(name) else name
     try:
-        shape = parse_json(Path(file).read_text(encoding="utf-8"))
+        model_config = parse_json(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # on the Hub, or refused when it is loaded
         return
-    if isinstance(shape, dict):
-        yield from find_positions_problems(config, read_positions(shape), f"{key}={name}")
+    if isinstance(model_config, dict):
+        yield from find_positions_problems(
+            config, read_max_positions(model_config), f"{key}={name}"
+        )
 
 
 def find_positions_problems(
@@ -363,12 +368,11 @@ def list_summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
     if config.model_config_file is not None:
         model = f"{config.model_config_file} (random weights)"
 
-    shards = train_files(data)
+    shards = describe_train_files(data)
     if data.dataset_name:
         shards += f" in {find_local_dataset(data) or f'{data.dataset_name} (Hugging Face Hub)'}"
-    if list_missing_shards(
-        config
-    ):  # the launch may be on another machine; otherwise they are refused
+    if list_missing_shards(config):
+        # They are refused unless the launch may be on another machine.
         shards += "; not on this machine"
 
     plan = BatchPlan.of(config, launch.num_processes)
@@ -417,7 +421,7 @@ def list_notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
     lines += _list_unused_exclusions(data)
 
     columns: dict[str, None] = {}  # an ordered set
-    for source in configure_sources(data).values():
+    for source in build_source_configs(data).values():
         columns |= dict.fromkeys(source.columns)
     unused = [name for name in columns if name not in ("text", *metadata.metadata_list)]
     if unused:
@@ -444,12 +448,12 @@ def _list_empty_phases(
             reason = "the learning rate of this run never decays (a run of decay_from may have it)"
         else:
             reason = f"its share of {phase.share:g} is less than one of {max_train_steps:,} steps"
-        yield f"{_METADATA}.schedule.{number} never takes place: {reason}"
+        yield f"{_METADATA_KEY}.schedule.{number} never takes place: {reason}"
 
 
 def _list_unused_exclusions(config: DataConfig) -> Iterator[str]:
     """Yields the entries of `exclude` that match none of the training shards on this disk."""
-    paths = [entry for _, entry in train_entries(config)]
+    paths = [entry for _, entry in iterate_train_entries(config)]
     if not config.exclude or config.prepared or any("://" in path for path in paths):
         return
 

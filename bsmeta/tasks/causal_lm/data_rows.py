@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import configure_sources
+from bsmeta.config.data import build_source_configs
 from bsmeta.config.launch import Launch
 from bsmeta.config.steps import BatchPlan
 from bsmeta.config.task_entry import Row
@@ -80,7 +80,7 @@ def _count_planned_tokens(config: CausalLMConfig, launch: Launch) -> int:
 
 def _find_size(config: CausalLMConfig) -> DataSize | None:
     """Returns the size of the data, which is estimated once for the table and its notes."""
-    shards = [list_local_shards(data) for data in configure_sources(config.data_config).values()]
+    shards = [list_local_shards(data) for data in build_source_configs(config.data_config).values()]
     key = repr((config.data_config, config.tokenizer_name, config.model_name, shards))
     if key not in _LAST_SIZE:
         _LAST_SIZE.clear()

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import BY_TEXT, SCHEME, compute_metadata_room, train_entries
+from bsmeta.config.data import BY_TEXT, SCHEME, compute_metadata_room, iterate_train_entries
 from bsmeta.config.metadata import MetadataConfig, configure_phases
 from bsmeta.config.metric_table import list_card_metrics
 from bsmeta.config.saved import change_texts, escape_interpolations
@@ -60,18 +60,9 @@ def write_model_card(config: CausalLMConfig, metrics: Path, command: Sequence[st
     events = read_last_events(metrics)
     step = events.get("step")
     event = events.get("eval")
-    results = {
-        name: event[name]
-        for name in list_card_metrics(config)
-        if event and event.get(name) is not None
-    }
-
+    results = _select_results(config, event or {})
     rendered = render_example(metadata)
-    parts = [
-        json.dumps(part, ensure_ascii=False)
-        for part in (rendered.prefix, rendered.lead + PROMPT)
-        if part
-    ]
+    example_parts = filter(None, (rendered.prefix, rendered.lead + PROMPT))
 
     template = load_template(
         "tasks/causal_lm/model_card.md.j2",
@@ -87,7 +78,7 @@ def write_model_card(config: CausalLMConfig, metrics: Path, command: Sequence[st
         metadata=metadata,
         name=name_model(config),
         model=json.dumps(config.push_to_hub or "model"),
-        parts=parts,
+        parts=[json.dumps(part, ensure_ascii=False) for part in example_parts],
         front_matter=_make_front_matter(config, results),
         room=compute_metadata_room(data),
         example=rendered.whole,
@@ -95,7 +86,7 @@ def write_model_card(config: CausalLMConfig, metrics: Path, command: Sequence[st
             markdown.format_code_cell(key): _render_alone(key, metadata)
             for key in metadata.metadata_list
         },
-        given=_generate_command(config),
+        given=_make_generate_command(config),
         # of the training documents that had metadata: the least and the most
         shares=sorted(phase.metadata_probability for phase in configure_phases(metadata)),
         recipe=RECIPE,
@@ -109,14 +100,19 @@ def write_model_card(config: CausalLMConfig, metrics: Path, command: Sequence[st
     return redact(card.rstrip("\n")) + "\n"
 
 
-def _generate_command(config: CausalLMConfig) -> str | None:
+def _select_results(config: CausalLMConfig, event: Mapping[str, Any]) -> dict[str, float]:
+    """Selects the values of the last evaluation that the card shows."""
+    return {name: event[name] for name in list_card_metrics(config) if event.get(name) is not None}
+
+
+def _make_generate_command(config: CausalLMConfig) -> str | None:
     """Returns a command that generates text with the first type that has an example value."""
     checkpoint = f"hf://{config.push_to_hub}" if config.push_to_hub else "model"
     prompt = f"'prompt=\"{PROMPT}\"'"
     for key in config.data_config.metadata_config.metadata_list:
-        kind = find_type(key)
-        if not kind.is_local and kind.example is not None:
-            metadata = shlex.quote(f'metadata={{{key}: "{kind.example}"}}')
+        metadata_type = find_type(key)
+        if not metadata_type.is_local and metadata_type.example is not None:
+            metadata = shlex.quote(f'metadata={{{key}: "{metadata_type.example}"}}')
             return f"bsmeta generate checkpoint={checkpoint} {metadata} {prompt}"
     return None
 
@@ -161,7 +157,7 @@ def _render_types(renderer: Renderer, *keys: str) -> Rendered:
 def _make_front_matter(config: CausalLMConfig, results: Mapping[str, float]) -> str:
     prefix = f"{SCHEME}datasets/"  # of entries hf://datasets/owner/name@revision/…
     datasets = []
-    for _, entry in train_entries(config.data_config):
+    for _, entry in iterate_train_entries(config.data_config):
         if entry.startswith(prefix):
             owner, name = entry.removeprefix(prefix).split("/")[:2]
             datasets.append(f"{owner}/{name.partition('@')[0]}")
@@ -192,7 +188,7 @@ def _describe_training(config: CausalLMConfig, step: dict[str, Any] | None) -> d
         step: The last step in the log, if there is one.
     """
     data = config.data_config
-    shards = ", ".join(shorten_to_public_name(entry) for _, entry in train_entries(data))
+    shards = ", ".join(shorten_to_public_name(entry) for _, entry in iterate_train_entries(data))
     facts = {
         "training shards": shards or "none",
         "held-out shard": shorten_to_public_name(data.validation_file or "none"),

@@ -30,7 +30,7 @@ from bsmeta.config.metadata import configure_phases
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError, raise_problems
 from bsmeta.core.log_once import log_once
-from bsmeta.core.model_files import create_model, read_shape
+from bsmeta.core.model_files import create_model, read_model_config
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.data.stream.counts import WITH_METADATA
 from bsmeta.data.stream.lost_text import measure_sample
@@ -40,7 +40,7 @@ from bsmeta.data.text.tokenizer import list_new_special_tokens, load_tokenizer
 from bsmeta.metadata.rendering import compute_chances
 from bsmeta.models import attention, layers
 from bsmeta.models.activations import fuse_activations
-from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
+from bsmeta.models.cross_entropy import IGNORED_TARGET, ChunkedLoss
 from bsmeta.models.kernel_plans import disable_planned_attention_for_good
 from bsmeta.models.layers import (
     compile_layers,
@@ -52,7 +52,7 @@ from bsmeta.models.layers import (
 from bsmeta.models.pretrained import count_vocabulary, load_weights
 from bsmeta.models.rehearsal import (
     EAGER,
-    TOKENS,
+    NUM_TOKENS,
     check_export,
     check_loss,
     find_unreached_weights,
@@ -162,7 +162,7 @@ class CausalLanguageModel(Task):
         self._vocabulary = count_vocabulary(model)
         if RouterLoss.is_added(model.config):
             self._router = RouterLoss(model)
-        if config.loss_chunk_logits and ChunkedLoss.fits(model):
+        if config.loss_chunk_logits and ChunkedLoss.can_wrap(model):
             self._chunked = ChunkedLoss(model, config.loss_chunk_logits)
 
         if config.liger_kernel:
@@ -208,10 +208,10 @@ class CausalLanguageModel(Task):
         key = "model_config_file" if config.model_config_file is not None else "model_name"
         source = config.model_config_file or config.model_name
         with _explain_loading_errors(key, source):
-            shape = read_shape(source)
+            model_config = read_model_config(source)
 
         # transformers builds a model with head groups of unequal size, but cannot run it
-        heads, groups = count_head_groups(shape)
+        heads, groups = count_head_groups(model_config)
         if heads and groups is not None and (groups < 1 or heads % groups):
             divisors = [str(number) for number in range(1, heads + 1) if heads % number == 0]
             raise ConfigurationError(
@@ -219,9 +219,9 @@ class CausalLanguageModel(Task):
                 f"divisor of num_attention_heads ({heads}): {', '.join(divisors)}"
             )
 
-        architecture = Architecture(shape, key, source)
+        architecture = Architecture(model_config, key, source)
         raise_problems(
-            [*find_positions_problems(config, count_positions(shape), architecture.setting)]
+            [*find_positions_problems(config, count_positions(model_config), architecture.setting)]
         )
         return architecture
 
@@ -236,15 +236,15 @@ class CausalLanguageModel(Task):
             setting = f"lora.targets={lora.targets}"
 
         with torch.random.fork_rng():
-            plain = create_model(
+            model_copy = create_model(
                 AutoModelForCausalLM,
                 deepcopy(model.config),
                 dtype=torch.float32,
                 attn_implementation=EAGER,
             )
-            self._add_adapters(plain)
-            plain.load_state_dict(model.state_dict())
-            check_export(plain, self.export, setting)
+            self._add_adapters(model_copy)
+            model_copy.load_state_dict(model.state_dict())
+            check_export(model_copy, self.export, setting)
 
     def _adapt_and_freeze(self, model: PreTrainedModel, setting: str) -> None:
         """Adds the adapters, and freezes the weights that text alone does not train."""
@@ -358,18 +358,20 @@ class CausalLanguageModel(Task):
             self._must_check = False
             self._check_attention(model, batch["input_ids"])
 
-        total, losses = self.batch_losses(model, batch)
+        total, losses = self.compute_batch_losses(model, batch)
         is_target = batch["loss_mask"][:, 1:]
-        names, sums, weights = self._metadata_parts(losses, is_target, batch["document_types"])
+        names, sums, weights = self._compute_metadata_parts(
+            losses, is_target, batch["document_types"]
+        )
 
         if "sources" in batch:
-            source_parts = self._source_parts(losses, is_target, batch["sources"])
+            source_parts = self._compute_source_parts(losses, is_target, batch["sources"])
             names += source_parts.names
             sums = torch.cat([sums, source_parts.sums])
             weights = torch.cat([weights, source_parts.weights])
 
         if self._router is not None:
-            router_parts = self._router_parts(total, losses, is_target)
+            router_parts = self._compute_router_parts(total, losses, is_target)
             names += router_parts.names
             sums = torch.cat([sums, router_parts.sums])
             weights = torch.cat([weights, router_parts.weights])
@@ -377,20 +379,20 @@ class CausalLanguageModel(Task):
         parts = zip(names, zip(sums.unbind(), weights.unbind(), strict=True), strict=True)
         return Loss(total, dict(parts))
 
-    def _metadata_parts(
+    def _compute_metadata_parts(
         self, losses: torch.Tensor, is_target: torch.Tensor, document_types: torch.Tensor
     ) -> LossParts:
         """Splits the loss into documents without metadata and documents with each type."""
-        types = document_types[:, 1:]
-        bits = torch.arange(len(self._types), dtype=types.dtype, device=types.device)
-        has_type = (types >> bits[:, None, None] & 1).bool()
+        types = document_types[:, 1:]  # as bits, see `WITHOUT_METADATA`
+        type_bits = torch.arange(len(self._types), dtype=types.dtype, device=types.device)
+        has_type = (types >> type_bits[:, None, None] & 1).bool()
         has_none = (types == WITHOUT_METADATA).unsqueeze(0)
         counts = torch.cat([has_none, has_type]) & is_target
 
         names = ["without_metadata", *(f"with_{name}" for name in self._types)]
         return LossParts(names, (losses * counts).sum((1, 2)), counts.sum((1, 2)))
 
-    def _source_parts(
+    def _compute_source_parts(
         self, losses: torch.Tensor, is_target: torch.Tensor, sources: torch.Tensor
     ) -> LossParts:
         """Splits the loss by the source of each row."""
@@ -402,7 +404,7 @@ class CausalLanguageModel(Task):
         weights = (is_target.sum(1) * is_of_source).sum(1)
         return LossParts(names, sums, weights)
 
-    def _router_parts(
+    def _compute_router_parts(
         self, total: torch.Tensor, losses: torch.Tensor, is_target: torch.Tensor
     ) -> LossParts:
         """Computes the parts of the router's loss, and of the load of each expert.
@@ -421,7 +423,7 @@ class CausalLanguageModel(Task):
             weights = torch.cat([weights, counts.sum().expand_as(counts)])
         return LossParts(names, sums, weights)
 
-    def batch_losses(
+    def compute_batch_losses(
         self, model: nn.Module, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes the sum of losses, with a gradient, and the loss of each token but the first.
@@ -432,10 +434,10 @@ class CausalLanguageModel(Task):
         """
         inputs = batch["input_ids"]
         borders = batch.get(attention.BORDERS)
-        targets = inputs[:, 1:].masked_fill(~batch["loss_mask"][:, 1:], IGNORED)
-        return self._token_losses(model, inputs, batch["position_ids"], targets, borders)
+        targets = inputs[:, 1:].masked_fill(~batch["loss_mask"][:, 1:], IGNORED_TARGET)
+        return self._compute_token_losses(model, inputs, batch["position_ids"], targets, borders)
 
-    def _token_losses(
+    def _compute_token_losses(
         self,
         model: nn.Module,
         inputs: torch.Tensor,
@@ -444,12 +446,12 @@ class CausalLanguageModel(Task):
         borders: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes the sum of losses, with a gradient, and the loss of each target [b, L - 1]."""
-        arguments = self._arguments(inputs, position_ids, borders)
+        arguments = self._build_arguments(inputs, position_ids, borders)
         # The prediction of the last position is masked by its target, because slicing the logits
         # would copy all of them.
-        padded = functional.pad(targets, (0, 1), value=IGNORED)
+        padded = functional.pad(targets, (0, 1), value=IGNORED_TARGET)
 
-        if self._chunked is not None and self._chunked.pays(inputs.numel()):
+        if self._chunked is not None and self._chunked.exceeds_limit(inputs.numel()):
             total, losses = self._chunked(model, padded, **arguments)
         else:
             logits = model(**arguments).logits.flatten(0, 1).float()
@@ -458,10 +460,10 @@ class CausalLanguageModel(Task):
             losses = token_losses.detach().view(padded.shape)
 
         if self._router is not None:
-            total = total + self._router.total((targets != IGNORED).sum())
+            total = total + self._router.total((targets != IGNORED_TARGET).sum())
         return total, losses[:, :-1]
 
-    def _arguments(
+    def _build_arguments(
         self, inputs: torch.Tensor, position_ids: torch.Tensor, borders: torch.Tensor | None
     ) -> dict[str, Any]:
         """Builds the keyword arguments of the model."""
@@ -479,7 +481,7 @@ class CausalLanguageModel(Task):
             )
         return arguments
 
-    def _check_attention(self, model: nn.Module, like: torch.Tensor) -> None:
+    def _check_attention(self, model: nn.Module, example_ids: torch.Tensor) -> None:
         """Checks on random tokens that no token attends to later tokens or other documents.
 
         Args:
@@ -488,30 +490,30 @@ class CausalLanguageModel(Task):
 
         def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             borders = attention.compute_borders(positions)
-            return self._token_losses(model, ids, positions, ids[:, 1:], borders)[1]
+            return self._compute_token_losses(model, ids, positions, ids[:, 1:], borders)[1]
 
         was_training = model.training
         model.eval()
         with run_uncompiled(self._config.torch_compile):
-            layers.check_causality(losses, like, self._vocabulary)
+            layers.check_causality(losses, example_ids, self._vocabulary)
             data = self._config.data_config
             if data.packing == "best_fit" and not data.cross_document_attention:
-                layers.check_isolation(losses, like, self._vocabulary, self.attention)
+                layers.check_isolation(losses, example_ids, self._vocabulary, self.attention)
                 if self._config.mixed_precision == "no":
-                    layers.check_positions(losses, like, self._vocabulary)
-            self._check_loss(model, like.device)
+                    layers.check_positions(losses, example_ids, self._vocabulary)
+            self._check_loss(model, example_ids.device)
         model.train(was_training)
 
     @torch.no_grad()
     def _check_loss(self, model: nn.Module, device: torch.device) -> None:
         """Compares the loss of two rows of random tokens with the model's own loss."""
         generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(self._vocabulary, (2, TOKENS), generator=generator).to(device)
-        positions = torch.arange(TOKENS, device=device).expand_as(ids)
+        ids = torch.randint(self._vocabulary, (2, NUM_TOKENS), generator=generator).to(device)
+        positions = torch.arange(NUM_TOKENS, device=device).expand_as(ids)
         borders = attention.compute_borders(positions)
-        total, losses = self._token_losses(model, ids, positions, ids[:, 1:], borders)
+        total, losses = self._compute_token_losses(model, ids, positions, ids[:, 1:], borders)
 
-        arguments = self._arguments(ids, positions, borders)
+        arguments = self._build_arguments(ids, positions, borders)
         setting = self._read_architecture().setting
         check_loss(model, arguments, total / losses.numel(), setting)
 
@@ -601,7 +603,7 @@ def compare_source_exposure(config: DataConfig, counts: Mapping[str, float]) -> 
     }
 
 
-def are_rows_whole(config: DataConfig, shape: PretrainedConfig) -> bool:
+def are_rows_whole(config: DataConfig, model_config: PretrainedConfig) -> bool:
     """Whether attention treats each row as one sequence, from its first token to its last.
 
     With one document per row, the padding after it may attend to it, because no target sees the
@@ -611,7 +613,7 @@ def are_rows_whole(config: DataConfig, shape: PretrainedConfig) -> bool:
     Args:
         shape: The transformers config of the model.
     """
-    is_routed = RouterLoss.is_added(shape)
+    is_routed = RouterLoss.is_added(model_config)
     return config.cross_document_attention or (config.packing == "pad" and not is_routed)
 
 

@@ -21,7 +21,7 @@ from bsmeta.config.checks import (
 )
 from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.launch import Launch
-from bsmeta.config.schema import LARGEST_SEED, PretrainedConfig, TableDataConfig
+from bsmeta.config.schema import MAX_SEED, PretrainedConfig, TableDataConfig
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, format_value
 from bsmeta.core.keys import inherited, key
@@ -87,7 +87,7 @@ class ClassificationDataConfig(TableDataConfig):
     split_column: str | None = key(None)
     """column with the values train, validation or test, used instead of split_fractions; refused if
     it divides a group of split_by"""
-    split_seed: int = key(42, at_least=0, at_most=LARGEST_SEED)
+    split_seed: int = key(42, at_least=0, at_most=MAX_SEED)
     """seed of the splits, separate from the seed of the run, so that runs with other seeds are
     comparable"""
 

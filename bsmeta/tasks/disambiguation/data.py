@@ -115,9 +115,7 @@ def find_candidates(
         counts: If given, the mentions of the same document are subtracted from the scores, as if
             the document were not part of the training data that the scores count.
     """
-    lists = [
-        table.candidates(int(alias)) if alias >= 0 else _NO_CANDIDATES for alias in aliases
-    ]
+    lists = [table.candidates(int(alias)) if alias >= 0 else _NO_CANDIDATES for alias in aliases]
     longest = max((len(candidates) for candidates, _ in lists), default=0)
     entities = np.full((len(lists), max(longest, 1)), -1, np.int64)
     scores = np.zeros(entities.shape, np.float64)

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.model_files import create_model, read_model, read_shape
+from bsmeta.core.model_files import create_model, read_model, read_model_config
 from bsmeta.data.text.tokenizer import load_tokenizer_from
 from bsmeta.models.pretrained import (
     check_files,
@@ -399,7 +399,7 @@ def _read_shape(config: SpellingConfig) -> Any:
     key = "model_name" if config.model_config_file is None else "model_config_file"
     source = str(getattr(config, key))
     with explain_load_errors(key, source, AutoModelForTokenClassification):
-        return read_shape(source, num_labels=1)
+        return read_model_config(source, num_labels=1)
 
 
 def load_detector(folder: Path) -> tuple[nn.Module, Inputs]:

@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from bsmeta.config.metric_table import compute_values, training_rows
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.model_files import create_model, read_model, read_shape, read_tokenizer
+from bsmeta.core.model_files import create_model, read_model, read_model_config, read_tokenizer
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.text.sentences import cut_text
 from bsmeta.data.text.tokenizer import fingerprint_tokenizer, load_tokenizer_from
@@ -77,7 +77,7 @@ class Seq2SeqCorrection(Corrector):
         config_file = self._config.model_config_file
         if config_file is not None:
             with explain_load_errors("model_config_file", config_file, model_class):
-                return create_model(model_class, read_shape(config_file))
+                return create_model(model_class, read_model_config(config_file))
 
         source = str(self._config.model_name)
         check_files(source, f"model_name={source}")

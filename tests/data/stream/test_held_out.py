@@ -16,7 +16,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.stream.held_out import KIND, HeldOutFingerprints
+from bsmeta.data.stream.held_out import CACHE_KIND, HeldOutFingerprints
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.document import Document
 from tests.data.helpers import (
@@ -106,7 +106,7 @@ def test_damaged_hashes_are_made_again(folder: Path) -> None:
     assert (
         HeldOutFingerprints.of(path, cache).find_overlap(document(page(200, 1)["text"])) == "text"
     )
-    assert cache.load(path, KIND)
+    assert cache.load(path, CACHE_KIND)
 
 
 @pytest.mark.parametrize("bad_documents", ["strict", "skip"])

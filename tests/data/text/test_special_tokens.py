@@ -61,7 +61,7 @@ def line(**changes: Any) -> bytes:
 def special_tokenizer(config: MetadataConfig) -> PreTrainedTokenizerFast:
     """With a special token `<s>` of its own, which the template of the title names."""
     tokenizer = small_tokenizer()
-    names = ["<s>", *Renderer(config).special_tokens()]
+    names = ["<s>", *Renderer(config).list_special_tokens()]
     tokenizer.add_special_tokens({"additional_special_tokens": names})
     return tokenizer
 
@@ -158,7 +158,7 @@ def test_a_tokenizer_that_is_not_byte_level() -> None:
     words.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>")
     config = MetadataConfig(**SETTINGS)
-    names = ["<s>", *Renderer(config).special_tokens()]
+    names = ["<s>", *Renderer(config).list_special_tokens()]
     tokenizer.add_special_tokens({"additional_special_tokens": names})
     one = encoded(line(), tokenizer)
     assert special_of(one, tokenizer) == OWN + TAGS

@@ -116,7 +116,7 @@ def test_a_word_is_encoded_once() -> None:
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_cache, "GENERATION", 50)
+    monkeypatch.setattr(word_cache, "GENERATION_WORDS", 50)
     name = "SentencePiece BPE"
     cache = WordCache(TOKENIZERS[name])
     for number in range(20):
@@ -127,7 +127,7 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_words_in_use_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_cache, "GENERATION", 10)
+    monkeypatch.setattr(word_cache, "GENERATION_WORDS", 10)
     recorder = Recorder(wordpiece())
     cache = WordCache(recorder)
     for number in range(10):

@@ -83,9 +83,11 @@ def check_packing(task: CausalLanguageModel, model: nn.Module) -> None:
     """The losses of packed documents are those of each alone."""
     batch = documents()
     with torch.no_grad():
-        packed = task.batch_losses(model, batch)[1]
+        packed = task.compute_batch_losses(model, batch)[1]
         alone = [
-            task.batch_losses(model, {name: value[:, part] for name, value in batch.items()})[1]
+            task.compute_batch_losses(
+                model, {name: value[:, part] for name, value in batch.items()}
+            )[1]
             for part in (slice(0, FIRST), slice(FIRST, None))
         ]
     torch.testing.assert_close(packed[:, : FIRST - 1], alone[0], rtol=0, atol=1e-4)

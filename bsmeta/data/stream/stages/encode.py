@@ -8,7 +8,7 @@ from typing import NamedTuple
 from bsmeta.data.stream.stages.items import WindowDocument
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 
-ENCODED_AT_ONCE = 8_000_000
+ENCODING_BATCH_CHARS = 8_000_000
 """Approximate characters of the documents that one call of the tokenizer encodes."""
 
 
@@ -43,7 +43,7 @@ def encode_documents(
 
 
 def batch_documents(documents: Iterable[WindowDocument]) -> Iterator[list[WindowDocument]]:
-    """Yields documents in batches of about `ENCODED_AT_ONCE` characters, or of one longer document.
+    """Yields documents in batches of about `ENCODING_BATCH_CHARS`, or of one longer document.
 
     A tokenizer needs 10 to 80 bytes of memory per character of a batch, which for a whole window
     of long documents would be many gigabytes.
@@ -52,7 +52,7 @@ def batch_documents(documents: Iterable[WindowDocument]) -> Iterator[list[Window
     size = 0
     for document in documents:
         length = len(document.rendered.body)
-        if batch and size + length > ENCODED_AT_ONCE:
+        if batch and size + length > ENCODING_BATCH_CHARS:
             yield batch
             batch = []
             size = 0

@@ -36,7 +36,7 @@ class Lender:
             BadDocument: If its own records are invalid.
         """
         index = document.source.window_index
-        document.document = self._donors.with_values(index, document.document, SHUFFLED)
+        document.document = self._donors.replace_values(index, document.document, SHUFFLED)
         return document
 
     def _read_values(self, line: Line) -> Document:

@@ -30,7 +30,7 @@ class Rejecter:
         self._reasons = frozenset(list_reasons(config.metadata_config.metadata_list))
         self._skipped = skipped
 
-    def reject_bad(
+    def reject_bad_lines(
         self, documents: Iterable[WindowDocument | BadLine]
     ) -> Iterator[WindowDocument | BadLine]:
         """Yields all items, the bad ones after they have been rejected."""

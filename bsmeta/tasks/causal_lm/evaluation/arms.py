@@ -39,7 +39,7 @@ FORM = "form"
 SEPARATOR = "separator"
 """Styles of arms, see `Arm.style`."""
 
-AGAINST = "own_against_"
+AGAINST_PREFIX = "own_against_"
 """Prefix of the groups that compare an arm with its control instead of with no metadata."""
 
 
@@ -93,8 +93,8 @@ class Comparison:
         return Comparison(name, group, base or self.base, test or self.test)
 
 
-NOTHING = Arm()
-TEXT_ALONE = Comparison(TEXT, TEXT, NOTHING, NOTHING)
+WITHOUT_METADATA = Arm()
+TEXT_ALONE = Comparison(TEXT, TEXT, WITHOUT_METADATA, WITHOUT_METADATA)
 """The comparison with identical arms, which scores every document without metadata."""
 
 
@@ -104,14 +104,14 @@ def plan_comparisons(groups: Sequence[str], types: Sequence[str]) -> list[Compar
     comparisons = []
     for group in groups:
         if group == "all":
-            comparisons.append(Comparison(group, group, NOTHING, everything))
+            comparisons.append(Comparison(group, group, WITHOUT_METADATA, everything))
             continue
         for name in types:
             alone = Arm((name,))
             others = Arm(tuple(other for other in types if other != name))
             arms = {
-                "each": (NOTHING, alone),
-                "left_out": (NOTHING, others),
+                "each": (WITHOUT_METADATA, alone),
+                "left_out": (WITHOUT_METADATA, others),
                 "added": (others, everything),
             }
             base, test = arms[group]
@@ -136,7 +136,7 @@ def list_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Compa
         for comparison in repeated:
             arm = apply_control(comparison.test, control)
             against_nothing.append(comparison.vary(control, test=arm))
-            against_control.append(comparison.vary(AGAINST + control, base=arm))
+            against_control.append(comparison.vary(AGAINST_PREFIX + control, base=arm))
 
     prompts = []
     if config.prompt:
@@ -158,7 +158,7 @@ def _list_chosen_comparisons(config: EvaluateConfig, types: Sequence[str]) -> li
             if name not in types
         ]
         arm = Arm(tuple(name for name in types if name in names))
-        comparisons.append(Comparison(f"chosen/{entry}", "chosen", NOTHING, arm))
+        comparisons.append(Comparison(f"chosen/{entry}", "chosen", WITHOUT_METADATA, arm))
     if problems:
         raise ConfigurationError("\n".join(problems))
     return comparisons
@@ -204,21 +204,23 @@ class StyledRenderer:
 
         The prefix has junk words of the same length (`FORM`), or only its start and end markers.
         """
-        trained = self._renderer.render(document, types)
+        rendered = self._renderer.render(document, types)
         start = self.config.metadata_prefix_start_seq
         end = self.config.metadata_prefix_sep
-        room = len(trained.prefix) - len(start) - len(end)
-        words = _draw_junk(trained.prefix, room) if self._style == FORM else ""
-        prefix = (start + words + end).lstrip()
-        if not trained.prefix or not prefix:
+        words = ""
+        if self._style == FORM:
+            num_characters = len(rendered.prefix) - len(start) - len(end)
+            words = _draw_junk(rendered.prefix, num_characters)
+        prefix = (start + words + end).lstrip()  # without words, the end may begin with a blank
+        if not rendered.prefix or not prefix:
             return plain
         return replace(
             plain,
             prefix=prefix,
             prefix_spans=np.array([[0, len(prefix)]], np.int32),
-            prefix_token_types=trained.prefix_token_types[:1],
-            lead=trained.lead,
-            types=trained.types,
+            prefix_token_types=rendered.prefix_token_types[:1],
+            lead=rendered.lead,
+            types=rendered.types,
         )
 
     def _render_prompt(self, document: Document, types: Sequence[str], plain: Rendered) -> Rendered:
@@ -247,22 +249,22 @@ class StyledRenderer:
         )
 
 
-def _draw_junk(prefix: str, room: int) -> str:
-    """Draws random words of at least `room` characters in total, the same for the same prefix."""
-    draw = random.Random(xxhash.xxh3_64_intdigest(prefix.encode("utf-8", "surrogatepass")))
+def _draw_junk(prefix: str, min_characters: int) -> str:
+    """Draws random words of at least this length in total, the same for the same prefix."""
+    rng = random.Random(xxhash.xxh3_64_intdigest(prefix.encode("utf-8", "surrogatepass")))
     words = ""
-    while len(words) < room:
-        words += (" " if words else "") + draw.choice(WORDS)
+    while len(words) < min_characters:
+        words += (" " if words else "") + rng.choice(WORDS)
     return words
 
 
 def _make_field(key: str, document: Document) -> str:
     """Returns a type with its values, such as `Title: Sets`; "" if no value of it is text."""
-    kind = find_type(key)
+    metadata_type = find_type(key)
     values = [
-        kind.prompt_value(str(record.value))
+        metadata_type.prompt_value(str(record.value))
         for record in document.records(key)
-        if kind.is_listed or not record.is_local()
+        if metadata_type.is_listed or not record.is_local()
     ]
-    name = kind.prompt_label or key.replace("_", " ").capitalize()
+    name = metadata_type.prompt_label or key.replace("_", " ").capitalize()
     return f"{name}: {', '.join(dict.fromkeys(values))}" if values else ""

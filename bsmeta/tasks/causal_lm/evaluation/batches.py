@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bsmeta.core.rounding import round_up_to_multiple
+
 LOGITS_PER_BATCH = 1 << 29
 """Maximum number of logits (in the model's dtype) that one model call may return."""
 
@@ -62,12 +64,12 @@ def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     batches = []
     end = len(order)
     while end > 0:
-        batches.append([int(i) for i in order[batch_start[end] : end][::-1]])
+        batches.append(order[batch_start[end] : end][::-1].tolist())
         end = int(batch_start[end])
     return batches
 
 
 def round_up(size: int, digits: int) -> int:
     """Returns the smallest number >= `size` with at most `digits` significant binary digits."""
-    step = 1 << max(size.bit_length() - digits, 0)
-    return -(-size // step) * step
+    step = 1 << max(size.bit_length() - digits, 0)  # the value of the last significant digit
+    return round_up_to_multiple(size, step)

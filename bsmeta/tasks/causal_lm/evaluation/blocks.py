@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FEWEST_BLOCKS = 16
+from bsmeta.core.rounding import divide_up
+
+MIN_BLOCKS = 16
 """Minimum number of blocks, so that several ranks can share a small set."""
 
 DOCUMENTS_PER_BLOCK = 64
@@ -21,13 +23,15 @@ def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
         Blocks of document indices, the longest documents first.
     """
     count = len(costs)
-    block_count = max(min(FEWEST_BLOCKS, count), -(-count // DOCUMENTS_PER_BLOCK), 1)
-    share = sum(costs) / block_count
+    num_blocks = max(min(MIN_BLOCKS, count), divide_up(count, DOCUMENTS_PER_BLOCK), 1)
+    target_cost = sum(costs) / num_blocks
 
     blocks: list[list[int]] = []
     block_cost = 0.0
-    for index in sorted(range(count), key=lambda i: (-costs[i], i)):
-        if not blocks or block_cost + costs[index] / 2 > share:
+    for index in sorted(range(count), key=lambda index: (-costs[index], index)):
+        # A document that would exceed the target by more than half of its cost begins a new block,
+        # so that the cost of a block is as near to the target as it can be.
+        if not blocks or block_cost + costs[index] / 2 > target_cost:
             blocks.append([])
             block_cost = 0.0
         blocks[-1].append(index)
@@ -38,5 +42,5 @@ def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
 def take_blocks(blocks: Sequence[list[int]], rank: int, world_size: int) -> list[list[int]]:
     """Returns the blocks that a rank scores: the same number for every rank, some perhaps empty."""
     rank_blocks = [*blocks[rank::world_size]]
-    rounds = -(-len(blocks) // world_size)
+    rounds = divide_up(len(blocks), world_size)
     return rank_blocks + [[] for _ in range(rounds - len(rank_blocks))]

@@ -36,7 +36,7 @@ from bsmeta.metadata.processors import map_columns
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Documents, Renderer
 
-LINES_AT_ONCE = 256
+LINE_BATCH_SIZE = 256
 
 
 class NamedDocuments(Documents, Protocol):
@@ -116,7 +116,7 @@ class HeldOutDocuments:
         self._offsets = array("q", [0])
         self._seen: set[int] | None = set() if deduplicate else None
 
-        self._select(max_documents)
+        self._select_documents(max_documents)
         if not len(self):
             self._refuse_empty()
 
@@ -157,26 +157,26 @@ class HeldOutDocuments:
         keys = map_columns()
         return sorted(keys.get(name, name) for name in names)
 
-    def _select(self, max_documents: int | None) -> None:
+    def _select_documents(self, max_documents: int | None) -> None:
         reader = open_shard(self.path)
         numbers = itertools.count()
-        while lines := reader.read(reader.line, LINES_AT_ONCE):
+        while lines := reader.read(reader.line, LINE_BATCH_SIZE):
             for line, number in zip(lines, numbers, strict=False):
                 if max_documents is not None and len(self) >= max_documents:
                     return
-                self._consider(number, bytes(line))
+                self._select_if_usable(number, bytes(line))
         if reader.damage:
-            self._refuse(reader.line, BadDocument("damaged_file", reader.damage))
+            self._refuse_or_count(reader.line, BadDocument("damaged_file", reader.damage))
         reader.close()
 
-    def _consider(self, number: int, line: bytes) -> None:
+    def _select_if_usable(self, number: int, line: bytes) -> None:
         """Selects the document of a line, unless it is bad, empty or a duplicate."""
         try:
             document = self._decoder.decode(line)
             rendered = self._renderer.render(document, self._types)
             check_length(rendered, self._config)
         except BadDocument as error:
-            self._refuse(number, find_reason(line, error))
+            self._refuse_or_count(number, find_reason(line, error))
             return
 
         if not document.text:
@@ -201,7 +201,7 @@ class HeldOutDocuments:
         self._lines.write(line)
         self._offsets.append(self._offsets[-1] + len(line))
 
-    def _refuse(self, number: int, error: BadDocument) -> None:
+    def _refuse_or_count(self, number: int, error: BadDocument) -> None:
         """Counts a bad document, or raises an error if `bad_documents` is `strict`."""
         if self._config.bad_documents == "strict":
             refuse_bad_copy(self.path)

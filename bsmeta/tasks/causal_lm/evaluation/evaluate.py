@@ -62,7 +62,7 @@ from bsmeta.training.processes import Processes
 HOST = "host"
 """Value of `cluster` for intervals over hosts."""
 
-ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
+PAIR_ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
 """The arms in which models are compared: the name of a comparison, and its column of the sums."""
 
 
@@ -152,7 +152,7 @@ def _evaluate_model(
 
     sums = _score_documents(config, location, train, documents, comparisons, context, progress)
     clusters = assign_host_clusters(hosts)
-    metrics_of = partial(
+    compute_metrics = partial(
         compute_paired_metrics,
         resamples=config.bootstrap_resamples,
         seed=config.seed,
@@ -173,12 +173,12 @@ def _evaluate_model(
             "max_seq_len": metadata.max_seq_len,
         },
         rows=make_rows(
-            comparisons, sums, np.array(documents.bytes), config.position_edges, metrics_of
+            comparisons, sums, np.array(documents.bytes), config.position_edges, compute_metrics
         ),
         names=[documents.name(index) for index in range(len(documents))],
         digests=list(documents.digests),
         totals={name: comparison_sums.totals for name, comparison_sums in sums.items()},
-        slices=make_slice_rows(slices, comparisons, sums, metrics_of),
+        slices=make_slice_rows(slices, comparisons, sums, compute_metrics),
         hosts=hosts,
         over_hosts=over_hosts,
     )
@@ -264,14 +264,14 @@ def _check_types(
 def compare_models(
     models: Sequence[ModelReport], *, resamples: int, seed: int, by_host: bool = False
 ) -> list[PairRow]:
-    """Compares every pair of models in each of the ARMS in which both were scored.
+    """Compares every pair of models in each of the PAIR_ARMS in which both were scored.
 
     Two models may have different tokenizers and windows, so the bits of each are summed over the
     bytes that it scored, and the bits per byte are compared over the documents that both scored.
     """
     rows = []
     for first, second in itertools.combinations(models, 2):
-        for arm in ARMS:
+        for arm in PAIR_ARMS:
             row = _compare_pair(first, second, arm, resamples, seed, by_host)
             if row is not None:
                 rows.append(row)
@@ -291,18 +291,11 @@ def _compare_pair(
     by_host: bool,
 ) -> PairRow | None:
     """Compares two models in one arm; None if no document was scored by both in it."""
-    comparison, column = ARMS[arm]
+    comparison, column = PAIR_ARMS[arm]
     if not all(comparison in model.totals for model in (first, second)):
         return None
 
-    _, first_indices, second_indices = np.intersect1d(
-        np.array(first.digests, np.uint64), np.array(second.digests, np.uint64), return_indices=True
-    )
-    sums = np.stack(
-        [first.totals[comparison][first_indices], second.totals[comparison][second_indices]]
-    )
-    is_scored_by_both = (sums[:, :, BYTES] > 0).all(axis=0)
-    sums = sums[:, is_scored_by_both]
+    sums, first_indices = _align_documents(first, second, comparison)
     count = sums.shape[1]
     if not count:
         return None
@@ -315,7 +308,7 @@ def _compare_pair(
     worse = int((differences > 0).sum())
 
     if by_host:
-        hosts = [first.hosts[index] for index in first_indices[is_scored_by_both]]
+        hosts = [first.hosts[index] for index in first_indices]
         interval, p_value = _compare_over_hosts(bits, sizes, assign_host_clusters(hosts))
     else:
         ratios = resample_ratios(bits, sizes, resamples=resamples, seed=seed)
@@ -337,6 +330,25 @@ def _compare_pair(
         sign_test_p=p_value,
         sign_test_p_holm=1.0,
     )
+
+
+def _align_documents(
+    first: ModelReport, second: ModelReport, comparison: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Aligns the documents that both models scored, by their text.
+
+    Returns:
+        The sums of both models: float64 [2, documents, COLUMNS], and the indices of these documents
+        in the first.
+    """
+    _, first_indices, second_indices = np.intersect1d(
+        np.array(first.digests, np.uint64), np.array(second.digests, np.uint64), return_indices=True
+    )
+    sums = np.stack(
+        [first.totals[comparison][first_indices], second.totals[comparison][second_indices]]
+    )
+    is_scored_by_both = (sums[:, :, BYTES] > 0).all(axis=0)
+    return sums[:, is_scored_by_both], first_indices[is_scored_by_both]
 
 
 def _compare_over_hosts(
@@ -361,7 +373,7 @@ def _compare_over_hosts(
 
     changes = leave_one_out(values[1], weights[1]) - leave_one_out(values[0], weights[0])
     degrees = min(compute_cluster_degrees(model_weights) for model_weights in weights)
-    half = compute_half_width([Source(compute_jackknife_variance(changes, count), degrees)])
+    half_width = compute_half_width([Source(compute_jackknife_variance(changes, count), degrees)])
     bits_per_byte = values.sum(axis=1) / weights.sum(axis=1)
     difference = float(bits_per_byte[1] - bits_per_byte[0])
-    return Interval(difference - half, difference + half), p_value
+    return Interval(difference - half_width, difference + half_width), p_value

@@ -28,7 +28,7 @@ from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import OWN, SHUFFLED
 from bsmeta.metadata.rendering import Donors, Rendered
 from bsmeta.tasks.causal_lm.evaluation.arms import (
-    AGAINST,
+    AGAINST_PREFIX,
     TEXT,
     TRAINING,
     Arm,
@@ -47,10 +47,10 @@ from bsmeta.tasks.causal_lm.evaluation.readings import (
 )
 from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums
 from bsmeta.tasks.causal_lm.evaluation.scorer import Scorer, open_scorer
-from bsmeta.tasks.causal_lm.evaluation.windows import WINDOWS, Window
+from bsmeta.tasks.causal_lm.evaluation.windows import WINDOW_CUTTERS, Window
 from bsmeta.training.processes import ALONE, Processes
 
-FAILURES_SHOWN = 5
+MAX_FAILURES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class PairedEvaluation:
     """Compares arms over held-out documents.
 
     Args:
-        windows: Window policy: a name in `bsmeta.tasks.causal_lm.evaluation.windows.WINDOWS`.
+        windows: Window policy: a name in `WINDOW_CUTTERS`.
         position_edges: Byte offsets at which the bins of the position curve begin; the first is 0.
     """
 
@@ -141,7 +141,7 @@ class PairedEvaluation:
         self._comparisons = list(comparisons)
         pairs = ((comparison.base, comparison.test) for comparison in comparisons)
         self._arms = list(dict.fromkeys(chain.from_iterable(pairs)))
-        self._windows = WINDOWS[windows]
+        self._windows = WINDOW_CUTTERS[windows]
         self._edges = np.asarray(position_edges)
         self._ranks = ranks
 
@@ -182,7 +182,7 @@ class PairedEvaluation:
         renderings: list[tuple[str, Rendered]] = []  # with the style of each
         for index in report_each(indices):
             document = self._documents[index]
-            arm_renderings = self._render(index, document, renderings)
+            arm_renderings = self._render_in_arms(index, document, renderings)
             documents.append(BlockDocument(index, document.text, arm_renderings))
 
         windows: list[list[Window]] = [[] for _ in renderings]
@@ -216,7 +216,7 @@ class PairedEvaluation:
             batches.append([scored[index] for index in indices])
         return batches
 
-    def _render(
+    def _render_in_arms(
         self, index: int, document: Document, renderings: list[tuple[str, Rendered]]
     ) -> dict[Arm, ArmRendering]:
         """Renders a document in each arm, and appends the distinct renderings to `renderings`."""
@@ -227,7 +227,7 @@ class PairedEvaluation:
             values = self._choose_values(arm)
             if values not in variants:
                 assert self._donors is not None
-                variants[values] = self._donors.with_values(index, document, values)
+                variants[values] = self._donors.replace_values(index, document, values)
 
             renderer, _ = self._styles[arm.style]
             rendering = renderer.render(variants[values], arm.types)
@@ -265,10 +265,10 @@ class PairedEvaluation:
         progress(0.0)
         with open_scorer(model, device) as scorer:
             for number, block in enumerate(self.blocks() if blocks is None else blocks):
-                readings = self._score(scorer, block, failures)
+                readings = self._read_block(scorer, block, failures)
                 rank_sums += self._sum_block(block, readings)
                 progress((number + 1) / len(self._plan))
-        self._refuse(self._ranks.gather(failures))
+        self._refuse_failures(self._ranks.gather(failures))
 
         sums = {comparison.name: self._empty_sums() for comparison in self._comparisons}
         for document_sums in chain.from_iterable(self._ranks.gather(rank_sums)):
@@ -289,11 +289,11 @@ class PairedEvaluation:
             lost_bytes=np.zeros(count, np.int64),
         )
 
-    def _score(self, scorer: Scorer, block: Block, failures: list[str]) -> list[Reading]:
+    def _read_block(self, scorer: Scorer, block: Block, failures: list[str]) -> list[Reading]:
         """Returns the readings of the block's renderings; adds non-finite scores to `failures`."""
         # before the model's first call: all ranks issue collective calls in the same order
         states = self._ranks.gather((len(block.batches), failures))
-        self._refuse([rank_failures for _, rank_failures in states])
+        self._refuse_failures([rank_failures for _, rank_failures in states])
 
         windows = chain.from_iterable(block.batches)
         values = chain.from_iterable(scorer.score(block.batches))
@@ -317,20 +317,20 @@ class PairedEvaluation:
                     return f"{self._documents.name(document.index)}, {arm}"
         raise AssertionError(f"no document has the rendering {number}")
 
-    def _refuse(self, failures: Sequence[Sequence[str]]) -> None:
+    def _refuse_failures(self, failures: Sequence[Sequence[str]]) -> None:
         """Raises an error on every rank if any rank has scores that are not finite."""
         names = list(dict.fromkeys(chain.from_iterable(failures)))
         if not names:
             return
 
         others = ""
-        if len(names) > FAILURES_SHOWN:
-            others = f"\n  and {len(names) - FAILURES_SHOWN} more"
+        if len(names) > MAX_FAILURES_SHOWN:
+            others = f"\n  and {len(names) - MAX_FAILURES_SHOWN} more"
         raise DataError(
             "the model's log-probabilities are not finite (NaN or infinite), so there is "
             "nothing to compare; expected a checkpoint with finite weights, or "
             "precision=float32. Documents and arms:\n  "
-            + "\n  ".join(names[:FAILURES_SHOWN])
+            + "\n  ".join(names[:MAX_FAILURES_SHOWN])
             + others
         )
 
@@ -358,7 +358,7 @@ def _takes_part(comparison: Comparison, base: ArmRendering, test: ArmRendering) 
     if comparison.group == TEXT:
         return True
     # With a control, values that are equal by chance are a tie.
-    if comparison.group.startswith(AGAINST):
+    if comparison.group.startswith(AGAINST_PREFIX):
         return base.types == test.types != ()
     # Appended metadata does not affect the text before it: the renderings are then the same.
     return base.types != test.types and base.number != test.number

@@ -102,43 +102,65 @@ def sum_paired(
     if not text:
         return sums
 
-    readings = (without, with_metadata)
-    size = len(text)
     lengths = measure_utf8_lengths(text)
-    segment = _number_segments(readings, size)
-    first_character = np.flatnonzero(np.diff(segment, prepend=-1))  # of each segment
+    segments = _number_segments((without, with_metadata), len(text))
+    num_segments = int(segments[-1]) + 1
+    is_counted = _find_counted_segments((without, with_metadata), segments, num_segments)
 
-    def by_segment(segments: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
-        return np.bincount(segments, values, minlength=len(first_character))
+    def sum_by_segment(numbers: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
+        return np.bincount(numbers, values, minlength=num_segments)
 
-    # A segment counts if neither reading leaves a character of it unscored or loses one.
-    unscored = sum(by_segment(segment, _is_unscored(reading, size)) for reading in readings)
-    is_counted = unscored == 0
-    for reading in readings:
-        if reading.lost is not None:
-            is_counted &= by_segment(segment, reading.lost) == 0
-
-    # Positions of the segments in bytes: in the document, and after the start of the window's text.
-    offsets = np.cumsum(lengths) - lengths
-    shown_from = np.zeros(size, dtype=np.int64)
-    shown_from[without.starts] = without.shown_from
-    position = offsets[first_character]
-    context = position - offsets[shown_from[first_character]]
-
-    token_segment = segment[without.starts]
-    token_segment_with = segment[with_metadata.starts]
+    token_segments = segments[without.starts]
+    token_segments_with = segments[with_metadata.starts]
     columns = {
-        BYTES: by_segment(segment, lengths),
-        TOKENS: by_segment(token_segment),
-        NATS_WITHOUT: by_segment(token_segment, np.nan_to_num(without.nats)),
-        NATS_WITH: by_segment(token_segment_with, np.nan_to_num(with_metadata.nats)),
-        TOKENS_WITH: by_segment(token_segment_with),
+        BYTES: sum_by_segment(segments, lengths),
+        TOKENS: sum_by_segment(token_segments),
+        NATS_WITHOUT: sum_by_segment(token_segments, np.nan_to_num(without.nats)),
+        NATS_WITH: sum_by_segment(token_segments_with, np.nan_to_num(with_metadata.nats)),
+        TOKENS_WITH: sum_by_segment(token_segments_with),
     }
-    for axis, segment_position in ((DOCUMENT, position), (CONTEXT, context)):
-        bins = np.searchsorted(edges, segment_position[is_counted], side="right") - 1
+    for axis, positions in _locate_segments(without, segments, lengths).items():
+        bins = np.searchsorted(edges, positions[is_counted], side="right") - 1
         for column, values in columns.items():
             sums[axis, :, column] = np.bincount(bins, values[is_counted], minlength=len(edges))
     return sums
+
+
+def _find_counted_segments(
+    readings: Sequence[Reading], segments: np.ndarray, num_segments: int
+) -> np.ndarray:
+    """Finds the segments of which neither reading leaves a character unscored or loses one.
+
+    Args:
+        segments: The segment of each character (`_number_segments`).
+
+    Returns:
+        bool [segments].
+    """
+    is_counted = np.ones(num_segments, bool)
+    for reading in readings:
+        is_missing = _is_unscored(reading, len(segments))
+        if reading.lost is not None:
+            is_missing = is_missing | reading.lost
+        is_counted &= np.bincount(segments, is_missing, minlength=num_segments) == 0
+    return is_counted
+
+
+def _locate_segments(
+    without: Reading, segments: np.ndarray, lengths: np.ndarray
+) -> dict[int, np.ndarray]:
+    """Returns the positions of the segments in bytes: in the document, and in the window's text.
+
+    Args:
+        segments: The segment of each character (`_number_segments`).
+        lengths: Bytes of each character.
+    """
+    first_characters = np.flatnonzero(np.diff(segments, prepend=-1))
+    offsets = np.cumsum(lengths) - lengths
+    shown_from = np.zeros(len(lengths), dtype=np.int64)
+    shown_from[without.starts] = without.shown_from
+    positions = offsets[first_characters]
+    return {DOCUMENT: positions, CONTEXT: positions - offsets[shown_from[first_characters]]}
 
 
 def count_lost_bytes(without: Reading, with_metadata: Reading, text: str) -> int:

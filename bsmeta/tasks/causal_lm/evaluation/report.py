@@ -56,7 +56,7 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
     out_dir.mkdir(parents=True, exist_ok=True)
     with (out_dir / PER_DOCUMENT).open("wb") as file:
         for model in report.models:
-            for line in model.document_lines():
+            for line in model.iterate_document_lines():
                 file.write(page.encode_json_line(line))
 
     report_page = make_page(report, metrics)
@@ -78,7 +78,7 @@ def print_report(report: Report, files: Sequence[Path]) -> None:
         heading = Text.assemble((name, "bold"), f": {description}")
         console.print(console.highlighter(heading), soft_wrap=True)
 
-        print_table(console, tables.make_comparison_table(model, tables.TERMINAL))
+        print_table(console, tables.make_comparison_table(model, tables.TERMINAL_COLUMNS))
         if tables.list_controls(model):
             print_table(
                 console, tables.make_control_table(model).drop_columns(tables.TOGETHER, tables.HOLM)

@@ -123,23 +123,27 @@ def compute_paired_metrics(
     """
     sizes = sums[:, :, BYTES]
     takes_part = sizes > 0
-    bits = (sums[:, :, NATS_WITH] - sums[:, :, NATS_WITHOUT]) / math.log(2)
-    differences = np.divide(bits, sizes, out=np.zeros_like(bits), where=takes_part)
+    bit_differences = (sums[:, :, NATS_WITH] - sums[:, :, NATS_WITHOUT]) / math.log(2)
+    differences = np.divide(
+        bit_differences, sizes, out=np.zeros_like(bit_differences), where=takes_part
+    )
 
     if clusters is None:
         errors = _estimate_errors_over_documents(
-            bits, sizes, differences, takes_part, resamples=resamples, seed=seed
+            bit_differences, sizes, differences, takes_part, resamples=resamples, seed=seed
         )
     else:
         errors = [
-            _estimate_errors_over_hosts(bits[i], sizes[i], differences[i], takes_part[i], clusters)
-            for i in range(len(sums))
+            _estimate_errors_over_hosts(*arrays, clusters)
+            for arrays in zip(bit_differences, sizes, differences, takes_part, strict=True)
         ]
 
-    metrics: list[PairedMetrics | None] = [
-        _make_metrics(sums[i][takes_part[i]], errors[i]) if takes_part[i].any() else None
-        for i in range(len(sums))
-    ]
+    metrics: list[PairedMetrics | None] = []
+    for comparison_sums, members, comparison_errors in zip(sums, takes_part, errors, strict=True):
+        has_documents = bool(members.any())
+        metrics.append(
+            _make_metrics(comparison_sums[members], comparison_errors) if has_documents else None
+        )
     _correct_family(metrics, errors, family)
     return metrics
 
@@ -165,7 +169,7 @@ class _Errors:
 
 
 def _estimate_errors_over_documents(
-    bits: np.ndarray,
+    bit_differences: np.ndarray,
     sizes: np.ndarray,
     differences: np.ndarray,
     takes_part: np.ndarray,
@@ -181,36 +185,36 @@ def _estimate_errors_over_documents(
         differences: float64 [comparisons, documents], bits per byte of each document.
         takes_part: bool [comparisons, documents].
     """
-    ratios = resample_ratios(bits, sizes, resamples=resamples, seed=seed)
+    ratios = resample_ratios(bit_differences, sizes, resamples=resamples, seed=seed)
     means = resample_ratios(
         differences, takes_part.astype(np.float64), resamples=resamples, seed=seed
     )
 
     errors = []
-    for number in range(len(bits)):
+    for number in range(len(bit_differences)):
         members = takes_part[number]
         count = int(members.sum())
         if not count:
             errors.append(_Errors(None, None, Source(0.0, 0), 0, 0))
             continue
 
-        member_bits = bits[number][members]
-        difference = member_bits.sum() / sizes[number].sum()
+        member_differences = bit_differences[number][members]
+        difference = member_differences.sum() / sizes[number].sum()
         variance = float(np.nanmean((ratios[:, number] - difference) ** 2))
         errors.append(
             _Errors(
                 difference=compute_central_interval(ratios[:, number]) if count > 1 else None,
                 mean_difference=compute_central_interval(means[:, number]) if count > 1 else None,
                 source=Source(variance, count - 1),
-                better=int((member_bits < 0).sum()),
-                worse=int((member_bits > 0).sum()),
+                better=int((member_differences < 0).sum()),
+                worse=int((member_differences > 0).sum()),
             )
         )
     return errors
 
 
 def _estimate_errors_over_hosts(
-    bits: np.ndarray,
+    bit_differences: np.ndarray,
     sizes: np.ndarray,
     differences: np.ndarray,
     takes_part: np.ndarray,
@@ -221,11 +225,17 @@ def _estimate_errors_over_hosts(
     The arguments are as in `_estimate_errors_over_documents`, each [documents].
     """
     document_sums = np.stack(
-        [np.where(takes_part, bits, 0.0), sizes, differences, takes_part.astype(np.float64)]
+        [
+            np.where(takes_part, bit_differences, 0.0),
+            sizes,
+            differences,
+            takes_part.astype(np.float64),
+        ]
     )
     host_bits, host_sizes, host_differences, host_documents = sum_by_cluster(
         document_sums, clusters
     )
+
     hosts = int((host_sizes > 0).sum())
     return _Errors(
         difference=_compute_student_interval(host_bits, host_sizes) if hosts > 1 else None,
@@ -249,14 +259,14 @@ def estimate_ratio_error(values: np.ndarray, weights: np.ndarray) -> Source:
 def _compute_student_interval(values: np.ndarray, weights: np.ndarray) -> Interval:
     """Returns Student's interval of sum(values) / sum(weights), each float64 [clusters]."""
     ratio = float(values.sum() / weights.sum())
-    half = compute_half_width([estimate_ratio_error(values, weights)])
-    return Interval(ratio - half, ratio + half)
+    half_width = compute_half_width([estimate_ratio_error(values, weights)])
+    return Interval(ratio - half_width, ratio + half_width)
 
 
 def _make_metrics(sums: np.ndarray, errors: _Errors) -> PairedMetrics:
     """Computes the metrics of the documents that take part: sums float64 [documents, COLUMNS]."""
     total = sums.sum(axis=0)
-    bits = (sums[:, NATS_WITH] - sums[:, NATS_WITHOUT]) / math.log(2)
+    bit_differences = (sums[:, NATS_WITH] - sums[:, NATS_WITHOUT]) / math.log(2)
     difference = errors.difference
     mean_difference = errors.mean_difference
 
@@ -268,14 +278,14 @@ def _make_metrics(sums: np.ndarray, errors: _Errors) -> PairedMetrics:
         bits_per_byte_with=float(total[NATS_WITH] / math.log(2) / total[BYTES]),
         perplexity_without=_exponentiate(total[NATS_WITHOUT] / total[TOKENS]),
         perplexity_with=_exponentiate(total[NATS_WITH] / total[TOKENS]),
-        difference=float(bits.sum() / total[BYTES]),
+        difference=float(bit_differences.sum() / total[BYTES]),
         difference_low=difference.low if difference else None,
         difference_high=difference.high if difference else None,
-        mean_document_difference=float((bits / sums[:, BYTES]).mean()),
+        mean_document_difference=float((bit_differences / sums[:, BYTES]).mean()),
         mean_document_difference_low=mean_difference.low if mean_difference else None,
         mean_document_difference_high=mean_difference.high if mean_difference else None,
-        documents_better=int((bits < 0).sum()),
-        documents_worse=int((bits > 0).sum()),
+        documents_better=int((bit_differences < 0).sum()),
+        documents_worse=int((bit_differences > 0).sum()),
         sign_test_p=compute_sign_test(errors.better, errors.worse),
         hosts=errors.hosts,
     )
@@ -291,14 +301,16 @@ def _correct_family(
         if metrics is not None:
             members.append((number, metrics))
 
-    halves = compute_simultaneous_half_widths([[errors[number].source] for number, _ in members])
+    half_widths = compute_simultaneous_half_widths(
+        [[errors[number].source] for number, _ in members]
+    )
     p_values = correct_p_values([metrics.sign_test_p for _, metrics in members])
-    for (number, metrics), half, p_value in zip(members, halves, p_values, strict=True):
+    for (number, metrics), half_width, p_value in zip(members, half_widths, p_values, strict=True):
         has_interval = metrics.difference_low is not None
         comparisons[number] = replace(
             metrics,
-            simultaneous_low=metrics.difference - half if has_interval else None,
-            simultaneous_high=metrics.difference + half if has_interval else None,
+            simultaneous_low=metrics.difference - half_width if has_interval else None,
+            simultaneous_high=metrics.difference + half_width if has_interval else None,
             sign_test_p_holm=p_value,
         )
 
@@ -444,7 +456,7 @@ class ModelReport:
         """Returns the comparison of this name; None if it was not made."""
         return next((row for row in self.rows if row.comparison.name == name), None)
 
-    def document_lines(self) -> Iterator[dict[str, Any]]:
+    def iterate_document_lines(self) -> Iterator[dict[str, Any]]:
         """Yields a flat dict for each document and comparison that it takes part in."""
         for name, totals in self.totals.items():
             for document, sums in zip(self.names, totals.tolist(), strict=True):
@@ -539,7 +551,7 @@ class Report:
         }
 
 
-MetricsOf = Callable[..., list[PairedMetrics | None]]
+ComputeMetrics = Callable[..., list[PairedMetrics | None]]
 """`compute_paired_metrics` with the settings of the bootstrap."""
 
 
@@ -548,7 +560,7 @@ def make_rows(
     sums: Mapping[str, ComparisonSums],
     text_bytes: np.ndarray,
     position_edges: Sequence[int],
-    metrics_of: MetricsOf,
+    compute_metrics: ComputeMetrics,
 ) -> list[Row]:
     """Computes the metrics of each comparison, overall and by position.
 
@@ -558,18 +570,13 @@ def make_rows(
         text_bytes: int [documents], all bytes of each text.
         position_edges: First byte of each position bin.
     """
+    # All metrics are computed in one call, which draws the resamples once.
+    stacked = _stack_totals_and_bins([sums[comparison.name] for comparison in comparisons])
+    family = [number for number, comparison in enumerate(comparisons) if comparison.group != TEXT]
+    metrics = compute_metrics(stacked, family=family)
+
     count = len(comparisons)
     bins = len(position_edges)
-
-    # All metrics are computed in one call, which draws the resamples once: first the totals of each
-    # comparison, then the bins of each comparison, by position and by context.
-    stacked = [sums[comparison.name].totals[None] for comparison in comparisons]
-    for comparison in comparisons:
-        # [documents, 2, bins, COLUMNS] to [2 * bins, documents, COLUMNS]
-        by_bin = np.moveaxis(sums[comparison.name].values, 0, 2)
-        stacked.append(by_bin.reshape(2 * bins, *by_bin.shape[2:]))
-    family = [i for i, comparison in enumerate(comparisons) if comparison.group != TEXT]
-    metrics = metrics_of(np.concatenate(stacked), family=family)
 
     def select_bins(start: int) -> dict[int, PairedMetrics]:
         pairs = zip(position_edges, metrics[start : start + bins], strict=True)
@@ -594,16 +601,29 @@ def make_rows(
     return rows
 
 
+def _stack_totals_and_bins(sums: Sequence[ComparisonSums]) -> np.ndarray:
+    """Stacks the totals of each comparison, then the bins of each, by position and by context.
+
+    Returns:
+        float64 [comparisons + comparisons * 2 * bins, documents, COLUMNS].
+    """
+    stacked = [comparison_sums.totals[None] for comparison_sums in sums]
+    for comparison_sums in sums:
+        by_bin = np.moveaxis(comparison_sums.values, 0, 2)  # [2, bins, documents, COLUMNS]
+        stacked.append(by_bin.reshape(-1, *by_bin.shape[2:]))
+    return np.concatenate(stacked)
+
+
 def make_slice_rows(
     slices: Sequence[Slice],
     comparisons: Sequence[Comparison],
     sums: Mapping[str, ComparisonSums],
-    metrics_of: MetricsOf,
+    compute_metrics: ComputeMetrics,
 ) -> list[tuple[Slice, list[Row]]]:
     """Computes the metrics of each comparison over the documents of each slice."""
     stacked = np.stack([sums[comparison.name].totals for comparison in comparisons])
     slice_rows = []
     for part in slices:
-        metrics = metrics_of(stacked * part.members[None, :, None])
+        metrics = compute_metrics(stacked * part.members[None, :, None])
         slice_rows.append((part, list(map(Row, comparisons, metrics))))
     return slice_rows

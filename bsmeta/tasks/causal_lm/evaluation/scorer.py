@@ -82,8 +82,8 @@ class Scorer:
         self._head = find_output_embedding(model)
         digits = SIZE_DIGITS.get(device.type, SIZE_DIGITS["cuda"])
         self._pad_size = partial(round_up, digits=digits)
-        shape = getattr(unwrap_model(model), "config", None)
-        self._positions = None if shape is None else count_positions(shape)
+        model_config = getattr(unwrap_model(model), "config", None)
+        self._positions = None if model_config is None else count_positions(model_config)
 
         # .rows: positions of the hidden states to pass to the head; .hidden: these hidden states
         self._selection = threading.local()
@@ -91,9 +91,9 @@ class Scorer:
 
         # A wrapped model may be sharded over ranks: then all ranks must make the same calls.
         self._is_bare = unwrap_model(model) is model and not isinstance(model, FSDPModule)
-        self._by_rows = False
+        self._applies_head_by_rows = False
         if self._is_bare:
-            self._by_rows = self._returns_output_of_head()
+            self._applies_head_by_rows = self._returns_output_of_head()
 
     def _returns_output_of_head(self) -> bool:
         """Whether the logits are the head's unchanged output (some models scale them).
@@ -170,17 +170,17 @@ class Scorer:
         A chunk of rows at a time is converted to float32, to limit the memory (LOGITS_PER_CHUNK).
         """
         logits, hidden = self._call(ids, rows)
-        source = hidden if self._by_rows else logits
+        rows_source = hidden if self._applies_head_by_rows else logits
         chunk_size = LOGITS_PER_CHUNK.get(self._device.type, LOGITS_PER_CHUNK["cuda"])
         step = max(chunk_size // max(logits.shape[-1], 1), ROWS_PER_CHUNK)
 
         parts = [logits.new_zeros(0, dtype=torch.float32)]
         for start in range(0, len(targets), step):
-            chunk = source[start : start + step]
-            if self._by_rows:
+            chunk = rows_source[start : start + step]
+            if self._applies_head_by_rows:
                 chunk = self._head(chunk)
-            gold = targets[start : start + step]
-            parts.append(-cross_entropy(chunk.float(), gold, reduction="none"))
+            chunk_targets = targets[start : start + step]
+            parts.append(-cross_entropy(chunk.float(), chunk_targets, reduction="none"))
         return torch.cat(parts)
 
     @torch.no_grad()
@@ -206,5 +206,6 @@ class Scorer:
 
         hidden = inputs[0].flatten(0, -2)[rows]
         self._selection.hidden = hidden
-        passed = hidden[:0] if self._by_rows else hidden
+        # Applied by rows, the head is called later: here it computes no logits.
+        passed = hidden[:0] if self._applies_head_by_rows else hidden
         return (passed.unsqueeze(0), *inputs[1:])

@@ -87,7 +87,11 @@ def list_document_facts(documents: HeldOutDocuments, metadata: MetadataConfig) -
     The lists are by grouping (`site`, `length`, `time`); a document without an address or a time
     has None there.
     """
-    grouping = {kind.slice_by: key for key, kind in PROCESSORS.items() if kind.slice_by}
+    grouping = {
+        metadata_type.slice_by: key
+        for key, metadata_type in PROCESSORS.items()
+        if metadata_type.slice_by
+    }
     decoder = documents.decoder(
         replace(metadata, metadata_list=[*grouping.values()], metadata_column_list=None)
     )
@@ -102,12 +106,12 @@ def list_document_facts(documents: HeldOutDocuments, metadata: MetadataConfig) -
 
 def _find_group(document: Document, key: str) -> str | None:
     """Returns the group of a document by the value of a type, under the default settings."""
-    kind = find_type(key)
+    metadata_type = find_type(key)
     values = [str(record.value) for record in document.records(key)]
-    if kind.is_address and document.url:
+    if metadata_type.is_address and document.url:
         values.insert(0, document.url)
     try:
-        return kind.group(values[0], MetadataConfig()) if values and values[0] else None
+        return metadata_type.group(values[0], MetadataConfig()) if values and values[0] else None
     except BadDocument:  # not a valid value of the type: the document is in none of its slices
         return None
 

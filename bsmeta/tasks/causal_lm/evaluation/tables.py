@@ -10,7 +10,7 @@ from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report.byte_ranges import name_byte_ranges
 from bsmeta.report.inference import Estimate, Interval
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
-from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
+from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST_PREFIX, FORM, PROMPT, SEPARATOR, TEXT
 from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PairedMetrics, Report, Row
 from bsmeta.tasks.causal_lm.metrics import METRICS, Compared
 
@@ -101,13 +101,24 @@ COLUMNS = {
 }
 """The columns of comparisons, by heading."""
 
-OF_TEXT = (DOCUMENTS, BYTES, LEFT_OUT, LOST, WITHOUT, PERPLEXITY_WITHOUT)
+TEXT_COLUMNS = (DOCUMENTS, BYTES, LEFT_OUT, LOST, WITHOUT, PERPLEXITY_WITHOUT)
 """Columns that the text alone has as well."""
 
 PERPLEXITIES = (PERPLEXITY_WITHOUT, PERPLEXITY_WITH)
-MAIN = (WITHOUT, WITH, DIFFERENCE, INTERVAL, TOGETHER, SPLIT)
-DETAILS = (DOCUMENTS, BYTES, LEFT_OUT, LOST, CUT, RELATIVE, SIGN, HOLM, *PERPLEXITIES)
-TERMINAL = (DOCUMENTS, BYTES, LEFT_OUT, LOST, CUT, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
+MAIN_COLUMNS = (WITHOUT, WITH, DIFFERENCE, INTERVAL, TOGETHER, SPLIT)
+DETAIL_COLUMNS = (DOCUMENTS, BYTES, LEFT_OUT, LOST, CUT, RELATIVE, SIGN, HOLM, *PERPLEXITIES)
+TERMINAL_COLUMNS = (
+    DOCUMENTS,
+    BYTES,
+    LEFT_OUT,
+    LOST,
+    CUT,
+    WITHOUT,
+    WITH,
+    DIFFERENCE,
+    INTERVAL,
+    SPLIT,
+)
 """Columns that fit into a terminal of 130 characters."""
 
 NOTES = {
@@ -190,10 +201,10 @@ def make_main_tables(report: Report) -> list[Table]:
         tables.append(make_pair_table(report))
 
     for model in report.models:
-        model_tables = [make_comparison_table(model, MAIN)]
+        model_tables = [make_comparison_table(model, MAIN_COLUMNS)]
         if list_controls(model):
             model_tables.append(make_control_table(model))
-        tables += _make_name_tables(model_tables, model, report)
+        tables += _name_tables(model_tables, model, report)
     return tables
 
 
@@ -205,7 +216,7 @@ def make_further_tables(report: Report) -> list[Table]:
         contexts = {row.comparison.name: row.contexts for row in model.rows}
 
         model_tables = [
-            make_comparison_table(model, DETAILS, "More about each comparison"),
+            make_comparison_table(model, DETAIL_COLUMNS, "More about each comparison"),
             _make_bin_table(
                 model,
                 "By position in the document",
@@ -221,11 +232,11 @@ def make_further_tables(report: Report) -> list[Table]:
         ]
         if model.slices:
             model_tables.append(make_slice_table(model))
-        tables += _make_name_tables(model_tables, model, report)
+        tables += _name_tables(model_tables, model, report)
     return tables
 
 
-def _make_name_tables(tables: Sequence[Table], model: ModelReport, report: Report) -> list[Table]:
+def _name_tables(tables: Sequence[Table], model: ModelReport, report: Report) -> list[Table]:
     """Adds the name of the model to the titles of its tables, if there are several models."""
     if len(report.models) == 1:
         return [*tables]
@@ -260,7 +271,7 @@ def list_controls(model: ModelReport) -> list[ControlRows]:
         for control in CONTROL_WORDS:
             name = f"{control}/{row.comparison.subject}"
             if name in rows:
-                controls.append(ControlRows(control, row, rows[name], rows[AGAINST + name]))
+                controls.append(ControlRows(control, row, rows[name], rows[AGAINST_PREFIX + name]))
     return controls
 
 
@@ -284,14 +295,14 @@ def make_control_table(model: ModelReport) -> Table:
     ]
 
     table = Table("Content or form", note, columns)
-    for rows in list_controls(model):
+    for control in list_controls(model):
         table.rows.append(
             [
-                label_row(rows.row),
-                CONTROL_WORDS[rows.control],
-                *_format_cells(rows.row, (DIFFERENCE,)),
-                *_format_cells(rows.control_row, (DIFFERENCE, INTERVAL)),
-                *_format_cells(rows.against_row, (DIFFERENCE, INTERVAL, TOGETHER, HOLM)),
+                label_row(control.row),
+                CONTROL_WORDS[control.control],
+                *_format_cells(control.row, (DIFFERENCE,)),
+                *_format_cells(control.control_row, (DIFFERENCE, INTERVAL)),
+                *_format_cells(control.against_row, (DIFFERENCE, INTERVAL, TOGETHER, HOLM)),
             ]
         )
     return table
@@ -364,13 +375,7 @@ def _make_bin_table(
 
     It includes the controls of the main comparison.
     """
-    rows = [row for row in rank_rows(model) if row.compares]
-    main = find_main_row(model)
-    rows += [
-        control.control_row
-        for control in list_controls(model)
-        if control.row is main and control.control_row.compares
-    ]
+    rows = _select_binned_rows(model)
     all_edges: set[int] = set()
     for row in rows:
         all_edges.update(bins[row.comparison.name])
@@ -385,8 +390,10 @@ def _make_bin_table(
     table = Table(title, note, columns)
 
     if rows:
-        first = bins[rows[0].comparison.name]
-        counts = [f"{first[edge].documents:,}" if edge in first else NONE for edge in edges]
+        first_bins = bins[rows[0].comparison.name]
+        counts = [
+            f"{first_bins[edge].documents:,}" if edge in first_bins else NONE for edge in edges
+        ]
         table.rows.append([DOCUMENTS, *counts])
     for row in rows:
         row_bins = bins[row.comparison.name]
@@ -395,6 +402,13 @@ def _make_bin_table(
         ]
         table.rows.append([label_row(row), *cells])
     return table
+
+
+def _select_binned_rows(model: ModelReport) -> list[Row]:
+    """Selects the comparisons of two different arms, and the controls of the main comparison."""
+    main = find_main_row(model)
+    control_rows = [control.control_row for control in list_controls(model) if control.row is main]
+    return [row for row in (*rank_rows(model), *control_rows) if row.compares]
 
 
 def make_slice_table(model: ModelReport) -> Table:
@@ -424,8 +438,8 @@ def label_row(row: Row) -> str:
     if group == TEXT:
         return "text alone"
     types = label_types(row)
-    if group.startswith(AGAINST):
-        return f"{types} against {CONTROL_WORDS[group.removeprefix(AGAINST)]}"
+    if group.startswith(AGAINST_PREFIX):
+        return f"{types} against {CONTROL_WORDS[group.removeprefix(AGAINST_PREFIX)]}"
     if group in CONTROL_WORDS:
         return f"{types} ({CONTROL_WORDS[group]})"
     return GROUPS[group].format(types)
@@ -462,6 +476,6 @@ def _format_cells(row: Row, heads: Sequence[str]) -> list[Cell]:
     if row.metrics is None:
         return [0 if head == DOCUMENTS else None for head in heads]
     return [
-        COLUMNS[head].make_cell(row, row.metrics) if row.compares or head in OF_TEXT else None
+        COLUMNS[head].make_cell(row, row.metrics) if row.compares or head in TEXT_COLUMNS else None
         for head in heads
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import DataConfig, configure_sources, train_entries
+from bsmeta.config.data import DataConfig, build_source_configs, iterate_train_entries
 from bsmeta.core.errors import DataError, UserError
 from bsmeta.core.parsing import parse_json
 from bsmeta.data.io.file_ref import FileRef
@@ -42,21 +42,21 @@ def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMCo
 
     held_out = Shard(os.path.basename(str(path)), path, measure_file(path))
     content = _identify_content(held_out)
-    same: list[str] = []
+    matching_names: list[str] = []
     for name, listed_content in _list_checkpoint_shards(location).items():
         has_same_name = os.path.basename(name) == held_out.name
         # A shard of the Hub is identified by its size alone: then the names must agree, too.
         if listed_content == content and (has_same_name or isinstance(listed_content, dict)):
-            same.append(name)
+            matching_names.append(name)
     for shard in _list_local_shards(train.data_config):
         if shard.size == held_out.size and _identify_content(shard) == content:
-            same.append(str(shard.path))
+            matching_names.append(str(shard.path))
 
-    if same:
+    if matching_names:
         run_file = train.data_config.validation_file
         raise DataError(
             f"validation_file={path}: the run of checkpoint={location.name} was trained on it (as "
-            f"{same[0]}); expected a file that it was not trained on"
+            f"{matching_names[0]}); expected a file that it was not trained on"
             + (f", such as validation_file={run_file}" if run_file else "")
         )
 
@@ -82,11 +82,11 @@ def _list_checkpoint_shards(location: Location) -> dict[str, Any]:
 
 def _list_local_shards(data: DataConfig) -> list[Shard]:
     """Returns the training shards of the configuration, if all of them are local files."""
-    if any("://" in entry for _, entry in train_entries(data)):
+    if any("://" in entry for _, entry in iterate_train_entries(data)):
         return []
     shards: list[Shard] = []
     try:
-        for source in configure_sources(data).values():
+        for source in build_source_configs(data).values():
             if source.train_file:
                 shards += list_shards(source)
     except UserError:  # they were moved or deleted

@@ -81,7 +81,8 @@ def cut_sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
         prefix_ids = document.prefix_ids if has_prefix else document.prefix_ids[:0]
         prefix = len(prefix_ids)
 
-        # The window has the tokens from `start` to `stop`; all from `first_new` on are new.
+        # The window has the tokens from `start` to `stop`; all from `first_new` on are new. Half of
+        # a window is context from the window before.
         first_new = stop
         room = metadata.max_seq_len - prefix
         start = max(first_new - room // 2, 0)
@@ -108,23 +109,23 @@ def cut_sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
 
 
 def cut_continuations(
-    document: EncodedDocument, prefixes: Sequence[np.ndarray], room: int
+    document: EncodedDocument, prefixes: Sequence[np.ndarray], max_tokens: int
 ) -> list[list[Window]]:
-    """Cuts the whole text into chunks of up to `room` tokens, and puts each after every prefix.
+    """Cuts the whole text into chunks of up to `max_tokens`, and puts each after every prefix.
 
     Returns:
         For each chunk a window for each prefix; nothing for a chunk of a single token.
     """
     end = len(document.ids) - 1  # without EOS
     chunks = []
-    for start in range(0, end, room):
-        part = slice(start, min(start + room, end))
-        ids = document.ids[part]
+    for start in range(0, end, max_tokens):
+        chunk = slice(start, min(start + max_tokens, end))
+        ids = document.ids[chunk]
         if len(ids) < 2:  # the first token of a chunk has no score
             continue
 
-        starts = document.text_starts[part]
-        ends = document.text_ends[part]
+        starts = document.text_starts[chunk]
+        ends = document.text_ends[chunk]
         scored = document.gives_back(starts, ends)
         scored[0] = False
 
@@ -144,8 +145,8 @@ def cut_continuations(
     return chunks
 
 
-Windows = Callable[[EncodedDocument, DataConfig], list[Window]]
-WINDOWS: dict[str, Windows] = {
+WindowCutter = Callable[[EncodedDocument, DataConfig], list[Window]]
+WINDOW_CUTTERS: dict[str, WindowCutter] = {
     "first_piece": cut_first_piece,
     "all_pieces": cut_all_pieces,
     "sliding": cut_sliding,

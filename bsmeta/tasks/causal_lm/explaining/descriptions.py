@@ -67,7 +67,7 @@ def _describe_metadata(document: ExplainedDocument) -> str:
 def describe_packing(window: ExplainedWindow) -> str:
     """Describes how densely a window is packed."""
     chunks = list(itertools.chain.from_iterable(window.sequences))
-    counted = sum(chunk.counted for chunk in chunks)
+    used = sum(chunk.budgeted_length for chunk in chunks)
     room = max(len(window.sequences) * window.capacity, 1)
 
     documents = f"documents {window.first} to {window.last} of {window.shard}"
@@ -78,7 +78,7 @@ def describe_packing(window: ExplainedWindow) -> str:
         f"{format_count(len(chunks), 'chunk')} in "
         f"{format_count(len(window.sequences), 'sequence')} of "
         f"{window.capacity:,} tokens{' of text' if window.by_text else ''}, "
-        f"{counted / room:.1%} full"
+        f"{used / room:.1%} full"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from bsmeta.config.data import train_files
+from bsmeta.config.data import describe_train_files
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.report.page import load_template
 from bsmeta.tasks.causal_lm.explaining.descriptions import (
@@ -28,7 +28,7 @@ def render_page(
         windows=windows,
         config=config,
         data=config.data_config,
-        files=train_files(config.data_config),
+        files=describe_train_files(config.data_config),
         keys=config.data_config.metadata_config.metadata_list,
         describe_document=partial(describe_document, texts=texts),
         describe_packing=describe_packing,

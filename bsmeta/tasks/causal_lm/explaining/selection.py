@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import BY_TEXT, DataConfig, check_data, train_files
+from bsmeta.config.data import BY_TEXT, DataConfig, check_data, describe_train_files
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.metadata import MetadataConfig, compute_phase_starts
@@ -45,10 +45,10 @@ from bsmeta.tasks.causal_lm.explaining.windows import (
     PackedChunk,
 )
 
-NAMES_SHOWN = 5
+MAX_NAMES_SHOWN = 5
 """Maximum number of shards that a message names."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def select_types(metadata: MetadataConfig, types: Sequence[str]) -> MetadataConfig:
@@ -113,13 +113,13 @@ def find_document(name: str, shards: Sequence[Shard], data: DataConfig) -> Start
             f"{problem}: it is the held-out file; data_config.validation_file=null would not "
             "leave it out"
         )
-    similar = difflib.get_close_matches(shard_name, shard_names, n=NAMES_SHOWN, cutoff=0.0)
+    similar = difflib.get_close_matches(shard_name, shard_names, n=MAX_NAMES_SHOWN, cutoff=0.0)
     others = ""
     if len(shard_names) > len(similar):
         others = f" or {len(shard_names) - len(similar)} others"
     raise ConfigurationError(
         f"{problem}; expected {', '.join(similar)}{others} "
-        f"(data_config.train_file={train_files(data)})"
+        f"(data_config.train_file={describe_train_files(data)})"
     )
 
 
@@ -184,21 +184,21 @@ class Selection:
         remaining = self._config.limit
         for index, shard in enumerate(self._shards[self._start.shard :]):
             first_document = self._start.document if index == 0 else 0
-            for window in self._windows(shard, first_document):
-                explained = self._explain(window, first_document, remaining)
+            for window in self._iterate_windows(shard, first_document):
+                explained = self._explain_window(window, first_document, remaining)
                 remaining -= len(explained.documents)
                 if explained.documents:
                     yield explained
                 if not remaining:
                     return
 
-        log.warning(
+        logger.warning(
             "limit=%d: the data ends after %d documents",
             self._config.limit,
             self._config.limit - remaining,
         )
 
-    def _windows(self, shard: Shard, start: int) -> Iterator[Window]:
+    def _iterate_windows(self, shard: Shard, start: int) -> Iterator[Window]:
         """Yields the windows of a shard from document `start`, first the one that contains it.
 
         If streams share the shard, each window has documents of only one stream.
@@ -235,34 +235,30 @@ class Selection:
             f"{problem}{count} documents; expected a number from 0 to {count - 1}"
         )
 
-    def _explain(self, window: Window, start: int, limit: int) -> ExplainedWindow:
+    def _explain_window(self, window: Window, start: int, limit: int) -> ExplainedWindow:
         """Packs a window, and selects up to `limit` of its documents from number `start`."""
         maker = self._makers[window.shard.name]
         documents, skipped = maker.documents(window, self._phase)
         for reason, count in skipped.items():
-            log.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
+            logger.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
 
         packed = maker.pack(window, documents)
-        sequence_of: dict[int, int] = {}  # by the index of the chunk
-        for sequence, chunk_indices in enumerate(packed.packing):
-            for chunk_index in chunk_indices:
-                sequence_of[chunk_index] = sequence
+        sequence_of_chunk: dict[int, int] = {}  # by the index of the chunk
+        for sequence, members in enumerate(packed.packing):
+            for chunk_index in members:
+                sequence_of_chunk[chunk_index] = sequence
 
-        by_text = self._data.row_budget == BY_TEXT
         chunks = iter(packed.chunks)
         packed_chunks: list[PackedChunk] = []
         explained: list[ExplainedDocument] = []
         for document in documents:
-            count = len(document.chunks)
+            # As they are trained on: packing may have cut them.
+            document.chunks = list(itertools.islice(chunks, len(document.chunks)))
             first = len(packed_chunks)
-            document.chunks = list(itertools.islice(chunks, count))  # as they are trained on
-            for index, chunk in enumerate(document.chunks):
-                counted = len(chunk) - (chunk.metadata_length if by_text else 0)
-                packed_chunks.append(
-                    PackedChunk(document.number, index, count, len(chunk), counted)
-                )
+            packed_chunks += self._describe_chunks(document)
             if document.number >= start and len(explained) < limit:
-                sequences = [sequence_of[number] for number in range(first, len(packed_chunks))]
+                chunk_indices = range(first, len(packed_chunks))
+                sequences = [sequence_of_chunk[index] for index in chunk_indices]
                 explained.append(self._explain_document(window, document, sequences))
 
         last_read = window.numbers[max(len(window.lines), 1) - 1]
@@ -271,8 +267,8 @@ class Selection:
             self._refuse_skipped(window, start, last_read, skipped)
 
         packed_sequences = []
-        for chunk_indices in packed.packing:
-            packed_sequences.append([packed_chunks[index] for index in chunk_indices])
+        for members in packed.packing:
+            packed_sequences.append([packed_chunks[index] for index in members])
         return ExplainedWindow(
             shard=window.shard.name,
             first=window.numbers[0],
@@ -281,8 +277,16 @@ class Selection:
             documents=explained,
             sequences=packed_sequences,
             capacity=self._data.metadata_config.max_seq_len,
-            by_text=by_text,
+            by_text=self._data.row_budget == BY_TEXT,
         )
+
+    def _describe_chunks(self, document: WindowDocument) -> Iterator[PackedChunk]:
+        """Yields the chunks of a document as they stand in sequences."""
+        by_text = self._data.row_budget == BY_TEXT
+        count = len(document.chunks)
+        for index, chunk in enumerate(document.chunks):
+            budgeted_length = len(chunk) - (chunk.metadata_length if by_text else 0)
+            yield PackedChunk(document.number, index, count, len(chunk), budgeted_length)
 
     def _refuse_skipped(
         self, window: Window, number: int, last: int, skipped: Counter[str]

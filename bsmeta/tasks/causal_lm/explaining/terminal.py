@@ -96,8 +96,8 @@ def color_tokens(tokens: Sequence[ShownToken], *, boundaries: bool) -> Text:
         parts.append((text, choose_style(token.part, token.token_type, target=token.target)))
 
     styled = Text()
-    for style, alike in itertools.groupby(parts, key=operator.itemgetter(1)):
-        styled.append("".join(text for text, _ in alike), style)
+    for style, group in itertools.groupby(parts, key=operator.itemgetter(1)):
+        styled.append("".join(text for text, _ in group), style)
     return styled
 
 
@@ -143,7 +143,7 @@ def draw_bar(sequence: Sequence[PackedChunk], window: ExplainedWindow) -> Text:
     cells = ""
     end = 0
     for index, chunk in enumerate(sequence):
-        end += chunk.counted
+        end += chunk.budgeted_length
         block = "█" if chunk.number in window.shown_numbers else "▓▒"[index % 2]
         cells += block * (round(end * BAR_CELLS / window.capacity) - len(cells))
     return Text(cells).append("·" * (BAR_CELLS - len(cells)), FAINT)

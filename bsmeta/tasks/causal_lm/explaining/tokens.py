@@ -69,12 +69,12 @@ class TokenTexts:
             return [self._names[number].replace("\u2581", " ") for number in ids]
 
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        texts = [decoder.decode(self._bytes(number, self._alphabet)) for number in ids]
+        texts = [decoder.decode(self._get_bytes(number, self._alphabet)) for number in ids]
         if texts:  # the chunk may end inside a character
             texts[-1] += decoder.decode(b"", final=True)
         return texts
 
-    def _bytes(self, number: int, alphabet: dict[str, int]) -> bytes:
+    def _get_bytes(self, number: int, alphabet: dict[str, int]) -> bytes:
         if number in self._added:
             return self._added[number].encode()
         return bytes(alphabet[character] for character in self._names[number])

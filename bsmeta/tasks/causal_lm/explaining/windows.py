@@ -17,7 +17,7 @@ class PackedChunk:
         index: Index of the chunk among the chunks of its document.
         count: Number of chunks of the document.
         length: Number of its tokens.
-        counted: Number of the tokens that count toward the length of the sequence: under
+        budgeted_length: Number of the tokens that count toward the length of the sequence: under
             `row_budget=text` only tokens of text.
     """
 
@@ -25,7 +25,7 @@ class PackedChunk:
     index: int
     count: int
     length: int
-    counted: int
+    budgeted_length: int
 
     @property
     def label(self) -> str:
@@ -86,4 +86,4 @@ class ExplainedWindow:
 
     def padding(self, sequence: int) -> int:
         """Returns the number of tokens that would still fit into a sequence."""
-        return self.capacity - sum(chunk.counted for chunk in self.sequences[sequence])
+        return self.capacity - sum(chunk.budgeted_length for chunk in self.sequences[sequence])

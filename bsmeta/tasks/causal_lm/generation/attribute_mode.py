@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bsmeta.config.data import resolve_in_dataset
+from bsmeta.config.data import DataConfig, resolve_in_dataset
 from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
@@ -27,7 +27,7 @@ from bsmeta.report.page import COUNT, Cell, Column, Table, print_table, report_c
 from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.generation.attribution import (
-    TOP,
+    TOP_COUNTS,
     Attribution,
     compute_metrics,
     compute_posterior,
@@ -39,10 +39,14 @@ from bsmeta.tasks.causal_lm.generation.contexts import check_type
 from bsmeta.tasks.causal_lm.generation.likelihoods import Likelihoods
 from bsmeta.tasks.checkpoints import announce_data
 
-ROWS = 20
+MAX_ROWS = 20
 """Maximum number of candidates to print; the file has all of them."""
 
-NAMES = {"top_1": "first guess", "top_5": "first five", "majority_class": "always the majority"}
+ACCURACY_TITLES = {
+    "top_1": "first guess",
+    "top_5": "first five",
+    "majority_class": "always the majority",
+}
 """Titles of the accuracies in the table."""
 
 
@@ -53,22 +57,16 @@ def infer_metadata(config: GenerateConfig, opened: OpenedModel) -> None:
         data = replace(data, validation_file=config.validation_file)
     _check_attributable(config, data.metadata_config)
     folder = Path(config.out_dir) if config.out_dir else opened.location.run_folder or Path()
-    path = report_path(folder, config.type)
+    path = locate_report(folder, config.type)
 
-    documents = None
-    if not (config.prompt and config.candidates and config.prior == "uniform"):
-        if data.validation_file is not None:
-            held_out = resolve_in_dataset(data.validation_file, data)
-            announce_data(config, opened.location, "data_config.validation_file", held_out)
-        documents = HeldOutDocuments(data, max_documents=config.max_documents, deduplicate=True)
-
+    documents = _open_documents(config, data, opened)
     labels = Labels(config.type, data.metadata_config)
     candidates = find_candidates(labels, config.candidates, documents)
     likelihoods = Likelihoods(
         opened.model,
         opened.tokenizer,
         opened.train.data_config,
-        [labels.record(label) for label in candidates.labels],
+        [labels.make_record(label) for label in candidates.labels],
         all_pieces=config.windows == "all_pieces",
         rows=config.batch_size,
         device=opened.device,
@@ -93,10 +91,22 @@ def infer_metadata(config: GenerateConfig, opened: OpenedModel) -> None:
     console.print(f"written to {path}", soft_wrap=True)
 
 
+def _open_documents(
+    config: GenerateConfig, data: DataConfig, opened: OpenedModel
+) -> HeldOutDocuments | None:
+    """Opens the held-out documents; None if neither texts, candidates nor prior come from them."""
+    if config.prompt and config.candidates and config.prior == "uniform":
+        return None
+    if data.validation_file is not None:
+        held_out = resolve_in_dataset(data.validation_file, data)
+        announce_data(config, opened.location, "data_config.validation_file", held_out)
+    return HeldOutDocuments(data, max_documents=config.max_documents, deduplicate=True)
+
+
 def _check_attributable(config: GenerateConfig, metadata: MetadataConfig) -> None:
     """Rejects a type without a value before the text, or one that the model was not trained on."""
-    kind = find_type(config.type)
-    if kind.is_local or kind.always_present:
+    metadata_type = find_type(config.type)
+    if metadata_type.is_local or metadata_type.always_present:
         raise ConfigurationError(
             f"type={config.type}: expected a type with a value before the text; "
             f"{config.type} has none"
@@ -123,7 +133,7 @@ def _make_report(
     }
 
 
-def report_path(folder: Path, type_name: str) -> Path:
+def locate_report(folder: Path, type_name: str) -> Path:
     """Returns the path of the report on a metadata type, which the model's configuration names.
 
     Raises:
@@ -143,9 +153,9 @@ def _attribute_prompt(
             lost = f"; no bytes are left to score: {likelihoods.describe_lost_text()}"
         raise ConfigurationError(f"prompt={config.prompt!r}: expected at least two tokens{lost}")
 
-    log_prior = candidates.log_prior(config.prior, None)
+    log_prior = candidates.compute_log_prior(config.prior, None)
     probabilities = np.exp(compute_posterior(scores, log_prior[None])[0])
-    best = np.argsort(-probabilities, kind="stable")[:ROWS]
+    best = np.argsort(-probabilities, kind="stable")[:MAX_ROWS]
 
     columns = [
         Column(str(config.type)),
@@ -188,7 +198,7 @@ def _attribute_documents(
         )
 
     indices = labeled[is_scored].tolist()
-    priors = np.stack([candidates.log_prior(config.prior, index) for index in indices])
+    priors = np.stack([candidates.compute_log_prior(config.prior, index) for index in indices])
     return Attribution(
         candidates=candidates,
         posterior=compute_posterior(scores[is_scored], priors),
@@ -206,9 +216,9 @@ def show_attribution(report: dict[str, Any], console: Console) -> None:
         f"({metrics['candidates']:,} candidates, {report['prior']} prior)"
     )
 
-    shares = {title: metrics[name] for name, title in NAMES.items()}
-    if metrics["candidates"] <= max(TOP):
-        del shares[NAMES["top_5"]]  # always 100%
+    shares = {title: metrics[name] for name, title in ACCURACY_TITLES.items()}
+    if metrics["candidates"] <= max(TOP_COUNTS):
+        del shares[ACCURACY_TITLES["top_5"]]  # always 100%
     rows: list[list[Cell]] = [
         [title, share["share"], Interval(share["low"], share["high"])]
         for title, share in shares.items()
@@ -224,7 +234,7 @@ def show_attribution(report: dict[str, Any], console: Console) -> None:
         Column("guessed", COUNT),
         Column("most often taken for"),
     ]
-    rows = [[*row.values()] for row in report["candidates"][:ROWS]]
+    rows = [[*row.values()] for row in report["candidates"][:MAX_ROWS]]
     print_table(console, Table("", "", columns, rows))
 
     console.print(

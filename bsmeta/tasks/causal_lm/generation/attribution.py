@@ -15,7 +15,7 @@ import numpy as np
 from bsmeta.report.inference import compute_bootstrap_intervals
 from bsmeta.tasks.causal_lm.generation.candidates import Candidates
 
-TOP = (1, 5)
+TOP_COUNTS = (1, 5)
 """A document counts as right if its label is among the first of this number of guesses."""
 
 
@@ -70,7 +70,7 @@ def compute_metrics(attribution: Attribution, *, resamples: int, seed: int) -> d
     labels = attribution.candidates.labels
     majority = int(np.bincount(truths, minlength=len(labels)).argmax())
 
-    is_right = {f"top_{count}": ranks <= count for count in TOP}
+    is_right = {f"top_{count}": ranks <= count for count in TOP_COUNTS}
     is_right["majority_class"] = truths == majority
     values = np.stack([*is_right.values()]).astype(np.float64)
     intervals = compute_bootstrap_intervals(

@@ -28,7 +28,7 @@ class Labels:
         self._type = find_type(key)
         self._config = config
 
-    def of_document(self, document: Document) -> str | None:
+    def label_document(self, document: Document) -> str | None:
         """Returns the label of a document's first global record of the type; None without one."""
         values = [
             str(record.value) for record in document.records(self.key) if not record.is_local()
@@ -38,7 +38,7 @@ class Labels:
         except BadDocument as error:
             raise DataError(f"metadata_{self.key}: {error}") from error
 
-    def of_candidate(self, text: str) -> str:
+    def label_candidate(self, text: str) -> str:
         """Returns the label of a candidate that a user gave (such as a host or a complete URL).
 
         Raises:
@@ -54,7 +54,7 @@ class Labels:
             raise ConfigurationError(f"candidates: {text} is no {self.key}{reason}")
         return label
 
-    def record(self, label: str) -> Record:
+    def make_record(self, label: str) -> Record:
         """Makes the record that presents the label to the model."""
         value = self._type.value_of_group(label, self._config)
         return Record(value=value, key=self.key, type="global")
@@ -75,7 +75,7 @@ class Candidates:
     counts: np.ndarray
     truths: np.ndarray
 
-    def log_prior(self, kind: str, document: int | None) -> np.ndarray:
+    def compute_log_prior(self, kind: str, document: int | None) -> np.ndarray:
         """Computes the prior log-probabilities float64 [candidates].
 
         Args:
@@ -86,9 +86,9 @@ class Candidates:
         if kind == "uniform":
             return np.full(len(self.labels), -np.log(len(self.labels)))
 
-        counts = self.counts + 1.0
+        counts = self.counts + 1.0  # so that no candidate is impossible
         if document is not None and self.truths[document] >= 0:
-            counts[self.truths[document]] -= 1
+            counts[self.truths[document]] -= 1  # a document is no evidence about itself
         return np.log(counts / counts.sum())
 
 
@@ -102,10 +102,12 @@ def find_candidates(
     """
     document_labels: list[str | None] = []
     if documents is not None:
-        document_labels = [labels.of_document(documents[index]) for index in range(len(documents))]
+        document_labels = [
+            labels.label_document(documents[index]) for index in range(len(documents))
+        ]
     counts = Counter(label for label in document_labels if label is not None)
 
-    names = [labels.of_candidate(text) for text in requested] or list(counts)
+    names = [labels.label_candidate(text) for text in requested] or list(counts)
     names = sorted(dict.fromkeys(names), key=lambda name: (-counts[name], name))
     if len(names) < 2:
         raise ConfigurationError(

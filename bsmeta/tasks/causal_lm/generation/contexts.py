@@ -7,7 +7,7 @@ granularity, templates, buckets and separators apply here as well.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ class Contexts:
                 a local type.
             prompt: The text to continue; may be empty.
         """
-        head = self._render(metadata)
+        head = self._render_metadata(metadata)
         rendered = Rendered(
             prompt,
             prefix=head.prefix,
@@ -71,14 +71,16 @@ class Contexts:
         )
         (encoded,) = self._encoder.encode([rendered])
 
-        joint = ""
+        joint_text = ""
         body = encoded.ids[:-1].tolist()
         if not prompt and not self._is_apart:
-            body, joint = self._split_lead(head.lead)
+            body, joint_text = self._split_lead(head.lead)
         ids = [*encoded.prefix_ids.tolist(), *body]
-        return Context(head.prefix, ids or [int(self._tokenizer.eos_token_id)], joint)
+        if not ids:  # the model needs a token to begin with: the end of the document before
+            ids = [int(self._tokenizer.eos_token_id)]
+        return Context(head.prefix, ids, joint_text)
 
-    def _render(self, metadata: Mapping[str, Any]) -> Rendered:
+    def _render_metadata(self, metadata: Mapping[str, Any]) -> Rendered:
         """Renders metadata without a text.
 
         Raises:
@@ -126,19 +128,18 @@ def check_metadata(metadata: Mapping[str, Any], config: MetadataConfig) -> None:
     Raises:
         ConfigurationError: A type or a value is not possible.
     """
-    for key, value in metadata.items():
-        if value is None:
-            continue
+    given = {key: value for key, value in metadata.items() if value is not None}
+    for key, value in given.items():
         check_type(key, f"metadata.{key}", config)
-        problem = _value_problem(key, value, config)
+        problem = _describe_value_problem(key, value, config)
         if problem is not None:
             raise ConfigurationError(f"metadata.{key}={problem}")
 
 
-def _value_problem(key: str, value: Any, config: MetadataConfig) -> str | None:
+def _describe_value_problem(key: str, value: Any, config: MetadataConfig) -> str | None:
     """Returns the value with the reason why it cannot be in the prefix; None if it can."""
-    kind = find_type(key)
-    if kind.is_local:
+    metadata_type = find_type(key)
+    if metadata_type.is_local:
         announced = is_announced(key, config)
         if value is True and announced:
             return None
@@ -150,7 +151,7 @@ def _value_problem(key: str, value: Any, config: MetadataConfig) -> str | None:
             return problem + f"the prefix only announces it: metadata.{key}=true"
         return problem + f"and training did not announce it in the prefix: leave out metadata.{key}"
 
-    if kind.always_present:
+    if metadata_type.always_present:
         return None if value is True else f"{value}: expected true, they have no value"
 
     values = value if isinstance(value, list) else [value]
@@ -172,22 +173,27 @@ def check_type(key: str, name: str, config: MetadataConfig) -> None:
     Raises:
         ConfigurationError: The model was not trained with the type, or not with a prefix.
     """
-    trained_types = config.metadata_list
-    kind = find_type(key)
-    if key not in trained_types:
-        close = difflib.get_close_matches(key, trained_types, n=1)
-        suggestion = map_columns().get(key) or next(iter(close), None)
-        hint = f"; did you mean {suggestion}?" if suggestion in trained_types else ""
-        possible = [other for other in trained_types if not find_type(other).is_local]
+    if key not in config.metadata_list:
+        possible = [other for other in config.metadata_list if not find_type(other).is_local]
         raise ConfigurationError(
-            f"{name}: the model was not trained with this type; expected any of {possible}{hint}"
+            f"{name}: the model was not trained with this type; expected any of {possible}"
+            f"{_suggest_type(key, config.metadata_list)}"
         )
 
-    if config.metadata_position == "append" and not kind.is_local and not kind.always_present:
+    metadata_type = find_type(key)
+    has_value = not metadata_type.is_local and not metadata_type.always_present
+    if config.metadata_position == "append" and has_value:
         raise ConfigurationError(
             f"{name}: the model was trained with metadata_position=append: it reads metadata after "
             "the text, so none can be given before it"
         )
+
+
+def _suggest_type(key: str, trained_types: Sequence[str]) -> str:
+    """Returns `; did you mean X?` for the type of a column or a misspelled type, or ""."""
+    close_matches = difflib.get_close_matches(key, trained_types, n=1)
+    suggestion = map_columns().get(key) or next(iter(close_matches), None)
+    return f"; did you mean {suggestion}?" if suggestion in trained_types else ""
 
 
 def is_announced(key: str, config: MetadataConfig) -> bool:

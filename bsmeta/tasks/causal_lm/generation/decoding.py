@@ -119,21 +119,24 @@ class Decoder:
 
             states = zip(continuations, tokens.tolist(), draws, limits, strict=True)
             for continuation, token, draw, limit in states:
-                if continuation.finished:
-                    continue
-                if token == self._eos:
-                    continuation.finished = "eos"
-                    continue
-                continuation.ids.append(token)
-                if len(continuation.ids) >= limit:
-                    is_requested = limit == draw.max_new_tokens
-                    continuation.finished = "max_new_tokens" if is_requested else "max_seq_len"
+                if not continuation.finished:
+                    self._add_token(continuation, token, draw, limit)
             yield continuations
             if all(continuation.finished for continuation in continuations):
                 return
 
             ids = tokens[batch.owners, None]
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+
+    def _add_token(self, continuation: Continuation, token: int, draw: Draw, limit: int) -> None:
+        """Adds a token to a text, or ends the text."""
+        if token == self._eos:
+            continuation.finished = "eos"
+            return
+        continuation.ids.append(token)
+        if len(continuation.ids) >= limit:
+            is_requested = limit == draw.max_new_tokens
+            continuation.finished = "max_new_tokens" if is_requested else "max_seq_len"
 
     def _pad_rows(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Pads rows on the left; returns their ids and the mask of the padding, [rows, width]."""
@@ -175,14 +178,14 @@ class _Batch:
             self.rows += rows
         self._generators = [torch.Generator().manual_seed(draw.seed) for draw in draws]
 
-        def column(values: list[float]) -> torch.Tensor:
+        def make_column(values: list[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
 
         is_guided = [main != null for main, null in zip(self._main, self._null, strict=True)]
         self._is_guided = torch.tensor(is_guided, device=device)[:, None]
-        self._guidance = column([draw.guidance for draw in draws])
-        self._temperature = column([draw.temperature for draw in draws])
-        self._top_p = column([draw.top_p for draw in draws])
+        self._guidance = make_column([draw.guidance for draw in draws])
+        self._temperature = make_column([draw.temperature for draw in draws])
+        self._top_p = make_column([draw.top_p for draw in draws])
         self._device = device
 
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
@@ -230,8 +233,8 @@ def draw_tokens(
     probabilities, order = scaled.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
 
     # The nucleus: the tokens that begin below top_p in the cumulative distribution.
-    before = probabilities.cumsum(dim=-1) - probabilities
-    is_in_nucleus = before < top_p
+    mass_before = probabilities.cumsum(dim=-1) - probabilities
+    is_in_nucleus = mass_before < top_p
     cumulative = torch.where(is_in_nucleus, probabilities, 0.0).cumsum(dim=-1)
 
     position = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)

@@ -74,7 +74,7 @@ class Dialogue:
         check_metadata(metadata, self._config)
         self._settings["metadata"] = metadata
 
-    def requests(self, lines: Iterable[str]) -> Iterator[Request]:
+    def iterate_requests(self, lines: Iterable[str]) -> Iterator[Request]:
         """Yields the requests of all lines; prints errors to standard error and continues."""
         for line in lines:
             try:

@@ -79,20 +79,7 @@ class Likelihoods:
         Raises:
             DataError: A log-probability is not finite.
         """
-        encoded = self._encoder.encode(
-            [Rendered(text, lead=self._lead, body=text) for text in texts]
-        )
-        windows: list[Window] = []
-        owners: list[tuple[int, int]] = []  # for each window, the numbers of text and candidate
-        for number, document in enumerate(encoded):
-            self._count_lost(texts[number], document)
-            chunks = cut_continuations(document, self._prefixes, self._room)
-            for chunk in chunks if self._all_pieces else chunks[:1]:
-                for candidate, window in enumerate(chunk):
-                    if window.scored.any():
-                        windows.append(window)
-                        owners.append((number, candidate))
-
+        windows, owners = self._cut_windows(texts)
         index_batches = plan_batches([len(window.ids) for window in windows], self._max_tokens)
         batches = []
         for indices in index_batches:
@@ -116,7 +103,24 @@ class Likelihoods:
                 tokens[text] += len(values)
         return sums, tokens
 
-    def _count_lost(self, text: str, document: EncodedDocument) -> None:
+    def _cut_windows(self, texts: Sequence[str]) -> tuple[list[Window], list[tuple[int, int]]]:
+        """Cuts texts after each prefix; also returns the text and candidate of each window."""
+        encoded = self._encoder.encode(
+            [Rendered(text, lead=self._lead, body=text) for text in texts]
+        )
+        windows: list[Window] = []
+        owners: list[tuple[int, int]] = []
+        for number, document in enumerate(encoded):
+            self._count_lost_bytes(texts[number], document)
+            chunks = cut_continuations(document, self._prefixes, self._room)
+            for chunk in chunks if self._all_pieces else chunks[:1]:
+                for candidate, window in enumerate(chunk):
+                    if window.scored.any():
+                        windows.append(window)
+                        owners.append((number, candidate))
+        return windows, owners
+
+    def _count_lost_bytes(self, text: str, document: EncodedDocument) -> None:
         lengths = measure_utf8_lengths(text)
         self.text_bytes += int(lengths.sum())
         if document.lost is not None:

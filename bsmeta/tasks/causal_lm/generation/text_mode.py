@@ -95,7 +95,7 @@ def _check_output_keys(config: GenerateConfig) -> None:
 def _answer_interactively(default_request: Request, writer: Writer, config: MetadataConfig) -> None:
     """Generates the texts of each line of standard input as it arrives."""
     dialogue = Dialogue(default_request, config)
-    for request in dialogue.requests(read_input_lines(config.metadata_list)):
+    for request in dialogue.iterate_requests(read_input_lines(config.metadata_list)):
         try:
             for result in writer.write([request]):
                 show_window(result, report_console(highlight=False))

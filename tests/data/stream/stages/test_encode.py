@@ -21,7 +21,7 @@ LIMIT = 10
 
 @pytest.fixture(autouse=True)
 def _a_low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "ENCODED_AT_ONCE", LIMIT)
+    monkeypatch.setattr(encode, "ENCODING_BATCH_CHARS", LIMIT)
 
 
 def sizes_of(lengths: list[int]) -> list[list[int]]:

@@ -27,7 +27,7 @@ STRICT = DataConfig(metadata_config=TITLES)
 def test_skipped_lines_are_counted_and_passed() -> None:
     skipped: Counter[str] = Counter()
     items = [text_document("a"), bad("wrong_type"), text_document("b", 12), bad("wrong_type")]
-    rejected = Rejecter(skipping(), SHARD, skipped).reject_bad(items)
+    rejected = Rejecter(skipping(), SHARD, skipped).reject_bad_lines(items)
     assert describe(rejected) == [(10, "a"), (10, "wrong_type"), (12, "b"), (10, "wrong_type")]
     assert skipped == {"wrong_type": 2}
 
@@ -38,14 +38,14 @@ def test_skipped_lines_are_counted_and_passed() -> None:
 )
 def test_the_line_shows_why_it_is_not_json(line: bytes, reason: str) -> None:
     skipped: Counter[str] = Counter()
-    list(Rejecter(skipping(), SHARD, skipped).reject_bad([bad("not_json", line)]))
+    list(Rejecter(skipping(), SHARD, skipped).reject_bad_lines([bad("not_json", line)]))
     assert skipped == {reason: 1}
 
 
 def test_strict_names_file_line_and_reason() -> None:
     skipped: Counter[str] = Counter()
     items = [text_document("a"), bad("wrong_type")]
-    rejected = Rejecter(STRICT, SHARD, skipped).reject_bad(items)
+    rejected = Rejecter(STRICT, SHARD, skipped).reject_bad_lines(items)
     assert describe([next(rejected)]) == [(10, "a")]
     with pytest.raises(DataError) as error:
         next(rejected)
@@ -60,13 +60,13 @@ def test_a_file_of_another_format_is_named_at_its_first_line(tmp_path: Path) -> 
     path = tmp_path / "page.jsonl"
     path.write_bytes(b"<!DOCTYPE html>\n<html></html>\n")
     shard = Shard("page.jsonl", str(path), 30)
-    rejected = Rejecter(STRICT, shard, Counter()).reject_bad([bad("not_json", number=0)])
+    rejected = Rejecter(STRICT, shard, Counter()).reject_bad_lines([bad("not_json", number=0)])
     with pytest.raises(DataError, match=r"^data_config\.train_file: .*page\.jsonl"):
         next(rejected)
 
 
 def test_a_reason_that_no_type_lists_is_a_fault_of_the_type() -> None:
-    rejected = Rejecter(skipping(), SHARD, Counter()).reject_bad([bad("too_odd")])
+    rejected = Rejecter(skipping(), SHARD, Counter()).reject_bad_lines([bad("too_odd")])
     with pytest.raises(ConfigurationError) as error:
         next(rejected)
     assert str(error.value) == (

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from bsmeta.report.inference import assign_host_clusters
-from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST, Arm, Comparison
+from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST_PREFIX, Arm, Comparison
 from bsmeta.tasks.causal_lm.evaluation.results import (
     ComparisonSums,
     ModelReport,
@@ -72,7 +72,7 @@ def controlled_model(own: Sequence[float], controls: Mapping[str, Sequence[float
     pairs = {("all", "all"): (text, own)}
     for name, bits in controls.items():
         pairs[name, f"{name}/all"] = (text, bits)
-        pairs[AGAINST + name, f"{AGAINST}{name}/all"] = (bits, own)
+        pairs[AGAINST_PREFIX + name, f"{AGAINST_PREFIX}{name}/all"] = (bits, own)
 
     sums = np.array(
         [

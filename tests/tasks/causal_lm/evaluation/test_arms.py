@@ -78,21 +78,21 @@ def test_shuffled_values_come_from_one_other_document() -> None:
     donors = Donors(documents, ["url", "title"], seed=0)
     lenders = set()
     for index, document in enumerate(documents):
-        substituted = donors.with_values(index, document, "shuffled")
+        substituted = donors.replace_values(index, document, "shuffled")
         assert substituted.text == document.text
         (url,), (title,) = values(substituted, "url"), values(substituted, "title")
         assert url != f"url {index}"
         assert url.removeprefix("url ") == title.removeprefix("title ")
         lenders.add(url)
     assert len(lenders) == 6  # each lends once
-    assert donors.with_values(0, documents[0], "own") is documents[0]
+    assert donors.replace_values(0, documents[0], "own") is documents[0]
 
 
 def test_wrong_values_are_never_the_documents_own() -> None:
     documents = [page(i, site="a" if i % 3 else "b") for i in range(9)]
     donors = Donors(documents, ["site"], seed=4)
     for index, document in enumerate(documents):
-        (lent,) = values(donors.with_values(index, document, "wrong"), "site")
+        (lent,) = values(donors.replace_values(index, document, "wrong"), "site")
         assert lent != values(document, "site")[0]
 
 
@@ -101,7 +101,8 @@ def test_matched_values_are_wrong_ones_of_the_nearest_length() -> None:
     documents = [page(i, site=site) for i, site in enumerate(sites)]
     donors = Donors(documents, ["site"], seed=0)
     lent = [
-        values(donors.with_values(i, one, "matched"), "site")[0] for i, one in enumerate(documents)
+        values(donors.replace_values(i, one, "matched"), "site")[0]
+        for i, one in enumerate(documents)
     ]
     assert lent == ["abcd", "abcd", lent[2], "ba" * 9, "abcd", "ab" * 10, "abcd"]
     assert lent[2] in ("abc", "b" * 5)  # both one character away
@@ -110,10 +111,12 @@ def test_matched_values_are_wrong_ones_of_the_nearest_length() -> None:
 def test_a_type_that_nobody_can_lend_is_left_out() -> None:
     documents = [page(0, site="a", only="x"), page(1, site="a")]
     donors = Donors(documents, ["site", "only"], seed=0)
-    assert values(donors.with_values(0, documents[0], "shuffled"), "site") == ["a"]
-    assert not donors.with_values(0, documents[0], "shuffled").has("only")
-    assert not donors.with_values(0, documents[0], "wrong").has("site")
-    assert not donors.with_values(1, documents[1], "shuffled").has("only")  # it has none of its own
+    assert values(donors.replace_values(0, documents[0], "shuffled"), "site") == ["a"]
+    assert not donors.replace_values(0, documents[0], "shuffled").has("only")
+    assert not donors.replace_values(0, documents[0], "wrong").has("site")
+    assert not donors.replace_values(1, documents[1], "shuffled").has(
+        "only"
+    )  # it has none of its own
 
 
 def local(value: str, start: int) -> Record:
@@ -126,7 +129,7 @@ def test_local_values_are_put_at_the_documents_own_places() -> None:
         Document("xyz", None, {"entity": [local("X", 1), local("Y", 2)]}),
     ]
     donors = Donors(documents, ["entity"], seed=0)
-    substituted = donors.with_values(0, documents[0], "shuffled")
+    substituted = donors.replace_values(0, documents[0], "shuffled")
     shown = [(one.value, one.char_start_idx) for one in substituted.records("entity")]
     assert shown == [("X", 0), ("Y", 2), ("X", 4)]
 

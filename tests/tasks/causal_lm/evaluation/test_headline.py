@@ -8,7 +8,7 @@ import pytest
 from bsmeta.tasks.causal_lm.evaluation.arms import Arm, Comparison
 from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
 from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, Row, compute_paired_metrics
-from bsmeta.tasks.causal_lm.evaluation.tables import MAIN, make_comparison_table
+from bsmeta.tasks.causal_lm.evaluation.tables import MAIN_COLUMNS, make_comparison_table
 from tests.tasks.causal_lm.evaluation.helpers import HIGH, LN2, LOW, controlled_model, evaluated
 
 
@@ -83,4 +83,4 @@ def test_the_sentence_of_an_evaluation_over_hosts_names_them() -> None:
     sentences = make_headline(report)
     assert "-2.7412 to +2.3412, over 60 documents of 2 hosts (jackknife)" in sentences
     assert "Over the 2 hosts" not in sentences
-    assert "Student's, over hosts (jackknife)" in make_comparison_table(report, MAIN).note
+    assert "Student's, over hosts (jackknife)" in make_comparison_table(report, MAIN_COLUMNS).note

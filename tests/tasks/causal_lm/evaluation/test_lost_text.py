@@ -24,7 +24,7 @@ from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, NATS_WITHOUT, TOKENS
 from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums, refuse_empty_scores
 from bsmeta.tasks.causal_lm.evaluation.subset import SubsetEvaluation
-from bsmeta.tasks.causal_lm.evaluation.windows import WINDOWS
+from bsmeta.tasks.causal_lm.evaluation.windows import WINDOW_CUTTERS
 from bsmeta.tasks.causal_lm.generation.likelihoods import Likelihoods
 from bsmeta.training.processes import ALONE
 from tests.conftest import REPOSITORY
@@ -79,7 +79,7 @@ def sums_of(
     return evaluation.run(model, CPU)
 
 
-@pytest.mark.parametrize("windows", [*WINDOWS])
+@pytest.mark.parametrize("windows", [*WINDOW_CUTTERS])
 def test_only_tokens_whose_text_comes_back_are_summed(
     windows: str, tokenizer: PreTrainedTokenizerBase, model: GPT2LMHeadModel, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
-from bsmeta.tasks.causal_lm.evaluation.tables import MAIN, make_comparison_table
+from bsmeta.tasks.causal_lm.evaluation.tables import MAIN_COLUMNS, make_comparison_table
 from tests.tasks.causal_lm.evaluation.helpers import evaluated
 
 
@@ -19,4 +19,4 @@ def test_the_interval_over_hosts_stands_beside_that_over_documents() -> None:
         "(cluster=host). 2 hosts are few: intervals over them are wide"
     ) in sentences
     assert json.loads(json.dumps(report.as_dict()))["over_hosts"]["all"]["hosts"] == 2
-    assert "bootstraps over documents" in make_comparison_table(report, MAIN).note
+    assert "bootstraps over documents" in make_comparison_table(report, MAIN_COLUMNS).note

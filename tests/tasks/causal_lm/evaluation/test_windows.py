@@ -17,7 +17,7 @@ from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.evaluation.windows import WINDOWS, cut_sliding
+from bsmeta.tasks.causal_lm.evaluation.windows import WINDOW_CUTTERS, cut_sliding
 from tests.conftest import REPOSITORY
 from tests.tasks.causal_lm.evaluation.conftest import documents
 
@@ -38,7 +38,7 @@ def test_windows_have_the_same_text_with_and_without_metadata(
         readings = []
         for types in (metadata.metadata_list, ()):
             (encoded,) = encoder.encode([renderer.render(document, types)])
-            made = WINDOWS[windows](encoded, config)
+            made = WINDOW_CUTTERS[windows](encoded, config)
             assert all(len(window.ids) <= compute_row_length(config) for window in made)
             readings.append(
                 [(window.ids[window.scored], window.starts[window.scored]) for window in made]

@@ -11,13 +11,16 @@ from bsmeta.tasks.causal_lm.explaining.windows import (
 
 
 def test_a_label_counts_the_chunks_of_a_document_that_has_several() -> None:
-    assert PackedChunk(number=17, index=0, count=1, length=40, counted=40).label == "17: 40"
-    assert PackedChunk(number=17, index=1, count=3, length=256, counted=9).label == "17 (2/3): 256"
+    assert PackedChunk(number=17, index=0, count=1, length=40, budgeted_length=40).label == "17: 40"
+    assert (
+        PackedChunk(number=17, index=1, count=3, length=256, budgeted_length=9).label
+        == "17 (2/3): 256"
+    )
 
 
 def test_padding_is_counted_like_the_length_of_a_sequence() -> None:
-    whole = PackedChunk(number=5, index=0, count=1, length=30, counted=20)
-    other = PackedChunk(number=6, index=0, count=1, length=15, counted=10)
+    whole = PackedChunk(number=5, index=0, count=1, length=30, budgeted_length=20)
+    other = PackedChunk(number=6, index=0, count=1, length=15, budgeted_length=10)
     document = ExplainedDocument("a.jsonl.gz:5", Rendered("a", body="a"), [], [0], (), ())
     window = ExplainedWindow(
         shard="a.jsonl.gz", first=5, last=6, count=2, documents=[document],

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from bsmeta.core.files import UnsafeNameError
-from bsmeta.tasks.causal_lm.generation.attribute_mode import report_path
+from bsmeta.tasks.causal_lm.generation.attribute_mode import locate_report
 from tests.core.hostile_names import HOSTILE_NAMES
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
 def test_a_report_is_written_to_its_folder(tmp_path: Path, name: str) -> None:
     with contextlib.suppress(UnsafeNameError):
-        path = report_path(tmp_path, name)
+        path = locate_report(tmp_path, name)
         assert path.name == f"attribution-{name}.json".rpartition("/")[2]
         assert path.resolve().is_relative_to(tmp_path)
 
@@ -25,7 +25,7 @@ def test_a_report_is_written_to_its_folder(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["/../x", "../../x", "a\nb"])
 def test_a_report_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UnsafeNameError, match="^type="):
-        report_path(tmp_path, name)
+        locate_report(tmp_path, name)
 
 
 def test_the_program_writes_the_report_and_prints_the_table(

@@ -56,13 +56,13 @@ def test_a_model_that_knows_is_always_right(
     assert candidates.labels == ["one.org", "two.org", "three.org"]
     assert candidates.counts.tolist() == [6, 4, 2]
     assert candidates.truths.tolist() == [0] * 6 + [1] * 4 + [2] * 2 + [-1]
-    records = [labels.record(one) for one in candidates.labels]
+    records = [labels.make_record(one) for one in candidates.labels]
     made = Likelihoods(
         Knower(tokenizer), tokenizer, sites, records, all_pieces=False, rows=4, device=CPU
     )
     own = list(range(12))
     scores, tokens = made.score([documents[index].text for index in own])
-    priors = np.stack([candidates.log_prior("uniform", index) for index in own])
+    priors = np.stack([candidates.compute_log_prior("uniform", index) for index in own])
     names = [documents.name(index) for index in own]
     found = Attribution(candidates, compute_posterior(scores, priors), tokens, names, own)
     metrics = compute_metrics(found, resamples=200, seed=1)

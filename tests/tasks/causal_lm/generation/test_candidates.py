@@ -14,11 +14,13 @@ from bsmeta.tasks.causal_lm.generation.candidates import Candidates, Labels, fin
 
 def test_the_empirical_prior_leaves_the_document_out() -> None:
     candidates = Candidates(["a", "b"], np.array([3, 1]), np.array([0, 0, 0, 1, -1]))
-    np.testing.assert_allclose(np.exp(candidates.log_prior("empirical", None)), [4 / 6, 2 / 6])
-    np.testing.assert_allclose(np.exp(candidates.log_prior("empirical", 0)), [3 / 5, 2 / 5])
-    np.testing.assert_allclose(np.exp(candidates.log_prior("empirical", 3)), [4 / 5, 1 / 5])
-    np.testing.assert_allclose(np.exp(candidates.log_prior("empirical", 4)), [4 / 6, 2 / 6])
-    np.testing.assert_allclose(np.exp(candidates.log_prior("uniform", 0)), [0.5, 0.5])
+    np.testing.assert_allclose(
+        np.exp(candidates.compute_log_prior("empirical", None)), [4 / 6, 2 / 6]
+    )
+    np.testing.assert_allclose(np.exp(candidates.compute_log_prior("empirical", 0)), [3 / 5, 2 / 5])
+    np.testing.assert_allclose(np.exp(candidates.compute_log_prior("empirical", 3)), [4 / 5, 1 / 5])
+    np.testing.assert_allclose(np.exp(candidates.compute_log_prior("empirical", 4)), [4 / 6, 2 / 6])
+    np.testing.assert_allclose(np.exp(candidates.compute_log_prior("uniform", 0)), [0.5, 0.5])
 
 
 @pytest.mark.parametrize(
@@ -41,8 +43,8 @@ def test_candidates_as_labels_and_as_records(
     key: str, settings: dict[str, str], given: str, label: str, value: str
 ) -> None:
     labels = Labels(key, MetadataConfig(metadata_list=[key], **settings))
-    assert labels.of_candidate(given) == label
-    assert labels.record(label).value == value
+    assert labels.label_candidate(given) == label
+    assert labels.make_record(label).value == value
 
 
 def test_values_that_are_no_candidates_are_named(sites: DataConfig) -> None:
@@ -50,4 +52,4 @@ def test_values_that_are_no_candidates_are_named(sites: DataConfig) -> None:
     with pytest.raises(ConfigurationError, match="expected at least two values of url"):
         find_candidates(Labels("url", sites.metadata_config), [], documents)
     with pytest.raises(ConfigurationError, match="soon is no timestamp"):
-        Labels("timestamp", MetadataConfig(metadata_list=["timestamp"])).of_candidate("soon")
+        Labels("timestamp", MetadataConfig(metadata_list=["timestamp"])).label_candidate("soon")

@@ -59,7 +59,7 @@ def open_dialogue() -> Dialogue:
 
 def test_settings_hold_for_the_prompts_after_them_until_they_are_reset() -> None:
     lines = ["title=Sets", "seed=7", "A", "title=", "seed=", "B"]
-    assert list(open_dialogue().requests(lines)) == [
+    assert list(open_dialogue().iterate_requests(lines)) == [
         Request(prompt="A", temperature=0.5, seed=7, metadata={"title": "Sets"}),
         Request(prompt="B", temperature=0.5, seed=42, metadata={}),
     ]
@@ -77,6 +77,6 @@ def test_a_line_with_another_name_is_refused() -> None:
 
 
 def test_a_refused_setting_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    requests = list(open_dialogue().requests(["temperature=-1", "A"]))
+    requests = list(open_dialogue().iterate_requests(["temperature=-1", "A"]))
     assert requests == [Request(prompt="A", temperature=0.5)]
     assert "temperature=-1.0: expected 0 or more" in capsys.readouterr().err

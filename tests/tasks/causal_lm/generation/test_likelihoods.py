@@ -26,7 +26,7 @@ def likelihoods(
     model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: DataConfig, **settings: Any
 ) -> Likelihoods:
     labels = Labels("url", config.metadata_config)
-    records = [labels.record(host) for host in HOSTS]
+    records = [labels.make_record(host) for host in HOSTS]
     settings = {"all_pieces": True, "rows": 2, "device": CPU, **settings}
     return Likelihoods(model, tokenizer, config, records, **settings)
 
@@ -45,7 +45,7 @@ def test_scores_equal_the_plain_computation_over_the_same_tokens(
     encoder = DocumentEncoder(tokenizer, data_config)
     renderer, labels = Renderer(data_config.metadata_config), Labels("url", MetadataConfig())
     heads = [
-        renderer.render(Document("", None, {"url": [labels.record(host)]}), ("url",))
+        renderer.render(Document("", None, {"url": [labels.make_record(host)]}), ("url",))
         for host in HOSTS
     ]
     prefixes = [one.prefix_ids for one in encoder.encode(heads)]
