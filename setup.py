@@ -58,7 +58,8 @@ EXTRAS = {
     # s3:// and gs://: signatures and credentials
     "object-stores": ["botocore>=1.35", "google-auth>=2.35,<3", "requests>=2.32"],
     # tasks with a table of samples, which `datasets` stores
-    "tables": ["datasets>=5,<6", "scikit-learn>=1.6"],  # splits, metrics, the linear baseline
+    # splits, metrics, the linear baseline, tables of reports
+    "tables": ["datasets>=5,<6", "scikit-learn>=1.6", "pandas>=2.2"],
     "spelling": [
         "datasets>=5,<6",
         "rapidfuzz>=3.9",

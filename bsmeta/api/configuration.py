@@ -6,13 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-from hydra.core.override_parser.types import Quote, QuotedString
-
 from bsmeta.config.checks import find_value_problems
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.composition import NOTHING
-from bsmeta.config.saved import change_texts, escape_interpolations
+from bsmeta.config.override_values import write_override_value
 from bsmeta.config.saved_runs import change_keys
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.schema_choice import choose_schema, list_offered
@@ -102,7 +99,7 @@ def list_override_arguments(overrides: Overrides | None) -> list[str]:
         ConfigurationError: If a key is set twice, or a value has no such notation.
     """
     leaves = _flatten(nest_overrides(overrides))
-    return [f"{'.'.join(path)}={_write_value(value)}" for path, value in leaves]
+    return [f"{'.'.join(path)}={write_override_value(value)}" for path, value in leaves]
 
 
 def _make_repetition_error(path: tuple[str, ...]) -> ConfigurationError:
@@ -126,29 +123,6 @@ def _flatten(overrides: Overrides, sections: tuple[str, ...] = ()) -> Iterator[_
             yield from _flatten(value, path)
         else:
             yield _Leaf(path, value)
-
-
-def _write_value(value: Any) -> str:
-    """Writes a value in Hydra's grammar, with quotes around every text."""
-    if isinstance(value, Path):
-        value = str(value)
-    if isinstance(value, str):
-        text = escape_interpolations(value)
-        return QuotedString(text, Quote.single).with_quotes()
-    if isinstance(value, Mapping):
-        return msgspec.json.encode(change_texts(value, escape_interpolations)).decode()
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(_write_value, value))}]"
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return repr(float(value) if isinstance(value, float) else int(value))
-    raise ConfigurationError(
-        f"overrides: {value!r} is a {type(value).__name__}; expected a text, a number, true or "
-        "false, None, or a list or mapping of them"
-    )
 
 
 def list_config_arguments(config: str | Path) -> list[str]:

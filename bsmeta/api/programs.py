@@ -72,7 +72,7 @@ def train_model(
         arguments = [*list_config_arguments(named), *list_override_arguments(overrides)]
         if isinstance(config, RunConfig) and config.trust_checkpoint:
             arguments.append("trust_checkpoint=true")  # no file holds it
-        _run_command([sys.executable, *module, *arguments], "train", show_output)
+        _run_command([sys.executable, "-P", *module, *arguments], "train", show_output)
     return open_run(run_config.out_dir)
 
 
@@ -99,7 +99,7 @@ def run_program(
     if isinstance(arguments, str):
         raise ConfigurationError(f"arguments={arguments!r}: expected a list of texts")
 
-    command = [sys.executable, "-m", "bsmeta", program, *arguments]
+    command = [sys.executable, "-P", "-m", "bsmeta", program, *arguments]
     _run_command([*command, *list_override_arguments(overrides)], program, show_output)
 
 

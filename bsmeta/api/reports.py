@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +29,10 @@ EVALUATION = "evaluation.json"
 
 
 def evaluate_model(
-    checkpoint: Checkpoint | Sequence[Checkpoint], overrides: Overrides | None = None
+    checkpoint: Checkpoint | Sequence[Checkpoint],
+    overrides: Overrides | None = None,
+    *,
+    show_output: bool = True,
 ) -> Report:
     """Evaluates a trained model of any task on held-out data, as `bsmeta evaluate` does.
 
@@ -35,6 +40,7 @@ def evaluate_model(
         checkpoint: A run, a checkpoint, or a model, as for `bsmeta.load`; or a list of language
             models to compare.
         overrides: Keys of `bsmeta evaluate` to change: `{"max_documents": 100}`.
+        show_output: Print the tables of the report.
 
     Raises:
         UserError: If a model or the data cannot be used.
@@ -50,7 +56,8 @@ def evaluate_model(
     config = compose_command_line(EvaluateConfig, "evaluate", arguments)
     refuse_out_of_bounds(config)
 
-    with name_missing_extras():
+    output = nullcontext() if show_output else redirect_stdout(io.StringIO())
+    with name_missing_extras(), output:
         folders = evaluate_checkpoints(config)
     if len(folders) != 1:
         raise ConfigurationError(

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from bsmeta.config.launch import ZERO_VARIABLES, Launch
 from bsmeta.config.schema import WSD, RunConfig
@@ -480,7 +479,7 @@ class DeepSpeedJson:
                     yield self._describe_invalid_value(model, key, details)
 
     def _describe_invalid_value(
-        self, model: type[BaseModel], key: str, details: ErrorDetails
+        self, model: type[BaseModel], key: str, details: Mapping[str, Any]
     ) -> Problem:
         """Returns the problem of a key or value that DeepSpeed's model of its block refuses."""
         if details["type"] == "extra_forbidden":

@@ -29,9 +29,14 @@ def test_a_language_model_is_evaluated(
     assert rows["difference"].tolist()[1] == model["comparisons"][1]["difference"]
 
 
-def test_a_notebook_shows_the_page(demo_run: Path, tmp_path: Path) -> None:
+def test_a_notebook_shows_the_page(
+    demo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In a frame without scripts: the page holds titles and texts of others."""
-    report = bsmeta.evaluate_model(demo_run, {**FEW, "out_dir": str(tmp_path / "report")})
+    report = bsmeta.evaluate_model(
+        demo_run, {**FEW, "out_dir": str(tmp_path / "report")}, show_output=False
+    )
+    assert capsys.readouterr().out == ""
     frames = []
 
     class Frames(HTMLParser):

@@ -21,6 +21,8 @@ JOINS = {
     "annotate/command.py": {
         "output / FOLDER / config.executor": "one of the choices of the key",
     },
+    "annotate/duplicates.py": {"held_out_folder / f'{file.xxh3}.signatures'": "a hash"},
+    "annotate/signatures.py": {"path.with_name(f'{path.name}{PART}')": "beside a path"},
     "annotate/links.py": {"folder / name": "three constant names"},
     "annotate/sources.py": {"os.path.join(entry, name)": "a listing of the folder itself"},
     "api/runs.py": {"self.path / name": "constant names"},

@@ -1,0 +1,45 @@
+"""Writes Python values in the grammar of Hydra's overrides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from bsmeta.config.saved import change_texts, escape_interpolations
+from bsmeta.core.errors import ConfigurationError
+
+
+def write_override_value(value: Any) -> str:
+    """Writes a value as it stands after the equals sign of an override, with quotes around texts.
+
+    Texts are literal: `${…}` in them is not resolved.
+
+    Raises:
+        ConfigurationError: If the value has no such notation.
+    """
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, str):
+        return QuotedString(escape_interpolations(value), Quote.single).with_quotes()
+    if isinstance(value, Mapping):
+        escaped = change_texts(dict(value), escape_interpolations)
+        return json.dumps(escaped, ensure_ascii=False, separators=(",", ":"))
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(write_override_value, value))}]"
+
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return repr(float(value))  # a number of numpy, too
+    if isinstance(value, int):
+        return repr(int(value))
+    raise ConfigurationError(
+        f"overrides: {value!r} is a {type(value).__name__}; expected a text, a number, true or "
+        "false, None, or a list or mapping of them"
+    )
