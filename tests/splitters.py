@@ -20,10 +20,17 @@ import msgspec
 import yaml
 
 from bsmeta.annotate import warc
-from bsmeta.annotate.about_page import find_date_in_page, parse_date, read_date_in_url
 from bsmeta.annotate.annotator import AnnotationError, Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.content import Text
+from bsmeta.annotate.dates import (
+    list_dates_in_url,
+    list_declared_dates,
+    list_visible_dates,
+    parse_crawl_time,
+    read_latest_moment,
+)
+from bsmeta.annotate.declared_charset import find_declared_charset
 from bsmeta.annotate.descriptions import (
     DescriptionTable,
     extract_first_sentence,
@@ -32,6 +39,7 @@ from bsmeta.annotate.descriptions import (
 )
 from bsmeta.annotate.frames import make_inert_html
 from bsmeta.annotate.http_response import parse_response
+from bsmeta.annotate.json_ld import decode_json_ld
 from bsmeta.annotate.links import (
     LinkedPage,
     LinkIndex,
@@ -429,11 +437,14 @@ RUNS: dict[str, Run] = {
     "compressed WARC file": read_compressed_archive,
     "HTTP response": of(lambda text: parse_response(text.encode(), 1 << 20)),
     "main content": of(lambda text: Text(text).align_extract(text[::-1] + text[: len(text) // 2])),
-    "date of a URL": of(read_date_in_url),
-    "date": of(parse_date),
-    "date of a page": of(
-        lambda text: find_date_in_page(Declared({"date": text}, [[text]], [text]))
+    "dates of a URL": all_of(list_dates_in_url),
+    "time of a crawl": of(lambda text: (parse_crawl_time(text), read_latest_moment(text))),
+    "dates of a page": all_of(
+        lambda text: list_declared_dates(Declared({"date": text}, [[text]], [text]))
     ),
+    "visible dates": all_of(lambda text: list_visible_dates(text, read_latest_moment(None))),
+    "declared charset": of(lambda text: find_declared_charset(text.encode())),
+    "JSON-LD": of(decode_json_ld),
     "first sentence of an article": of(extract_first_sentence),
     "websites of articles": dump,
     "host": description_of,
@@ -548,6 +559,35 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
     "time": (Shape("1", "0", ""), Shape("2019-01-01", " a", "")),
     "bucket": (Shape("", "9", ""), Shape("1e", "9", ""), Shape("0.", "9", "")),
     "host": (Shape("", "a.", "org"),),
+    "dates of a URL": (
+        Shape("https://a.org", "/2019/02/30", ""),
+        Shape("", "/2019/nov", ""),
+        Shape("", "20-nov-", "2019"),
+    ),
+    "visible dates": (
+        *_TAG_SHAPES,
+        Shape("", "<span class=date>x</span>", ""),
+        Shape("", "<span class=date>30.02.2019</span>", ""),
+        Shape("", "<div class=date>1 ", ""),
+        Shape("", "<time datetime=2019-02-30>x</time>", ""),
+        Shape("", "30.02.2019 ", ""),
+        Shape("<script>", "2019-11-", "</script>"),
+    ),
+    "declared charset": (
+        Shape("", "<meta charset=x>", ""),
+        Shape("<meta ", "a=b ", "charset=x>"),
+        Shape("<meta http-equiv=content-type content='", "charset ", "'>"),
+        Shape("", "<!-- -->", ""),
+        Shape("", "<a b='", ""),
+    ),
+    "JSON-LD": (
+        Shape("<!-- {", '"a": "\n",', "} -->"),
+        Shape("", '"a":\n', ""),
+        Shape("{", '"a": "b" ', "}"),
+        Shape("", "\n", "x"),
+        Shape("{}", "//", ""),
+        Shape("{}", "]]>*/\n", ""),
+    ),
     "page as published": _TAG_SHAPES,
     "whole page": _TAG_SHAPES,
     "first sentence of an article": (

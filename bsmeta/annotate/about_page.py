@@ -1,22 +1,15 @@
-"""Annotators of global records: the topic, the origin and the date of a page.
-
-A date is found in the address, in the page's declarations, or in any notation.
-"""
+"""Annotators of global records: the topic, the origin and the date of a page."""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from operator import attrgetter
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pycld2
-from dateutil import parser as date_parser  # type: ignore[import-untyped]
-from htmldate.extractors import extract_url_date
-from htmldate.utils import Extractor
 
 from bsmeta.annotate.annotator import (
     NO_HTML,
@@ -27,52 +20,16 @@ from bsmeta.annotate.annotator import (
     make_global_record,
 )
 from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.dates import (
+    format_date,
+    list_dates_in_url,
+    list_declared_dates,
+    list_visible_dates,
+    parse_crawl_time,
+    read_latest_moment,
+)
 from bsmeta.annotate.descriptions import DescriptionTable, is_description
-from bsmeta.annotate.page import Declared
 from bsmeta.core.enclosed import remove_enclosed
-
-FIRST_YEAR = 1983  # as published
-LAST_YEAR = 2099
-
-# The current date is no limit: the same page has the same records whenever it is annotated.
-_IN_URL = Extractor(
-    extensive=False,
-    max=datetime(LAST_YEAR, 12, 31),
-    min=datetime(FIRST_YEAR, 1, 1),
-    original=True,
-    format="%Y-%m-%d",
-)
-_YEAR_AND_MONTH = re.compile(r"/(\d{4})[/_-](0[1-9]|1[0-2])(?=[/_-]|$)")
-
-_PUBLISHED = (
-    "article:published_time",
-    "datepublished",
-    "date",
-    "dc.date",
-    "dc.date.issued",
-    "dcterms.created",
-    "dcterms.date",
-    "dcterms.issued",
-    "citation_publication_date",
-    "pubdate",
-    "publishdate",
-    "publish-date",
-    "parsely-pub-date",
-    "sailthru.date",
-    "og:published_time",
-)
-_MODIFIED = (
-    "article:modified_time",
-    "datemodified",
-    "og:updated_time",
-    "dcterms.modified",
-    "last-modified",
-    "lastmod",
-    "revised",
-)
-_IN_JSON_LD = ("datePublished", "dateCreated", "dateModified")
-_LONGEST_DATE = 40  # characters; longer is prose
-_DEEPEST = 8  # levels of JSON-LD
 
 _PATH_SEPARATORS = re.compile(r"[-_+.&=]")
 # pycld2 refuses text with control characters and unassigned code points.
@@ -81,71 +38,6 @@ _NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe
 _TAG_END = attrgetter("char_end_idx", "relative_end_pos")
 
 LONGEST_SAMPLE = 5000  # characters of the text by which its language is detected
-
-
-def read_date_in_url(url: str) -> str | None:
-    """Returns the date in an address that has a year and a month."""
-    date = extract_url_date(url, _IN_URL)
-    if date is None and (match := _YEAR_AND_MONTH.search(url)):
-        date = f"{match[1]}-{match[2]}-01"
-    return parse_date(date or "")
-
-
-def find_date_in_page(declared: Declared) -> str | None:
-    """Returns the first date that a page declares: in `<meta>`, JSON-LD or `<time>`.
-
-    Dates of publication come before dates of changes.
-    """
-    for value in _find_declared_dates(declared):
-        date = parse_date(value)
-        if date is not None:
-            return date
-    return None
-
-
-def _find_declared_dates(declared: Declared) -> Iterator[str]:
-    for name in (*_PUBLISHED, *_MODIFIED):
-        yield declared.meta.get(name, "")
-    for name in _IN_JSON_LD:
-        yield from _find_json_strings(declared.json_ld, name, _DEEPEST)
-    yield from declared.times
-
-
-def _find_json_strings(node: Any, name: str, depth: int) -> Iterator[str]:
-    """Yields the strings under a name in nested JSON, down to a depth."""
-    if depth and isinstance(node, dict):
-        if isinstance(node.get(name), str):
-            yield node[name]
-        node = list(node.values())
-    if depth and isinstance(node, list):
-        for inner in node:
-            yield from _find_json_strings(inner, name, depth - 1)
-
-
-def parse_date(value: str) -> str | None:
-    """Returns a date in any usual notation as `2018-12-10 13:45:00`.
-
-    None if it has no year and month, or is not a date.
-    """
-    value = value.strip()
-    if not value or len(value) > _LONGEST_DATE or not any(map(str.isdigit, value)):
-        return None
-
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError:
-        # Parsed twice: fields that the text does not have come from the default, so they differ.
-        try:
-            moment = date_parser.parse(value, default=datetime(1, 1, 1))
-            other = date_parser.parse(value, default=datetime(2, 2, 1))
-        except (ValueError, OverflowError, TypeError):
-            return None
-        if (moment.year, moment.month) != (other.year, other.month):
-            return None
-
-    if not FIRST_YEAR <= moment.year <= LAST_YEAR:
-        return None
-    return moment.replace(tzinfo=None, microsecond=0).isoformat(" ")
 
 
 class Html(Annotator):
@@ -198,28 +90,50 @@ class Title(Annotator):
 
 
 class Timestamp(Annotator):
-    """When the page was published or changed; the record's `source` is the source of the date."""
+    """When the page was published or changed, no later than it was crawled.
+
+    The record's `source` is the kind of the date: an element of `timestamp_sources`.
+    """
 
     name = "timestamp"
+    version = 2
     columns = ("metadata_timestamp",)
     settings = ("timestamp_sources",)
 
     def annotate(self, row: Row) -> Columns:
+        latest = read_latest_moment(row.timestamp)
         for source in self.config.timestamp_sources:
-            date = DATE_SOURCES[source](row)
-            if date is not None:
-                return {
-                    "metadata_timestamp": [make_global_record("timestamp", date, source=source)]
-                }
+            for moment in DATE_SOURCES[source](row, latest):
+                date = format_date(moment, latest)
+                if date is not None:
+                    record = make_global_record("timestamp", date, source=source)
+                    return {"metadata_timestamp": [record]}
         return {"metadata_timestamp": []}
 
 
-DATE_SOURCES: dict[str, Callable[[Row], str | None]] = {
-    "url": lambda row: read_date_in_url(row.url),
-    "page": lambda row: find_date_in_page(row.page.declared) if row.html is not None else None,
-    "crawl": lambda row: parse_date(row.timestamp or ""),
+def _list_declared_dates(row: Row, latest: datetime) -> Iterable[datetime]:
+    return list_declared_dates(row.page.declared) if row.html is not None else ()
+
+
+def _list_visible_dates(row: Row, latest: datetime) -> Iterable[datetime]:
+    if row.html is None:
+        return ()
+    _ = row.page  # refuses a page that no parser should see
+    return list_visible_dates(row.html, latest)
+
+
+def _list_crawl_times(row: Row, latest: datetime) -> Iterable[datetime]:
+    moment = parse_crawl_time(row.timestamp or "")
+    return () if moment is None else (moment,)
+
+
+DATE_SOURCES: dict[str, Callable[[Row, datetime], Iterable[datetime]]] = {
+    "url": lambda row, latest: list_dates_in_url(row.url),
+    "page": _list_declared_dates,
+    "visible": _list_visible_dates,
+    "crawl": _list_crawl_times,
 }
-"""The values of `timestamp_sources`."""
+"""The values of `timestamp_sources`: the dates of a row, given its latest possible moment."""
 
 
 class WebsiteDescription(Annotator):

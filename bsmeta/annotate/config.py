@@ -71,10 +71,11 @@ class AnnotateConfig:
         choices=EXTRACTORS,
     )
     timestamp_sources: list[str] = key(
-        ["url", "page"],
+        ["url", "page", "visible"],
         "timestamp: sources of a date, in order: url (year and month), page (declared dates), "
-        "crawl (time of the crawl)",
-        choices=("url", "page", "crawl"),
+        "visible (a date that readers see, by htmldate), crawl (time of the crawl); no date is "
+        "later than the crawl",
+        choices=("url", "page", "visible", "crawl"),
     )
     descriptions: str | None = key(
         None,

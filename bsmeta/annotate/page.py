@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import msgspec
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode, SelectolaxError
 
+from bsmeta.annotate.declared_charset import find_declared_charset
+from bsmeta.annotate.json_ld import decode_json_ld
 from bsmeta.annotate.tags import (
     BREAK,
     HOLLOW,
@@ -32,28 +33,23 @@ from bsmeta.annotate.tags import (
     measure_raw_text,
     split_names,
 )
-from bsmeta.core.parsing import decode_json
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-_META = re.compile(
-    rb"""<meta[^>]{0,1000}?charset\s*+=\s*+["']?\s*+([\w.:-]{1,40})""", re.IGNORECASE
-)
-_META_BYTES = 4096  # a browser reads the first 1,024
 _DETECTOR_BYTES = 1 << 17
 _SUPERSETS = {"shift_jis": "cp932", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs"}
 _ESCAPE = b"\x1b"  # begins the sequences of ISO-2022, which is ASCII and thus UTF-8 otherwise
 
-VERSION = 3  # increment it when parsing changes the text or tags of a page
+VERSION = 4  # increment it when parsing changes the text or tags of a page
 
 PARAGRAPHS = split_names(
     """p div li ul ol hr pre blockquote dt dd dl menu figcaption figure h1 h2 h3 h4 h5 h6 nav
     article main section address aside"""
 )
-_DECLARATIONS = 'meta, time, title, footer, script[type="application/ld+json"]'
+_DECLARATIONS = 'meta, time, title, footer, script[type^="application/ld+json" i]'
 
 MAX_DEPTH = 5_000
 MAX_ATTRIBUTES = 10_000
@@ -104,9 +100,8 @@ def _list_candidate_encodings(html: bytes, http_charset: str | None) -> Iterator
     if _ESCAPE not in html:
         yield "utf-8"
 
-    declared = _META.search(html, 0, _META_BYTES)
-    for label in (http_charset, declared and declared[1].decode("ascii", "replace")):
-        encoding = map_encoding_to_html5(label, fallback_utf8=False) if label else None
+    from_header = map_encoding_to_html5(http_charset, fallback_utf8=False) if http_charset else None
+    for encoding in (from_header, find_declared_charset(html)):
         # As in a browser: a page whose declaration can be read as ASCII is not in UTF-16.
         if encoding is not None and not encoding.startswith("utf-16"):
             yield _SUPERSETS.get(encoding, encoding)
@@ -264,8 +259,7 @@ def _read_declarations(tree: LexborHTMLParser, page: Page) -> None:
                 page.declared.times.append(node.attributes.get("datetime") or node.text().strip())
 
             case "script":
-                with contextlib.suppress(msgspec.DecodeError):
-                    page.declared.json_ld.append(decode_json(node.text()))
+                page.declared.json_ld += decode_json_ld(node.text())
 
             case "footer" if not ancestors.include("footer", node):
                 page.footer.append(node.html or "")
@@ -308,6 +302,7 @@ def extract_text(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
     """
     writer = TagWriter()
     rule = rules.get(root.tag_id) or rules.add_rule(root)
+    outer_rules: list[Rules] = []  # of the elements around it whose content has rules of its own
     open_elements = [writer.open_element(root, rule)]
     pre_depth = 0  # number of `pre` around the node
     node = root.first_child
@@ -319,6 +314,8 @@ def extract_text(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
             if not open_elements:
                 return writer.finish_text()
             pre_depth -= element.rule.keeps_space
+            if element.rule.content_rules is not None:
+                rules = outer_rules.pop()
             node = element.node.next
 
         text = node.text_content
@@ -334,7 +331,7 @@ def extract_text(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
             rule = rules[node.tag_id]
         except KeyError:
             rule = rules.add_rule(node)
-        action, _, separator, min_length, keeps_space, is_folded = rule
+        action, _, separator, min_length, keeps_space, is_folded, content_rules = rule
         if action <= HOLLOW:
             child = node.first_child if action == KEEP else None
             folds = _count_folds(node, open_elements[-1]) if is_folded else 0
@@ -351,6 +348,9 @@ def extract_text(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
             else:
                 open_elements.append(writer.open_element(node, rule, folds))
                 pre_depth += keeps_space
+                if content_rules is not None:
+                    outer_rules.append(rules)
+                    rules = content_rules
                 node = child
                 continue
         elif action == BREAK:

@@ -37,6 +37,7 @@ class Rule(NamedTuple):
     min_length: int  # shorter elements are removed; counts all text in it, removed or not
     keeps_space: bool  # whether white space in it is kept
     is_folded: bool  # whether it merges with an element of its name that is the only one in it
+    content_rules: Rules | None  # the rules for the elements in it, if they have others
 
 
 _KNOWN_IDS = 1000  # lexbor's numbers of the names that it knows; other numbers differ by page
@@ -77,17 +78,27 @@ _BLOCKS = split_names(
     ol output p pre progress section table tbody textarea tfoot th thead tr ul video"""
 )
 _SPACED = split_names(
-    """address cite details datalist iframe img input label legend optgroup q select summary tbody
-    td time"""
+    """address cite details datalist iframe img input label legend optgroup option q select summary
+    svg tbody td time"""
 )
+_DRAWING = "svg"
+# Elements of a drawing whose content is HTML: "HTML integration points" of the HTML standard
+_HTML_IN_DRAWING = split_names("foreignobject title desc")
 
 
 class Rules(dict[int, Rule]):
-    """The rules of a profile by lexbor's numbers of element names; see `parse_page`."""
+    """The rules of a profile by lexbor's numbers of element names; see `parse_page`.
 
-    def __init__(self, profile: Profile) -> None:
+    Args:
+        html_rules: For the rules of the elements of a drawing: those of the HTML around it. Each
+            element of a drawing has its own position, so a space sets it off.
+    """
+
+    def __init__(self, profile: Profile, html_rules: Rules | None = None) -> None:
         super().__init__()
         self._removes = profile == "published"
+        self._html_rules = html_rules
+        self._drawing_rules = Rules(profile, self) if html_rules is None else None
 
     def add_rule(self, node: LexborNode) -> Rule:
         """Returns the rule for a node whose name has none yet."""
@@ -95,7 +106,7 @@ class Rules(dict[int, Rule]):
         is_element = not name.startswith("-")  # others are comments, for example
         if name in _BLOCKS:
             separator = LINE
-        elif name in _SPACED:
+        elif name in _SPACED or (self._html_rules is not None and is_element):
             separator = SPACE
         else:
             separator = NOTHING
@@ -116,7 +127,13 @@ class Rules(dict[int, Rule]):
             separator = SPACE
 
         is_folded = self._removes and name in _FOLDED
-        rule = Rule(action, name, separator, min_length, name == "pre", is_folded)
+        content_rules = None
+        if self._html_rules is None:
+            content_rules = self._drawing_rules if name == _DRAWING else None
+        elif name in _HTML_IN_DRAWING:
+            content_rules = self._html_rules
+
+        rule = Rule(action, name, separator, min_length, name == "pre", is_folded, content_rules)
         if node.tag_id < _KNOWN_IDS:
             self[node.tag_id] = rule
         return rule

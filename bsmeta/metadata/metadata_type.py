@@ -21,17 +21,14 @@ from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import unquote_plus, urlsplit
 
 import xxhash
-from dateutil import parser as date_parser  # type: ignore[import-untyped]
 
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.dates import MONTHS, parse_any_date
 from bsmeta.core.errors import HYDRA, Problem
 from bsmeta.metadata.records import BadDocument, Record
 
 if TYPE_CHECKING:
     from tldextract import ExtractResult
-
-MONTHS = [names[-1] for names in date_parser.parserinfo.MONTHS]
-"""English names: `strftime("%B")` would follow the locale of the machine."""
 
 _UNIX_TIME = re.compile(r"\d{9,14}(\.\d+)?")  # seconds or milliseconds, from 1973 on
 
@@ -87,17 +84,10 @@ def format_year_and_month(value: str) -> tuple[int, str | None]:
 
 
 def _parse_date(value: str) -> tuple[int, str | None]:
-    try:
-        moment = datetime.fromisoformat(value)
-        return moment.year, MONTHS[moment.month - 1]
-    except ValueError:
-        # Parsed twice: fields missing in the text come from the default, so they differ.
-        moment = date_parser.parse(value, default=datetime(1, 1, 1))
-        other = date_parser.parse(value, default=datetime(2, 2, 1))
-
-    if moment.year != other.year:
+    date = parse_any_date(value)
+    if not date.has_year:
         raise ValueError("it has no year")
-    return moment.year, MONTHS[moment.month - 1] if moment.month == other.month else None
+    return date.moment.year, MONTHS[date.moment.month - 1] if date.has_month else None
 
 
 def make_url_readable(url: str, granularity: str) -> str | None:

@@ -25,9 +25,10 @@ BLOCKS = words(
     ol output p pre progress section table tbody textarea tfoot th thead tr ul video"""
 )
 SPACED = words(
-    """address cite details datalist iframe img input label legend optgroup q select summary tbody
-    td time"""
+    """address cite details datalist iframe img input label legend optgroup option q select summary
+    svg tbody td time"""
 )
+HTML_IN_DRAWING = words("foreignobject title desc")
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Element:
     """An element.
 
     Attributes:
+        in_drawing: Whether it belongs to an SVG, and not to HTML, which may be within an SVG.
         gone: Whether a rule removed it; a space is left.
         folded: How many elements around it it is folded into; it is then no tag.
     """
@@ -42,6 +44,7 @@ class Element:
     name: str
     attributes: list[tuple[str, str]]
     children: list[Element | str] = field(default_factory=list)
+    in_drawing: bool = False
     gone: bool = False
     folded: int = 0
 
@@ -62,14 +65,15 @@ def rendered(html: str, profile: str = "published") -> tuple[str, str]:
     return layout.text, layout.html
 
 
-def copied(node: LexborNode) -> Element:
+def copied(node: LexborNode, in_drawing: bool = False) -> Element:
     attributes = [(name, value or "") for name, value in node.attributes.items()]
-    element = Element(node.tag.lower(), attributes)
+    element = Element(node.tag.lower(), attributes, in_drawing=in_drawing)
+    is_drawing = element.name not in HTML_IN_DRAWING if in_drawing else element.name == "svg"
     for child in node.iter(include_text=True):
         if child.tag == "-text":
             element.children.append(child.text_content or "")
         elif not child.tag.startswith("-"):
-            element.children.append(copied(child))
+            element.children.append(copied(child, is_drawing))
     return element
 
 
@@ -140,7 +144,7 @@ class Layout:
     def _visit(self, element: Element, in_pre: bool) -> None:
         in_pre = in_pre or element.name == "pre"
         self._begun.append(element)
-        self._separate(element.name)
+        self._separate(element)
         for child in element.children:
             if isinstance(child, str):
                 self._read(child, in_pre)
@@ -153,12 +157,12 @@ class Layout:
         self._begin()
         self.spans[id(element)] = self.spans[id(element)][0], len(self.text)
         self.html += "" if element.folded else f"</{element.name}>"
-        self._separate(element.name)
+        self._separate(element)
 
-    def _separate(self, name: str) -> None:
-        if name in BLOCKS and "\n" not in self._separator:
+    def _separate(self, element: Element) -> None:
+        if element.name in BLOCKS and "\n" not in self._separator:
             self._separator = "\n"
-        elif name in SPACED:
+        elif element.name in SPACED or element.in_drawing:
             self._separator = self._separator or " "
 
     def _read(self, text: str, in_pre: bool) -> None:

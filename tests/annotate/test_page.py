@@ -88,7 +88,9 @@ def test_records_have_the_form_of_the_column() -> None:
         ("one<b> two </b>three", "one two three"),
         ("one<td>two", "onetwo"),  # the parser drops a cell without a table
         ("<table><tr><td>one<td>two<tr><td>three</table>", "one two\nthree"),
-        ("<select><option>one<option>two</select>three", "onetwo three"),
+        ("<select><option>one<option>two</select>three", "one two three"),
+        ("one<select><optgroup label=a><option>two</select>three", "one two three"),
+        ("<datalist><option>one</option><option>two</option></datalist>", "one two"),
         ("one<br>two<br><br>three", "one\ntwo\n\nthree"),
         ("one<p></p>two", "one\ntwo"),
         ("one<!-- <b>no</b> -->two", "onetwo"),
@@ -100,11 +102,25 @@ def test_records_have_the_form_of_the_column() -> None:
         ("<noscript><p>one</p></noscript>two", "one\ntwo"),
         ("&lt;b&gt; &amp;amp; &eacute; &#x1F600;", "<b> &amp; é 😀"),
         ("<?xml version='1.0'?><!DOCTYPE html><html><body>one", "one"),
-        ("<svg><title>drawing</title><path d=x /></svg>one", "drawingone"),
+        ("<svg><title>drawing</title><path d=x /></svg>one", "drawing one"),
+        ("one<svg><text>two</text></svg>three", "one two three"),
+        ("one<svg><path d=x /></svg>two", "one two"),
+        ("<svg><title>one</title><desc>two</desc><text>three</text></svg>", "one two three"),
+        ("<svg><g><title>one</title></g><rect><title>two</title></rect></svg>", "one two"),
+        ("<svg><text><tspan dy=1>one</tspan><tspan dy=2>two</tspan></text></svg>", "one two"),
+        ("<svg><a href=x><text>one</text></a><svg><text>two</text></svg></svg>three",
+         "one two three"),
+        # HTML in a drawing, and elements of these names outside of one, are as everywhere.
+        ("<svg><foreignObject><p>o<b>n</b>e</p>two</foreignObject></svg>three", "one\ntwo three"),
+        ("<svg><title>o<b>n</b>e</title></svg>", "one"),
+        ("<svg><foreignObject><svg><g>one</g><g>two</g></svg>o<g>n</g>e</foreignObject></svg>",
+         "one two one"),
+        ("o<g>n</g>e<text>two</text>", "onetwo"),
+        ("one<title>two</title>three", "onetwothree"),
         ("<frameset><frame src=a></frameset>", ""),
         ("", ""),
     ],
-)
+)  # fmt: skip
 def test_a_page_becomes_its_text(html: str, expected: str) -> None:
     assert text(html) == expected
 
@@ -270,7 +286,7 @@ def test_real_pages_are_cleaned_as_by_the_plain_rules() -> None:
 NAMES = sorted(
     plain_page.words(
         """div p ul li span b i a br img hr pre table td header footer script section textarea
-        select option h1 svg title nobr button"""
+        select option h1 svg title nobr button g text desc foreignObject datalist"""
     )
 )
 TEXTS = ["x", " ", "\n", " one two ", "three\u00a0 four ", "y" * 33, "&lt;b&gt;", WORDS, WORDS]

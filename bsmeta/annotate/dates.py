@@ -1,0 +1,243 @@
+"""Dates of pages: in the address, declared, or visible; each no later than the crawl.
+
+Every source yields moments, and `format_date` alone decides which of them may be the date of a
+page. Impossible dates, such as 30 February, are none.
+"""
+
+from __future__ import annotations
+
+import calendar
+import contextlib
+import logging
+import re
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time
+from typing import Any
+
+from htmldate import find_date
+from htmldate.utils import load_html
+
+from bsmeta.annotate.page import Declared
+from bsmeta.core.dates import MONTH_NUMBERS, parse_any_date
+
+FIRST_YEAR = 1983  # as published
+LAST_YEAR = 2099  # of pages without the time of their crawl
+
+# The current date is no limit: the same page has the same records whenever it is annotated.
+_LATEST = datetime(LAST_YEAR, 12, 31, 23, 59, 59, tzinfo=UTC)
+
+_UNIX_TIME = re.compile(r"(\d{9,11}|\d{12,13})(?:\.\d+)?")  # seconds or milliseconds
+_SECONDS_DIGITS = 11
+
+_YEAR_FIRST = re.compile(
+    r"(?<!\d)(?P<year>\d{4})[/_-](?P<month>\d{1,2}|[a-z]{3,9})[/_-](?P<day>\d{1,2})(?!\d)",
+    re.IGNORECASE,
+)
+_DAY_FIRST = re.compile(
+    r"(?<!\d)(?P<day>\d{1,2})[/_-](?P<month>[a-z]{3,9})[/_-](?P<year>\d{4})(?!\d)", re.IGNORECASE
+)
+# Not before a day: if the date is impossible or after the crawl, its month is not used either.
+# In /2018/12/24-hours/, the number may be a word of a title, in /2018/12/24/, it is a day.
+_YEAR_AND_MONTH = re.compile(
+    r"/(?P<year>\d{4})[/_-](?:(?P<month>0[1-9]|1[0-2])(?=[/_-]|$)|(?P<name>[a-z]{3,9})(?=/|$))"
+    r"(?!/\d{1,2}(?:[/.?#]|$)|[_-]\d{1,2}(?!\d))",
+    re.IGNORECASE,
+)
+_NUMERIC_DAY = re.compile(
+    r"(?<!\d)(?:(?P<year>\d{4})[/.-](?P<month>\d{1,2})[/.-](?P<day>\d{1,2})"
+    r"|(?P<first_day>\d{1,2})[/.-](?P<middle_month>\d{1,2})[/.-](?P<last_year>\d{4}))(?!\d)"
+)
+
+_PUBLISHED = (
+    "article:published_time",
+    "datepublished",
+    "date",
+    "dc.date",
+    "dc.date.issued",
+    "dcterms.created",
+    "dcterms.date",
+    "dcterms.issued",
+    "citation_publication_date",
+    "pubdate",
+    "publishdate",
+    "publish-date",
+    "parsely-pub-date",
+    "sailthru.date",
+    "og:published_time",
+)
+_MODIFIED = (
+    "article:modified_time",
+    "datemodified",
+    "og:updated_time",
+    "dcterms.modified",
+    "last-modified",
+    "lastmod",
+    "revised",
+)
+_IN_JSON_LD = ("datePublished", "dateCreated", "dateModified")
+_LONGEST_DATE = 40  # characters; longer is prose
+_LONGEST_LINE_WITH_DATE = 100  # characters of a line such as "Posted on … by …"; longer is prose
+_DEEPEST = 8  # levels of JSON-LD
+
+# Its complaints about pages would reach the terminal of whoever annotates millions of them.
+logging.getLogger("htmldate").setLevel(logging.CRITICAL)
+
+
+def format_date(moment: datetime, latest: datetime) -> str | None:
+    """Returns a moment in the form of a record, `2018-12-10 13:45:00`, in its own time zone.
+
+    Args:
+        moment: Without a time zone, it counts as UTC.
+        latest: The end of the crawl, with a time zone; see `read_latest_moment`.
+
+    Returns:
+        None if it is before `FIRST_YEAR` or after the crawl, and so not the date of the page.
+    """
+    if not FIRST_YEAR <= moment.year <= LAST_YEAR or _set_utc(moment) > latest:
+        return None
+    return moment.replace(tzinfo=None, microsecond=0).isoformat(" ")
+
+
+def _set_utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def read_latest_moment(crawled: str | None) -> datetime:
+    """Returns the last moment at which a page can have been published.
+
+    Args:
+        crawled: When it was crawled, as the input states it. A day counts to its end.
+
+    Returns:
+        With a time zone; the end of `LAST_YEAR` if the time of the crawl is not known.
+    """
+    moment = parse_crawl_time(crawled or "")
+    if moment is None or not FIRST_YEAR <= moment.year <= LAST_YEAR:
+        return _LATEST  # some inputs have the year 1970 for an unknown time
+    try:
+        day = date.fromisoformat((crawled or "").strip())
+    except ValueError:
+        return _set_utc(moment)
+    return datetime.combine(day, time.max, UTC)
+
+
+def parse_crawl_time(value: str) -> datetime | None:
+    """Returns the time of a crawl: a date in any notation, or Unix time in (milli)seconds."""
+    match = _UNIX_TIME.fullmatch(value.strip())
+    if match is None:
+        return parse_date(value)
+    seconds = int(match[1]) / (1 if len(match[1]) <= _SECONDS_DIGITS else 1000)
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def parse_date(value: str) -> datetime | None:
+    """Returns a date in any usual notation; None if it has no year and month, or is no date."""
+    value = value.strip()
+    if not value or len(value) > _LONGEST_DATE or not any(map(str.isdigit, value)):
+        return None
+    try:
+        parsed = parse_any_date(value)
+    except ValueError:
+        return None
+    return parsed.moment if parsed.has_year and parsed.has_month else None
+
+
+def list_dates_in_url(url: str) -> Iterator[datetime]:
+    """Yields the dates in an address: days, then months, each as its first day.
+
+    A month is a number or a name: `/2018/12/10/`, `/2018/dec/10/`, `/10-december-2018`.
+    """
+    for pattern in (_YEAR_FIRST, _DAY_FIRST):
+        for match in pattern.finditer(url):
+            yield from _make_date(match["year"], match["month"], match["day"])
+    for match in _YEAR_AND_MONTH.finditer(url):
+        yield from _make_date(match["year"], match["month"] or match["name"], "1")
+
+
+def _make_date(year: str, month: str, day: str) -> Iterator[datetime]:
+    """Yields a day, if the calendar has it; the month is a number or an English name."""
+    number = int(month) if month.isdigit() else MONTH_NUMBERS.get(month.lower(), 0)
+    with contextlib.suppress(ValueError):
+        yield datetime(int(year), number, int(day))
+
+
+def list_declared_dates(declared: Declared) -> Iterator[datetime]:
+    """Yields the dates that a page declares: in `<meta>`, JSON-LD or `<time>`.
+
+    Dates of publication come before dates of changes.
+    """
+    for value in _list_declared_values(declared):
+        moment = parse_date(value)
+        if moment is not None:
+            yield moment
+
+
+def _list_declared_values(declared: Declared) -> Iterator[str]:
+    for name in (*_PUBLISHED, *_MODIFIED):
+        yield declared.meta.get(name, "")
+    for name in _IN_JSON_LD:
+        yield from _find_json_strings(declared.json_ld, name, _DEEPEST)
+    yield from declared.times
+
+
+def _find_json_strings(node: Any, name: str, depth: int) -> Iterator[str]:
+    """Yields the strings under a name in nested JSON, down to a depth."""
+    if depth and isinstance(node, dict):
+        if isinstance(node.get(name), str):
+            yield node[name]
+        node = list(node.values())
+    if depth and isinstance(node, list):
+        for inner in node:
+            yield from _find_json_strings(inner, name, depth - 1)
+
+
+def list_visible_dates(html: str, latest: datetime) -> Iterator[datetime]:
+    """Yields the day that htmldate reads on a page, if any, such as the date of a byline.
+
+    htmldate's extensive search is off: it takes ten times as long, and takes the year of a
+    copyright for a date. Long lines are left out: they are prose, with the dates of its subject.
+
+    Args:
+        latest: See `read_latest_moment`.
+    """
+    # As bytes: a string that is an address would be downloaded.
+    tree = load_html(html.encode("utf-8", "replace"))
+    if tree is None:
+        return
+
+    for element in tree.iter():
+        is_code = element.tag in ("script", "style")
+        if not is_code and element.text and len(element.text) > _LONGEST_LINE_WITH_DATE:
+            element.text = None
+        if element.tail and len(element.tail) > _LONGEST_LINE_WITH_DATE:
+            element.tail = None
+
+    day = find_date(
+        tree,
+        extensive_search=False,
+        original_date=True,
+        min_date=datetime(FIRST_YEAR, 1, 1),
+        # By the day, so that htmldate's caches serve the pages of one crawl.
+        max_date=datetime.combine(latest.astimezone(UTC).date(), time.max),
+    )
+    if day is None:
+        return
+    moment = datetime.fromisoformat(day)
+    if moment.day > 1 or not _has_impossible_day(html, moment.year, moment.month):
+        yield moment
+
+
+def _has_impossible_day(html: str, year: int, month: int) -> bool:
+    """Returns whether a page has a day that a month does not have.
+
+    Of 30.02.2019, htmldate makes the first day of February.
+    """
+    days = range(1, calendar.monthrange(year, month)[1] + 1)
+    for match in _NUMERIC_DAY.finditer(html):
+        year_text = match["year"] or match["last_year"]
+        month_text = match["month"] or match["middle_month"]
+        if int(year_text) == year and int(month_text) == month:
+            day_text = match["day"] or match["first_day"]
+            if int(day_text) not in days:
+                return True
+    return False

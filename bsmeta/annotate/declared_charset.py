@@ -1,0 +1,89 @@
+"""Finds the charset that the first bytes of a page declare, as browsers do.
+
+"Prescan a byte stream to determine its encoding" of the HTML standard (section 13.2.3.2): comments
+and the attributes of other elements declare nothing, whatever they contain.
+"""
+
+from __future__ import annotations
+
+import re
+
+from resiliparse.parse.encoding import map_encoding_to_html5
+
+PRESCANNED = 4096
+"""Bytes at the beginning of a page that are searched; a browser searches the first 1,024."""
+
+_SPACE = rb"[\t\n\f\r ]"
+_MARKUP = re.compile(
+    rb"(?P<comment><!--)|(?P<meta><meta(?=[\t\n\f\r /]))|(?P<tag></?[a-z][^\t\n\f\r >]*+)"
+    rb"|(?P<other><[!/?])",
+    re.IGNORECASE,
+)
+_ATTRIBUTE = re.compile(
+    rb"[\t\n\f\r /]*+(?P<name>[^\t\n\f\r />][^\t\n\f\r />=]*+)"
+    rb"(?:" + _SPACE + rb"*+(?P<equals>=)" + _SPACE + rb"*+"
+    rb"(?:\"(?P<double>[^\"]*+)\"|'(?P<single>[^']*+)'|(?P<bare>(?![\"'])[^\t\n\f\r >]*+)))?+"
+)
+_UNTERMINATED = re.compile(_SPACE + rb"*+=" + _SPACE + rb"*+[\"']")
+_MEDIA_TYPE = re.compile(_SPACE + rb"*+[a-z]++/[a-z+.-]++" + _SPACE + rb"*+;")
+_CHARSET = re.compile(
+    rb"charset" + _SPACE + rb"*+=" + _SPACE + rb"*+"
+    rb"(?:\"([^\"]*+)\"|'([^']*+)'|([^\t\n\f\r ;\"'][^\t\n\f\r ;]*+))",
+    re.IGNORECASE,
+)
+
+
+def find_declared_charset(html: bytes) -> str | None:
+    """Returns Python's name of the encoding that a page declares in a `<meta>`.
+
+    The first `<meta>` counts whose charset is known, and that has it as `charset`, or in `content`
+    beside `http-equiv=Content-Type`. More than in the standard, a `content` that begins with a
+    media type counts under any other name, too, and a slash after the charset is ignored.
+    """
+    html = html[:PRESCANNED]
+    position = 0
+    while (markup := _MARKUP.search(html, position)) is not None:
+        position = markup.end()
+        if markup["comment"]:
+            # The end may share the dashes of the beginning: `<!-->` is a comment.
+            end = html.find(b"-->", position - len(b"--"))
+        elif markup["other"]:
+            end = html.find(b">", position)
+        else:
+            attributes, end = _read_attributes(html, position)
+            encoding = _read_encoding(attributes) if markup["meta"] and end >= 0 else None
+            if encoding is not None:
+                return encoding
+        if end < 0:  # a comment or tag without an end contains the rest
+            return None
+        position = end
+    return None
+
+
+def _read_attributes(html: bytes, position: int) -> tuple[dict[bytes, bytes], int]:
+    """Returns the attributes of a tag, the first of each name, in lower case; and where it ends.
+
+    The end is -1 if the tag does not end.
+    """
+    attributes: dict[bytes, bytes] = {}
+    while (attribute := _ATTRIBUTE.match(html, position)) is not None:
+        position = attribute.end()
+        if not attribute["equals"] and _UNTERMINATED.match(html, position):
+            return attributes, -1
+        value = attribute["double"] or attribute["single"] or attribute["bare"] or b""
+        attributes.setdefault(attribute["name"].lower(), value.lower())
+    return attributes, html.find(b">", position)
+
+
+def _read_encoding(attributes: dict[bytes, bytes]) -> str | None:
+    """Returns the encoding that the attributes of a `<meta>` declare."""
+    label = attributes.get(b"charset")
+    content = attributes.get(b"content", b"")
+    is_content_type = attributes.get(b"http-equiv") == b"content-type"
+    if label is None and (is_content_type or _MEDIA_TYPE.match(content)):
+        charset = _CHARSET.search(content)
+        label = charset and (charset[1] or charset[2] or charset[3])
+    if not label:
+        return None
+    name = label.decode("ascii", "replace").strip().rstrip("/")
+    return map_encoding_to_html5(name, fallback_utf8=False)
