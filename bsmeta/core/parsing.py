@@ -23,6 +23,7 @@ import yaml
 
 Form = TypeVar("Form")
 Content = bytes | memoryview | msgspec.Raw | str
+FloatHook = Callable[[str], Any]
 
 MOST_NESTED = 200
 """Deepest nesting of lists and objects that is accepted."""
@@ -37,7 +38,7 @@ _LONG_NUMBER = re.compile(rf"(?<![0-9])[0-9]{{{_DIGITS}}}")
 
 _TOO_DEEP = f"nested too deeply (at most {MOST_NESTED} levels are read)"
 _TOO_LARGE = "an integer that is larger than any float"
-_HALF_A_PAIR = "a text with half of a surrogate pair, which is no character"
+HALF_A_PAIR = "a text with half of a surrogate pair, which is no character"
 _SURROGATE = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
 
 
@@ -65,29 +66,35 @@ def parse_json(
 
     _refuse_extremes(text, value)
     if _may_have_surrogates(text) and has_surrogates(value):
-        raise ExtremeContentError(_HALF_A_PAIR)
+        raise ExtremeContentError(HALF_A_PAIR)
     return value
 
 
 @overload
-def decode_json(content: Content, form: type[Form]) -> Form: ...
+def decode_json(
+    content: Content, form: type[Form], *, float_hook: FloatHook | None = None
+) -> Form: ...
 
 
 @overload
-def decode_json(content: Content, form: Any = Any) -> Any: ...
+def decode_json(
+    content: Content, form: Any = Any, *, float_hook: FloatHook | None = None
+) -> Any: ...
 
 
-def decode_json(content: Content, form: Any = Any) -> Any:
+def decode_json(content: Content, form: Any = Any, *, float_hook: FloatHook | None = None) -> Any:
     """Decodes JSON into a type with msgspec, which accepts no NaN and no infinity.
 
     Args:
         form: The expected type.
+        float_hook: Converts the digits of each number with a fraction or an exponent, where the
+            type is `Any`.
 
     Raises:
         msgspec.DecodeError: If it is malformed.
         msgspec.ValidationError: If it has another type (a subclass of `DecodeError`).
     """
-    value = JSONDecoder(form).decode(content)
+    value = JSONDecoder(form, float_hook=float_hook).decode(content)
     _refuse_extremes(content if isinstance(content, str) else bytes(content), value)
     return value
 
@@ -100,13 +107,17 @@ class JSONDecoder(Generic[Form]):
     """
 
     @overload
-    def __init__(self: JSONDecoder[Form], form: type[Form]) -> None: ...
+    def __init__(
+        self: JSONDecoder[Form], form: type[Form], *, float_hook: FloatHook | None = None
+    ) -> None: ...
 
     @overload
-    def __init__(self: JSONDecoder[Any], form: Any) -> None: ...
+    def __init__(
+        self: JSONDecoder[Any], form: Any, *, float_hook: FloatHook | None = None
+    ) -> None: ...
 
-    def __init__(self, form: Any) -> None:
-        self._decode = msgspec.json.Decoder(form).decode
+    def __init__(self, form: Any, *, float_hook: FloatHook | None = None) -> None:
+        self._decode = msgspec.json.Decoder(form, float_hook=float_hook).decode
 
     def decode(self, content: Content) -> Form:
         """Decodes JSON.
@@ -235,7 +246,7 @@ def _parse_yaml(text: str | bytes | _FileText, loader_class: type[yaml.SafeLoade
             loader.dispose()
 
         if _may_have_surrogates(content) and has_surrogates(value):
-            raise yaml.YAMLError(_HALF_A_PAIR)
+            raise yaml.YAMLError(HALF_A_PAIR)
         return value
     except yaml.YAMLError:
         raise

@@ -20,7 +20,8 @@ from typing import Any, Literal
 import msgspec
 
 from bsmeta.core.errors import ConfigurationError, DataError, describe_differences
-from bsmeta.core.parsing import decode_json, parse_json
+from bsmeta.core.foreign_json import decode_values
+from bsmeta.core.parsing import parse_json
 from bsmeta.data.io.file_start import check_has_document
 from bsmeta.data.table.csv_file import (
     LONGEST_RECORD,
@@ -125,7 +126,7 @@ def _read_json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
                 record: Record = {}
                 problem = None
                 try:
-                    record = decode_json(content, dict[str, Any])
+                    record = decode_values(content)
                 except msgspec.MsgspecError as error:
                     if number == 1:
                         check_has_document(str(path), "input")
@@ -326,7 +327,7 @@ def flatten_record(record: Mapping[str, Any]) -> Record:
             if isinstance(value, dict) and value and len(column) <= _LONGEST_PREFIX:
                 stack.append((f"{column}.", iter(value.items())))
                 break
-            if isinstance(value, (list, dict)):
+            if isinstance(value, (list, dict, msgspec.Raw)):
                 cells[column] = msgspec.json.encode(value).decode()
             else:
                 cells[column] = "" if value is None else value

@@ -1,0 +1,172 @@
+"""Decodes JSON objects that other programs wrote, such as the lines of a data set.
+
+Some writers make what the standard does not have. Python and pandas write NaN and infinity as
+numbers. A program that cuts a text by its UTF-16 units writes half of a surrogate pair, as an
+escape or in three bytes. Both are common in columns that nobody reads here, and there they must not
+cost the document. NaN and infinity are read as null, like those of a Parquet file, and half a pair
+as U+FFFD, the replacement character. `ForeignDecoder` does this only in values that its type does
+not declare: half a pair in a value that is used is an error, as is NaN unless null may stand there.
+
+Well-formed content takes the same time as with `JSONDecoder`: all this begins with its error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Generic, overload
+
+import msgspec
+
+from bsmeta.core.parsing import (
+    HALF_A_PAIR,
+    Content,
+    ExtremeContentError,
+    Form,
+    JSONDecoder,
+    decode_json,
+)
+
+Columns = dict[str, msgspec.Raw]
+"""The columns of an object by name, undecoded."""
+
+_REPLACEMENT = "\ufffd"
+_OTHER_REPLACEMENT = "\ufffc"
+"""If an object decodes to something else with this one, half a pair is in a declared value."""
+
+# A string with its escapes, or a constant outside of strings. A string ends with the content if its
+# closing quote is missing, so that each byte is visited once.
+_STRING_OR_CONSTANT = re.compile(
+    rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+"?+|(?P<constant>NaN|-?Infinity)', re.DOTALL
+)
+# An escape (a whole pair is one), or the three bytes of half a pair.
+_ESCAPE_OR_HALF = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<escape>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
+    rb"|(?P<bytes>\xed[\xa0-\xbf][\x80-\xbf])",
+    re.DOTALL,
+)
+_COLUMNS = JSONDecoder(Columns)
+
+
+class ForeignDecoder(Generic[Form]):
+    """Decodes objects into one type, and accepts any value that the type does not declare."""
+
+    @overload
+    def __init__(self: ForeignDecoder[Form], form: type[Form]) -> None: ...
+
+    @overload
+    def __init__(self: ForeignDecoder[Any], form: Any) -> None: ...
+
+    def __init__(self, form: Any) -> None:
+        self._decoder: JSONDecoder[Form] = JSONDecoder(form)
+
+    def decode(self, content: Content) -> Form:
+        """Decodes an object.
+
+        Raises:
+            msgspec.DecodeError: If it is malformed, or a declared value has half a surrogate pair,
+                or NaN where null is none of its types.
+            msgspec.ValidationError: If it has another type (a subclass of `DecodeError`).
+        """
+        try:
+            return self._decoder.decode(content)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError as error:
+            try:
+                return self._decode_repaired(_encode_content(content))
+            except ExtremeContentError:
+                raise
+            except msgspec.DecodeError:
+                raise error from None
+
+    def _decode_repaired(self, content: bytes) -> Form:
+        """Decodes an object after its repair.
+
+        Raises:
+            msgspec.DecodeError: If that does not help.
+            ExtremeContentError: If a declared value has half a surrogate pair.
+        """
+        content = _replace_constants(content)
+        repaired = _replace_halves(content, _REPLACEMENT)
+        decoded = self._decoder.decode(repaired)
+        if repaired != content:
+            other = self._decoder.decode(_replace_halves(content, _OTHER_REPLACEMENT))
+            if decoded != other:
+                raise ExtremeContentError(HALF_A_PAIR)
+        return decoded
+
+
+def split_columns(content: Content) -> Columns:
+    """Splits an object into its columns, undecoded; each is standard JSON in UTF-8.
+
+    Bytes that are not UTF-8 are replaced, too.
+
+    Raises:
+        msgspec.DecodeError: If it is malformed or no object.
+    """
+    encoded = _encode_content(content)
+    try:
+        # msgspec does not check the encoding of the columns that it leaves undecoded.
+        encoded.decode()
+        return _COLUMNS.decode(encoded)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _COLUMNS.decode(repair_json(encoded))
+
+
+def decode_values(content: Content) -> dict[str, Any]:
+    """Decodes an object; a number beyond the range of floats, such as 1e400, stays `msgspec.Raw`.
+
+    The rest is as in `split_columns`.
+
+    Raises:
+        msgspec.DecodeError: If it is malformed, no object or nested too deeply, or has an integer
+            beyond the range of floats.
+    """
+    try:
+        return decode_json(content, dict[str, Any])
+    except msgspec.DecodeError:
+        repaired = repair_json(_encode_content(content))
+        return decode_json(repaired, dict[str, Any], float_hook=_decode_float)
+
+
+def _decode_float(digits: str) -> float | msgspec.Raw:
+    number = float(digits)
+    return number if math.isfinite(number) else msgspec.Raw(digits.encode())
+
+
+def repair_json(content: bytes) -> bytes:
+    """Replaces all that standard JSON in UTF-8 does not have: see `split_columns`."""
+    repaired = _replace_halves(_replace_constants(content), _REPLACEMENT)
+    return repaired.decode(errors="replace").encode()
+
+
+def _encode_content(content: Content) -> bytes:
+    return content.encode("utf-8", "surrogatepass") if isinstance(content, str) else bytes(content)
+
+
+def _replace_constants(content: bytes) -> bytes:
+    """Replaces NaN and infinity outside of strings by null."""
+    if b"NaN" not in content and b"Infinity" not in content:
+        return content
+
+    def replace(match: re.Match[bytes]) -> bytes:
+        return match[0] if match["constant"] is None else b"null"
+
+    return _STRING_OR_CONSTANT.sub(replace, content)
+
+
+def _replace_halves(content: bytes, replacement: str) -> bytes:
+    """Replaces each half of a surrogate pair, whether it is an escape or three bytes."""
+    as_escape = rb"\u%04x" % ord(replacement)
+    as_bytes = replacement.encode()
+
+    def replace(match: re.Match[bytes]) -> bytes:
+        if match["escape"] is not None:
+            return as_escape
+        return match[0] if match["bytes"] is None else as_bytes
+
+    return _ESCAPE_OR_HALF.sub(replace, content)
