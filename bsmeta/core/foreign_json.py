@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from typing import Any, Generic, overload
 
 import msgspec
@@ -117,20 +118,32 @@ def split_columns(content: Content) -> Columns:
         return _COLUMNS.decode(repair_json(encoded))
 
 
-def decode_values(content: Content) -> dict[str, Any]:
+def decode_values(content: Content, used: Collection[str] = ()) -> dict[str, Any]:
     """Decodes an object; a number beyond the range of floats, such as 1e400, stays `msgspec.Raw`.
 
     The rest is as in `split_columns`.
 
+    Args:
+        used: Names of columns that must not have half a surrogate pair.
+
     Raises:
         msgspec.DecodeError: If it is malformed, no object or nested too deeply, or has an integer
-            beyond the range of floats.
+            beyond the range of floats, or half a surrogate pair in a column that is used.
     """
     try:
         return decode_json(content, dict[str, Any])
     except msgspec.DecodeError:
-        repaired = repair_json(_encode_content(content))
-        return decode_json(repaired, dict[str, Any], float_hook=_decode_float)
+        encoded = _replace_constants(_encode_content(content))
+        values = _decode_values(_replace_halves(encoded, _REPLACEMENT))
+        others = _decode_values(_replace_halves(encoded, _OTHER_REPLACEMENT))
+        if any(values.get(name) != others.get(name) for name in used):
+            raise ExtremeContentError(HALF_A_PAIR) from None
+        return values
+
+
+def _decode_values(content: bytes) -> dict[str, Any]:
+    standard = content.decode(errors="replace").encode()
+    return decode_json(standard, dict[str, Any], float_hook=_decode_float)
 
 
 def _decode_float(digits: str) -> float | msgspec.Raw:

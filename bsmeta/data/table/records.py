@@ -70,7 +70,7 @@ def read_records(
     """
     if path.name.endswith(JSON_LINES):
         check_encoding(encoding)
-        rows = _read_json_rows(path, "utf-8" if encoding == AUTO else encoding)
+        rows = _read_json_rows(path, required, "utf-8" if encoding == AUTO else encoding)
     else:
         form = find_format(path, required, separator=separator, encoding=encoding)
         rows = _read_csv_rows(path, form)
@@ -111,7 +111,9 @@ def _read_csv_rows(path: Path, form: CSVFormat) -> Iterator[tuple[Row, Record]]:
         yield row, record
 
 
-def _read_json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
+def _read_json_rows(
+    path: Path, required: Sequence[str], encoding: str
+) -> Iterator[tuple[Row, Record]]:
     """Yields the rows of JSON lines with their records; the record of a bad row is empty."""
     text, file = open_text(path, encoding)
     number = line = 0
@@ -126,7 +128,7 @@ def _read_json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
                 record: Record = {}
                 problem = None
                 try:
-                    record = decode_values(content)
+                    record = decode_values(content, required)
                 except msgspec.MsgspecError as error:
                     if number == 1:
                         check_has_document(str(path), "input")
