@@ -45,7 +45,7 @@ from bsmeta.tasks.causal_lm.explaining.terminal import show_window
 from bsmeta.tasks.causal_lm.explaining.tokens import TokenTexts
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.task import TextClassifier
-from tests.annotate.helpers import annotate, rows
+from tests.annotate.helpers import annotate
 from tests.data.helpers import batches, small_config, small_tokenizer
 from tests.foreign_columns import (
     JSON_COLUMNS,
@@ -79,7 +79,7 @@ JSON_REASONS = {
     "html-null": "wrong_type",
     "html-negative": "negative_position",
     "html-beyond": "position_beyond_text",
-    "html-huge": "wrong_type",
+    "html-huge": "position_beyond_text",
     "html-reversed": "end_before_start",
     "html-words": "wrong_type",
     "entity-strings": "wrong_type",
@@ -90,7 +90,7 @@ PARQUET_REASONS = {
     "tags-object": "wrong_type",
     "tags-no-value": "wrong_type",
     "html-text": "wrong_type",
-    "html-bytes": "not_utf8",
+    "html-bytes": "wrong_type",
 }
 REASONS = {"json": JSON_REASONS, "parquet": PARQUET_REASONS}
 UNSHOWN = {
@@ -134,8 +134,14 @@ def find_keys(form: str, names: Iterable[str]) -> set[str]:
 
 def configure(folder: Path, types: list[str], **changes: Any) -> DataConfig:
     settings = {"num_streams": 1, "tokenizer_backend": "hf", "packing": "pad"}
-    settings |= {"bad_documents": "skip", "max_bad_documents": 1.0, "max_seq_len": 128}
+    settings |= {"bad_documents": "skip", "max_bad_documents": 100, "max_seq_len": 128}
     return small_config(folder, metadata_list=types, metadata_probability=1.0, **settings | changes)
+
+
+def read_rows(shard: Path) -> list[dict[str, Any]]:
+    """The rows of a shard; Python does not read integers of more than 4300 digits."""
+    lines = gzip.decompress(shard.read_bytes()).splitlines()
+    return [json.loads(line, parse_int=float) for line in lines]
 
 
 def read_table(page: str, title: str) -> dict[str, str]:
@@ -152,7 +158,7 @@ def test_annotate_carries_them_and_its_report_shows_the_pages(
     out = tmp_path / "out"
     settings = {"report": True, "report_pages": 100}
     assert annotate(str(folder), out, annotators=annotators, **settings) == 0
-    made = {row["url"]: row for path in out.glob("*.jsonl.gz") for row in rows(path)}
+    made = {row["url"]: row for path in out.glob("*.jsonl.gz") for row in read_rows(path)}
     assert {url.removeprefix(SITE) for url in made} == {*KEYS[form]}
 
     page = (out / "report.html").read_text()
@@ -165,7 +171,7 @@ def test_annotate_writes_their_values_in_standard_json(tmp_path: Path) -> None:
     shards = write_parquet(tmp_path / "tables")
     write_json_lines(shards / "rows.json.gz")
     assert annotate(str(shards), tmp_path / "out", annotators=["language"]) == 0
-    made = {row["url"].removeprefix(SITE): row for row in rows(tmp_path / "out/rows.jsonl.gz")}
+    made = {row["url"].removeprefix(SITE): row for row in read_rows(tmp_path / "out/rows.jsonl.gz")}
     assert made["nan"]["f"] == {"a": {"b": [None, None, None, "NaN"]}}
     assert made["half"]["title"] == "cut \ufffd"
     assert made["half-in-bytes"]["title"] == "cut \ufffd"
@@ -176,9 +182,9 @@ def test_annotate_writes_their_values_in_standard_json(tmp_path: Path) -> None:
     assert b'"f":1e400,' in with_range
 
     for name, value in {"half": "cut \ufffd", "half-in-list": ["cut \ufffd"]}.items():
-        (row,) = rows(tmp_path / f"out/{name}.jsonl.gz")
+        (row,) = read_rows(tmp_path / f"out/{name}.jsonl.gz")
         assert row["title"] == value
-    (row,) = rows(tmp_path / "out/nan.jsonl.gz")
+    (row,) = read_rows(tmp_path / "out/nan.jsonl.gz")
     assert row["f"] == {"a": [None, None]}
 
 
@@ -199,10 +205,10 @@ def test_annotators_that_read_them_fail_with_the_reason(tmp_path: Path) -> None:
     assert report["total"]["errors"] == {
         "title": {"no_html": len(JSON_COLUMNS) - 2, "wrong_type": 2},
         "paragraph": {
-            "wrong_type": 4,
+            "wrong_type": 3,
             "missing_position": 1,
             "negative_position": 1,
-            "position_beyond_text": 1,
+            "position_beyond_text": 2,
             "end_before_start": 1,
         },
     }
@@ -288,7 +294,8 @@ def test_explain_shows_them(form: str, folder: Path, types: list[str]) -> None:
     assert find_keys(form, names) == {*KEYS[form]} - {*(REASONS[form] if types else {})}
 
     texts = TokenTexts(small_tokenizer())
-    assert render_page(windows, config, texts).count("It is the row") == len(names)
+    page = render_page(windows, config, texts)
+    assert all(name in page for name in names)
     for window in windows:
         show_window(window, Console(file=io.StringIO()), config, texts)
         for document in window.documents:
@@ -378,7 +385,8 @@ def test_predict_writes_them(tmp_path: Path, encoder: Path, suffix: str) -> None
     (tmp_path / "run" / "config.yaml").write_text(write_yaml(config))
 
     # CSV has a column for each column of the first record.
-    keys = [*JSON_COLUMNS] if suffix == ".jsonl" else ["range"]
+    keys = [key for key in JSON_COLUMNS if key != "half-in-bytes"]  # the file is not UTF-8
+    keys = keys if suffix == ".jsonl" else ["range"]
     output = tmp_path / f"out{suffix}"
     code = predict.main(
         PredictConfig(
@@ -397,7 +405,7 @@ def test_predict_writes_them(tmp_path: Path, encoder: Path, suffix: str) -> None
     refused = {"digits", "many-digits", "depth"}
     lines = written.splitlines()
     made = {json.loads(line)["url"].removeprefix(SITE): line for line in lines}
-    assert made.keys() == {*JSON_COLUMNS} - refused
+    assert made.keys() == {*keys} - refused
     assert '"f":1e400' in made["range"]
     assert '"f":{"a":[1,-1e999]}' in made["range-in-list"]
     assert json.loads(made["half"])["title"] == "cut \ufffd"
