@@ -32,6 +32,7 @@ from bsmeta.annotate.warc import Damage, Record, read_records
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import hash_file
 from bsmeta.core.foreign_json import ForeignDecoder, split_columns
+from bsmeta.data.io import shards
 from bsmeta.data.io.file_start import check_has_document
 from bsmeta.data.io.lines import OVERLONG, LineReader
 from bsmeta.data.io.parquet_file import DAMAGED, ParquetSource
@@ -39,9 +40,9 @@ from bsmeta.data.io.parquet_pages import LIST_BYTES, bound_rows, list_bytes
 
 READERS = 8
 
-LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst")
+LINES = tuple(suffix for suffix in shards.SUFFIXES if suffix != shards.PARQUET)
 WARCS = (".warc", ".warc.gz", ".warc.wet", ".warc.wet.gz")
-PARQUET = (".parquet",)
+PARQUET = (shards.PARQUET,)
 SUFFIXES = (*LINES, *WARCS, *PARQUET)
 
 REFUSE = "refuse"
