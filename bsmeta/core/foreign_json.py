@@ -35,17 +35,16 @@ _REPLACEMENT = "\ufffd"
 _OTHER_REPLACEMENT = "\ufffc"
 """If an object decodes to something else with this one, half a pair is in a declared value."""
 
-# A string with its escapes, or a constant outside of strings. A string ends with the content if its
-# closing quote is missing, so that each byte is visited once.
-_STRING_OR_CONSTANT = re.compile(
-    rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+"?+|(?P<constant>NaN|-?Infinity)', re.DOTALL
+_CONSTANT = re.compile(rb"NaN|-?Infinity")
+# Everything up to a constant outside of strings. A string whose closing quote is missing ends with
+# the content.
+_NO_CONSTANT = re.compile(
+    rb'(?:[^"NI-]++|"[^"\\]*+(?:\\.?+[^"\\]*+)*+"?+|(?!NaN|-?Infinity)[NI-])*+', re.DOTALL
 )
-# An escape (a whole pair is one), or the three bytes of half a pair.
-_ESCAPE_OR_HALF = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|(?P<escape>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
-    rb"|(?P<bytes>\xed[\xa0-\xbf][\x80-\xbf])",
-    re.DOTALL,
+# Half a pair as an escape or in its three bytes; before it, an escaped backslash and a whole pair.
+_HALF = re.compile(
+    rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<escape>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|(?P<bytes>\xed[\xa0-\xbf][\x80-\xbf])"
 )
 _COLUMNS = JSONDecoder(Columns)
 
@@ -166,10 +165,16 @@ def _replace_constants(content: bytes) -> bytes:
     if b"NaN" not in content and b"Infinity" not in content:
         return content
 
-    def replace(match: re.Match[bytes]) -> bytes:
-        return match[0] if match["constant"] is None else b"null"
-
-    return _STRING_OR_CONSTANT.sub(replace, content)
+    parts: list[bytes] = []
+    begin = 0
+    while before := _NO_CONSTANT.match(content, begin):
+        parts.append(before[0])
+        constant = _CONSTANT.match(content, before.end())
+        if constant is None:  # the end
+            break
+        parts.append(b"null")
+        begin = constant.end()
+    return b"".join(parts)
 
 
 def _replace_halves(content: bytes, replacement: str) -> bytes:
@@ -182,4 +187,4 @@ def _replace_halves(content: bytes, replacement: str) -> bytes:
             return as_escape
         return match[0] if match["bytes"] is None else as_bytes
 
-    return _ESCAPE_OR_HALF.sub(replace, content)
+    return _HALF.sub(replace, content)
