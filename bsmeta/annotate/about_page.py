@@ -81,7 +81,7 @@ class Title(Annotator):
         if row.html is not None:
             title = row.page.title
         else:
-            titles = row.read_column("html_title")
+            titles = row.read_strings("html_title")
             if titles is None:
                 raise AnnotationError(NO_HTML)
             text = remove_enclosed(titles[0], "<", ">") if titles else ""

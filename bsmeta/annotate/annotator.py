@@ -23,8 +23,10 @@ from bsmeta.annotate.pool import PAGE_STEP, Chunk, Failures, Status
 from bsmeta.annotate.shard import Counts, Dropped, Written
 from bsmeta.annotate.sources import InputRecord, Item, decode_record
 from bsmeta.annotate.tags import Profile, TagRecord
+from bsmeta.core.foreign_json import split_columns
 from bsmeta.core.parsing import JSONDecoder, decode_json
-from bsmeta.metadata.records import Record
+from bsmeta.metadata.annotated_columns import decode_local_records, decode_strings
+from bsmeta.metadata.records import BadDocument, Record
 
 Columns = dict[str, Any]
 """Names and values of columns; a value that is only carried along is `msgspec.Raw` JSON."""
@@ -39,8 +41,6 @@ OTHER_TEXT = "other_text"
 
 # A level of isal: six times as fast as level 4 of zlib, for files that are 12% larger.
 _COMPRESSION_LEVEL = 2
-_RECORDS = JSONDecoder(list[Record] | None)
-_ROW = JSONDecoder(dict[str, msgspec.Raw])
 _RAW_RECORDS = JSONDecoder(list[msgspec.Raw] | dict[str, msgspec.Raw] | None)
 _STRING = JSONDecoder(str)
 _ERRORS = JSONDecoder(dict[str, str])
@@ -107,11 +107,12 @@ class Row:
 
     @property
     def tags(self) -> Sequence[TagRecord | Record]:
-        """The tags in the text, from the page or from the column `metadata_html` of the input."""
-        if self.html is not None:
-            return self.page.tags
-        column = self.columns.get("metadata_html")
-        return (_RECORDS.decode(column) or []) if isinstance(column, msgspec.Raw) else column or []
+        """The tags in the text, from the page or from the column `metadata_html` of the input.
+
+        Raises:
+            AnnotationError: That column has another form.
+        """
+        return self.page.tags if self.html is not None else self.read_spans("metadata_html")
 
     @property
     def text(self) -> str:
@@ -126,11 +127,42 @@ class Row:
             raise AnnotationError(NO_URL)
         return self.url
 
+    def read_spans(self, name: str) -> list[Record]:
+        """Returns the local records of a column; none if the row does not have it.
+
+        Raises:
+            AnnotationError: If it has another form than annotators write, with the reason for which
+                training would drop the document.
+        """
+        try:
+            return decode_local_records(name, self.columns.get(name), len(self.text))
+        except BadDocument as error:
+            raise AnnotationError(error.reason, error.detail) from error
+
+    def read_strings(self, name: str) -> list[str] | None:
+        """Returns a column of strings; None if the row does not have it.
+
+        Raises:
+            AnnotationError: If it has another form.
+        """
+        value = self.columns.get(name)
+        try:
+            return None if value is None else decode_strings(name, value)
+        except BadDocument as error:
+            raise AnnotationError(error.reason, error.detail) from error
+
     def read_column(self, name: str) -> Any:
-        """Returns a decoded column; None if the row does not have it."""
+        """Returns a decoded column of any form; None if the row does not have it.
+
+        Raises:
+            AnnotationError: `wrong_type` if it has a value that Python does not have.
+        """
         value = self.columns.get(name)
         if isinstance(value, msgspec.Raw):
-            value = self.columns[name] = decode_json(value)
+            try:
+                value = self.columns[name] = decode_json(value)
+            except msgspec.DecodeError as error:
+                raise AnnotationError("wrong_type", f"{name}: {error}") from error
         return value
 
 
@@ -233,7 +265,7 @@ class Annotation:
             if duplicate is not None and duplicate.is_dropped:
                 written.dropped.append((number, duplicate.kind, record.url))
                 continue
-            old_columns = {} if old_row is None else _ROW.decode(old_row)
+            old_columns = {} if old_row is None else split_columns(old_row)
             try:
                 row = self._make_row(record, old_columns)
             except (AnnotationError, PageError) as error:

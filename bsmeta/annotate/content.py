@@ -30,7 +30,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from bsmeta.annotate.annotator import NO_HTML, AnnotationError, Annotator, Columns, Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.metadata.content import COLUMN
+from bsmeta.metadata.annotated_columns import CONTENT_SPANS
 
 Extract = Callable[[str], str]
 
@@ -56,7 +56,7 @@ class Content(Annotator):
 
     name = "content"
     version = 2
-    columns = (COLUMN,)
+    columns = (CONTENT_SPANS,)
     settings = ("content_extractors", "profile")
 
     def __init__(self, config: AnnotateConfig) -> None:
@@ -78,8 +78,8 @@ class Content(Annotator):
                 errors.append(f"{name}_{type(error).__name__}")
 
         if errors:
-            raise AnnotationError(",".join(errors), columns={COLUMN: spans})
-        return {COLUMN: spans}
+            raise AnnotationError(",".join(errors), columns={CONTENT_SPANS: spans})
+        return {CONTENT_SPANS: spans}
 
     def fingerprint(self) -> str:
         return self.digest({name: version(name) for name in self._extract})

@@ -38,10 +38,13 @@ from bsmeta.annotate.shard import FOLDER, Counts, ShardFiles, make_damaged_shard
 from bsmeta.annotate.sources import InputFile, decode_record, format_count
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import build_atomically
+from bsmeta.core.foreign_json import ForeignDecoder
 from bsmeta.core.parsing import JSONDecoder
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.text.caseless import make_caseless
 from bsmeta.data.text.sentences import find_sentences
+from bsmeta.metadata.annotated_columns import decode_local_records
+from bsmeta.metadata.records import BadDocument, Record
 
 LONGEST_MENTION = 100
 LONGEST_DESCRIPTION = 500
@@ -313,8 +316,7 @@ def _read_pages(path: Path) -> Iterator[LinkedPage]:
         yield from map(_PAGE.decode, lines)
 
 
-class _Entity(msgspec.Struct):
-    value: str
+class _Entity(Record, kw_only=True):
     char_start_idx: int
     char_end_idx: int
     url: str = ""
@@ -323,10 +325,19 @@ class _Entity(msgspec.Struct):
 class _Row(msgspec.Struct):
     text: str
     url: str
-    metadata_entity: list[_Entity] = []
+    metadata_entity: msgspec.Raw = msgspec.Raw(b"null")
+
+    def read_entities(self) -> list[_Entity]:
+        """Returns the mentions; none if the column came with the input and has another form."""
+        try:
+            return decode_local_records(
+                "metadata_entity", self.metadata_entity, len(self.text), _Entity
+            )
+        except BadDocument:
+            return []
 
 
-_ROW = JSONDecoder(_Row)
+_ROW = ForeignDecoder(_Row)
 
 
 def write_linked_sets(
@@ -399,7 +410,7 @@ def _find_linked_sentences(row: _Row) -> Iterator[dict[str, Any]]:
 
     A paragraph without full stops counts as a sentence.
     """
-    entities = deque(sorted(row.metadata_entity, key=lambda entity: entity.char_start_idx))
+    entities = deque(sorted(row.read_entities(), key=lambda entity: entity.char_start_idx))
     for start, end in _find_sentence_spans(row.text):
         begun = []
         while entities and entities[0].char_start_idx < end:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -14,15 +14,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from markupsafe import escape
 
-from bsmeta.annotate.annotator import ERRORS
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.frames import make_inert_html
 from bsmeta.annotate.page import PageError
 from bsmeta.annotate.plan import ShardPlan
 from bsmeta.annotate.shard import Counts, read_existing_rows
 from bsmeta.annotate.sources import decode_record, format_count, read_items
-from bsmeta.core.parsing import decode_json
+from bsmeta.core.foreign_json import ForeignDecoder, split_columns
 from bsmeta.core.terminal import Console
+from bsmeta.metadata.annotated_columns import (
+    CONTENT_SPANS,
+    PREFIX,
+    Spans,
+    decode_content_spans,
+    decode_local_records,
+    decode_records,
+)
+from bsmeta.metadata.content import KeptText
+from bsmeta.metadata.records import BadDocument, Record
 from bsmeta.report import figures
 from bsmeta.report.drawing import draw_figures
 from bsmeta.report.figures import GOOD
@@ -50,6 +59,17 @@ _SHOWN_HTML = 300_000
 _LONGEST_VALUE = 300
 _TAGS = "metadata_html"
 _ENTITIES = "metadata_entity"
+
+
+class _Row(msgspec.Struct):
+    """The columns that every row has."""
+
+    text: str
+    url: str
+    annotation_errors: dict[str, str]
+
+
+_ROW = ForeignDecoder(_Row)
 
 
 @dataclass(frozen=True)
@@ -168,6 +188,7 @@ def write_report(
             _draw_bar_plot, lengths, "pages", "pages by characters of their text"
         )
 
+    shown = sample_shown_pages(config, plans)
     page = Page(
         title="Annotated pages",
         answers=[f"{summarize_report(report)}."],
@@ -176,12 +197,13 @@ def write_report(
             "annotators": ", ".join(report.annotators),
             "output": output.name,
         },
-        sections=[Section(tables=[*make_tables(report), lengths], plots=plots)],
+        sections=[
+            Section(tables=[*make_tables(report), lengths, _make_unshown_table(shown)], plots=plots)
+        ],
         commands=describe_command(),
     )
     drawings = draw_figures(page.plots, output)
-    pages = list(sample_shown_pages(config, plans))
-    write_html(page, drawings, [DATA], output / PAGE, "annotate/pages.html.j2", pages=pages)
+    write_html(page, drawings, [DATA], output / PAGE, "annotate/pages.html.j2", pages=shown.pages)
     return [output / PAGE, output / DATA]
 
 
@@ -200,19 +222,43 @@ def _draw_bar_plot(table: Table, column: str, label: str) -> Figure:
     return figure
 
 
-def sample_shown_pages(
-    config: AnnotateConfig, plans: Sequence[ShardPlan]
-) -> Iterator[dict[str, Any]]:
-    """Yields the first pages of some shards: the raw page, and its row for the template."""
+@dataclass
+class ShownPages:
+    """Sample pages of the report, for the template.
+
+    Attributes:
+        pages: The raw page and its row.
+        foreign: Columns with the name, but not the form of those that annotators write: number of
+            sample pages that are shown without them.
+        unreadable: Number of sample pages that are left out, because their row cannot be decoded.
+    """
+
+    pages: list[dict[str, Any]] = field(default_factory=list)
+    foreign: Counter[str] = field(default_factory=Counter)
+    unreadable: int = 0
+
+
+def sample_shown_pages(config: AnnotateConfig, plans: Sequence[ShardPlan]) -> ShownPages:
+    """Returns the first pages of some shards."""
+    shown = ShownPages()
     pages = config.report_pages
     step = max(len(plans) // max(pages, 1), 1)
     shards = plans[::step][:pages]
     for number, plan in enumerate(shards):
         pages_of_shard = pages * (number + 1) // len(shards) - pages * number // len(shards)
-        yield from islice(_read_pages(config, plan), pages_of_shard)
+        for html, line in islice(_read_pages(config, plan), pages_of_shard):
+            try:
+                page = describe_row(line)
+            except msgspec.DecodeError:
+                shown.unreadable += 1
+                continue
+            shown.pages.append({"html": _cut_shown_html(html), **page})
+            shown.foreign.update(page["foreign"])
+    return shown
 
 
-def _read_pages(config: AnnotateConfig, plan: ShardPlan) -> Iterator[dict[str, Any]]:
+def _read_pages(config: AnnotateConfig, plan: ShardPlan) -> Iterator[tuple[str, bytes]]:
+    """Yields the raw pages of a shard that have a row, with that row."""
     journal = plan.files.open_complete()
     if journal is None:
         return
@@ -220,21 +266,62 @@ def _read_pages(config: AnnotateConfig, plan: ShardPlan) -> Iterator[dict[str, A
     page_bytes = int(config.page_mb * 1e6)
     items = read_items(plan.file.path, page_bytes, on_bad_record=config.on_bad_record)
     for (item, _), line in zip(items, read_existing_rows(plan.files, journal), strict=False):
-        if not isinstance(line, bytes):
-            continue
-        html = decode_record(item, page_bytes).html
+        if isinstance(line, bytes):
+            yield decode_record(item, page_bytes).html or "", line
+
+
+def describe_row(line: bytes) -> dict[str, Any]:
+    """Returns the parts of a row that the page shows, for the template.
+
+    Columns that came with the input may have the name of an annotator's column and another form:
+    they are `foreign`, and not shown.
+
+    Raises:
+        msgspec.DecodeError: If it is no row of a shard.
+    """
+    row = _ROW.decode(line)
+    columns = split_columns(line)
+    foreign = find_foreign_columns(columns, row.text)
+    for name in foreign:
+        del columns[name]
+    return {
+        "url": row.url,
+        "parts": list(divide_text({**columns, "text": row.text})),
+        "is_cut": len(row.text) > _SHOWN_TEXT,
+        "values": list(_list_shown_values(columns)),
+        "errors": row.annotation_errors,
+        "foreign": foreign,
+    }
+
+
+def find_foreign_columns(columns: Mapping[str, Any], text: str) -> list[str]:
+    """Lists the columns with names that annotators use, and another form."""
+    foreign = []
+    for name, content in columns.items():
         try:
-            row = decode_json(line)
-        except msgspec.DecodeError:  # in columns that are copied undecoded
-            continue
-        yield {
-            "url": row["url"],
-            "html": _cut_shown_html(html or ""),
-            "parts": list(divide_text(row)),
-            "is_cut": len(row["text"]) > _SHOWN_TEXT,
-            "values": list(_list_shown_values(row)),
-            "errors": row[ERRORS],
-        }
+            if name == CONTENT_SPANS:
+                _read_contents(content, text)
+            elif name in (_TAGS, _ENTITIES):
+                decode_local_records(name, content, len(text))
+            elif name.startswith(PREFIX):
+                decode_records(name, content)
+        except BadDocument:
+            foreign.append(name)
+    return foreign
+
+
+def _make_unshown_table(shown: ShownPages) -> Table:
+    table = Table(
+        "Not shown",
+        "The columns have names that annotators use, and another form. The shards have them as "
+        "they were in the input.",
+        [Column("of the sample pages"), Column("pages", COUNT)],
+    )
+    for name, count in sorted(shown.foreign.items()):
+        table.rows.append([f"column {name}", count])
+    if shown.unreadable:
+        table.rows.append(["pages whose row cannot be decoded", shown.unreadable])
+    return table
 
 
 def _cut_shown_html(html: str) -> str:
@@ -245,57 +332,88 @@ def _cut_shown_html(html: str) -> str:
         return f"The raw page cannot be shown: {escape(str(error))}."
 
 
-def _list_shown_values(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_shown_values(columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields column and value of global records, and the number of local ones."""
-    for column, records in row.items():
-        if not column.startswith("metadata_") or not isinstance(records, list):
+    for column, content in columns.items():
+        if not column.startswith(PREFIX):
             continue
-        name = column.removeprefix("metadata_")
-        values = [str(record["value"]) for record in records if record.get("type") == "global"]
+        name = column.removeprefix(PREFIX)
+        records = decode_records(column, content)
+        values = [str(record.value) for record in records if record.type == "global"]
         for value in values:
             yield name, value[:_LONGEST_VALUE]
         if len(records) > len(values):
             yield name, format_count(len(records) - len(values), "span")
 
 
-def divide_text(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def divide_text(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the text in parts, cut wherever a tag, a content span or an entity begins or ends.
 
     Each part has the tags that begin or end before it, the names of the extractors in whose main
     content it is, and the entity that it mentions.
-    """
-    text = row["text"][:_SHOWN_TEXT]
-    labels = _label_tags(row, len(text))
-    all_contents = row.get("content_spans") or {}
-    contents = {name: spans for name, spans in all_contents.items() if spans}
-    entities = {entity["char_start_idx"]: entity for entity in row.get(_ENTITIES) or []}
 
-    cuts = {0, len(text), *labels, *entities}
-    cuts.update(entity["char_end_idx"] for entity in entities.values())
+    Raises:
+        BadDocument: If a column has another form: see `find_foreign_columns`.
+    """
+    whole_text = row["text"]
+    text = whole_text[:_SHOWN_TEXT]
+    tags = decode_local_records(_TAGS, row.get(_TAGS), len(whole_text))
+    labels = _label_tags(tags, len(text))
+    contents = _read_contents(row.get(CONTENT_SPANS), whole_text)
+    mentions = decode_local_records(_ENTITIES, row.get(_ENTITIES), len(whole_text))
+    entities = {_get_start(mention): mention for mention in mentions}
+
+    cuts = {0, len(text), *labels, *entities, *map(_get_end, mentions)}
     for spans in contents.values():
         cuts.update(chain.from_iterable(spans))
     positions = sorted(cut for cut in cuts if cut <= len(text))
 
-    entity = {"char_end_idx": 0}  # the last that has begun
+    entity = ""  # the last that has begun, and its end
+    entity_end = 0
     for start, end in pairwise([*positions, positions[-1]]):
-        entity = entities.get(start, entity)
+        if start in entities:
+            entity = str(entities[start].value)
+            entity_end = _get_end(entities[start])
         yield {
             "text": text[start:end],
             "labels": labels.get(start, []),
             "contents": [name for name, spans in contents.items() if _is_within(start, spans)],
-            "entity": entity["value"] if start < entity["char_end_idx"] else "",
+            "entity": entity if start < entity_end else "",
         }
 
 
-def _label_tags(row: dict[str, Any], length: int) -> dict[int, list[str]]:
+def _get_start(record: Record) -> int:
+    return record.char_start_idx or 0
+
+
+def _get_end(record: Record) -> int:
+    return record.char_end_idx or 0
+
+
+def _read_contents(content: Any, text: str) -> dict[str, Spans]:
+    """Returns the content spans of each extractor that has some.
+
+    Raises:
+        BadDocument: If they have another form, or are no spans of the text.
+    """
+    all_contents = decode_content_spans(content) or {}
+    contents = {name: spans for name, spans in all_contents.items() if spans}
+    for spans in contents.values():
+        KeptText(text, spans)
+    return contents
+
+
+def _label_tags(tags: Sequence[Record], length: int) -> dict[int, list[str]]:
     """Returns the start and end tags at each position up to a length of the text, in order."""
     ordered_labels: dict[int, list[tuple[int, str]]] = {}
-    for tag in row.get(_TAGS) or []:
-        for edge, label in (("start", "<{}>"), ("end", "</{}>")):
-            position = tag[f"char_{edge}_idx"]
+    for tag in tags:
+        edges = (
+            (_get_start(tag), tag.relative_start_pos, f"<{tag.value}>"),
+            (_get_end(tag), tag.relative_end_pos, f"</{tag.value}>"),
+        )
+        for position, order, label in edges:
             if position <= length:
-                order = tag[f"relative_{edge}_pos"]
-                ordered_labels.setdefault(position, []).append((order, label.format(tag["value"])))
+                ordered_labels.setdefault(position, []).append((order or 0, label))
 
     labels: dict[int, list[str]] = {}
     for position, pairs in ordered_labels.items():

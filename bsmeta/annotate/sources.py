@@ -31,7 +31,8 @@ from bsmeta.annotate.page import decode_html
 from bsmeta.annotate.warc import Damage, Record, read_records
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import hash_file
-from bsmeta.core.parsing import JSONDecoder
+from bsmeta.core.foreign_json import ForeignDecoder, split_columns
+from bsmeta.data.io import shards
 from bsmeta.data.io.file_start import check_has_document
 from bsmeta.data.io.lines import OVERLONG, LineReader
 from bsmeta.data.io.parquet_file import DAMAGED, ParquetSource
@@ -39,9 +40,9 @@ from bsmeta.data.io.parquet_pages import LIST_BYTES, bound_rows, list_bytes
 
 READERS = 8
 
-LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+LINES = tuple(suffix for suffix in shards.SUFFIXES if suffix != shards.PARQUET)
 WARCS = (".warc", ".warc.gz", ".warc.wet", ".warc.wet.gz")
-PARQUET = (".parquet",)
+PARQUET = (shards.PARQUET,)
 SUFFIXES = (*LINES, *WARCS, *PARQUET)
 
 REFUSE = "refuse"
@@ -257,7 +258,7 @@ def _read_batch(batch: pa.RecordBatch) -> Iterator[InputRecord]:
             raise
         except (ValueError, OverflowError):  # not UTF-8; a year after 9999
             if batch.num_rows == 1:
-                yield InputRecord(problem="not_json")
+                yield _read_difficult_row(batch)
                 return
         else:
             yield from map(make_record, rows)
@@ -268,11 +269,77 @@ def _read_batch(batch: pa.RecordBatch) -> Iterator[InputRecord]:
         yield from _read_batch(batch.slice(number, 1))
 
 
+def _read_difficult_row(batch: pa.RecordBatch) -> InputRecord:
+    """Makes the record of one row, with half of a surrogate pair as U+FFFD in a carried column."""
+    columns: dict[str, Any] = {}
+    for field, array in zip(batch.schema, batch.columns, strict=True):
+        try:
+            columns[field.name] = array.to_pylist()[0]
+        except UnicodeDecodeError:
+            if field.name in _PAGE_COLUMNS:
+                return InputRecord(problem="not_json")
+            encoded = array.cast(_encode_type(field.type)).to_pylist()[0]
+            try:
+                columns[field.name] = _replace_halves(encoded, field.type)
+            except UnicodeDecodeError:
+                return InputRecord(problem="not_json")
+        except (ValueError, OverflowError):
+            return InputRecord(problem="not_json")
+    return make_record(columns)
+
+
+def _encode_type(arrow_type: pa.DataType) -> pa.DataType:
+    """Returns a type with the bytes of strings instead of strings."""
+    if _is_text(arrow_type):
+        return pa.large_binary()
+    if types.is_struct(arrow_type):
+        return pa.struct([field.with_type(_encode_type(field.type)) for field in arrow_type])
+    if types.is_map(arrow_type):
+        return pa.map_(_encode_type(arrow_type.key_type), _encode_type(arrow_type.item_type))
+    if types.is_list(arrow_type) or types.is_large_list(arrow_type):
+        return pa.large_list(_encode_type(arrow_type.value_type))
+    return arrow_type
+
+
+def _is_text(arrow_type: pa.DataType) -> bool:
+    return (
+        types.is_string(arrow_type)
+        or types.is_large_string(arrow_type)
+        or types.is_string_view(arrow_type)
+    )
+
+
+def _replace_halves(value: Any, arrow_type: pa.DataType) -> Any:
+    """Decodes the strings in a value of `_encode_type`, with half a surrogate pair as U+FFFD.
+
+    Raises:
+        UnicodeDecodeError: If a string is not UTF-8 apart from that.
+    """
+    if value is None:
+        return None
+    if _is_text(arrow_type):
+        text = value.decode("utf-8", "surrogatepass")
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if types.is_struct(arrow_type):
+        return {field.name: _replace_halves(value[field.name], field.type) for field in arrow_type}
+    if types.is_map(arrow_type):
+        kinds = arrow_type.key_type, arrow_type.item_type
+        return [tuple(map(_replace_halves, pair, kinds)) for pair in value]
+    if types.is_list(arrow_type) or types.is_large_list(arrow_type):
+        return [_replace_halves(item, arrow_type.value_type) for item in value]
+    return value
+
+
 @lru_cache
 def _choose_python_type(arrow_type: pa.DataType) -> pa.DataType:
-    """Replaces nanoseconds in a type by microseconds: neither Python nor JSON has nanoseconds."""
-    if types.is_timestamp(arrow_type) and arrow_type.unit == "ns":
-        return pa.timestamp("us", arrow_type.tz)
+    """Replaces units and time zones in a type that Python does not have.
+
+    Neither Python nor JSON has nanoseconds. Times are stored in UTC, so that they are known even if
+    the name of their zone is not.
+    """
+    if types.is_timestamp(arrow_type):
+        unit = "us" if arrow_type.unit == "ns" else arrow_type.unit
+        return pa.timestamp(unit, _choose_zone(arrow_type.tz))
     if types.is_duration(arrow_type) and arrow_type.unit == "ns":
         return pa.duration("us")
     if types.is_struct(arrow_type):
@@ -281,6 +348,17 @@ def _choose_python_type(arrow_type: pa.DataType) -> pa.DataType:
         values = arrow_type.value_field
         return pa.list_(values.with_type(_choose_python_type(arrow_type.value_type)))
     return arrow_type
+
+
+def _choose_zone(name: str | None) -> str | None:
+    """Returns the name of a time zone, or UTC if this machine does not know it."""
+    if name is None:
+        return None
+    try:
+        pa.scalar(0, pa.timestamp("s", name)).as_py()
+    except (LookupError, ValueError):  # unknown, or not the name of a file of zones
+        return "UTC"
+    return name
 
 
 def _read_warc(
@@ -368,9 +446,18 @@ def estimate_item_bytes(item: Item) -> int:
     return len(item if isinstance(item, bytes) else item.payload or item.html or item.text or "")
 
 
-_LINE = JSONDecoder(dict[str, msgspec.Raw])
-_STRING = JSONDecoder(str | None)
-_TIME = JSONDecoder(str | int | float | None)
+class _Page(msgspec.Struct):
+    """The columns of a line that are read; all others are only carried along."""
+
+    url: str | None = None
+    html: str | None = None
+    text: str | None = None
+    timestamp: str | int | float | None = None
+    c4_timestamp: str | int | float | None = None
+
+
+_PAGE = ForeignDecoder(_Page)
+_PAGE_COLUMNS = _Page.__struct_fields__
 
 
 def decode_record(item: Item, page_bytes: int) -> InputRecord:
@@ -389,23 +476,23 @@ def decode_record(item: Item, page_bytes: int) -> InputRecord:
 def decode_line(line: bytes) -> InputRecord:
     """Decodes a JSON line: `url`, `html` or `text`, `timestamp` or `c4_timestamp`.
 
-    Other columns are kept undecoded.
+    Other columns are kept undecoded, with NaN as null and half of a surrogate pair as U+FFFD.
     """
     if line == OVERLONG:
         return InputRecord(problem="too_large")
     try:
-        line.decode()  # msgspec does not check the columns that are kept undecoded
-        columns: dict[str, Any] = _LINE.decode(line)
+        line.decode("utf-8", "surrogatepass")  # columns that are kept undecoded must be UTF-8, too
+        columns: dict[str, Any] = {**split_columns(line)}
     except (msgspec.DecodeError, UnicodeDecodeError):
         return InputRecord(problem="not_json")
 
     try:
-        for name in {"url", "html", "text", *_TIMESTAMPS} & columns.keys():
-            decoder = _TIME if name in _TIMESTAMPS else _STRING
-            columns[name] = decoder.decode(columns[name])
-    except msgspec.DecodeError:
+        page = _PAGE.decode(line)
+    except msgspec.ValidationError:
         return InputRecord(problem="wrong_type")
-    return make_record(columns)
+    except msgspec.DecodeError:  # half of a surrogate pair in one of these columns
+        return InputRecord(problem="not_json")
+    return make_record(columns | {name: getattr(page, name) for name in _PAGE_COLUMNS})
 
 
 def make_record(columns: dict[str, Any]) -> InputRecord:

@@ -311,7 +311,7 @@ class EntityParagraph(Annotator):
 
     def annotate(self, row: Row) -> Columns:
         entities = sorted(
-            row.read_column("metadata_entity"), key=lambda entity: entity["char_start_idx"]
+            row.read_spans("metadata_entity"), key=lambda entity: entity.char_start_idx or 0
         )
         spans = split_paragraphs(row)
         start = 0
@@ -319,10 +319,11 @@ class EntityParagraph(Annotator):
         # Entities of each paragraph in the order of their first mention, without repetitions
         mentioned: dict[tuple[int, int], dict[str, None]] = {}
         for entity in entities:
-            while entity["char_start_idx"] >= end and (span := next(spans, None)) is not None:
+            position = entity.char_start_idx or 0
+            while position >= end and (span := next(spans, None)) is not None:
                 start = span.start
                 end = span.end
-            mentioned.setdefault((start, end), {})[entity["value"]] = None
+            mentioned.setdefault((start, end), {})[str(entity.value)] = None
 
         records = []
         for (start, end), values in mentioned.items():

@@ -23,6 +23,7 @@ import yaml
 
 Value = TypeVar("Value")
 Content = bytes | memoryview | msgspec.Raw | str
+FloatHook = Callable[[str], Any]
 
 MAX_NESTING = 200
 """Deepest nesting of lists and objects that is accepted."""
@@ -37,7 +38,7 @@ _LONG_NUMBER = re.compile(rf"(?<![0-9])[0-9]{{{_MAX_INTEGER_DIGITS}}}")
 
 _TOO_DEEP = f"nested too deeply (at most {MAX_NESTING} levels are read)"
 _TOO_LARGE = "an integer that is larger than any float"
-_HALF_A_PAIR = "a text with half of a surrogate pair, which is no character"
+HALF_A_PAIR = "a text with half of a surrogate pair, which is no character"
 _SURROGATE = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
 
 
@@ -65,29 +66,37 @@ def parse_json(
 
     _refuse_extremes(text, value)
     if _may_have_surrogates(text) and has_surrogates(value):
-        raise ExtremeContentError(_HALF_A_PAIR)
+        raise ExtremeContentError(HALF_A_PAIR)
     return value
 
 
 @overload
-def decode_json(content: Content, value_type: type[Value]) -> Value: ...
+def decode_json(
+    content: Content, value_type: type[Value], *, float_hook: FloatHook | None = None
+) -> Value: ...
 
 
 @overload
-def decode_json(content: Content, value_type: Any = Any) -> Any: ...
+def decode_json(
+    content: Content, value_type: Any = Any, *, float_hook: FloatHook | None = None
+) -> Any: ...
 
 
-def decode_json(content: Content, value_type: Any = Any) -> Any:
+def decode_json(
+    content: Content, value_type: Any = Any, *, float_hook: FloatHook | None = None
+) -> Any:
     """Decodes JSON into a type with msgspec, which accepts no NaN and no infinity.
 
     Args:
         value_type: The expected type.
+        float_hook: Converts the digits of each number with a fraction or an exponent, where the
+            type is `Any`.
 
     Raises:
         msgspec.DecodeError: If it is malformed.
         msgspec.ValidationError: If it has another type (a subclass of `DecodeError`).
     """
-    value = JSONDecoder(value_type).decode(content)
+    value = JSONDecoder(value_type, float_hook=float_hook).decode(content)
     _refuse_extremes(content if isinstance(content, str) else bytes(content), value)
     return value
 
@@ -100,13 +109,17 @@ class JSONDecoder(Generic[Value]):
     """
 
     @overload
-    def __init__(self: JSONDecoder[Value], value_type: type[Value]) -> None: ...
+    def __init__(
+        self: JSONDecoder[Value], value_type: type[Value], *, float_hook: FloatHook | None = None
+    ) -> None: ...
 
     @overload
-    def __init__(self: JSONDecoder[Any], value_type: Any) -> None: ...
+    def __init__(
+        self: JSONDecoder[Any], value_type: Any, *, float_hook: FloatHook | None = None
+    ) -> None: ...
 
-    def __init__(self, value_type: Any) -> None:
-        self._decode = msgspec.json.Decoder(value_type).decode
+    def __init__(self, value_type: Any, *, float_hook: FloatHook | None = None) -> None:
+        self._decode = msgspec.json.Decoder(value_type, float_hook=float_hook).decode
 
     def decode(self, content: Content) -> Value:
         """Decodes JSON.
@@ -237,7 +250,7 @@ def _parse_yaml(text: str | bytes | _FileText, loader_class: type[yaml.SafeLoade
             loader.dispose()
 
         if _may_have_surrogates(content) and has_surrogates(value):
-            raise yaml.YAMLError(_HALF_A_PAIR)
+            raise yaml.YAMLError(HALF_A_PAIR)
         return value
     except yaml.YAMLError:
         raise

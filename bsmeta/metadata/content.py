@@ -8,30 +8,26 @@ spans of it that each extractor takes for the page's content. The spans to train
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from bsmeta.config.data import EXTRACTORS
-from bsmeta.core.parsing import JSONDecoder
+from bsmeta.core.foreign_json import ForeignDecoder
+from bsmeta.metadata.annotated_columns import CONTENT_SPANS, Spans, decode_content_spans
 from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Line, PartialLine, Record
 from bsmeta.metadata.spans import Int64, read_relative_positions, read_spans
 
-COLUMN = "content_spans"
 ALL = "all"
-
-Spans = list[tuple[int, int]]
-"""Starts and ends in characters, in order and disjoint."""
 
 
 class _Line(msgspec.Struct, gc=False):
-    content_spans: dict[str, Spans | None] | list[Any] | None = None
+    content_spans: msgspec.Raw = msgspec.Raw(b"null")
 
 
-_LINE_DECODER = JSONDecoder(_Line)
+_LINE_DECODER = ForeignDecoder(_Line)
 
 
 def read_content_spans(line: Line, content: str) -> Spans:
@@ -42,18 +38,17 @@ def read_content_spans(line: Line, content: str) -> Spans:
     """
     try:
         text = line.text if isinstance(line, PartialLine) else line
-        column = _LINE_DECODER.decode(text).content_spans
+        value = _LINE_DECODER.decode(text).content_spans
     except UNREADABLE as error:
-        raise BadDocument("wrong_type", f"{COLUMN}: {error}") from error
+        raise BadDocument("wrong_type", f"{CONTENT_SPANS}: {error}") from error
 
-    if isinstance(column, list):  # the annotator failed; `annotation_errors` has the reason
-        return []
+    column = decode_content_spans(value)
     names = (content,) if content in EXTRACTORS else EXTRACTORS
     missing = [name for name in names if name not in (column or {})]
     if column is None or missing:
         raise BadDocument(
             "no_content_spans",
-            f"the row has no {COLUMN} of {' and '.join(missing)}, which data_config.content="
+            f"the row has no {CONTENT_SPANS} of {' and '.join(missing)}, which data_config.content="
             f"{content} needs: annotate its page with annotators=[…, content]",
         )
 

@@ -29,8 +29,9 @@ import msgspec
 
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.parsing import JSONDecoder
-from bsmeta.metadata.content import ALL, COLUMN, KeptText, read_content_spans
+from bsmeta.core.foreign_json import ForeignDecoder
+from bsmeta.metadata.annotated_columns import CONTENT_SPANS
+from bsmeta.metadata.content import ALL, KeptText, read_content_spans
 from bsmeta.metadata.document import NO_COLUMN, Document, Undecoded, group_records, is_empty
 from bsmeta.metadata.processors import ADDRESS_KEY, LONGEST_COLUMN, find_type, map_columns
 from bsmeta.metadata.records import (
@@ -101,7 +102,7 @@ class Decoder(ABC):
         Args:
             late_keys: For each column that a `PartialLine` may lack, the key of its type.
         """
-        self.columns = frozenset(columns if self._content == ALL else {*columns, COLUMN})
+        self.columns = frozenset(columns if self._content == ALL else {*columns, CONTENT_SPANS})
         self.late = frozenset(late_keys)
         self._late_keys = late_keys
 
@@ -204,7 +205,7 @@ class DocumentDecoder(Decoder):
         self._lazy = [(_name_field(name), name) for name in columns if find_type(name).is_lazy]
 
         line = _build_line_type(columns)
-        self._decoder = JSONDecoder(line)
+        self._decoder = ForeignDecoder(line)
         names = {field.encode_name for field in msgspec.structs.fields(line)}
         self._set_columns(names, {f"metadata_{name}": name for _, name in self._lazy})
         self._long_field = _name_field(LONGEST_COLUMN) if LONGEST_COLUMN in columns else None
@@ -339,7 +340,7 @@ class MappingDecoder(Decoder):
         late_keys = {path: key for key, path in lazy.items() if path in tree}
         self._set_columns({self._text_path, address_path, *paths.values()}, late_keys)
 
-        self._decoder = JSONDecoder(_build_struct(tree))
+        self._decoder = ForeignDecoder(_build_struct(tree))
         self._text = _make_getter(self._text_path)
         self._lazy = [(key, _make_getter(path)) for key, path in lazy.items()]
         self._values = [(key, _make_getter(path)) for key, path in paths.items() if key not in lazy]

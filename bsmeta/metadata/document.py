@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from bsmeta.core.parsing import JSONDecoder
+from bsmeta.core.foreign_json import ForeignDecoder
+from bsmeta.metadata.annotated_columns import PREFIX, decode_records
 from bsmeta.metadata.content import KeptText
-from bsmeta.metadata.records import UNREADABLE, Record, classify_bad_document
+from bsmeta.metadata.records import UNREADABLE, Record
 
 NO_COLUMN = msgspec.Raw()
 
@@ -27,9 +28,7 @@ class _Value(msgspec.Struct, gc=False):
     value: str | int | float
 
 
-_ADDRESS_DECODER = JSONDecoder(str | list[_Value | str] | None)
-_RECORD_LIST_DECODER = JSONDecoder(list[Record] | None)
-_OBJECT_DECODER = JSONDecoder(dict[str, msgspec.Raw])
+_ADDRESS_DECODER = ForeignDecoder(str | list[_Value | str] | None)
 
 Undecoded = msgspec.Raw | Callable[[], bytes]
 """The JSON of a column, or a function that returns it."""
@@ -81,7 +80,7 @@ class Document:
         """
         column = self._undecoded.get(key)
         if column is not None:
-            records = _decode_column(key, column() if callable(column) else column) or []
+            records = decode_records(f"{PREFIX}{key}", column() if callable(column) else column)
             if self._kept is not None:
                 records = self._kept.clip(key, records)
             group_records(self._records, key, records)
@@ -118,19 +117,6 @@ class Document:
                 for value in [values] if isinstance(values, str) else values:
                     addresses.add(value if isinstance(value, str) else str(value.value))
         return addresses
-
-
-def _decode_column(column: str, raw: msgspec.Raw | bytes) -> list[Record] | None:
-    """Decodes the records of a column; None if it is null."""
-    try:
-        return _RECORD_LIST_DECODER.decode(raw)
-    except UNREADABLE as error:
-        with contextlib.suppress(*UNREADABLE):
-            # It may have been cut out together with the columns after it.
-            alone = bytes(_OBJECT_DECODER.decode(b'{"":' + memoryview(raw) + b"}")[""])
-            if alone != bytes(raw):
-                return _decode_column(column, alone)
-        raise classify_bad_document(error, f"metadata_{column}: ") from error
 
 
 def group_records(

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from selectolax.lexbor import LexborHTMLParser
 
-from bsmeta.annotate.report import divide_text
+from bsmeta.annotate.report import divide_text, find_foreign_columns
+from bsmeta.data.io import lines
 from tests.annotate.helpers import WORDS, annotate, some_pages, write_pages
 
 
@@ -95,3 +96,34 @@ def test_a_text_is_split_into_its_marked_parts() -> None:
         {"text": " no order.", "labels": [], "contents": ["all"], "entity": ""},
         {"text": "", "labels": ["</p>"], "contents": [], "entity": ""},
     ]
+
+
+def test_a_page_whose_row_cannot_be_read_is_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row may be longer than a line that is read: the annotators make it longer than its page."""
+    pages = some_pages(3)
+    pages[1]["html"] = f"<p>{WORDS * 2300}"
+    path = write_pages(tmp_path / "a.jsonl.gz", pages)
+    monkeypatch.setattr(lines, "LONGEST_LINE", 300_000)
+    assert annotate(str(path), tmp_path / "out", keep_html=True, report=True) == 0
+    page = LexborHTMLParser((tmp_path / "out" / "report.html").read_text())
+    assert [node.text() for node in page.css("h3")] == [pages[0]["url"], pages[2]["url"]]
+    tables = [[cell.text().strip() for cell in row.css("th, td")] for row in page.css("tr")]
+    assert ["pages whose row cannot be decoded", "1"] in tables
+
+
+def test_columns_of_another_form_are_listed() -> None:
+    text = "A set has no order."
+    span = {"value": "p", "char_start_idx": 0, "char_end_idx": 19}
+    columns = {
+        "metadata_html": [span],
+        "metadata_entity": [{**span, "char_end_idx": 20}],
+        "metadata_tags": ["a"],
+        "metadata_url": [{"value": "u", "type": "global"}],
+        "content_spans": {"fast": [[3, 9], [0, 2]]},
+        "tags": ["a"],
+    }
+    assert find_foreign_columns(columns, text) == [
+        "metadata_entity", "metadata_tags", "content_spans",
+    ]  # fmt: skip

@@ -42,16 +42,17 @@ def write_warc(path: Path, *responses: object, compressed: bool = True) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst"])
 def test_json_lines_are_read_whatever_their_compression(suffix: str, tmp_path: Path) -> None:
     lines = [
         {"url": "https://a.org/1", "timestamp": "2019-04-05", "html": "<p>1"},
         {"url": "https://a.org/2", "html": "<p>2", "crawl": {"id": 7}},
     ]
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    compress = {".jsonl.gz": gzip.compress, ".jsonl.zst": zstd.compress}
+    compress = {".gz": gzip.compress, ".zst": zstd.compress}
     path = tmp_path / f"pages{suffix}"
-    path.write_bytes(compress.get(suffix, bytes)(content))
+    path.write_bytes(compress.get(path.suffix, bytes)(content))
+    assert list_inputs(str(tmp_path)) == [(str(path), "pages")]
     first, second = records(path)
     assert first == InputRecord("https://a.org/1", "2019-04-05", "<p>1")
     assert (second.html, bytes(second.columns["crawl"])) == ("<p>2", b'{"id": 7}')

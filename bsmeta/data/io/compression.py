@@ -4,6 +4,10 @@ Reading of a Zstandard file can start at any of its frames. Decompression of a g
 start where a deflate block begins, which may be inside a byte, and it needs the preceding 32 KB of
 decompressed data. An `AccessPoint`, built by `lines`, stores all this. isal cannot start inside a
 byte, so the data are preceded by empty deflate blocks that end at the required bit.
+
+A Zstandard frame refers to up to a window of its content, which is in memory as far as it has been
+read. Frames of the largest window that the library knows are read (`zstd --long=31`, as the dumps
+of Pushshift); most frames have 8 MiB or less.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from collections.abc import Generator, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from isal import isal_zlib
+
+from bsmeta.core.errors import DataError
 
 BLOCK = 1 << 18  # bytes of content
 COMPRESSED_BLOCK = 1 << 18  # bytes of a file
@@ -23,6 +29,13 @@ EMPTY = "the file is empty, and not even compressed: it was not written to its e
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 LFS = "the file is a pointer of Git LFS; fetch its content with git lfs pull"
 GZIP_MARK = b"\x1f\x8b"
+
+LARGEST_WINDOW_LOG = 31
+"""Binary logarithm of the largest window of a Zstandard frame that is read: 2 GiB."""
+
+_USUAL_WINDOW = 1 << 27  # bytes; what other readers accept without an option
+_FRAME_MARK = b"\x28\xb5\x2f\xfd"
+_LONGEST_FRAME_HEADER = 18  # bytes
 
 # An empty block with the fixed code is 10 bits long: not the last block (0), type 1 (1, 0), end of
 # block (7 zeros). RFC 1951, sections 3.2.3 and 3.2.6; bits are written in the order of the stream.
@@ -80,7 +93,7 @@ def read_content(path: str, file: BinaryIO, point: AccessPoint | None = None) ->
 
     file.seek(0 if point is None else point.offset)
     if path.endswith(".zst"):
-        return (block for _, block in read_zst_blocks(file))
+        return (block for _, block in read_zst_blocks(path, file))
     return iter(lambda: file.read(BLOCK), b"")
 
 
@@ -153,17 +166,35 @@ def _inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes
     return member.unused_data
 
 
-def read_zst_blocks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def read_zst_blocks(path: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yields the blocks of a Zstandard file, each with the offset of the frame that contains it.
 
     Skippable frames, such as the seek table of the seekable format, have no content.
+
+    Args:
+        path: The file's path, for messages.
+
+    Raises:
+        DamagedFileError: If the file is damaged.
+        DataError: If the file is whole, but the window of a frame does not fit in memory.
     """
     from backports import zstd
 
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: LARGEST_WINDOW_LOG}
     data = _read_first_block(file)
     offset = file.tell() - len(data)
     while data:
-        frame = zstd.ZstdDecompressor()
+        if len(data) < _LONGEST_FRAME_HEADER:
+            data += file.read(_LONGEST_FRAME_HEADER - len(data))
+        window = measure_window(data)
+        if window > 1 << LARGEST_WINDOW_LOG:
+            raise DataError(
+                f"{path}: a frame needs a window of {_format_size(window)}; expected at most "
+                f"{_format_size(1 << LARGEST_WINDOW_LOG)}. The file is whole: ask for its content "
+                "compressed with a smaller window"
+            )
+
+        frame = zstd.ZstdDecompressor(options=options)
         while not frame.eof:
             if frame.needs_input and not data:
                 data = file.read(COMPRESSED_BLOCK)
@@ -172,6 +203,13 @@ def read_zst_blocks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             try:
                 block = frame.decompress(data, BLOCK)
             except zstd.ZstdError as error:
+                if window > _USUAL_WINDOW and "not enough memory" in str(error):
+                    raise DataError(
+                        f"{path}: a frame needs a window of {_format_size(window)} in memory, and "
+                        "there is less. The file is whole: give the process more memory, or "
+                        "compress the content again with a smaller window: "
+                        "zstd -dc --long=31 OLD | zstd -o NEW"
+                    ) from error
                 raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
             data = b""
             if block:
@@ -179,6 +217,36 @@ def read_zst_blocks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
         data = frame.unused_data or file.read(COMPRESSED_BLOCK)
         offset = file.tell() - len(data)
+
+
+def measure_window(data: bytes) -> int:
+    """Returns the window of a Zstandard frame in bytes: the content that it may refer to.
+
+    RFC 8878, section 3.1.1.1. A frame without a window descriptor refers to its whole content.
+
+    Args:
+        data: The beginning of the frame; 0 is returned for data that is no frame.
+    """
+    from backports import zstd
+
+    if not data.startswith(_FRAME_MARK) or len(data) <= len(_FRAME_MARK) + 1:
+        return 0
+    descriptor = data[len(_FRAME_MARK)]
+    has_single_segment = descriptor & 1 << 5
+    if has_single_segment:
+        try:
+            return zstd.get_frame_info(data).decompressed_size or 0
+        except zstd.ZstdError:  # reported when it is decompressed
+            return 0
+
+    exponent, mantissa = divmod(data[len(_FRAME_MARK) + 1], 1 << 3)
+    base = 1 << (10 + exponent)
+    return base + base // 8 * mantissa
+
+
+def _format_size(size: int) -> str:
+    """Formats a number of bytes."""
+    return f"{size / (1 << 30):,.4g} GiB" if size >= 1 << 30 else f"{size / (1 << 20):,.4g} MiB"
 
 
 def align_to_byte(data: bytes, bits: int) -> bytes:

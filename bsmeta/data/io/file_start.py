@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from bsmeta.core.errors import DataError, format_value
-from bsmeta.core.parsing import JSONDecoder
+from bsmeta.core.foreign_json import ForeignDecoder
 from bsmeta.core.printable import make_printable
 from bsmeta.data.io.compression import GZIP_MARK, LFS_POINTER, DamagedFileError
 from bsmeta.data.io.file_ref import FileRef
@@ -65,7 +65,13 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _HEAD = 1 << 12  # bytes of a file that are examined
 _LONGEST_BLANK = 1 << 20  # bytes of content that are read in search of a character
 _SHOWN = 40  # characters of a file in a message
-_OBJECT = JSONDecoder(dict[str, msgspec.Raw])
+
+
+class _Object(msgspec.Struct):
+    """An object with any columns."""
+
+
+_OBJECT = ForeignDecoder(_Object)
 
 
 class FileStart(NamedTuple):

@@ -180,7 +180,7 @@ def _build_zst_index(path: str | FileRef) -> ShardIndex:
     next_point = SPACING  # bytes of content
     with open_file(path) as file:
         try:
-            for frame, block in report_each(read_zst_blocks(file)):
+            for frame, block in report_each(read_zst_blocks(str(path), file)):
                 if frame != current_frame and raw >= next_point:
                     points.append((raw, lines, frame, 0))
                     next_point = raw + SPACING
@@ -245,7 +245,7 @@ def begins_with_long_frame(path: str | FileRef) -> bool:
     first_frame = None
     # Damage is reported when the file is read as a shard.
     with open_file(path) as file, contextlib.suppress(DamagedFileError):
-        for frame, _ in read_zst_blocks(file):
+        for frame, _ in read_zst_blocks(str(path), file):
             first_frame = frame if first_frame is None else first_frame
             if frame > first_frame or file.tell() > LONG_FRAME:
                 return frame == first_frame

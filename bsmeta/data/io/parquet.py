@@ -321,6 +321,8 @@ def _convert_values(array: pa.Array) -> list[Any]:
         return _convert_to_texts(_format_timestamps(array))
     if types.is_date(kind):
         return _drop_distant_dates(array).to_pylist()
+    if types.is_duration(kind):
+        return _drop_long_durations(array).to_pylist()
 
     if types.is_binary(kind):
         return _convert_to_texts(array.view(pa.string()))
@@ -423,6 +425,25 @@ def _drop_distant_dates(array: pa.Array) -> pa.Array:
     last = pa.scalar(datetime.date.max, array.type)
     is_valid = pc.and_(pc.greater_equal(array, first), pc.less_equal(array, last))
     return pc.if_else(is_valid, array, pa.scalar(None, array.type))
+
+
+def _drop_long_durations(array: pa.DurationArray) -> pa.Array:
+    """Replaces durations that Python does not support by null, and nanoseconds by microseconds."""
+    if array.type.unit == "ns":
+        return array.cast(pa.duration("us"), safe=False)
+    one = pa.scalar(1, array.type).as_py()
+    counts = array.cast(pa.int64())
+    is_valid = pc.and_(
+        pc.greater_equal(counts, _bound_count(datetime.timedelta.min, one)),
+        pc.less_equal(counts, _bound_count(datetime.timedelta.max, one)),
+    )
+    return pc.if_else(is_valid, array, pa.scalar(None, array.type))
+
+
+def _bound_count(duration: datetime.timedelta, unit: datetime.timedelta) -> pa.Scalar:
+    """Returns the number of units in a duration, or the nearest one that has 64 bits."""
+    count = duration // unit
+    return pa.scalar(min(max(count, -(1 << 63)), (1 << 63) - 1), pa.int64())
 
 
 def _format_timestamps(array: pa.TimestampArray) -> pa.Array:

@@ -28,7 +28,7 @@ from bsmeta.core.errors import (
     format_value,
     suggest_nearest,
 )
-from bsmeta.core.parsing import JSONDecoder
+from bsmeta.core.foreign_json import ForeignDecoder, decode_values, split_columns
 from bsmeta.core.rounding import divide_up
 from bsmeta.data.io.file_start import describe_start, explain_no_document, has_document
 from bsmeta.data.io.shard_lines import read_first_lines
@@ -62,10 +62,8 @@ MAX_COLUMNS_SHOWN = 40
 TEXT_NAMES = ("content", "raw_content", "body", "article")
 """Names of the text column in public corpora (RefinedWeb, RedPajama, collections of news)."""
 
-_KEYS = JSONDecoder(dict[str, msgspec.Raw])
-_RECORDS = JSONDecoder(list[dict[str, msgspec.Raw]] | None)
-_NAME = JSONDecoder(str)
-_OBJECT = JSONDecoder(dict[str, Any])
+_RECORDS = ForeignDecoder(list[dict[str, msgspec.Raw]] | None)
+_NAME = ForeignDecoder(str)
 
 
 def find_column_problems(config: DataConfig) -> Iterator[Problem]:
@@ -342,7 +340,7 @@ def _find_like_names(path: str, candidates: Sequence[str]) -> list[str]:
 
 def _decode_object(line: bytes) -> dict[str, Any] | None:
     try:
-        return _OBJECT.decode(line)
+        return decode_values(line)
     except UNREADABLE:
         return None
 
@@ -415,7 +413,7 @@ def _list_types_in(lines: Sequence[bytes]) -> list[str]:
     types: set[str] = set()
     for line in lines:
         with contextlib.suppress(*UNREADABLE, KeyError):
-            row = _KEYS.decode(line)
+            row = split_columns(line)
             columns = [name.removeprefix("metadata_") for name in row if name[:9] == "metadata_"]
             types |= {keys.get(column, column) for column in columns}
             for record in _RECORDS.decode(row.get("metadata", msgspec.Raw(b"null"))) or ():

@@ -22,7 +22,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import hash_file
-from bsmeta.core.parsing import decode_json
+from bsmeta.core.foreign_json import ForeignDecoder
 from bsmeta.data.io.cache import Cache, keep_if_possible
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_start import explain_no_document
@@ -159,6 +159,9 @@ class _Lenient(msgspec.Struct):
     metadata_url: msgspec.Raw = NO_COLUMN
 
 
+_LENIENT = ForeignDecoder(_Lenient)
+
+
 def _compute_fingerprints(path: str | FileRef, columns: Mapping[str, str] | None) -> np.ndarray:
     """Hashes the texts and URLs of a file (uint64); blank lines are skipped.
 
@@ -216,7 +219,7 @@ def _read_document(decoder: Decoder, line: Line, *, is_mapped: bool) -> Document
         if is_mapped:  # values of metadata are not read, so the text is invalid
             raise
         with contextlib.suppress(*UNREADABLE):
-            row = decode_json(bytes(line), _Lenient)
+            row = _LENIENT.decode(bytes(line))
             url = row.url if isinstance(row.url, str) else None
             return Document(row.text, url, {}, address_column=row.metadata_url)
         raise

@@ -23,7 +23,8 @@ from typing import Any, Literal
 import msgspec
 
 from bsmeta.core.errors import ConfigurationError, DataError, describe_differences
-from bsmeta.core.parsing import decode_json, parse_json
+from bsmeta.core.foreign_json import decode_values
+from bsmeta.core.parsing import parse_json
 from bsmeta.data.io.file_start import check_has_document
 from bsmeta.data.table.csv_file import (
     LONGEST_RECORD,
@@ -95,17 +96,17 @@ def read_record_rows(
 
     Args:
         path: A CSV file or JSON lines, compressed with gzip or not, or a Parquet file.
-        required: The columns that a CSV file must have.
+        required: The columns that a CSV file must have, and whose texts must be whole.
 
     Raises:
         DataError: If the file cannot be read.
         ConfigurationError: If a column is missing from a CSV file, or occurs twice.
     """
     if path.name.endswith(PARQUET):
-        return _read_parquet_rows(path)
+        return _read_parquet_rows(path, required)
     if path.name.endswith(JSON_LINES):
         check_encoding(encoding)
-        return _read_json_rows(path, "utf-8" if encoding == AUTO else encoding)
+        return _read_json_rows(path, required, "utf-8" if encoding == AUTO else encoding)
     form = find_format(path, required, separator=separator, encoding=encoding)
     return _read_csv_rows(path, form)
 
@@ -144,7 +145,9 @@ def _read_csv_rows(path: Path, form: CSVFormat) -> Iterator[tuple[Row, Record]]:
         yield row, record
 
 
-def _read_json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
+def _read_json_rows(
+    path: Path, required: Sequence[str], encoding: str
+) -> Iterator[tuple[Row, Record]]:
     """Yields the rows of JSON lines with their records; the record of a bad row is empty."""
     text, file = open_text(path, encoding)
     number = line = 0
@@ -159,7 +162,7 @@ def _read_json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
                 record: Record = {}
                 problem = None
                 try:
-                    record = decode_json(content, dict[str, Any])
+                    record = decode_values(content, required)
                 except msgspec.MsgspecError as error:
                     if number == 1:
                         check_has_document(str(path), "input")
@@ -173,7 +176,7 @@ def _read_json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
             raise DataError(f"{path} cannot be read after row {number:,}: {error}") from error
 
 
-def _read_parquet_rows(path: Path) -> Iterator[tuple[Row, Record]]:
+def _read_parquet_rows(path: Path, required: Sequence[str]) -> Iterator[tuple[Row, Record]]:
     """Yields the rows of a Parquet file with their records."""
     open_bytes(path)[1].close()  # raises an error that explains why the file cannot be read
     # Imported here because pyarrow takes a while, and most tables do not need it.
@@ -184,7 +187,7 @@ def _read_parquet_rows(path: Path) -> Iterator[tuple[Row, Record]]:
         while lines := reader.read(number, PARQUET_ROWS):
             for line in lines:
                 number += 1
-                yield Row(number, number, []), decode_json(bytes(line), dict[str, Any])
+                yield Row(number, number, []), decode_values(bytes(line), required)
 
         if reader.damage:
             raise DataError(f"{path} cannot be read after row {number:,}: {reader.damage}")
@@ -377,7 +380,7 @@ def flatten_record(record: Mapping[str, Any]) -> Record:
             if isinstance(value, dict) and value and len(column) <= _LONGEST_PREFIX:
                 stack.append((f"{column}.", iter(value.items())))
                 break
-            if isinstance(value, (list, dict)):
+            if isinstance(value, (list, dict, msgspec.Raw)):
                 cells[column] = msgspec.json.encode(value).decode()
             else:
                 cells[column] = "" if value is None else value

@@ -505,3 +505,19 @@ def test_a_hole_of_zeros(tmp_path: Path) -> None:
     assert measure_file(str(path)) == len(data)
     with pytest.raises(DataError, match="row 201: damaged_file: row group 2 cannot be read: "):
         batches(one_stream(path), 300)
+
+
+def test_durations_have_microseconds_and_those_that_python_lacks_are_null(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "ns": pa.array([1_500, None], pa.duration("ns")),
+            "s": pa.array([2**60, 5], pa.duration("s")),
+            "ms": pa.array([-(2**60), 7], pa.duration("ms")),
+            "us": pa.array([2**63 - 1, 1], pa.duration("us")),
+        }
+    )
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path)
+    first, second = (json.loads(bytes(line)) for line in ParquetReader(str(path)).read(0, 2))
+    assert first == {"ns": "PT0.000001S", "s": None, "ms": None, "us": "P106751991DT14454.775807S"}
+    assert second == {"ns": None, "s": "PT5S", "ms": "PT0.007S", "us": "PT0.000001S"}

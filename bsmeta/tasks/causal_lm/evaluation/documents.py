@@ -22,7 +22,7 @@ import xxhash
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.parsing import decode_json
+from bsmeta.core.foreign_json import split_columns
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_start import check_has_document, explain_no_document
 from bsmeta.data.io.files import refuse_bad_copy
@@ -151,7 +151,7 @@ class HeldOutDocuments:
 
         names: set[str] = set()
         for index in range(len(self)):
-            for name in decode_json(self.line(index)):
+            for name in split_columns(self.line(index)):
                 if name.startswith("metadata_"):
                     names.add(name.removeprefix("metadata_"))
         keys = map_columns()
