@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from omegaconf import OmegaConf
@@ -28,7 +28,9 @@ class _ConfigLoader(YAMLLoader, _OmegaConfLoader):
     A date is a text to OmegaConf, but an impossible one is refused.
     """
 
-    yaml_implicit_resolvers = dict(_OmegaConfLoader.yaml_implicit_resolvers)
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = dict(
+        _OmegaConfLoader.yaml_implicit_resolvers
+    )
 
     def construct_yaml_timestamp(self, node: yaml.ScalarNode) -> str:
         super().construct_yaml_timestamp(node)
