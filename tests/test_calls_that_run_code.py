@@ -51,13 +51,12 @@ MODULES: dict[str, set[str]] = {
 
 # YAML of the user's own files; those of runs and models go through `bsmeta.config.saved`.
 YAML = {
-    "bsmeta/config/from_file.py": 1,  # files that OmegaConf reads next
-    "bsmeta/config/hydra_files.py": 1,  # files that Hydra reads next
     "bsmeta/config/interpolation.py": 1,  # the text of a variable
     "bsmeta/config/launch.py": 1,
     "bsmeta/config/saved.py": 1,
     "bsmeta/config/overrides.py": 1,  # values of the command line
     "bsmeta/config/schema_choice.py": 1,  # the defaults of a file
+    "bsmeta/config/yaml_values.py": 1,  # files of a configuration, as OmegaConf reads them
     "bsmeta/core/parsing.py": 1,
     "bsmeta/studies/config.py": 1,
     "bsmeta/tasks/causal_lm/generation/dialogue.py": 1,
@@ -158,6 +157,7 @@ def test_values_are_resolved_only_where_hydra_composes() -> None:
         "bsmeta/config/hydra_files.py",
         "bsmeta/config/interpolation.py",
         "bsmeta/config/saved_runs.py",
+        "bsmeta/config/yaml_values.py",
         "bsmeta/studies/config.py",
     }  # fmt: skip
 

@@ -14,7 +14,6 @@ ITSELF = "a value of this process, as it reads back from JSON"
 # Decoders outside of the gate, and why what they read needs none.
 EXCEPTIONS = {
     "config/saved.py: yaml.SafeLoader": "stricter than that of the gate, which calls it",
-    "config/from_file.py:_read_file OmegaConf.load": "the gate has parsed the same text before",
     "core/keys.py:_read_docstrings ast.literal_eval": "docstrings in the source of this package",
     "data/prepare.py:_convert_to_saved json.loads": ITSELF,
     "data/table/records.py:_check_key json.loads": ITSELF,

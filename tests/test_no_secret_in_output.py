@@ -173,7 +173,12 @@ def test_what_is_refused(program: Program, home: Path, tmp_path: Path) -> None:
     refused = [
         [f"accelerate_config_file={home}/launch.yaml", "check_only=true"],
         [f"data_config.train_file='{secret[2]}'"],
-        [f"data_config.train_file='{secret[3]}'"],
+        # With a model of no Hub, so that the bucket is asked for, and nothing on the network.
+        [
+            f"data_config.train_file='{secret[3]}'",
+            "+model=llama_tiny",
+            f"data_config.cache_dir={tmp_path}/cache",
+        ],
         ["max_train_steps=${oc.env:DB_PASS}"],
         [f"password={CONFIGURED['a value under a name']}"],
         [f"optimizer_type={CONFIGURED['a token by its form']}"],

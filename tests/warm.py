@@ -289,10 +289,19 @@ def server() -> socket.socket:
     return connection
 
 
+def compose_once() -> None:
+    """Composes a configuration, so that the programs find parsers and schemas prepared."""
+    from bsmeta.config.causal_lm import CausalLMConfig
+    from bsmeta.config.compose import compose_command_line
+
+    compose_command_line(CausalLMConfig, "demo", ["seed=1"])
+
+
 def main() -> None:
     """The server: forks a process for each connection, and ends when all of these have ended."""
     for module in IMPORTED:
         importlib.import_module(module)
+    compose_once()
     serving: set[int] = set()
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         listener.settimeout(1.0)  # between looks at who has ended

@@ -14,7 +14,6 @@ including `${from_file:…}`, and each of its keys can be overridden as if it we
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,9 +24,9 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from bsmeta.config.yaml_values import parse_values
 from bsmeta.core.errors import ConfigurationError, suggest_nearest
 from bsmeta.core.files import CONFIG_FOLDER
-from bsmeta.core.parsing import parse_yaml_file
 
 MISSING = "???"
 """OmegaConf's mark of a value that is still to be given."""
@@ -116,8 +115,7 @@ class Expansion:
         content: Any = text.removesuffix("\n")
         if file.suffix in _PARSED_SUFFIXES:
             try:
-                parse_yaml_file(text, file)  # stricter than OmegaConf, which reads anything
-                content = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
+                content = parse_values(text, file)
             except OSError as error:  # the file holds a single number, for example
                 raise ConfigurationError(
                     f"{where}: {file} holds neither keys and values nor a list: {error}"

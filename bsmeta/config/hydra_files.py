@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hydra._internal.core_plugins import structured_config_source
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import (
+    ImportlibResourcesConfigSource,
+)
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
@@ -22,9 +26,12 @@ from omegaconf import OmegaConf
 
 from bsmeta.config.from_file import Expansion
 from bsmeta.config.groups import PARTS
+from bsmeta.config.yaml_values import parse_values
 from bsmeta.core.errors import ConfigurationError, format_value
 from bsmeta.core.files import CONFIG_FOLDER
-from bsmeta.core.parsing import parse_yaml_file
+
+_HEADER_LENGTH = 512
+"""Characters of a file in which Hydra looks for `# @package`."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +76,10 @@ class ConfigReader:
 
     def install(self) -> None:
         """Makes Hydra read its files through this object, instead of an earlier one."""
-        plugins = (
-            Plugins.instance()
-        )  # registers Hydra's own sources, which would replace ours later
-        SourcesRegistry.instance().types[FileConfigSource.scheme()] = RecordingSource
+        # Registers Hydra's own sources, which would replace ours later.
+        plugins = Plugins.instance()
+        for source in (RecordingSource, PackageSource, StructuredConfigSource):
+            SourcesRegistry.instance().types[source.scheme()] = source
         plugins.register(OwnFolderFirst)
         RecordingSource.reader = self
 
@@ -119,8 +126,7 @@ class RecordingSource(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         file = Path(self.path) / self._normalize_file_name(config_path)
-        result = self._parse(config_path, file)
-        values = OmegaConf.to_container(result.config, resolve=False)
+        text, values = self._parse(file)
         if not isinstance(values, dict):
             raise ConfigurationError(f"{file}: found a list, expected keys and values")
         self.reader.files[file] = FileRecord()  # keeps its place before the files that it includes
@@ -137,8 +143,9 @@ class RecordingSource(FileConfigSource):
 
         expansion = Expansion(Path(self.path), self.reader.note_part)
         values = expansion.expand(values, shorten_path(file))
+        header = self._get_header_dict(text[:_HEADER_LENGTH])
         self.reader.files[file] = FileRecord(
-            _read_package(result, config_path),
+            _find_package(header, config_path),
             {name: value for name, value in values.items() if name != "hydra"},
         )
 
@@ -148,23 +155,41 @@ class RecordingSource(FileConfigSource):
                 for entry, name in zip(entries, names, strict=True)
                 if name not in self.reader.left_out
             ]
-        result.config = OmegaConf.create(values)
-        return result
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(values), header)
 
-    def _parse(self, config_path: str, file: Path) -> ConfigResult:
-        """Parses a file as Hydra does, once our stricter parser has accepted it."""
+    def _parse(self, file: Path) -> tuple[str, Any]:
+        """Reads and parses a file; returns its text and its values."""
         try:
-            if file.is_file():
-                parse_yaml_file(file.read_text(encoding="utf-8"), file)
-            return super().load_config(config_path)
+            text = file.read_text(encoding="utf-8")
+            return text, parse_values(text, file)
         except (OSError, UnicodeDecodeError) as error:  # OSError: also for a file that is a number
             raise ConfigurationError(f"{file}: cannot be read: {error}") from error
 
 
-def _read_package(result: ConfigResult, config_path: str) -> str:
+class PackageSource(ImportlibResourcesConfigSource):
+    """Hydra's reader of the files in packages, such as its own, which parses each text once."""
+
+    def _read_config(self, res: Any) -> ConfigResult:
+        text = res.read_text(encoding="utf-8")
+        header = self._get_header_dict(text[:_HEADER_LENGTH])
+        values = OmegaConf.create(parse_values(text, Path(str(res))))
+        return ConfigResult(self.provider, self.full_path(), values, header)
+
+
+class StructuredConfigSource(structured_config_source.StructuredConfigSource):
+    """Hydra's reader of its store of schemas, without a copy of the store for each composition.
+
+    The store copies what is loaded from it. Hydra recognizes this source by the name of its class.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StructuredConfigSource:
+        return self
+
+
+def _find_package(header: Mapping[str, str | None], config_path: str) -> str:
     """Returns the section that the content of a file belongs to; "" for the whole."""
     group = config_path.rpartition("/")[0]
-    package = result.header.get("package") or group.replace("/", ".")
+    package = header.get("package") or group.replace("/", ".")
     return "" if package == "_global_" else package
 
 

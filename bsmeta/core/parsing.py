@@ -218,14 +218,19 @@ def parse_yaml(text: str | bytes, loader_class: type[yaml.SafeLoader] | None = N
     return _parse_yaml(text, loader_class or YAMLLoader)
 
 
-def parse_yaml_file(text: str, file: Path) -> Any:
+def parse_yaml_file(
+    text: str, file: Path, loader_class: type[yaml.SafeLoader] | None = None
+) -> Any:
     """Parses the text of a YAML file; errors name the file, and quote none of its lines.
+
+    Args:
+        loader_class: A stricter loader than `YAMLLoader`.
 
     Raises:
         yaml.YAMLError: If it is malformed.
     """
     try:
-        return _parse_yaml(_FileText(text, file), YAMLLoader)
+        return _parse_yaml(_FileText(text, file), loader_class or YAMLLoader)
     except (yaml.MarkedYAMLError, yaml.reader.ReaderError):  # these name the file and the line
         raise
     except yaml.YAMLError as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Hashable
 from functools import cache
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import msgspec
 
@@ -76,7 +76,7 @@ def decode_records(column: str, value: Any, record_type: type[Any] = Record) -> 
     """
     content = _encode_value(value)
     try:
-        return _make_decoder(record_type).decode(content) or []
+        return _make_decoder(cast(Hashable, record_type)).decode(content) or []
     except UNREADABLE as error:
         with contextlib.suppress(*UNREADABLE):
             alone = bytes(_CUT.decode(b'{"":' + memoryview(content) + b"}").column)

@@ -62,6 +62,8 @@ def draw_figures(plots: Plots, folder: Path, endings: Sequence[str] = ()) -> Dra
             try:
                 figure = draw()
                 drawing = figures.render_svg(figure, name)
+                # The files keep the layout of the page. Each would compute its own, and draw twice.
+                figure.set_layout_engine(None)
                 for file_name in file_names:
                     figures.save_figure(figure, folder / file_name)
             except Exception as error:  # libraries raise anything for an unusual name or value

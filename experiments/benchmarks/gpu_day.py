@@ -196,8 +196,7 @@ def run_plan(keys: dict[str, str]) -> None:
 
 def check_plan() -> int:
     """Prints and checks every command, without running it; returns the number of mistakes."""
-    import bsmeta.train  # noqa: F401  (for the checks, which run in forks)
-
+    prepare_checks()
     problems: dict[tuple[str, ...], str | None] = {}
     with tempfile.TemporaryDirectory(prefix="gpu_day-") as work:
         items = Plan(Path(work), {}, ROOT).items()
@@ -212,6 +211,16 @@ def check_plan() -> int:
     total = sum(item.seconds for item in items) / 60
     print(f"{len(items)} items, about {total:.0f} minutes")
     return sum(problem is not None for problem in problems.values())
+
+
+def prepare_checks() -> None:
+    """Imports and composes for the checks, which run in forks of this process."""
+    import bsmeta.tasks.causal_lm.checks
+    import bsmeta.train  # noqa: F401
+    from bsmeta.config.causal_lm import CausalLMConfig
+    from bsmeta.config.compose import compose_command_line
+
+    compose_command_line(CausalLMConfig, "demo", ["seed=1"])
 
 
 def check_command(command: Command) -> str | None:

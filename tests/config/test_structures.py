@@ -86,6 +86,14 @@ def test_the_structure_of_an_instance_has_its_values_and_is_writable_in_lists() 
     assert [source.train_file for source in config.sources] == ["a.gz", "b.gz"]
 
 
+def test_structures_of_one_schema_share_no_value() -> None:
+    changed = open_structure(CausalLMConfig)
+    changed.seed = 7
+    changed.data_config.metadata_config.metadata_list.append("added")
+    changed.data_config.sources = [open_structure(SourceConfig)]
+    assert OmegaConf.to_object(open_structure(CausalLMConfig)) == CausalLMConfig()
+
+
 def test_entries_that_were_added_are_unlocked() -> None:
     structure = open_structure(DataConfig)
     structure.sources = [open_structure(SourceConfig)]

@@ -74,6 +74,22 @@ def test_characters_without_a_font_are_one_line_of_the_log(
     assert record.message.startswith("3 characters of names are in no installed font")
 
 
+def test_files_have_the_layout_of_the_page(tmp_path: Path) -> None:
+    """It is computed once: each computation draws the whole figure again."""
+    figure, (axes,) = figures.create_figure(2.0)
+    axes.plot([0, 1], [0, 1])
+    layouts = []
+
+    def note_layout(event: object) -> None:
+        layouts.append(axes.get_position().bounds)
+
+    figure.canvas.mpl_connect("draw_event", note_layout)
+    drawings = draw_figures({"whole": lambda: figure}, tmp_path, ["png", "pdf"])
+    assert list(drawings.files) == ["whole.png", "whole.pdf"]
+    assert figure.get_layout_engine() is None
+    assert set(layouts) <= {axes.get_position().bounds}
+
+
 def test_all_figures_are_drawn_in_one_place() -> None:
     for path in [
         *(REPOSITORY / "bsmeta").rglob("*.py"),

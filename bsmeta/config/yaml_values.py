@@ -1,0 +1,71 @@
+"""Parses the text of a configuration file into plain values, as OmegaConf reads it.
+
+PyYAML's parser is written in Python and slow, so a process parses the same text once.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf._utils import get_yaml_loader
+
+from bsmeta.core.parsing import YAMLLoader, parse_yaml_file
+
+_MOST_TEXTS = 256
+"""Number of texts whose values are kept; a configuration is composed from about ten."""
+
+_OmegaConfLoader: Any = get_yaml_loader()
+
+
+class _ConfigLoader(YAMLLoader, _OmegaConfLoader):
+    """OmegaConf's loader, which refuses repeated keys, with the limits of ours.
+
+    A date is a text to OmegaConf, but an impossible one is refused.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = dict(
+        _OmegaConfLoader.yaml_implicit_resolvers
+    )
+
+    def construct_yaml_timestamp(self, node: yaml.ScalarNode) -> str:
+        super().construct_yaml_timestamp(node)
+        return str(node.value)
+
+
+_DATE = "tag:yaml.org,2002:timestamp"
+[_DATE_PATTERN] = {
+    pattern
+    for resolvers in YAMLLoader.yaml_implicit_resolvers.values()
+    for tag, pattern in resolvers
+    if tag == _DATE
+}
+_ConfigLoader.add_implicit_resolver(_DATE, _DATE_PATTERN, [*"0123456789"])
+_ConfigLoader.add_constructor(_DATE, _ConfigLoader.construct_yaml_timestamp)
+
+
+def parse_values(text: str, file: Path) -> Any:
+    """Parses the text of a YAML or JSON file; each call returns new values.
+
+    Args:
+        file: The file of the text, for messages.
+
+    Raises:
+        OSError: If the text holds neither keys and values nor a list.
+        yaml.YAMLError: If it is malformed.
+    """
+    return copy.deepcopy(_parse_values(text, file))
+
+
+@lru_cache(maxsize=_MOST_TEXTS)
+def _parse_values(text: str, file: Path) -> Any:
+    content = parse_yaml_file(text, file, _ConfigLoader)
+    if not isinstance(content, dict | list | str | None):
+        raise OSError(f"Invalid loaded object type: {type(content).__name__}")
+    return OmegaConf.to_container(
+        OmegaConf.create({} if content is None else content), resolve=False
+    )
