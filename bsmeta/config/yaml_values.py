@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
@@ -16,25 +16,23 @@ from omegaconf._utils import get_yaml_loader
 
 from bsmeta.core.parsing import YAMLLoader, parse_yaml_file
 
-_MOST_TEXTS = 256
+_MAX_CACHED_TEXTS = 256
 """Number of texts whose values are kept; a configuration is composed from about ten."""
 
 _OmegaConfLoader: Any = get_yaml_loader()
 
 
 class _ConfigLoader(YAMLLoader, _OmegaConfLoader):
-    """OmegaConf's loader, which refuses repeated keys, with the limits of ours.
+    """OmegaConf's loader, which refuses repeated keys, with the limits of ours."""
 
-    A date is a text to OmegaConf, but an impossible one is refused.
-    """
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = dict(
-        _OmegaConfLoader.yaml_implicit_resolvers
-    )
+_ConfigLoader.yaml_implicit_resolvers = dict(_OmegaConfLoader.yaml_implicit_resolvers)
 
-    def construct_yaml_timestamp(self, node: yaml.ScalarNode) -> str:
-        super().construct_yaml_timestamp(node)
-        return str(node.value)
+
+def _construct_date(loader: _ConfigLoader, node: yaml.ScalarNode) -> str:
+    """Returns a date as text, as OmegaConf does; an impossible one is refused."""
+    loader.construct_yaml_timestamp(node)
+    return str(node.value)
 
 
 _DATE = "tag:yaml.org,2002:timestamp"
@@ -45,7 +43,7 @@ _DATE = "tag:yaml.org,2002:timestamp"
     if tag == _DATE
 }
 _ConfigLoader.add_implicit_resolver(_DATE, _DATE_PATTERN, [*"0123456789"])
-_ConfigLoader.add_constructor(_DATE, _ConfigLoader.construct_yaml_timestamp)
+_ConfigLoader.add_constructor(_DATE, _construct_date)
 
 
 def parse_values(text: str, file: Path) -> Any:
@@ -61,7 +59,7 @@ def parse_values(text: str, file: Path) -> Any:
     return copy.deepcopy(_parse_values(text, file))
 
 
-@lru_cache(maxsize=_MOST_TEXTS)
+@lru_cache(maxsize=_MAX_CACHED_TEXTS)
 def _parse_values(text: str, file: Path) -> Any:
     content = parse_yaml_file(text, file, _ConfigLoader)
     if not isinstance(content, dict | list | str | None):
