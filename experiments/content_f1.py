@@ -35,7 +35,8 @@ import xxhash
 from bsmeta.annotate.content import EXTRACTORS, Extract, Span, Text
 from bsmeta.annotate.page import Page, parse_page
 from bsmeta.annotate.tags import TagRecord
-from bsmeta.metadata.content import COLUMN, KeptText, read_content_spans
+from bsmeta.metadata.annotated_columns import CONTENT_SPANS
+from bsmeta.metadata.content import KeptText, read_content_spans
 
 _WORD = re.compile(r"\w+")
 _SHINGLE = 4
@@ -105,7 +106,7 @@ def _compare_articles(rows: Sequence[dict[str, Any]], extractors: Mapping[str, E
             bool(extract.strip()) and not spans[name] for name, extract in extracts.items()
         )
         texts = {"all": text} | {f"{name} alone": extract for name, extract in extracts.items()}
-        line = json.dumps({COLUMN: spans}).encode()
+        line = json.dumps({CONTENT_SPANS: spans}).encode()
         for content in (*extractors, "union", "intersection"):
             texts[content] = KeptText(text, read_content_spans(line, content)).text
         for name, kept in texts.items():
