@@ -7,8 +7,9 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ from bsmeta.tasks.causal_lm.explaining.tokens import TokenTexts
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.task import TextClassifier
 from tests.annotate.helpers import annotate
+from tests.conftest import REPOSITORY
 from tests.data.helpers import batches, small_config, small_tokenizer
 from tests.foreign_columns import (
     JSON_COLUMNS,
@@ -410,3 +412,16 @@ def test_predict_writes_them(tmp_path: Path, encoder: Path, suffix: str) -> None
     assert '"f":{"a":[1,-1e999]}' in made["range-in-list"]
     assert json.loads(made["half"])["title"] == "cut \ufffd"
     assert '"f":{"a":{"b":[null,null,null,"NaN"]}}' in made["nan"]
+
+
+def test_the_programs_themselves(
+    launch: Callable[..., CompletedProcess[str]], form: str, folder: Path, tmp_path: Path
+) -> None:
+    programs = REPOSITORY / "bsmeta"
+    out = tmp_path / "out"
+    keys = (f"input={folder}", f"output={out}", "annotators=[language]", "workers=1")
+    assert "written to" in launch(programs / "annotate.py", *keys).stdout
+    assert "Traceback" not in launch(programs / "annotate.py", *keys).stderr  # again: only reports
+    keys = (f"data_config.train_file={out}", "data_config.validation_file=null", "check_only=true")
+    done = launch(programs / "train.py", "--config-name", "demo", *keys, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

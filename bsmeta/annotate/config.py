@@ -20,7 +20,7 @@ class AnnotateConfig:
     input: Any = key(
         None,
         "raw pages: path, folder or glob (or a list of them) of .warc(.gz), .warc.wet(.gz), "
-        ".jsonl(.gz, .zst) with `url` and `html` or with `text`, .parquet",
+        ".jsonl(.gz, .zst) or .json(.gz, .zst) with `url` and `html` or with `text`, .parquet",
         is_path=True,
         heading="Pages and shards",
     )

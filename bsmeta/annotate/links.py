@@ -44,7 +44,7 @@ from bsmeta.data.io.lines import LineReader
 from bsmeta.data.text.caseless import make_caseless
 from bsmeta.data.text.sentences import find_sentences
 from bsmeta.metadata.annotated_columns import decode_local_records
-from bsmeta.metadata.records import BadDocument, Record
+from bsmeta.metadata.records import UNREADABLE, BadDocument
 
 LONGEST_MENTION = 100
 LONGEST_DESCRIPTION = 500
@@ -316,10 +316,13 @@ def _read_pages(path: Path) -> Iterator[LinkedPage]:
         yield from map(_PAGE.decode, lines)
 
 
-class _Entity(Record, kw_only=True):
+class _Entity(msgspec.Struct):
     char_start_idx: int
     char_end_idx: int
     url: str = ""
+
+
+_ENTITIES = ForeignDecoder(list[_Entity] | None)
 
 
 class _Row(msgspec.Struct):
@@ -330,10 +333,9 @@ class _Row(msgspec.Struct):
     def read_entities(self) -> list[_Entity]:
         """Returns the mentions; none if the column came with the input and has another form."""
         try:
-            return decode_local_records(
-                "metadata_entity", self.metadata_entity, len(self.text), _Entity
-            )
-        except BadDocument:
+            decode_local_records("metadata_entity", self.metadata_entity, len(self.text))
+            return _ENTITIES.decode(self.metadata_entity) or []
+        except (BadDocument, *UNREADABLE):
             return []
 
 

@@ -12,9 +12,7 @@ A value is JSON (`msgspec.Raw`, bytes), or Python objects that JSON has, as from
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable
-from functools import cache
-from typing import Any, TypeVar, cast, overload
+from typing import Any
 
 import msgspec
 
@@ -36,8 +34,6 @@ PREFIX = "metadata_"
 Spans = list[tuple[int, int]]
 """Starts and ends in characters, in order and disjoint."""
 
-AnyRecord = TypeVar("AnyRecord", bound=Record)
-
 
 class _Cut(msgspec.Struct):
     """A column that may have been cut out together with the columns after it."""
@@ -46,68 +42,41 @@ class _Cut(msgspec.Struct):
 
 
 _CUT = ForeignDecoder(_Cut)
+_RECORDS = ForeignDecoder(list[Record] | None)
 _CONTENT_SPANS = ForeignDecoder(dict[str, Spans | None] | list[Any] | None)
 _STRINGS = ForeignDecoder(list[str] | None)
 
 
-@cache
-def _make_decoder(record_type: Hashable) -> ForeignDecoder[Any]:
-    """Returns the decoder of a list of records of a type, or null."""
-    return ForeignDecoder(list[record_type] | None)  # type: ignore[valid-type]
-
-
-@overload
-def decode_records(column: str, value: Any) -> list[Record]: ...
-
-
-@overload
-def decode_records(column: str, value: Any, record_type: type[AnyRecord]) -> list[AnyRecord]: ...
-
-
-def decode_records(column: str, value: Any, record_type: type[Any] = Record) -> list[Any]:
+def decode_records(column: str, value: Any) -> list[Record]:
     """Decodes the records of a column; none if it is null.
 
     Args:
         column: Its name, for messages.
-        record_type: The type of the records, if they have more fields.
 
     Raises:
         BadDocument: `not_json` or `wrong_type`, if these are no records.
     """
     content = _encode_value(value)
     try:
-        return _make_decoder(cast(Hashable, record_type)).decode(content) or []
+        return _RECORDS.decode(content) or []
     except UNREADABLE as error:
         with contextlib.suppress(*UNREADABLE):
             alone = bytes(_CUT.decode(b'{"":' + memoryview(content) + b"}").column)
             if alone != bytes(content):
-                return decode_records(column, alone, record_type)
+                return decode_records(column, alone)
         raise classify_bad_document(error, f"{column}: ") from error
 
 
-@overload
-def decode_local_records(column: str, value: Any, text_length: int) -> list[Record]: ...
-
-
-@overload
-def decode_local_records(
-    column: str, value: Any, text_length: int, record_type: type[AnyRecord]
-) -> list[AnyRecord]: ...
-
-
-def decode_local_records(
-    column: str, value: Any, text_length: int, record_type: type[Any] = Record
-) -> list[Any]:
+def decode_local_records(column: str, value: Any, text_length: int) -> list[Record]:
     """Decodes the local records of a column, whose spans are spans of the text.
 
     Args:
         text_length: Characters of the text.
-        record_type: As in `decode_records`.
 
     Raises:
         BadDocument: As by `decode_records` and `read_spans`.
     """
-    records = select_local_records(decode_records(column, value, record_type))
+    records = select_local_records(decode_records(column, value))
     if records:
         read_spans(column, records, text_length)
     return records

@@ -180,7 +180,7 @@ def read_zst_blocks(path: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """
     from backports import zstd
 
-    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: LARGEST_WINDOW_LOG}
+    options = {int(zstd.DecompressionParameter.window_log_max): LARGEST_WINDOW_LOG}
     data = _read_first_block(file)
     offset = file.tell() - len(data)
     while data:
