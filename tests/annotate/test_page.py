@@ -241,13 +241,14 @@ def test_declarations_of_a_page_are_read() -> None:
         <meta property="article:published_time" content=2019-04-05><meta name=empty>
         <script type="application/ld+json">{"datePublished": "2019-04-06"}</script>
         <script type="application/ld+json">{not json}</script>
+        <script type="Application/LD+JSON; charset=utf-8">{"name": "one\ntwo"}</script>
         <header><time datetime=2019-04-07>April</time> <time> 8 April </time></header>"""
     )
     assert page.declared.meta == {
         "description": "What it is",
         "article:published_time": "2019-04-05",
     }
-    assert page.declared.json_ld == [{"datePublished": "2019-04-06"}]
+    assert page.declared.json_ld == [{"datePublished": "2019-04-06"}, {"name": "one two"}]
     assert page.declared.times == ["2019-04-07", "8 April"]
 
 
