@@ -61,6 +61,8 @@ ROOMS = {
     "wandb": ["training/metrics*"],
     "trackio": ["training/metrics*"],
     "tensorflow": ["data/*"],
+    "dateutil": ["core/dates*"],
+    "htmldate": ["annotate/dates*"],
     "matplotlib": [
         "report/figures*",
         "report/drawing*",

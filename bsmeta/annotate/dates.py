@@ -79,8 +79,11 @@ _LONGEST_DATE = 40  # characters; longer is prose
 _LONGEST_LINE_WITH_DATE = 100  # characters of a line such as "Posted on … by …"; longer is prose
 _DEEPEST = 8  # levels of JSON-LD
 
-# Its complaints about pages would reach the terminal of whoever annotates millions of them.
-logging.getLogger("htmldate").setLevel(logging.CRITICAL)
+# Its complaints about pages would reach the terminal of whoever annotates millions of them. A level
+# would not keep them from it: trafilatura sets another when it is imported.
+_LOGGER = logging.getLogger("htmldate")
+_LOGGER.propagate = False
+_LOGGER.addHandler(logging.NullHandler())
 
 
 def format_date(moment: datetime, latest: datetime) -> str | None:

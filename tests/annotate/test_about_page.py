@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,13 @@ def test_a_timestamp_is_read_from_the_declarations_of_a_page(
     records = annotated(page(declaration + WORDS), "timestamp")["metadata_timestamp"]
     expected = {"key": "timestamp", "type": "global", "value": date, "source": "page"}
     assert records == ([expected] if date else [])
+
+
+def test_the_name_of_a_time_zone_warns_nobody() -> None:
+    record = page('<meta name="date" content="Wed Nov 20 10:00:00 QST 2019">' + WORDS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert values(annotated(record, "timestamp")) == ["2019-11-20 10:00:00"]
 
 
 def test_timestamp_sources_are_asked_in_order() -> None:

@@ -8,9 +8,11 @@ import itertools
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
+import xxhash
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +21,7 @@ from bsmeta.config.metadata import HtmlParserConfig, HtmlTagRules
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
 from tests.annotate import plain_page
-from tests.annotate.helpers import ALL_RAWPAGES, WORDS
+from tests.annotate.helpers import ALL_DATA, ALL_RAWPAGES, RAWPAGES, WORDS, rows
 from tests.metadata.helpers import config
 
 EVERY_TAG = config(
@@ -28,6 +30,8 @@ EVERY_TAG = config(
 )
 RENDERER = Renderer(EVERY_TAG)
 DECODER = DocumentDecoder(EVERY_TAG)
+
+NEWS = ALL_DATA / "article_extraction" / "pages.jsonl.gz"
 
 GERMAN = "<p>Grüße aus Köln, schöne Straße, viele Bäume. " * 5
 RUSSIAN = "<p>Привет, мир! Это русский текст о погоде. " * 5
@@ -237,14 +241,48 @@ def test_declarations_of_a_page_are_read() -> None:
         <meta property="article:published_time" content=2019-04-05><meta name=empty>
         <script type="application/ld+json">{"datePublished": "2019-04-06"}</script>
         <script type="application/ld+json">{not json}</script>
+        <script type="Application/LD+JSON; charset=utf-8">{"name": "one\ntwo"}</script>
         <header><time datetime=2019-04-07>April</time> <time> 8 April </time></header>"""
     )
     assert page.declared.meta == {
         "description": "What it is",
         "article:published_time": "2019-04-05",
     }
-    assert page.declared.json_ld == [{"datePublished": "2019-04-06"}]
+    assert page.declared.json_ld == [{"datePublished": "2019-04-06"}, {"name": "one two"}]
     assert page.declared.times == ["2019-04-07", "8 April"]
+
+
+def test_text_and_tags_of_real_pages_stay_as_they_are() -> None:
+    """`page_digests.json` has the hashes that version 3 of the parser made, of both profiles.
+
+    None of these pages has an option or a text in an SVG, which version 4 handles otherwise.
+    """
+    digests = {}
+    for path in sorted(RAWPAGES.glob("*.jsonl.gz")):
+        for row in rows(path):
+            pages = [parse_page(row["html"], profile=profile) for profile in ("published", "all")]
+            contents = [msgspec.json.encode([page.text, page.tags]) for page in pages]
+            digests[row["url"]] = [xxhash.xxh3_64_hexdigest(content) for content in contents]
+    assert digests == json.loads(Path(__file__).with_name("page_digests.json").read_text())
+    assert len(digests) == 84
+
+
+@pytest.mark.skipif(not NEWS.is_file(), reason="needs data/article_extraction")
+def test_options_and_drawings_touch_no_word_of_news_pages() -> None:
+    """Before, options did on 5 of these pages, and texts of an SVG on 7."""
+    touching = set()
+    with gzip.open(NEWS) as file:
+        for line in file:
+            page = parse_page(json.loads(line)["html"], profile="all")
+            for tag in page.tags:
+                is_empty = tag.char_start_idx == tag.char_end_idx
+                if tag.value not in ("option", "svg") or is_empty:
+                    continue
+                before = page.text[: tag.char_start_idx][-1:]
+                after = page.text[tag.char_end_idx : tag.char_end_idx + 1]
+                if before.isalnum() or after.isalnum():
+                    touching.add(tag.value)
+    assert touching == set()
 
 
 def test_links_and_paragraphs_have_offsets() -> None:

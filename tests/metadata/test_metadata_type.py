@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from bsmeta.metadata.metadata_type import format_year_and_month, make_url_readable
@@ -30,6 +32,12 @@ def test_year_and_month_of_a_timestamp_in_any_notation(
     value: str, expected: tuple[int, str | None]
 ) -> None:
     assert format_year_and_month(value) == expected
+
+
+def test_the_name_of_a_time_zone_raises_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert format_year_and_month("20 Nov 2019 10:00 QST") == (2019, "November")
 
 
 @pytest.mark.parametrize("value", ["", "yesterday", "12:30", "March", "9" * 40, "2023-02-30"])
