@@ -67,7 +67,7 @@ from bsmeta.core.token_forms import find_tokens
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.io.remote import Pattern
 from bsmeta.data.stream.held_out import normalize_url
-from bsmeta.data.table.csv_file import BadRows, CSVFormat, find_format, read_rows
+from bsmeta.data.table.csv_file import BadRows, CSVFormat, Row, find_format, read_rows
 from bsmeta.data.table.records import (
     RecordWriter,
     complete_rows,
@@ -89,6 +89,8 @@ from bsmeta.metadata.decoding import DocumentDecoder, cut_column
 from bsmeta.metadata.metadata_type import Bucketing, format_year_and_month, make_url_readable
 from bsmeta.metadata.records import BadDocument
 from bsmeta.report.page import Column, Table, render_sentence
+from bsmeta.tasks.classification.config import ClassificationDataConfig
+from bsmeta.tasks.classification.label_cells import BadLabelsError, LabelCells
 from bsmeta.tasks.classification.store import hash_text
 from bsmeta.tasks.disambiguation import converter
 from bsmeta.tasks.disambiguation.entities import EntityTable
@@ -162,6 +164,13 @@ def skipped_records(path: Path) -> None:
     bad = BadRows(path, "skip")
     list(read_records(path, COLUMNS, bad))
     bad.close()
+
+
+def read_label_cell(text: str) -> object:
+    """A cell with as many labels as the text has words."""
+    table = Path("labels.csv")
+    config = ClassificationDataConfig(csv=str(table), label_separator=" ")
+    return LabelCells(table, config).read(text, Row(1, 2, []))
 
 
 def wide_records(text: str, folder: Path) -> None:
@@ -391,6 +400,7 @@ RUNS: dict[str, Run] = {
     "YAML": refused(parse_yaml, yaml.YAMLError),
     "saved configuration": refused(lambda text: parse_saved(text, "a"), UserError),
     "override": of(lambda text: (quote_home(text), quote_mapping(f"a={text}"))),
+    "cell of labels": refused(read_label_cell, BadLabelsError),
     "glob": of(Pattern("hf", "a/b", "a*/**/b*b*b*.gz").matches),
     "lines": in_file("lines.jsonl", lambda path: LineReader(str(path)).read(0, 1 << 20)),
     "CSV": in_file("rows.csv", csv_rows(None)),
@@ -715,6 +725,7 @@ OTHERS = {
     "annotate/decisions.py:read_identity": "a file of this program",
     "annotate/links.py:_read_first_line": "a file of this program",
     "annotate/spans.py:Spelling.annotate": "needs a model; reads at most `LONGEST_SAMPLE`",
+    "completion.py:_find_module": "names of the programs of this package",
     "core/environment.py:_describe_processor": "the processor's name, from a file of the system",
     "core/secrets.py:_list_written_forms": "a secret of the environment, once",
     "core/secrets.py:declare_secrets_in_arguments": "the command line",

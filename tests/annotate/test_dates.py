@@ -13,7 +13,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bsmeta.annotate.content import EXTRACTORS
 from bsmeta.annotate.dates import (
     FIRST_YEAR,
     LAST_YEAR,

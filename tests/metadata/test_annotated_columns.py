@@ -48,9 +48,10 @@ OTHERS = {
 
 # Files that decode JSON of a known writer with the strict decoder, although they read data.
 STRICT = {
+    "annotate/decisions.py": "its own decisions",
+    "annotate/json_ld.py": "JSON-LD of a page, whose errors are ignored",
     "annotate/annotator.py": "rows of its own shards; a column for a custom annotator",
     "annotate/links.py": "its own index",
-    "annotate/page.py": "JSON-LD of a page, whose errors are ignored",
     "annotate/shard.py": "its own journals",
     "data/io/file_sets.py": "declarations of files",
     "data/io/hub.py": "answers of the Hub",

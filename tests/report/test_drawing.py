@@ -51,7 +51,10 @@ def test_a_figure_that_fails_is_named_and_all_else_is_written(
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "evaluation.json", "evaluation.md", "report.html", "whole.png"
     ]  # fmt: skip
-    assert json.loads((tmp_path / "evaluation.json").read_text()) == {"numbers": [1, None]}
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == {
+        "answers": ["Answer."],
+        "numbers": [1, None],
+    }
     page, source = ((tmp_path / name).read_text() for name in ("evaluation.md", "report.html"))
     reason = "RuntimeError: \\`no\\` \\*\\*way\\*\\* &lt;b&gt;↵at all"
     assert f"The figure `impossible` could not be drawn: {reason}\n" in page
