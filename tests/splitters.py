@@ -67,7 +67,8 @@ from bsmeta.core.token_forms import find_tokens
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.io.remote import Pattern
 from bsmeta.data.stream.held_out import normalize_url
-from bsmeta.data.table.csv_file import BadRows, CSVFormat, Row, find_format, read_rows
+from bsmeta.data.table.csv_file import BadRows, CSVFormat, find_format, read_rows
+from bsmeta.data.table.csv_file import Row as TableRow
 from bsmeta.data.table.records import (
     RecordWriter,
     complete_rows,
@@ -170,7 +171,7 @@ def read_label_cell(text: str) -> object:
     """A cell with as many labels as the text has words."""
     table = Path("labels.csv")
     config = ClassificationDataConfig(csv=str(table), label_separator=" ")
-    return LabelCells(table, config).read(text, Row(1, 2, []))
+    return LabelCells(table, config).read(text, TableRow(1, 2, []))
 
 
 def wide_records(text: str, folder: Path) -> None:
