@@ -7,7 +7,7 @@ import gzip
 import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -324,19 +324,22 @@ def test_real_pages_are_cleaned_as_by_the_plain_rules() -> None:
 NAMES = sorted(
     plain_page.words(
         """div p ul li span b i a br img hr pre table td header footer script section textarea
-        select option h1 svg title nobr button g text desc foreignObject datalist"""
+        select option h1 svg title nobr button"""
     )
+)
+NAMES_WITH_DRAWINGS = sorted(
+    plain_page.words("svg g text title desc foreignObject a b p option div")
 )
 TEXTS = ["x", " ", "\n", " one two ", "three\u00a0 four ", "y" * 33, "&lt;b&gt;", WORDS, WORDS]
 
 
-def random_html(rng: random.Random) -> str:
+def random_html(rng: random.Random, names: Sequence[str]) -> str:
     """A random tree, most of it well nested."""
     out, is_open = [], []
     for _ in range(rng.randrange(1, 30)):
         choice = rng.random()
         if choice < 0.4:
-            name = rng.choice(NAMES)
+            name = rng.choice(names)
             attributes = rng.choice(["", "", " class=a", " class='b c' id=\"&quot;\" hidden"])
             out.append(f"<{name}{attributes}>")
             is_open.append(name)
@@ -349,9 +352,9 @@ def random_html(rng: random.Random) -> str:
     return "".join(out)
 
 
-def compare_random_pages(seeds: range) -> None:
+def compare_random_pages(seeds: range, names: Sequence[str] = NAMES) -> None:
     for seed in seeds:
-        html = random_html(random.Random(seed))
+        html = random_html(random.Random(seed), names)
         for profile in ("published", "all"):
             page = parse_page(html, profile=profile)
             assert (page.text, rendered(page)) == plain_page.rendered(html, profile), (seed, html)
@@ -359,6 +362,10 @@ def compare_random_pages(seeds: range) -> None:
 
 def test_random_pages_are_read_as_by_the_plain_rules() -> None:
     compare_random_pages(range(400))
+
+
+def test_random_drawings_are_read_as_by_the_plain_rules() -> None:
+    compare_random_pages(range(1_000), NAMES_WITH_DRAWINGS)
 
 
 @pytest.mark.slow
