@@ -47,7 +47,7 @@ def test_a_notebook_is_short_and_has_its_outputs(notebook: Path) -> None:
     assert len(notebook.read_bytes()) < 60_000
 
     printed = json.dumps([cell["outputs"] for cell in code])
-    for name in ("Traceback", "Warning", str(REPOSITORY), "/work/", "/home/"):
+    for name in ("Traceback", "Warning", str(REPOSITORY), str(Path.home())):
         assert name not in printed
 
 

@@ -52,7 +52,7 @@ from bsmeta.core.files import hold_write_lock
 MOST_COMPARED = 100
 """Kept pages of a group that a page is compared with, which bounds the time of hostile input."""
 
-_HELD_OUT_FOLDER = "held_out"  # below FOLDER: its names cannot be those of shards
+_HELD_OUT_FOLDER = "held_out"  # below FOLDER: no shard has a name in it
 _BLOCK = 1 << 12  # pages whose groups are read at a time
 _FORMAT = 1
 

@@ -18,7 +18,7 @@ _MEMBER = re.compile(r'"(\w{1,40}+)"\s*+:\s*+"([^"\\]{0,200}+)"')
 
 
 def decode_json_ld(text: str) -> list[Any]:
-    """Returns the values of a block of JSON-LD: one, or as many as can be rescued.
+    """Returns the values of a block of JSON-LD: one, or all that can be rescued.
 
     Strings may contain line breaks and other control characters, which become spaces, and the block
     may be in a comment or CDATA section. Of a block that is no JSON for another reason (a quotation

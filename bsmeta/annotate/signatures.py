@@ -99,7 +99,7 @@ class PageSigner:
     def _fill_record(self, record: np.void, item: Item) -> None:
         """Fills the record of a page; it stays empty if the page will have no row.
 
-        A page that cannot be signed copies no other; `Annotation` counts what is wrong with it.
+        A page that cannot be signed copies no other; `Annotation` counts the reason.
         """
         try:
             page = decode_record(item, self._page_bytes)

@@ -90,7 +90,7 @@ class Rules(dict[int, Rule]):
     """The rules of a profile by lexbor's numbers of element names; see `parse_page`.
 
     Args:
-        html_rules: For the rules of the elements of a drawing: those of the HTML around it. Each
+        html_rules: For the rules of the elements of a drawing, the rules of the HTML around it. Each
             element of a drawing has its own position, so a space sets it off.
     """
 

@@ -190,7 +190,7 @@ def _check_windows(windows: str) -> None:
 
 
 def _split_sampling(sampling: Sampling) -> tuple[int, dict[str, Any]]:
-    """Returns the batch size, and the other settings, which are those of a request."""
+    """Returns the batch size, and the settings of a request."""
     settings: dict[str, Any] = {**sampling}
     batch_size = settings.pop("batch_size", GenerateConfig().batch_size)
     if not isinstance(batch_size, int):

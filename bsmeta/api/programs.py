@@ -119,7 +119,7 @@ def _run_command(command: Sequence[str], program: str, show_output: bool) -> Non
     """Runs a command, and may print its output line by line while it runs.
 
     Raises:
-        UserError: If its exit code is that of an error that the user can fix, or of a signal.
+        UserError: If the user can fix its error, or a signal has ended it (by the exit code).
         RuntimeError: If it failed for another reason.
     """
     # Its own session: a Ctrl+C in a terminal reaches it once, from here.

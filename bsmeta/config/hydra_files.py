@@ -179,7 +179,7 @@ class PackageSource(ImportlibResourcesConfigSource):
 class StructuredConfigSource(structured_config_source.StructuredConfigSource):
     """Hydra's reader of its store of schemas, without a copy of the store for each composition.
 
-    The store copies what is loaded from it. Hydra recognizes this source by the name of its class.
+    The store copies each loaded value. Hydra recognizes this source by the name of its class.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StructuredConfigSource:

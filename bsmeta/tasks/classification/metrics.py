@@ -217,7 +217,7 @@ SEVERAL_LABELS: MetricTable[Classified] = {
 """The metrics of texts that may have several labels."""
 
 METRICS = {**ONE_LABEL, **SEVERAL_LABELS}
-"""The metrics by name; scikit-learn defines those of texts in the same way."""
+"""The metrics by name; scikit-learn defines the metrics of texts in the same way."""
 
 
 def choose_metrics(*, has_several: bool) -> MetricTable[Classified]:

@@ -135,7 +135,7 @@ def compute_scores(
         weights: The weight of each label in the loss, as in training. With several labels a text,
             the scorer has applied them.
         predicted: Other predictions of several labels, by other thresholds, bool [texts, labels];
-            None: those of `scored`.
+            None: the scores of `scored`.
     """
     if isinstance(scored, ScoredSets):
         tally = SetCounts.of(scored.labels, scored.predicted if predicted is None else predicted)

@@ -18,7 +18,7 @@ LEAST_SHARE = 0.01
 """Share of the words of a list that must be in a script for words of that script to be judged."""
 
 _NO_SCRIPTS = {"MODIFIER", "FEMININE", "MASCULINE", "MICRO", "KELVIN", "ANGSTROM", "OHM", ""}
-"""Beginnings of names of letters that stand beside those of any script."""
+"""Beginnings of names of letters that stand beside the letters of any script."""
 
 
 @lru_cache(maxsize=1 << 16)
