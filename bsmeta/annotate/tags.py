@@ -90,8 +90,8 @@ class Rules(dict[int, Rule]):
     """The rules of a profile by lexbor's numbers of element names; see `parse_page`.
 
     Args:
-        html_rules: For the rules of the elements of a drawing, the rules of the HTML around it. Each
-            element of a drawing has its own position, so a space sets it off.
+        html_rules: For the rules of the elements of a drawing, the rules of the HTML around it.
+            Each element of a drawing has its own position, so a space sets it off.
     """
 
     def __init__(self, profile: Profile, html_rules: Rules | None = None) -> None:
