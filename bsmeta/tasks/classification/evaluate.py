@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import mul
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -36,8 +36,9 @@ from bsmeta.core.errors import ConfigurationError, DataError, UserError, suggest
 from bsmeta.core.files import replace_atomically
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_opaque_work
-from bsmeta.data.table.csv_file import BadRows
+from bsmeta.data.table.csv_file import BadRows, Row
 from bsmeta.data.table.records import (
+    Record,
     escape_spreadsheet_cell,
     find_missing_texts,
     flatten_record,
@@ -291,39 +292,14 @@ def read_table(
             the model predicts.
     """
     data = config.data_config
-    text_columns = [data.text_column]
-    if data.split_by is not None:
-        text_columns.append(data.split_by)
     bad_rows = BadRows(path, data.on_bad_row, "+overrides.data_config.on_bad_row")
     cells = LabelCells(path, data, has_several=has_several)
-    rows = read_record_rows(
-        path,
-        [data.text_column, data.label_column, *text_columns[1:]],
-        separator=data.csv_separator,
-        encoding=data.csv_encoding,
-    )
-
     label_numbers = {label: number for number, label in enumerate(labels)}
     counts = dict.fromkeys(labels, 0)
     groups: list[str] = []
     chunks: list[Chunk] = []
     without_tokens = 0
-    for row, record in rows:
-        required = text_columns
-        if not has_several and not isinstance(record.get(data.label_column), list):
-            required = [data.text_column, data.label_column, *text_columns[1:]]
-        problem = row.problem or find_missing_texts(record, required)
-        row_labels: RowLabels = ()
-        if problem is None:
-            try:
-                row_labels = cells.read(record.get(data.label_column), row)
-            except BadLabelsError as error:
-                problem = str(error)
-        if problem is not None:
-            bad_rows.add(row, problem)
-            continue
-
-        names = (row_labels,) if isinstance(row_labels, str) else row_labels
+    for row, record, names in _iterate_labeled_rows(path, data, cells, bad_rows):
         _check_known_labels(path, row.number, names, labels, label_numbers)
         text = record[data.text_column]
         (folds,) = folding.fold([text])
@@ -359,6 +335,43 @@ def read_table(
         notes=notes,
         split_sizes={path.name: len(groups)} if has_several else None,
     )
+
+
+class _LabeledRow(NamedTuple):
+    """A row of a table, with its record and the names of its labels."""
+
+    row: Row
+    record: Record
+    names: tuple[str, ...]
+
+
+def _iterate_labeled_rows(
+    path: Path, data: ClassificationDataConfig, cells: LabelCells, bad_rows: BadRows
+) -> Iterator[_LabeledRow]:
+    """Yields the rows that have a text and labels; the others are added to `bad_rows`."""
+    text_columns = [data.text_column]
+    if data.split_by is not None:
+        text_columns.append(data.split_by)
+    # One label is a text, too; several may be a list, or none.
+    columns = [data.text_column, data.label_column, *text_columns[1:]]
+    rows = read_record_rows(path, columns, separator=data.csv_separator, encoding=data.csv_encoding)
+
+    for row, record in rows:
+        cell = record.get(data.label_column)
+        required = text_columns if cells.has_several or isinstance(cell, list) else columns
+        problem = row.problem or find_missing_texts(record, required)
+        row_labels: RowLabels = ()
+        if problem is None:
+            try:
+                row_labels = cells.read(cell, row)
+            except BadLabelsError as error:
+                problem = str(error)
+
+        if problem is not None:
+            bad_rows.add(row, problem)
+            continue
+        names = (row_labels,) if isinstance(row_labels, str) else row_labels
+        yield _LabeledRow(row, record, names)
 
 
 def _check_known_labels(
@@ -458,12 +471,10 @@ def finish_run(
     scorer = task.scorer(context)
     test = test_split(config, examples)
 
-    scored = None
-    scores: dict[str, float] = {}
+    scored = scorer.score(model, test.chunks) if test.chunks else None
+    scores = {} if scored is None else compute_scores(scored, task.weights)
     other_predictions: dict[str, np.ndarray] = {}
     if test.chunks:
-        scored = scorer.score(model, test.chunks)
-        scores = compute_scores(scored, task.weights)
         for method, system in others.items():
             other_predictions[METHOD_NAMES[method]] = scorer.score(system, test.chunks).predicted
     if context.rank != 0:
@@ -487,14 +498,7 @@ def finish_run(
         write_predictions(
             predictions_file, scored, examples.labels, spreadsheet_safe=config.spreadsheet_safe
         )
-        training = read_split(examples, "train")
-        validation = read_split(examples, "validation") if examples.has_several else None
-        predicted, notes = predict_baselines(
-            test, training, task.weights, other_predictions, validation
-        )
-        if validation is not None and not validation.texts:
-            notes.append("no validation split: the threshold of every label is 0.5")
-        test.notes.extend(notes)
+        predicted = _predict_other_systems(task, test, other_predictions)
         if choice is not None:
             test.notes.extend(choice.notes)
         results = compute_results(
@@ -515,6 +519,22 @@ def finish_run(
         files = [stats_file, model_file, predictions_file]
         report_results(results, epochs, context.folder / "evaluation", facts, files)
     return scores
+
+
+def _predict_other_systems(
+    task: ClassifierTask, test: TestSet, other_predictions: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the predictions of baselines and other systems by name; notes go to the test set."""
+    examples = task.examples
+    training = read_split(examples, "train")
+    validation = read_split(examples, "validation") if examples.has_several else None
+    predicted, notes = predict_baselines(
+        test, training, task.weights, other_predictions, validation
+    )
+    if validation is not None and not validation.texts:
+        notes.append("no validation split: the threshold of every label is 0.5")
+    test.notes.extend(notes)
+    return predicted
 
 
 def write_stats(file: Path, stats: Mapping[str, Any]) -> None:
