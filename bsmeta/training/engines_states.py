@@ -26,19 +26,30 @@ import torch
 from bsmeta.core.errors import CheckpointError
 from bsmeta.core.process import exit_code
 from bsmeta.core.progress import report_progress
+from bsmeta.training.pickled_enums import NAMES_OF_GETATTR, make_member_reader
 
 # Environment variables that torch reads at each load; they override arguments of the caller.
 _RESTRICTED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _UNRESTRICTED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
-def list_plain_classes() -> list[Any]:
-    """Returns the classes in DeepSpeed's states, none of which has effects when it is created."""
+def list_plain_globals() -> list[Any]:
+    """Returns the classes in DeepSpeed's states, none of which has effects when it is created.
+
+    With each name of `getattr` comes the function that stands for it.
+    """
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+    read_stage = make_member_reader(ZeroStageEnum)
+    return [
+        DynamicLossScaler,
+        LossScaler,
+        ZeroStageEnum,
+        fragment_address,
+        *((read_stage, name) for name in NAMES_OF_GETATTR),
+    ]
 
 
 @contextmanager
@@ -51,7 +62,7 @@ def restrict_to_values() -> Iterator[None]:
     previous = {name: os.environ.pop(name, None) for name in (_RESTRICTED, _UNRESTRICTED)}
     os.environ[_RESTRICTED] = "1"
     try:
-        with torch.serialization.safe_globals(list_plain_classes()):
+        with torch.serialization.safe_globals(list_plain_globals()):
             yield
     except pickle.UnpicklingError as error:
         raise pickle.UnpicklingError(_extract_reason(error)) from error
@@ -63,9 +74,10 @@ def restrict_to_values() -> Iterator[None]:
 def _extract_reason(error: Exception) -> str:
     """Extracts why torch refuses a pickle, without the advice to load it nevertheless."""
     lines = str(error).splitlines()
-    for line in lines:
-        if "GLOBAL" in line or "WeightsUnpickler" in line:
-            return line.strip()
+    for mark in ("GLOBAL", "WeightsUnpickler"):
+        for line in lines:
+            if mark in line:
+                return line.strip()
     return lines[0] if lines else ""
 
 
@@ -122,4 +134,4 @@ def main() -> None:
 if __name__ == "__main__":
     sys.exit(exit_code(main))
 elif __name__ == "__mp_main__":  # a process of the converter that was not forked
-    torch.serialization.add_safe_globals(list_plain_classes())
+    torch.serialization.add_safe_globals(list_plain_globals())

@@ -24,7 +24,11 @@ from accelerate.utils import convert_outputs_to_fp32
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    Metadata,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
@@ -36,6 +40,7 @@ from bsmeta.training.checkpoint import name_damaged_file
 from bsmeta.training.distributed import Accelerator
 from bsmeta.training.engine import Snapshot
 from bsmeta.training.engine_plain import PlainEngine
+from bsmeta.training.pickled_enums import NAMES_OF_GETATTR, make_member_reader
 from bsmeta.training.processes import Processes
 
 _MODEL_PREFIX = "model/"
@@ -247,9 +252,7 @@ def _read_metadata(folder: Path) -> Metadata:
     """
     file = folder / _METADATA_FILE
     with name_damaged_file(file):
-        content = file.read_bytes()
-        _check_opcodes(content)
-        metadata = _Unpickler(io.BytesIO(content)).load()
+        metadata = read_pickled_description(file.read_bytes())
         if not isinstance(metadata, Metadata):
             raise ValueError(f"found a {type(metadata).__name__}, expected a Metadata")
         _check_tensors(metadata.state_dict_metadata)
@@ -266,6 +269,16 @@ def _read_metadata(folder: Path) -> Metadata:
                 f"{stored_bytes:,}"
             )
     return metadata
+
+
+def read_pickled_description(content: bytes) -> Any:
+    """Reads the pickle of a description of tensors, or of a part of one.
+
+    Raises:
+        UnpicklingError: If it does more than build such values.
+    """
+    _check_opcodes(content)
+    return _Unpickler(io.BytesIO(content)).load()
 
 
 def _check_opcodes(content: bytes) -> None:
@@ -312,6 +325,8 @@ class _Unpickler(pickle.Unpickler):
     """Refuses every class and function that is not part of a description of tensors."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" in NAMES_OF_GETATTR:
+            return make_member_reader(_MEM_FORMAT_ENCODING)
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _ALLOWED_GLOBALS.get(module, ()):
             return super().find_class(module, name)

@@ -1,0 +1,69 @@
+"""Members of enumerations are read in the forms of all versions of Python, and nothing else is."""
+
+from __future__ import annotations
+
+import enum
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+
+from bsmeta.training.engines_states import restrict_to_values
+from bsmeta.training.fsdp import read_pickled_description
+from bsmeta.training.pickled_enums import make_member_reader
+
+
+class Attribute:
+    """Pickled as Python 3.11.2 pickles a member of an enumeration: `getattr(owner, name)`."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._parts = (owner, name)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, str]]:
+        return getattr, self._parts
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+def test_a_member_is_read_by_its_name() -> None:
+    read_member = make_member_reader(Color, ZeroStageEnum)
+    assert read_member(Color, "RED") is Color.RED
+    assert read_member(ZeroStageEnum, "gradients") is ZeroStageEnum.gradients
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(Color, "__init__"), (Color, "BLUE"), (os, "system"), ("a", "format")]
+)
+def test_any_other_attribute_is_refused(owner: Any, name: str) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="GLOBAL getattr: found"):
+        make_member_reader(Color)(owner, name)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_states_of_deepspeed_have_stages_in_either_form(zipped: bool, tmp_path: Path) -> None:
+    file = tmp_path / "a.pt"
+    for stage in (ZeroStageEnum.gradients, Attribute(ZeroStageEnum, "gradients")):
+        torch.save({"zero_stage": stage}, file, _use_new_zipfile_serialization=zipped)
+        with restrict_to_values():
+            assert torch.load(file, weights_only=False) == {"zero_stage": ZeroStageEnum.gradients}
+
+    torch.save(Attribute(ZeroStageEnum, "mro"), file, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(pickle.UnpicklingError, match="GLOBAL getattr"), restrict_to_values():
+        torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_descriptions_of_tensors_have_formats_in_either_form(protocol: int) -> None:
+    member = _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
+    for value in (member, Attribute(_MEM_FORMAT_ENCODING, member.name)):
+        assert read_pickled_description(pickle.dumps(value, protocol)) is member
+    with pytest.raises(pickle.UnpicklingError, match="getattr"):
+        read_pickled_description(pickle.dumps(Attribute(_MEM_FORMAT_ENCODING, "mro"), protocol))
