@@ -10,6 +10,7 @@ content. It also refuses YAML whose aliases expand to more nodes than any docume
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -152,16 +153,28 @@ def _refuse_extremes(text: str | bytes, value: Any) -> None:
         if any(isinstance(node, int) and abs(node) > _MAX_INTEGER for node in level):
             raise ExtremeContentError(_TOO_LARGE)
 
-        next_level: list[Any] = []
-        has_containers = False
-        for node in level:
-            if isinstance(node, list | dict):
-                has_containers = True
-                next_level += node.values() if isinstance(node, dict) else node
-        if not has_containers:
+        parts = [_list_parts(node) for node in level]
+        if all(values is None for values in parts):
             return
-        level = next_level
+        level = [value for values in parts for value in values or ()]
     raise ExtremeContentError(_TOO_DEEP)
+
+
+def _list_parts(value: Any) -> list[Any] | None:
+    """Returns the values in a container, or in an object that JSON was decoded into.
+
+    Returns:
+        None for any other value.
+    """
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    if isinstance(value, msgspec.Struct):
+        return [getattr(value, name) for name in value.__struct_fields__]
+    if dataclasses.is_dataclass(value):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return None
 
 
 def _may_be_deep(text: str | bytes) -> bool:

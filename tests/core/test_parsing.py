@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -102,6 +103,25 @@ def test_integers_that_no_float_can_hold(
         with pytest.raises(ValueError, match=f"{TOO_LARGE}|out of range") as error:
             decode(text)
         assert isinstance(error.value, msgspec.DecodeError)
+
+
+class StructOfIntegers(msgspec.Struct):
+    sizes: list[int]
+
+
+@dataclass
+class DataclassOfIntegers:
+    sizes: list[int]
+
+
+@pytest.mark.parametrize("value_type", [StructOfIntegers, DataclassOfIntegers, dict[str, Any]])
+def test_integers_within_objects_are_refused_as_well(value_type: Any) -> None:
+    """Also where the object is in a list."""
+    decode_json(f'{{"sizes": [1, {LARGEST}]}}', value_type)
+    content = f'{{"sizes": [1, {TOO_LONG}]}}'
+    for text, decoded_type in ((content, value_type), (f"[{content}]", list[value_type])):
+        with pytest.raises(msgspec.DecodeError, match=TOO_LARGE):
+            decode_json(text, decoded_type)
 
 
 def test_integers_with_more_digits_than_python_reads() -> None:
