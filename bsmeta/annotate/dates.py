@@ -75,9 +75,9 @@ _MODIFIED = (
     "revised",
 )
 _IN_JSON_LD = ("datePublished", "dateCreated", "dateModified")
-_LONGEST_DATE = 40  # characters; longer is prose
-_LONGEST_LINE_WITH_DATE = 100  # characters of a line such as "Posted on … by …"; longer is prose
-_DEEPEST = 8  # levels of JSON-LD
+_MAX_DATE_CHARS = 40  # characters; longer is prose
+_MAX_DATE_LINE_CHARS = 100  # characters of a line such as "Posted on … by …"; longer is prose
+_MAX_JSON_LD_DEPTH = 8  # levels of JSON-LD
 
 # Its complaints about pages would reach the terminal of whoever annotates millions of them. A level
 # would not keep them from it: trafilatura sets another when it is imported.
@@ -136,7 +136,7 @@ def parse_crawl_time(value: str) -> datetime | None:
 def parse_date(value: str) -> datetime | None:
     """Returns a date in any usual notation; None if it has no year and month, or is no date."""
     value = value.strip()
-    if not value or len(value) > _LONGEST_DATE or not any(map(str.isdigit, value)):
+    if not value or len(value) > _MAX_DATE_CHARS or not any(map(str.isdigit, value)):
         return None
     try:
         parsed = parse_any_date(value)
@@ -179,7 +179,7 @@ def _list_declared_values(declared: Declared) -> Iterator[str]:
     for name in (*_PUBLISHED, *_MODIFIED):
         yield declared.meta.get(name, "")
     for name in _IN_JSON_LD:
-        yield from _find_json_strings(declared.json_ld, name, _DEEPEST)
+        yield from _find_json_strings(declared.json_ld, name, _MAX_JSON_LD_DEPTH)
     yield from declared.times
 
 
@@ -210,9 +210,9 @@ def list_visible_dates(html: str, latest: datetime) -> Iterator[datetime]:
 
     for element in tree.iter():
         is_code = element.tag in ("script", "style")
-        if not is_code and element.text and len(element.text) > _LONGEST_LINE_WITH_DATE:
+        if not is_code and element.text and len(element.text) > _MAX_DATE_LINE_CHARS:
             element.text = None
-        if element.tail and len(element.tail) > _LONGEST_LINE_WITH_DATE:
+        if element.tail and len(element.tail) > _MAX_DATE_LINE_CHARS:
             element.tail = None
 
     day = find_date(

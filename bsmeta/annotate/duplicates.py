@@ -49,7 +49,7 @@ from bsmeta.annotate.sources import InputFile, identify_files, list_inputs
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import hold_write_lock
 
-MOST_COMPARED = 100
+MAX_COMPARED_PAGES = 100
 """Kept pages of a group that a page is compared with, which bounds the time of hostile input."""
 
 _HELD_OUT_FOLDER = "held_out"  # below FOLDER: no shard has a name in it
@@ -262,7 +262,7 @@ class _Comparison:
                 self._first_kept[group] = page
                 continue
             more = self._more_kept.setdefault(group, [])
-            if len(more) < MOST_COMPARED - 1:
+            if len(more) < MAX_COMPARED_PAGES - 1:
                 more.append(page)
 
     def _compare(self, page: int, number: int, page_groups: Sequence[int]) -> Duplicate | None:

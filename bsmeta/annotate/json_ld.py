@@ -13,7 +13,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # Marks that hide a script from old browsers and from XML parsers
 _ENVELOPE = re.compile(r"\s*+(?:(?:/[/*]\s*+)?(?:<!--|<!\[CDATA\[)(?:\s*+\*/)?)")
 _ENVELOPE_END = re.compile(r"(?:/[/*]\s*+)?(?:-->|\]\]>)(?:\s*+\*/)?\s*+\Z|;\s*+\Z")
-_LONGEST_END = 40  # characters
+_MAX_ENDING_CHARS = 40  # characters
 _MEMBER = re.compile(r'"(\w{1,40}+)"\s*+:\s*+"([^"\\]{0,200}+)"')
 
 
@@ -41,6 +41,6 @@ def _remove_envelope(text: str) -> str:
     beginning = _ENVELOPE.match(text)
     if beginning is not None:
         text = text[beginning.end() :]
-    end_start = max(len(text.rstrip()) - _LONGEST_END, 0)
+    end_start = max(len(text.rstrip()) - _MAX_ENDING_CHARS, 0)
     end = _ENVELOPE_END.search(text, end_start)
     return text if end is None else text[: end.start()]

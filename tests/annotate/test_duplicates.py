@@ -20,7 +20,7 @@ from datasketch import MinHash, MinHashLSH
 from bsmeta.annotate.bands import choose_bands
 from bsmeta.annotate.command import run_task
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.duplicates import MOST_COMPARED
+from bsmeta.annotate.duplicates import MAX_COMPARED_PAGES
 from bsmeta.annotate.shingles import hash_shingles
 from bsmeta.annotate.signatures import Signer
 from bsmeta.annotate.sources import list_inputs
@@ -171,7 +171,9 @@ def _read_signature(index: MinHashLSH, texts: Sequence[str], number: int) -> Min
 
 def test_a_copy_is_found_though_more_pages_share_a_band_than_are_compared(folder: Path) -> None:
     """Pages with 60 of 100 words in common share bands, and are no copies of each other."""
-    sets = [[*range(60), *range(1000 * k, 1000 * k + 40)] for k in range(1, MOST_COMPARED + 50)]
+    sets = [
+        [*range(60), *range(1000 * k, 1000 * k + 40)] for k in range(1, MAX_COMPARED_PAGES + 50)
+    ]
     copy = [*sets[-1][:-2], 1, 2]
     write_texts(folder / "a.jsonl.gz", map(make_text, [*sets, copy]))
     settings = {"duplicate_shingle": 1, "duplicate_permutations": 16, "duplicate_threshold": 0.75}

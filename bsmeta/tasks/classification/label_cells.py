@@ -21,7 +21,7 @@ from bsmeta.tasks.classification.config import (
     find_label_problems,
 )
 
-LONGEST_LABEL = 200
+MAX_LABEL_CHARS = 200
 """Characters of a label, at most."""
 
 _SHOWN = 40  # characters of a label in a message
@@ -126,8 +126,8 @@ class LabelCells:
         label = entry.strip()
         if not label:
             raise BadLabelsError(f"a list with an empty text in column {self._column!r}")
-        if len(label) > LONGEST_LABEL:
-            raise BadLabelsError(f"a label of more than {LONGEST_LABEL} characters")
+        if len(label) > MAX_LABEL_CHARS:
+            raise BadLabelsError(f"a label of more than {MAX_LABEL_CHARS} characters")
         return label
 
     def _make_form_error(self, row: Row, value: str, expected: str, fix: str) -> ConfigurationError:

@@ -47,7 +47,7 @@ from bsmeta.data.table.csv_file import BadRows, Row, find_format, read_rows
 from bsmeta.data.table.records import is_record_file, read_record_rows
 from bsmeta.tasks.classification.config import ClassificationDataConfig
 from bsmeta.tasks.classification.label_cells import (
-    LONGEST_LABEL,
+    MAX_LABEL_CHARS,
     BadLabelsError,
     LabelCells,
     RowLabels,
@@ -287,8 +287,8 @@ class _TableBuilder:
         if missing:
             return f"nothing in column {' and '.join(missing)}"
 
-        if isinstance(source.labels, str) and len(source.labels) > LONGEST_LABEL:
-            return f"a label of more than {LONGEST_LABEL} characters"
+        if isinstance(source.labels, str) and len(source.labels) > MAX_LABEL_CHARS:
+            return f"a label of more than {MAX_LABEL_CHARS} characters"
 
         if config.split_column is not None and source.split not in SPLIT_NAMES:
             return (

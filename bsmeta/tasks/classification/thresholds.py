@@ -17,7 +17,7 @@ import numpy as np
 HALF = 0.5
 """The threshold of every label without a validation split."""
 
-FEWEST_TEXTS = 5
+MIN_TEXTS_PER_LABEL = 5
 """Validation texts from which a label has a threshold of its own."""
 
 FOLDS = 5
@@ -38,9 +38,9 @@ def choose_thresholds(probabilities: np.ndarray, truth: np.ndarray) -> np.ndarra
         return thresholds
 
     counts = truth.sum(0)
-    if (counts < FEWEST_TEXTS).any():
+    if (counts < MIN_TEXTS_PER_LABEL).any():
         thresholds[:] = find_best_threshold(probabilities.ravel(), truth.ravel())
-    for label in np.flatnonzero(counts >= FEWEST_TEXTS).tolist():
+    for label in np.flatnonzero(counts >= MIN_TEXTS_PER_LABEL).tolist():
         thresholds[label] = find_best_threshold(probabilities[:, label], truth[:, label])
     return thresholds
 
