@@ -390,8 +390,6 @@ class Forecast:
         }
 
         self._activations: dict[Stage, Activations] = {}
-        self._row_bytes = 0.0  # of one row more in this launch
-        self._row_bytes_recomputing = 0.0
         self._counting_error = ""  # why activations cannot be counted
         try:
             self._count_activations(stages)
@@ -414,32 +412,21 @@ class Forecast:
         return self.held + live.total(recomputes)
 
     def _count_activations(self, stages: list[Stage]) -> None:
-        """Estimates the activations of each engine, and of one more row in this launch.
-
-        They depend on the kernels of the device: this one, or `estimate_card`.
-        """
-        follows_card = self._device is not None and not torch.cuda.is_available()
-        with follow_cuda_rules() if follows_card else nullcontext():
-            by_precision: dict[_Precision, Activations] = {}
-            for stage in stages:
-                precision = self._choose_precision(stage)
-                if precision not in by_precision:
-                    by_precision[precision] = self._estimate_with_precision(self._shape, precision)
-                self._activations[stage] = by_precision[precision]
-
-            larger = replace(self._shape, rows=self._shape.rows + 1)
-            with_larger = self._estimate_with_precision(larger, self._choose_precision(self.stage))
-
-        live = self._activations[self.stage]
-        self._row_bytes = with_larger.total(recomputing=False) - live.total(recomputing=False)
-        self._row_bytes_recomputing = with_larger.total(recomputing=True) - live.total(
-            recomputing=True
-        )
+        """Estimates the activations of each engine."""
+        by_precision: dict[_Precision, Activations] = {}
+        for stage in stages:
+            precision = self._choose_precision(stage)
+            if precision not in by_precision:
+                by_precision[precision] = self._estimate_with_precision(self._shape, precision)
+            self._activations[stage] = by_precision[precision]
 
     def _estimate_with_precision(self, shape: Shape, precision: _Precision) -> Activations:
-        return estimate_activations(
-            shape, half=self._half, copies=precision.copies, casts=precision.casts
-        )
+        """Estimates activations with the kernels of this device, or of `estimate_card`."""
+        follows_card = self._device is not None and not torch.cuda.is_available()
+        with follow_cuda_rules() if follows_card else nullcontext():
+            return estimate_activations(
+                shape, half=self._half, copies=precision.copies, casts=precision.casts
+            )
 
     def _choose_precision(self, stage: Stage) -> _Precision:
         """Returns how an engine computes in half precision.
@@ -457,11 +444,15 @@ class Forecast:
             return []
 
         live = self._activations[self.stage]
-        plain = Need(self._shape.rows, self.held + live.total(recomputing=False), self._row_bytes)
-        recomputing = Need(
-            self._shape.rows,
-            self.held + live.total(recomputing=True),
-            self._row_bytes_recomputing,
+        larger_shape = replace(self._shape, rows=self._shape.rows + 1)
+        larger = self._estimate_with_precision(larger_shape, self._choose_precision(self.stage))
+        plain, recomputing = (
+            Need(
+                self._shape.rows,
+                self.held + live.total(recomputes_layers),
+                per_row=larger.total(recomputes_layers) - live.total(recomputes_layers),
+            )
+            for recomputes_layers in (False, True)
         )
         # None: the task does not have it
         recomputes: bool | None = getattr(self._config, "gradient_checkpointing", None)

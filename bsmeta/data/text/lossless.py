@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from bsmeta.core.parsing import parse_json
+from bsmeta.data.text.tokenizer_parts import list_pre_tokenizers, read_parts
 
 _KEEPING_STEPS = (
     "ByteLevel",
@@ -28,7 +28,7 @@ def is_lossless(tokenizer: Tokenizer) -> bool:
 
     False means that its texts must be compared.
     """
-    parts = parse_json(tokenizer.to_str())
+    parts = read_parts(tokenizer)
     model = parts["model"]
     steps = list_pre_tokenizers(parts["pre_tokenizer"])
     if model["type"] != "BPE" or parts["normalizer"] is not None:
@@ -42,19 +42,6 @@ def is_lossless(tokenizer: Tokenizer) -> bool:
 
     has_bytes = all(character in model["vocab"] for character in ByteLevel.alphabet())
     return has_bytes and any(step["type"] == "ByteLevel" for step in steps)
-
-
-def list_pre_tokenizers(part: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Lists the pre-tokenizers of a tokenizer, in order; sequences may be nested."""
-    if part is None:
-        return []
-    if "pretokenizers" not in part:
-        return [part]
-
-    steps: list[dict[str, Any]] = []
-    for inner in part["pretokenizers"]:
-        steps += list_pre_tokenizers(inner)
-    return steps
 
 
 def keeps_text(step: dict[str, Any]) -> bool:
