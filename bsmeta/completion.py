@@ -71,7 +71,7 @@ def write_completion(shell: str, modules: dict[str, str]) -> str:
 
 
 def _list_words(module: str) -> list[str]:
-    """Lists the options, keys and groups of a program; a program without a schema has none."""
+    """Lists a program's completions: options, `key=` and `group=`; without a schema, `--help`."""
     schemas = [schema for program, schema, _ in DOCUMENTED if _find_module(program) == module]
     if not schemas:
         return ["--help"]

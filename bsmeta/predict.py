@@ -4,8 +4,8 @@ python bsmeta/predict.py checkpoint=runs/leanings input=new.csv output=predicted
 python bsmeta/predict.py checkpoint=runs/leanings input=new.jsonl.gz output=predicted.jsonl
 python bsmeta/predict.py checkpoint=runs/sed_words input=letter.txt
 
-The output is written to OUTPUT.part, row by row, and renamed at the end. After an interruption the
-same call continues it.
+The output is written to OUTPUT.part, row by row, and renamed at the end. To
+resume after an interruption, run the same command again.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from bsmeta.config.launch import ZERO_VARIABLES, Launch
 from bsmeta.config.schema import WSD, RunConfig
@@ -528,15 +529,25 @@ def _suggest_nearest_key(model: type[BaseModel], path: tuple[str | int, ...]) ->
     """Suggests a name in place of an unknown key, which may be in a nested model."""
     fields = model.model_fields
     for name in path[:-1]:
-        field = next((value for key, value in fields.items() if name in (key, value.alias)), None)
-        annotation = field and field.annotation
-        types = getattr(annotation, "__args__", (annotation,))
-        nested = [part for part in types if isinstance(part, type) and issubclass(part, BaseModel)]
-        if not nested:
+        nested_model = _find_nested_model(fields, name)
+        if nested_model is None:
             return ""
-        fields = nested[0].model_fields
+        fields = nested_model.model_fields
 
     return suggest_nearest(path[-1], [field.alias or name for name, field in fields.items()])
+
+
+def _find_nested_model(fields: Mapping[str, FieldInfo], name: str | int) -> type[BaseModel] | None:
+    """Returns the model that a field contains, by its name or alias; None if there is none."""
+    for field_name, field in fields.items():
+        if name not in (field_name, field.alias):
+            continue
+
+        types = getattr(field.annotation, "__args__", (field.annotation,))  # of a union
+        for part in types:
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                return part
+    return None
 
 
 def _drop_auto_values(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def read_launch(environ: Mapping[str, str], accelerate_config_file: str | None =
 
 
 def find_file(name: str) -> Path:
-    """Resolves a file against the working folder, else the project's; the former if missing."""
+    """Resolves a path in the working folder, or in the project if the file exists only there."""
     path = Path(name).expanduser()
     shipped = ROOT / path
     # Not Path.exists, which raises an error for a name that is too long.

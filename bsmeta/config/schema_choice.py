@@ -83,9 +83,10 @@ def _read_configurations(arguments: Sequence[str], config_name: str) -> Iterator
 def is_for_program(
     file: Path, folders: Sequence[Path], schemas: Collection[str], parents: Sequence[Path] = ()
 ) -> bool:
-    """Whether a configuration has one of these schemas, or none.
+    """Whether a configuration may belong to a program: it has one of its schemas, or none.
 
-    Its defaults list names files beside it, directly or not, and the schema.
+    Every other entry of its defaults list must be an existing file, which is checked in the same
+    way; other entries are schemas of other programs.
 
     Args:
         parents: The files whose defaults lists lead to this one.

@@ -87,7 +87,7 @@ def choose_attention(
 
     Args:
         requested: The value of `attn_implementation`.
-        shape: The transformers config of the model.
+        model_config: The transformers config of the model.
         half: Whether the model computes in bf16 or fp16, which flash attention requires.
         compiled: Whether its layers are compiled for a fixed shape, which the borders of the
             flash-attn packages do not have.
@@ -447,7 +447,7 @@ def number_documents(borders: torch.Tensor, rows: int, length: int) -> torch.Ten
 
 
 def _lower_precision(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Casts tensors like autocast for sdpa: it does not know `varlen_attn`."""
+    """Casts tensors to the type of autocast, which covers sdpa but not `varlen_attn`."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return list(tensors)

@@ -107,10 +107,11 @@ def _attend_fused(
     is_causal: bool = False,
     **keywords: Any,
 ) -> torch.Tensor:
-    """Attention by a fused kernel, which on CUDA takes dropout, and a mask in the query's type."""
+    """Stands in for CUDA's fused attention: saves the same tensors, but computes other values."""
     if attn_mask is not None:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
     attention = torch.ops.aten.scaled_dot_product_attention.default
-    # A fused kernel saves the state of its random numbers, not a mask of dropped values: like none.
+    # A fused kernel saves the state of its random numbers, not a mask of the dropped values, so
+    # dropout saves nothing.
     dropout = 0.0
     return attention.decompose(query, key, value, attn_mask, dropout, is_causal, **keywords)

@@ -23,7 +23,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.log_once import log_once
 from bsmeta.core.model_files import read_tokenizer
 from bsmeta.data.text.lossless import keeps_text
-from bsmeta.data.text.tokenizer_parts import list_pre_tokenizers, read_parts
+from bsmeta.data.text.tokenizer_parts import Part, list_pre_tokenizers, read_parts
 from bsmeta.data.text.word_bounds import GPT2_PATTERN, Inseparable
 from bsmeta.data.text.word_cache import Characters, WordCache, ids_and_characters
 from bsmeta.metadata.rendering import Renderer
@@ -307,7 +307,7 @@ def map_byte_alphabet() -> dict[str, int]:
     return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
-def _split_pattern(parts: dict[str, Any]) -> str:
+def _split_pattern(parts: Part) -> str:
     """Returns the regular expression by which a tokenizer splits a text before merging.
 
     Raises:

@@ -72,15 +72,15 @@ def find_value_problems(
         fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files, or dataset_name)"
         yield Problem("data_config.train_file", HYDRA, "null", "the training shards", fix)
 
-    values = list(find_data_problems(data))
-    yield from values
+    value_problems = list(find_data_problems(data))
+    yield from value_problems
     yield from _find_lora_problems(config)
-    files = list(find_file_problems(config))
-    yield from files
+    file_problems = list(find_file_problems(config))
+    yield from file_problems
 
     # The content of files is checked only if the keys that name them are right.
-    if runs_shared_checks() and not values:
-        refused = {problem.key for problem in files}
+    if runs_shared_checks() and not value_problems:
+        refused = {problem.key for problem in file_problems}
         for problem in find_column_problems(data):
             if problem.key not in refused:
                 yield problem
@@ -88,7 +88,7 @@ def find_value_problems(
 
 
 def _find_lora_problems(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields adapters of random weights or without their library, and keys without effect."""
+    """Yields problems of adapters: random weights, a missing library, keys without effect."""
     lora = config.lora
     if lora.rank == 0:
         default = LoraKeys()
@@ -417,7 +417,7 @@ def list_notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
         )
 
     start_of_decay = RatePlan.of(config, config.max_train_steps).decay_start
-    lines += _list_empty_phases(metadata, config.max_train_steps, start_of_decay)
+    lines += _describe_empty_phases(metadata, config.max_train_steps, start_of_decay)
     lines += _list_unused_exclusions(data)
 
     columns: dict[str, None] = {}  # an ordered set
@@ -435,10 +435,10 @@ def list_notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
     return [*lines, *list_metadata_notes(metadata), *describe_missing_types(data)]
 
 
-def _list_empty_phases(
+def _describe_empty_phases(
     config: MetadataConfig, max_train_steps: int, decay_start: int | None
 ) -> Iterator[str]:
-    """Yields the phases of the metadata schedule that never take place."""
+    """Yields a note for each phase of the metadata schedule that never takes place."""
     starts = [*compute_phase_starts(config, max_train_steps, decay_start), max_train_steps]
     for number, (start, end) in enumerate(pairwise(starts)):
         if start != end or not config.schedule:

@@ -615,7 +615,7 @@ def are_rows_whole(config: DataConfig, model_config: PretrainedConfig) -> bool:
     the padding must not attend to the document.
 
     Args:
-        shape: The transformers config of the model.
+        model_config: The transformers config of the model.
     """
     is_routed = RouterLoss.is_added(model_config)
     return config.cross_document_attention or (config.packing == "pad" and not is_routed)

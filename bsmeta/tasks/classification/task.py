@@ -407,7 +407,7 @@ class TextClassifier(Task):
             f"(problem_type: {SEVERAL_TYPE})."
         )
 
-    def complete(self, folder: Path) -> None:
+    def finalize_export(self, folder: Path) -> None:
         """Replaces the fine-tuned model by the system that `finish_run` has chosen.
 
         If it stays, its folder gets the thresholds that `finish` has chosen.

@@ -180,7 +180,7 @@ def _estimate_errors_over_documents(
     """Bootstraps each comparison over documents.
 
     Args:
-        bits: float64 [comparisons, documents], bits with metadata minus bits without.
+        bit_differences: float64 [comparisons, documents], bits with metadata minus bits without.
         sizes: float64 [comparisons, documents], bytes.
         differences: float64 [comparisons, documents], bits per byte of each document.
         takes_part: bool [comparisons, documents].
