@@ -108,7 +108,7 @@ def read_command_line(
 
 
 def write_pasteable_command(command: Sequence[str], **environment: str) -> str:
-    """Writes a command and the variables that it is started with as a line for a POSIX shell."""
+    """Formats a command and its environment variables as a line for a POSIX shell."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     return " ".join([*variables, shlex.join(command)])
 

@@ -92,7 +92,7 @@ class Launch:
     Attributes:
         source: `the environment`, or the launch file that was read.
         num_processes: The world size.
-        expected_processes: Number of processes of all machines, by the launch scripts.
+        expected_processes: Number of processes on all machines, as the launch scripts state it.
         local_processes: Number of processes on this machine.
         gpus: Number of GPUs that the processes on this machine may use.
         wants_gpus: Whether a launch file starts several processes without hiding the GPUs.
@@ -380,7 +380,7 @@ def _read_integer(
 
 
 def _read_number(environ: Mapping[str, str], name: str) -> Any:
-    """Reads an environment variable as a number, to compare with Hydra's; other text as it is."""
+    """Reads an environment variable as a number, to compare with Hydra's; other text as is."""
     text = environ.get(name)
     if text is None:
         return None

@@ -104,7 +104,7 @@ def is_for_program(
 
 
 def _list_names_in_defaults(file: Path) -> list[str]:
-    """Lists the entries of a file's defaults list that are names, and no choices of groups."""
+    """Lists the entries of a file's defaults list that are names rather than choices of groups."""
     return [entry for entry in _read_defaults(file) if isinstance(entry, str)]
 
 
