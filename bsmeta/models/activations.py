@@ -1,4 +1,4 @@
-"""Activation functions of transformers that torch computes in one kernel.
+"""Activation functions in transformers models that torch can compute in one kernel.
 
 transformers implements `gelu_new` in eight operations. Each is a separate kernel that saves its
 result for the backward pass, and under autocast on CUDA, all operations after `pow` are in float32.

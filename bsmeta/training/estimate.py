@@ -87,7 +87,7 @@ STAGES: tuple[Stage, ...] = (None, 0, 1, 2, 3, "FSDP2")
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Numbers of parameters of a model; shared ones count once."""
+    """The numbers of parameters of a model; shared ones count once."""
 
     total: int
     trainable: int
@@ -298,7 +298,7 @@ class _SavedTensors:
 def _estimate_loss_bytes(
     tokens: int, outputs: int, hidden: int, chunk: int, value_bytes: int
 ) -> float:
-    """Bytes of the logits, in the precision of the matmuls and in float32, and their gradients."""
+    """Returns the bytes of the logits, in half precision and in float32, and of their gradients."""
     half_bytes = value_bytes if value_bytes < 4 else 0  # of a copy in half precision
     if chunk and chunk < tokens * outputs:
         # The gradient overwrites the logits of a chunk; the head's gradient is a sum over chunks.
@@ -337,7 +337,7 @@ def measure_state(model: nn.Module, optimizer: Any) -> State:
 
 
 def _count_bytes(values: Iterable[Any]) -> float:
-    """Bytes of the tensors among some values on this rank."""
+    """Returns the bytes that the tensors among some values take on this rank."""
     return float(
         sum(_make_local(value).nbytes for value in values if isinstance(value, torch.Tensor))
     )
@@ -348,7 +348,7 @@ def _make_local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Precision(NamedTuple):
-    """How an engine computes: arguments of `activations`."""
+    """How an engine computes: arguments of `estimate_activations`."""
 
     copies: bool
     casts: bool

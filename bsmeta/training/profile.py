@@ -1,4 +1,4 @@
-"""`profile=true`: traces of some steps by the profiler of torch."""
+"""`profile=true`: traces of some steps by torch's profiler."""
 
 from __future__ import annotations
 

@@ -387,7 +387,7 @@ def convert_to_universal(saved: Checkpoint, folder: Path) -> None:
 def find_branch_problems(
     saved: Checkpoint, stable: RunConfig, learning_rate: float
 ) -> Iterator[Problem]:
-    """Yields why a run cannot branch off at a checkpoint and only decay.
+    """Yields a problem for each reason why a run cannot branch off at a checkpoint.
 
     Args:
         stable: Configuration of the run that saved the checkpoint.

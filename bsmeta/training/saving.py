@@ -35,9 +35,9 @@ from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import Checkpoint, list_faults
 from bsmeta.training.disk_space import check_room, explain_full_disk
 from bsmeta.training.engine import Engine, Snapshot
-from bsmeta.training.generators import capture_rng, write_rng
 from bsmeta.training.processes import Processes
 from bsmeta.training.retention import Retention
+from bsmeta.training.rng import capture_rng, write_rng
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.task import Exports, Task
 

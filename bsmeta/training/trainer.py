@@ -32,7 +32,6 @@ from bsmeta.training.checkpoint import (
 )
 from bsmeta.training.distributed import GarbageCollection
 from bsmeta.training.engines import make_engine
-from bsmeta.training.generators import restore_rng
 from bsmeta.training.guards import Guards
 from bsmeta.training.metrics import (
     TRACKERS_FILE,
@@ -53,6 +52,7 @@ from bsmeta.training.resuming import (
     list_parameter_shapes,
 )
 from bsmeta.training.retention import check_metric
+from bsmeta.training.rng import restore_rng
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.saving import Saver
 from bsmeta.training.step import StepRunner
