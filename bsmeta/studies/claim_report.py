@@ -77,7 +77,7 @@ def make_declared_table(study: StudyConfig) -> Table:
 
 
 def _has_tasks(study: StudyConfig) -> bool:
-    """Returns whether a claim is about a task, so that units differ."""
+    """Whether a claim is about a task, so that units differ."""
     return any(claim.task for claim in study.claims.values())
 
 

@@ -265,7 +265,7 @@ def compute_simultaneous_interval(claim: Claim) -> Interval:
 
 
 def is_over_hosts(claim: Claim) -> bool:
-    """Returns whether hosts are the units of a claim decided with `cluster: host`.
+    """Whether hosts are the units of a claim decided with `cluster: host`.
 
     They are not for a task whose questions have no known host.
     """

@@ -170,7 +170,7 @@ def _read_declaration(study: StudyConfig) -> dict[str, Any] | None:
 
 
 def _is_started(study: StudyConfig, declared: Mapping[str, Any]) -> bool:
-    """Returns whether there is a run of the study, of its file or of its declaration."""
+    """Whether there is a run of the study, of its file or of its declaration."""
     declared_arms = {name: ArmConfig(**arm) for name, arm in declared["arms"].items()}
     seeds = list(dict.fromkeys([*study.seeds, *declared["seeds"]]))
     joined = replace(study, arms={**declared_arms, **study.arms}, seeds=seeds)

@@ -441,7 +441,7 @@ def list_curve_steps(study: StudyConfig, arm: str, steps: int) -> list[int]:
 
 
 def _compute_matching_steps(study: StudyConfig, run: Run, other: str) -> int | None:
-    """Returns the steps in which a run without metadata sees the text tokens of another arm's run.
+    """Returns the steps after which a run without metadata has seen an arm's text tokens.
 
     None if that run, or the baseline's, is not done.
     """
@@ -687,7 +687,7 @@ def list_environments(study: StudyConfig, run: Run) -> list[dict[str, Any]]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Returns whether a process has locked a run folder."""
+    """Whether a process has locked a run folder."""
     if not (folder / ".lock").exists():
         return False
     try:

@@ -1,6 +1,4 @@
-"""Checks of `task=causal_lm` (files, streams, metadata, held-out file, model, and the options for
-speed), and its rows and notes in the start-up table.
-"""
+"""Checks of `task=causal_lm`, and its rows and notes in the start-up table."""
 
 from __future__ import annotations
 
@@ -149,7 +147,7 @@ def find_start_problems(
 def find_speed_problems(
     config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
-    """Yields options for speed that cannot run here, and keys without effect.
+    """Yields problems with options for speed: they cannot run here, or have no effect.
 
     Args:
         document: The DeepSpeed JSON, if there is one.
@@ -218,7 +216,7 @@ def _find_missing_gpu_problems(
 
 
 def find_file_problems(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields missing model and data files; data only if this machine is to read them.
+    """Yields a problem for each missing model file, and for data that this machine would read.
 
     The Hub and other remote file systems are not queried; the run itself does that.
     """
@@ -230,7 +228,7 @@ def find_file_problems(config: CausalLMConfig) -> Iterator[Problem]:
 
 
 def _find_shard_problems(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields missing files of the data, and files in a format that is not supported."""
+    """Yields a problem for each missing data file, and for each in an unsupported format."""
     data = config.data_config
     if data.prepared is not None:
         if not Path(data.prepared).is_dir():
@@ -452,7 +450,7 @@ def _describe_empty_phases(
 
 
 def _list_unused_exclusions(config: DataConfig) -> Iterator[str]:
-    """Yields the entries of `exclude` that match none of the training shards on this disk."""
+    """Yields a note for each entry of `exclude` that matches no training shard on this disk."""
     paths = [entry for _, entry in iterate_train_entries(config)]
     if not config.exclude or config.prepared or any("://" in path for path in paths):
         return

@@ -489,7 +489,7 @@ class CausalLanguageModel(Task):
         """Checks on random tokens that no token attends to later tokens or other documents.
 
         Args:
-            like: Token ids of a micro-batch, whose shape and device the random ones have.
+            example_ids: Token ids of a micro-batch; only their shape and device matter.
         """
 
         def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
