@@ -86,7 +86,7 @@ def locate_model(checkpoint: str) -> Location:
     """Locates the model in a run folder, a checkpoint folder, a model folder, or on the Hub.
 
     Raises:
-        DataError: There is no such folder, or no model in it.
+        DataError: If there is no such folder, or no model in it.
     """
     if checkpoint.startswith(HUB):
         name = checkpoint.removeprefix(HUB)
@@ -112,7 +112,7 @@ def _find_model(folder: Path, checkpoint: str) -> Path:
     """Returns the folder of the model: the folder itself, or its newest exported model.
 
     Raises:
-        DataError: There is no model; the message says how to export one, if that is possible.
+        DataError: If there is no model; the message says how to export one, if that is possible.
     """
     saved = [saved_checkpoint.folder for saved_checkpoint in list_checkpoints(folder)]
     models = (folder, folder / "model", *(path / "model" for path in reversed(saved)))

@@ -50,7 +50,7 @@ def locate_models(config: EvaluateConfig) -> list[Location]:
     """Locates the models that the configuration names.
 
     Raises:
-        UserError: A model does not exist, or the value is not a name or a list of names.
+        UserError: If a model does not exist, or the value is not a name or a list of names.
     """
     names = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
     if not names or not all(isinstance(name, str) for name in names):

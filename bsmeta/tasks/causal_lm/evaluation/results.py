@@ -357,7 +357,7 @@ def refuse_empty_scores(sums: Mapping[str, ComparisonSums], model_setting: str) 
         model_setting: The setting that names the model, for the message.
 
     Raises:
-        DataError: There are no bytes left to score.
+        DataError: If no bytes are left to score.
     """
     text = sums[TEXT]
     lost = int(text.lost_bytes.sum())
