@@ -7,6 +7,17 @@ the Hub. s3fs and gcsfs are not used because they retry each request on their ow
 into memory before yielding the first byte, and run in a thread that does not survive the fork of
 the loader processes.
 
+obstore, which also reads Azure, was tried (0.12.1) as a `Store` within our `Retries`. Its runtime
+does not survive a fork, either: a loader process hangs if this process sent a request before, and
+later requests of this process hang, too. It also
+
+- ignores the wait that a server asks for, the region that S3 names, and the credentials that only
+  botocore finds (profiles, programs, single sign-on);
+- takes a page of HTML for an empty listing, lists a whole folder whatever the beginning of the
+  pattern, and refuses a listing with a name such as `a//b`;
+- delays signals until a request has ended, and has status and cause of a failure only in the text
+  of its errors.
+
 Overwritten objects are detected: S3 compares the ETag of each request, and from Cloud Storage the
 listed generation is read, which no longer exists after an overwrite unless the bucket keeps
 versions.
@@ -54,6 +65,7 @@ EXPIRY = 900  # seconds; a presigned URL is used at once
 MD5_ETAG = re.compile("[0-9a-f]{32}")
 MULTIPART_ETAG = re.compile(r"[0-9a-f]{32}-(\d+)")
 OBJECT_URL = re.compile(r"[^:]+://([^/]+)(?:/(.*))?", re.DOTALL)
+DOT_SEGMENT = re.compile(r"(?<=/)\.{1,2}(?=/|$)")
 
 Headers = dict[str, str]
 
@@ -357,9 +369,12 @@ class S3(Bucket):
                 declare_secrets(frozen.secret_key, frozen.token)
 
             bucket_parameters = {"Bucket": bucket, **parameters}
-            return str(
-                client.generate_presigned_url(method, Params=bucket_parameters, ExpiresIn=EXPIRY)
-            )
+            url = client.generate_presigned_url(method, Params=bucket_parameters, ExpiresIn=EXPIRY)
+
+        # A name may have segments `.` and `..`; HTTP clients remove them unless they are encoded.
+        path, separator, query = url.partition("?")
+        path = DOT_SEGMENT.sub(lambda segment: segment[0].replace(".", "%2E"), path)
+        return f"{path}{separator}{query}"
 
     def _create_client(self, region: str | None) -> Any:
         """Returns botocore's client for a region; None is the configured one."""

@@ -147,7 +147,10 @@ def test_only_names_with_the_beginning_of_a_pattern_are_requested(
     assert "prefix=web%2Fpart-&" in path
 
 
-@pytest.mark.parametrize("key", ["web//data.jsonl", "web/a\tb.jsonl", "web/a%41+?#&.jsonl"])
+@pytest.mark.parametrize(
+    "key",
+    ["web//data.jsonl", "web/./data.jsonl", "web/../data.jsonl", "web/a\tb.jsonl", "web/a%41+?#&"],
+)
 def test_names_that_are_no_ordinary_paths(s3: S3Server, tmp_path: Path, key: str) -> None:
     s3.put({key: CONTENT, "web/z.jsonl": b"x"})
     (ref,) = [
