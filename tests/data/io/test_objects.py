@@ -64,7 +64,13 @@ def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
+    for name in (
+        "AWS_CA_BUNDLE",
+        "AWS_PROFILE",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_SESSION_TOKEN",
+    ):
         monkeypatch.delenv(name, raising=False)
     forget()
     server.connect()
@@ -374,25 +380,48 @@ def test_requests_go_through_a_proxy(
     assert read(shard.path) == CONTENT
 
 
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "AWS_CA_BUNDLE"])
 def test_certificates_are_checked_with_the_bundle_of_the_environment(
-    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     certificate = make_ssl_devcert(str(tmp_path / "tls"), host="localhost")
     server = S3Server(certificate)
     s3.put({"web/data.jsonl": CONTENT})  # moto's buckets belong to the process
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
     monkeypatch.setenv("NO_PROXY", "localhost")
-    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
-    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    for name in ("SSL_CERT_DIR", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
     create_http_client.cache_clear()
     with pytest.raises(DataError, match="given up after 5 failures .*CERTIFICATE_VERIFY_FAILED"):
         names(tmp_path, f"{URL}/web/*.jsonl")
 
-    monkeypatch.setenv("SSL_CERT_FILE", certificate[0])
+    monkeypatch.setenv(variable, certificate[0])
+    forget()
     create_http_client.cache_clear()
     assert names(tmp_path, f"{URL}/web/*.jsonl") == ["data.jsonl"]
     server.close()
     create_http_client.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "FileNotFoundError"), ("no certificate", "SSLError")]
+)
+def test_a_bundle_that_cannot_be_read(
+    s3: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: str | None,
+    message: str,
+) -> None:
+    bundle = tmp_path / "bundle.pem"
+    if content is not None:
+        bundle.write_text(content)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    with pytest.raises(ConfigurationError) as error:
+        names(tmp_path, f"{URL}/web/*.jsonl")
+    assert str(error.value).startswith(
+        f"AWS_CA_BUNDLE={bundle}: expected a file of certificates (PEM): {message}"
+    )
 
 
 def test_threads_share_a_store(s3: S3Server, tmp_path: Path) -> None:
