@@ -227,8 +227,9 @@ def create_http_client(process: int, ca_bundle: str | None) -> httpx2.Client:
         trusted = ssl.create_default_context(cafile=ca_bundle)
     except OSError as error:
         raise ConfigurationError(
-            f"AWS_CA_BUNDLE={ca_bundle}: expected a file of certificates (PEM): "
-            f"{describe_error(error)}; correct it (or ca_bundle in ~/.aws/config), or unset it"
+            f"{ca_bundle} (AWS_CA_BUNDLE, or ca_bundle in ~/.aws/config): found "
+            f"{describe_error(error)}, expected a file of certificates (PEM); correct the path, or "
+            "unset it"
         ) from None
     return httpx2.Client(timeout=TIMEOUT, verify=trusted)
 

@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from bsmeta.core.secrets import redact
 from bsmeta.data.io import remote, remote_file
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.files import open_file
-from bsmeta.data.io.objects import create_http_client
 from bsmeta.data.io.remote_file import BadCopyError
 from bsmeta.data.io.shards import find_validation_path, fingerprint_shards, list_shards
 from bsmeta.data.io.stores import store_of_file
@@ -372,9 +372,9 @@ def test_requests_go_through_a_proxy(
 ) -> None:
     """The server answers in place of a proxy."""
     s3.put({"web/data.jsonl": CONTENT})
+    monkeypatch.delenv("http_proxy", raising=False)
     monkeypatch.setenv("HTTP_PROXY", s3.endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://192.0.2.1")  # of no machine (RFC 5737)
-    create_http_client.cache_clear()
     (shard,) = list_shards(config(tmp_path, train_file=f"{URL}/web/data.jsonl"))
     assert isinstance(shard.path, FileRef)
     assert read(shard.path) == CONTENT
@@ -384,23 +384,19 @@ def test_requests_go_through_a_proxy(
 def test_certificates_are_checked_with_the_bundle_of_the_environment(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    certificate = make_ssl_devcert(str(tmp_path / "tls"), host="localhost")
-    server = S3Server(certificate)
     s3.put({"web/data.jsonl": CONTENT})  # moto's buckets belong to the process
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
-    monkeypatch.setenv("NO_PROXY", "localhost")
+    certificate = make_ssl_devcert(str(tmp_path / "tls"), host="localhost")
     for name in ("SSL_CERT_DIR", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
-    create_http_client.cache_clear()
-    with pytest.raises(DataError, match="given up after 5 failures .*CERTIFICATE_VERIFY_FAILED"):
-        names(tmp_path, f"{URL}/web/*.jsonl")
+    monkeypatch.setenv("NO_PROXY", "localhost")
+    with closing(S3Server(certificate)) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        with pytest.raises(DataError, match="given up after 5 .*CERTIFICATE_VERIFY_FAILED"):
+            names(tmp_path, f"{URL}/web/*.jsonl")
 
-    monkeypatch.setenv(variable, certificate[0])
-    forget()
-    create_http_client.cache_clear()
-    assert names(tmp_path, f"{URL}/web/*.jsonl") == ["data.jsonl"]
-    server.close()
-    create_http_client.cache_clear()
+        forget()
+        monkeypatch.setenv(variable, certificate[0])
+        assert names(tmp_path, f"{URL}/web/*.jsonl") == ["data.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -420,7 +416,7 @@ def test_a_bundle_that_cannot_be_read(
     with pytest.raises(ConfigurationError) as error:
         names(tmp_path, f"{URL}/web/*.jsonl")
     assert str(error.value).startswith(
-        f"AWS_CA_BUNDLE={bundle}: expected a file of certificates (PEM): {message}"
+        f"{bundle} (AWS_CA_BUNDLE, or ca_bundle in ~/.aws/config): found {message}"
     )
 
 
