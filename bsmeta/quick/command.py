@@ -1,0 +1,167 @@
+"""The command `quick`: finds the columns, holds pages out, trains two models, and compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.core.errors import DataError
+from bsmeta.quick.columns import (
+    EXAMINED_ROWS,
+    find_columns,
+    list_types,
+    make_column_table,
+    map_choices,
+)
+from bsmeta.quick.config import QuickConfig
+from bsmeta.quick.documents import PageSet, drop_copies, list_repeated_types, read_pages
+from bsmeta.quick.folder import claim_folder, open_folder
+from bsmeta.quick.holding_out import HeldOut, hold_out
+from bsmeta.quick.pages import PageFiles, list_page_files
+from bsmeta.quick.sizes import find_device, list_size_rows
+from bsmeta.quick.training import WITH, WITHOUT, Data, make_plan, train_run
+from bsmeta.report.page import Column, Section, Table, print_report, print_table, report_console
+from bsmeta.report.page import Page as ReportPage
+from bsmeta.report.page import write_report
+
+
+def main(config: QuickConfig) -> int:
+    """Runs the command; returns the exit code.
+
+    Raises:
+        UserError: If the pages or the settings cannot be used.
+    """
+    with open_folder(config) as folder:
+        data, notes = find_data(config, folder)
+        device = find_device()
+        plan = make_plan(config, data, device, folder)
+        _print_rows("Sizes", list_size_rows(plan.sizes, device, config.minutes))
+        if config.check_only:
+            return 0
+
+        runs = [
+            train_run(config, plan, data, folder, name, device.precision)
+            for name in (WITHOUT, WITH)
+        ]
+        report_result(config, data, notes, runs, folder)
+    return 0
+
+
+def find_data(config: QuickConfig, folder: Path) -> tuple[Data, list[str]]:
+    """Finds the columns, reads the pages, and holds some out; shows all of it.
+
+    Returns:
+        The data, and notes on it for the report.
+
+    Raises:
+        UserError: If there are too few pages, or no text or metadata in them.
+    """
+    files = list_page_files(config.pages, config.max_documents)
+    rows = files.read_first_rows(EXAMINED_ROWS)
+    choices = find_columns(rows, config.columns, config.metadata_list)
+    print_table(report_console(), make_column_table(choices, len(rows)))
+    columns = map_choices(choices)
+    types = list_types(columns, config.metadata_list)
+
+    page_set = read_pages(files, columns)
+    claim_folder(config, folder, page_set.pages)
+    page_set = drop_copies(page_set, folder / "copies", near=config.near_copies)
+    pages = page_set.pages
+    chosen = hold_out(pages, config)
+    data = Data(
+        types=types,
+        training=[pages[number] for number in chosen.training],
+        held_out=[pages[number] for number in chosen.held_out],
+    )
+    _print_rows("Pages", _list_page_rows(files, page_set, chosen))
+    _refuse_absent_types(data)
+    return data, [*files.notes, *_list_notes(data, chosen)]
+
+
+def report_result(
+    config: QuickConfig, data: Data, notes: list[str], runs: list[Path], folder: Path
+) -> None:
+    """Evaluates both runs on the held-out pages; writes and prints the table and the sentence."""
+    import torch  # takes seconds
+
+    from bsmeta.quick.comparison import collect_readings
+    from bsmeta.quick.report import make_result_table, make_sentence
+    from bsmeta.tasks.causal_lm.evaluation import evaluate
+    from bsmeta.tasks.causal_lm.evaluation.report import write_report as write_evaluation
+    from bsmeta.tasks.checkpoints import locate_model
+    from bsmeta.training.processes import Processes
+
+    settings = EvaluateConfig(checkpoint=[*map(str, runs)], comparisons=["all"], seed=config.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    report = evaluate.evaluate(settings, [*map(locate_model, map(str, runs))], Processes(device=device))
+    write_evaluation(report, folder / "evaluation", runs[1] / "metrics.jsonl")
+
+    result = collect_readings(*report.models)
+    if result is None:
+        raise DataError(
+            f"pages: none of the {len(data.held_out)} held-out pages has metadata that every "
+            "control could replace; expected pages with different metadata, or more of them"
+        )
+    count = len(data.training) + len(data.held_out)
+    sentence = make_sentence(result, data.types, count, len(data.held_out))
+    table = make_result_table(result)
+    page = ReportPage(
+        title="A first answer: with and without metadata",
+        answers=[sentence],
+        facts={"pages": f"{count:,}, {len(data.held_out):,} of them held out"},
+        sections=[Section(tables=[table], lines=notes)],
+        settings=asdict(config),
+    )
+    files = write_report(page, {"table": table.as_dict(), "notes": notes}, folder,
+                         json_name="quick.json", markdown_name="quick.md")  # fmt: skip
+    print_report([replace(table, note="")], [*notes, sentence], files)
+
+
+def _print_rows(title: str, rows: Mapping[str, str]) -> None:
+    table = Table(title, "", [Column(""), Column("")], [[*row] for row in rows.items()])
+    print_table(report_console(), table)
+
+
+def _list_page_rows(files: PageFiles, page_set: PageSet, chosen: HeldOut) -> dict[str, str]:
+    """Describes the pages for a table: how many are used, held out and left out, and why."""
+    names = {"site": "whole sites", "document": "documents of all sites"}
+    left_out = ", ".join(f"{count:,} ({reason})" for reason, count in page_set.left_out.items())
+    more = f"; more are in the files (max_documents={files.limit:,})" if files.has_more else ""
+    return {
+        "files": f"{len(files.paths):,}: {files.paths[0]}{', …' if len(files.paths) > 1 else ''}",
+        "used": f"{len(page_set.pages):,} pages{more}",
+        "left out": left_out or "none",
+        "training": f"{len(chosen.training):,} pages",
+        "held out": f"{len(chosen.held_out):,} pages: {names[chosen.unit]} ({chosen.reason})",
+    }
+
+
+def _list_notes(data: Data, chosen: HeldOut) -> list[str]:
+    """Returns what a reader of the result must know about the data."""
+    notes = []
+    if chosen.unit == "document":
+        notes.append(
+            f"Documents were held out, not sites ({chosen.reason}): the result holds for other "
+            "pages of the same sites, and says nothing about other sites."
+        )
+    repeated = list_repeated_types(data.held_out)
+    if repeated:
+        notes.append(
+            f"The text of most pages begins with its {', '.join(repeated)}: a gain may be a copy "
+            "of it (metadata_list leaves it out)."
+        )
+    return notes
+
+
+def _refuse_absent_types(data: Data) -> None:
+    """Refuses types that no training page or no held-out page has."""
+    for name, pages in (("training", data.training), ("held-out", data.held_out)):
+        for type_name in data.types:
+            if not any(type_name in page.values for page in pages):
+                others = [other for other in data.types if other != type_name]
+                raise DataError(
+                    f"pages: none of the {len(pages)} {name} pages has a {type_name}; expected "
+                    f"some; leave it out: metadata_list=[{','.join(others)}], or use another seed"
+                )
