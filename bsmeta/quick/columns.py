@@ -124,7 +124,9 @@ def find_columns(
     choices = []
     for path, values in columns.items():
         name, reason = taken.get(path, (None, left.get(path) or _suggest_type(path, values)))
-        choices.append(ColumnChoice(path, name, len(values), reason, str(_make_plain(values[0]) or "")))
+        plain = _make_plain(values[0])
+        example = "" if plain is None else str(plain)
+        choices.append(ColumnChoice(path, name, len(values), reason, example))
     return choices
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.startup_table import print_summary
+from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import DataError
+from bsmeta.core.progress import show_progress_bar
 from bsmeta.quick.columns import (
     EXAMINED_ROWS,
     find_columns,
@@ -15,16 +17,16 @@ from bsmeta.quick.columns import (
     make_column_table,
     map_choices,
 )
-from bsmeta.quick.config import QuickConfig
+from bsmeta.quick.config import DOCUMENT, SITE, QuickConfig
 from bsmeta.quick.documents import PageSet, drop_copies, list_repeated_types, read_pages
 from bsmeta.quick.folder import claim_folder, open_folder
 from bsmeta.quick.holding_out import HeldOut, hold_out
 from bsmeta.quick.pages import PageFiles, list_page_files
 from bsmeta.quick.sizes import find_device, list_size_rows
 from bsmeta.quick.training import WITH, WITHOUT, Data, make_plan, train_run
-from bsmeta.report.page import Column, Section, Table, print_report, print_table, report_console
+from bsmeta.report.page import Section, print_report, print_table, report_console, write_report
 from bsmeta.report.page import Page as ReportPage
-from bsmeta.report.page import write_report
+from bsmeta.training.run_folder import METRICS
 
 
 def main(config: QuickConfig) -> int:
@@ -37,14 +39,14 @@ def main(config: QuickConfig) -> int:
         data, notes = find_data(config, folder)
         device = find_device()
         plan = make_plan(config, data, device, folder)
-        _print_rows("Sizes", list_size_rows(plan.sizes, device, config.minutes))
+        print_summary(list_size_rows(plan.sizes, device, config.minutes))
         if config.check_only:
             return 0
 
-        runs = [
-            train_run(config, plan, data, folder, name, device.precision)
-            for name in (WITHOUT, WITH)
-        ]
+        runs = []
+        for name, words in ((WITHOUT, "on text alone"), (WITH, f"with {', '.join(data.types)}")):
+            print(f"\ntraining {words}: {folder / name}", flush=True)
+            runs.append(train_run(config, plan, data, folder, name, device.precision))
         report_result(config, data, notes, runs, folder)
     return 0
 
@@ -75,9 +77,10 @@ def find_data(config: QuickConfig, folder: Path) -> tuple[Data, list[str]]:
         training=[pages[number] for number in chosen.training],
         held_out=[pages[number] for number in chosen.held_out],
     )
-    _print_rows("Pages", _list_page_rows(files, page_set, chosen))
+    notes = [*files.notes, *_list_notes(data, chosen)]
+    print_summary(_list_page_rows(files, page_set, chosen), notes)
     _refuse_absent_types(data)
-    return data, [*files.notes, *_list_notes(data, chosen)]
+    return data, notes
 
 
 def report_result(
@@ -95,8 +98,10 @@ def report_result(
 
     settings = EvaluateConfig(checkpoint=[*map(str, runs)], comparisons=["all"], seed=config.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    report = evaluate.evaluate(settings, [*map(locate_model, map(str, runs))], Processes(device=device))
-    write_evaluation(report, folder / "evaluation", runs[1] / "metrics.jsonl")
+    locations = [locate_model(str(run)) for run in runs]
+    with show_progress_bar("evaluating", 1) as advance:
+        report = evaluate.evaluate(settings, locations, Processes(device=device), advance)
+    further = write_evaluation(report, folder / "evaluation", runs[1] / METRICS)
 
     result = collect_readings(*report.models)
     if result is None:
@@ -114,34 +119,32 @@ def report_result(
         sections=[Section(tables=[table], lines=notes)],
         settings=asdict(config),
     )
-    files = write_report(page, {"table": table.as_dict(), "notes": notes}, folder,
-                         json_name="quick.json", markdown_name="quick.md")  # fmt: skip
-    print_report([replace(table, note="")], [*notes, sentence], files)
+    content = {"table": table.as_dict(), "notes": notes}
+    files = write_report(
+        page, content, folder, json_name="quick.json", markdown_name="quick.md"
+    )
+    print_report([table], [*notes, sentence], [*files, *further])
 
 
-def _print_rows(title: str, rows: Mapping[str, str]) -> None:
-    table = Table(title, "", [Column(""), Column("")], [[*row] for row in rows.items()])
-    print_table(report_console(), table)
-
-
-def _list_page_rows(files: PageFiles, page_set: PageSet, chosen: HeldOut) -> dict[str, str]:
+def _list_page_rows(files: PageFiles, page_set: PageSet, chosen: HeldOut) -> list[Row]:
     """Describes the pages for a table: how many are used, held out and left out, and why."""
-    names = {"site": "whole sites", "document": "documents of all sites"}
+    names = {SITE: "whole sites", DOCUMENT: "documents, not sites"}
     left_out = ", ".join(f"{count:,} ({reason})" for reason, count in page_set.left_out.items())
     more = f"; more are in the files (max_documents={files.limit:,})" if files.has_more else ""
-    return {
-        "files": f"{len(files.paths):,}: {files.paths[0]}{', …' if len(files.paths) > 1 else ''}",
-        "used": f"{len(page_set.pages):,} pages{more}",
-        "left out": left_out or "none",
-        "training": f"{len(chosen.training):,} pages",
-        "held out": f"{len(chosen.held_out):,} pages: {names[chosen.unit]} ({chosen.reason})",
-    }
+    others = f" and {len(files.paths) - 1:,} more" if len(files.paths) > 1 else ""
+    return [
+        ("files", f"{files.paths[0]}{others}"),
+        ("pages", f"{len(page_set.pages):,}{more}"),
+        ("left out", left_out or "none"),
+        ("training", f"{len(chosen.training):,} pages"),
+        ("held out", f"{len(chosen.held_out):,} pages: {names[chosen.unit]} ({chosen.reason})"),
+    ]
 
 
 def _list_notes(data: Data, chosen: HeldOut) -> list[str]:
     """Returns what a reader of the result must know about the data."""
     notes = []
-    if chosen.unit == "document":
+    if chosen.unit == DOCUMENT:
         notes.append(
             f"Documents were held out, not sites ({chosen.reason}): the result holds for other "
             "pages of the same sites, and says nothing about other sites."

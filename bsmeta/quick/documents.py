@@ -165,10 +165,15 @@ def list_repeated_types(pages: Sequence[Page]) -> list[str]:
     repeated: Counter[str] = Counter()
     present: Counter[str] = Counter()
     for page in pages:
-        start = page.text[:_START_CHARACTERS].casefold()
+        start = _fold(page.text[:_START_CHARACTERS])
         for name, value in page.values.items():
             present[name] += 1
-            repeated[name] += str(value).strip().casefold() in start
+            repeated[name] += _fold(str(value)) in start
     return [
         name for name in present if repeated[name] >= MIN_REPEATED_SHARE * present[name]
     ]
+
+
+def _fold(text: str) -> str:
+    """Returns a text without case, and with single spaces."""
+    return " ".join(text.casefold().split())

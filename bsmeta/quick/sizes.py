@@ -12,7 +12,6 @@ result depends on the time.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -219,29 +218,28 @@ def compute_inner_size(hidden_size: int) -> int:
     return round(8 * hidden_size / 3 / 16) * 16
 
 
-def list_size_rows(sizes: Sizes, device: Device, minutes: float) -> Mapping[str, str]:
+def list_size_rows(sizes: Sizes, device: Device, minutes: float) -> list[tuple[str, str]]:
     """Describes the sizes for a table, each with the keys that change it."""
-    return {
-        "device": device.name,
-        "tokenizer": f"{sizes.vocabulary_size:,} tokens (tokenizer, vocabulary_size)",
-        "model": (
-            f"{sizes.weights / 1e6:.2f} M weights: {sizes.num_layers} layers of width "
-            f"{sizes.hidden_size} (num_layers, hidden_size)"
-        ),
-        "window": f"{sizes.max_seq_len} tokens of text, and room for metadata (max_seq_len)",
-        "step": (
-            f"{sizes.rows} sequences = {sizes.rows * sizes.max_seq_len:,} tokens (batch_size)"
-        ),
-        "steps": (
+    tokens = sizes.rows * sizes.max_seq_len
+    model = f"{sizes.num_layers} layers of width {sizes.hidden_size} (num_layers, hidden_size)"
+    return [
+        ("device", device.name),
+        ("tokenizer", f"{sizes.vocabulary_size:,} tokens (tokenizer, vocabulary_size)"),
+        ("model", f"{sizes.weights / 1e6:.2f} M weights: {model}"),
+        ("window", f"{sizes.max_seq_len} tokens of text, and room for metadata (max_seq_len)"),
+        ("step", f"{sizes.rows} sequences = {tokens:,} tokens (batch_size)"),
+        (
+            "steps",
             f"{sizes.steps:,} of each model = {sizes.epochs:.1f} epochs of "
-            f"{sizes.text_tokens:,} tokens (max_train_steps)"
+            f"{sizes.text_tokens:,} tokens (max_train_steps)",
         ),
-        "learning rate": f"{sizes.learning_rate:g} (learning_rate)",
-        "time": (
-            f"about {sizes.seconds / 60:.1f} minutes for both models, of at most {minutes:g}, "
-            "and the start of each (minutes)"
+        ("learning rate", f"{sizes.learning_rate:g} (learning_rate)"),
+        (
+            "time",
+            f"about {sizes.seconds / 60:.1f} minutes for training both models, of at most "
+            f"{minutes:g} (minutes)",
         ),
-    }
+    ]
 
 
 def _choose_shape(text_tokens: int, vocabulary_size: int, flops: float) -> Shape:
