@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-import shutil
-from dataclasses import replace
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import bsmeta
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.quick.__main__ import name_pages
 from bsmeta.quick.command import main
 from bsmeta.quick.config import QuickConfig
 from tests.quick.pages import make_row, write_rows
+from tests.waiting import wait_until
 
+REPOSITORY = Path(__file__).resolve().parents[1]
+SHORT: dict[str, Any] = {
+    "max_train_steps": 3, "batch_size": 2, "hidden_size": 32, "num_layers": 1, "max_seq_len": 64,
+    "near_copies": False,
+}  # fmt: skip
 READINGS = [
     ["text alone", "text alone"],
     ["with metadata", "its metadata"],
@@ -26,61 +33,79 @@ READINGS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["pages.jsonl"], ["pages='pages.jsonl'"]),
-        (["a.jsonl", "seed=1", "b.jsonl"], ["seed=1", "pages=['a.jsonl','b.jsonl']"]),
-        (["a b's.jsonl"], [r"pages='a b\'s.jsonl'"]),
-        (["pages=a.jsonl", "--config-dir", "mine"], ["pages=a.jsonl", "--config-dir", "mine"]),
-        (["--help", "all"], ["--help", "all"]),
-        ([], []),
-    ],
-)
-def test_paths_are_the_pages(arguments: list[str], expected: list[str]) -> None:
-    assert name_pages(arguments) == expected
-
-
 def test_from_a_file_to_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice: the second start finds both runs finished, and changes no answer."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     pages = write_rows(tmp_path / "pages.jsonl", [make_row(number) for number in range(100)])
-    config = QuickConfig(
-        pages=str(pages), out_dir=str(tmp_path / "out"), max_train_steps=3, batch_size=2,
-        hidden_size=32, num_layers=1, max_seq_len=64, near_copies=False,
-    )  # fmt: skip
-    assert main(config) == 0
+    out_dir = tmp_path / "out"
+    main(QuickConfig(pages=str(pages), out_dir=str(out_dir), **SHORT))
     output = capsys.readouterr().out
-    assert "held out       20 pages: documents, not sites (5 sites are too few" in output
+    assert "held out  20 pages: documents, not sites (5 sites are too few" in output
     assert "Trained and read with metadata (url, title, timestamp), the model needs" in output
 
-    answer = json.loads((tmp_path / "out" / "quick.json").read_text())
+    answer = json.loads((out_dir / "quick.json").read_text())
     assert [row[:2] for row in answer["table"]["rows"]] == READINGS
-    assert answer["answers"][0] in output.replace("\n", " ")
-    for name in ("without", "with"):
-        run = bsmeta.open_run(tmp_path / "out" / name)
-        assert (run.status().state, run.status().step) == ("done", 3)
-
+    (sentence,) = answer["answers"]
+    assert output.count(sentence) == 1
+    assert answer["notes"][0] in output
+    assert (out_dir / "evaluation" / "report.html").is_file()
     training, held_out = (
-        {json.loads(line)["text"] for line in (tmp_path / "out/data" / name).open()}
+        {json.loads(line)["text"] for line in (out_dir / "data" / name).open()}
         for name in ("train.jsonl", "held_out.jsonl")
     )
     assert (len(training), len(held_out), training & held_out) == (80, 20, set())
 
-    # The text of each step is the same in both runs.
-    steps = [
-        [line["text_tokens"] for line in bsmeta.open_run(tmp_path / "out" / name).metrics("step")]
-        for name in ("without", "with")
+    # Both runs train on the same text in each step; one of them with metadata.
+    steps = {}
+    for name in ("without", "with"):
+        run = bsmeta.open_run(out_dir / name)
+        assert (run.status().state, run.status().step) == ("done", 3)
+        steps[name] = run.metrics("step")
+    assert [step["targets"] for step in steps["without"]] == [
+        step["targets"] for step in steps["with"]
     ]
-    assert steps[0] == steps[1]
+    assert all("documents_with_metadata" not in step["counts"] for step in steps["without"])
+    assert any("documents_with_metadata" in step["counts"] for step in steps["with"])
 
-    shutil.rmtree(tmp_path / "out" / "evaluation")
-    assert main(config) == 0
-    assert json.loads((tmp_path / "out" / "quick.json").read_text()) == answer
-    with pytest.raises(ConfigurationError, match="holds the result of other pages or settings"):
-        main(replace(config, seed=1))
+
+@pytest.mark.slow
+def test_a_stopped_command_continues(tmp_path: Path) -> None:
+    """It is stopped in the first run, and then started twice: the last start trains nothing."""
+    pages = write_rows(tmp_path / "pages.jsonl", [make_row(number) for number in range(100)])
+    out_dir = tmp_path / "out"
+    arguments = [f"{key}={value}" for key, value in {**SHORT, "max_train_steps": 400}.items()]
+    command = [sys.executable, "-P", "-m", "bsmeta", "quick", str(pages), f"out_dir={out_dir}"]
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*command, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        )
+
+    process = start()
+    wait_until(lambda: any((out_dir / "without").glob("checkpoint-*step")), process)
+    process.terminate()
+    output, _ = process.communicate()
+    assert process.returncode == 75, output
+    assert output.endswith("stopped; the same call continues where it was\n")
+
+    answers = []
+    for _ in range(2):
+        process = start()
+        output, _ = process.communicate()
+        assert process.returncode == 0, output
+        answers.append(json.loads((out_dir / "quick.json").read_text()))
+    assert answers[0] == answers[1]
+    starts = {
+        name: (out_dir / name / "environment.jsonl").read_text().count('"event": "start"')
+        for name in ("without", "with")
+    }
+    assert starts == {"without": 2, "with": 1}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +131,7 @@ def test_a_check_shows_the_plan_and_writes_nothing(
     config = QuickConfig(
         pages=str(pages), out_dir=str(tmp_path / "out"), near_copies=False, check_only=True
     )
-    assert main(config) == 0
+    main(config)
     output = capsys.readouterr().out
     assert "all pages are of one site, site0.example.org" in output
     assert "says nothing about other sites" in output

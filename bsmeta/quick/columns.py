@@ -228,9 +228,9 @@ def _find_text(
 
     prose = []
     for path, values in columns.items():
-        if path not in taken and not _find_text_fault(values):
-            if median(map(len, values)) >= PROSE_CHARACTERS:
-                prose.append(path)
+        is_text = path not in taken and not _find_text_fault(values)
+        if is_text and median(len(str(value)) for value in values) >= PROSE_CHARACTERS:
+            prose.append(path)
     if len(prose) == 1:
         return prose[0], "the only column of long texts"
     raise ConfigurationError(_describe_missing_text(columns, prose, left))
@@ -325,7 +325,7 @@ def _rank_name(path: str) -> _Rank | None:
 
 
 def _simplify_name(path: str) -> str:
-    """Returns the last name of a path in the notation of the types: `WARC-Target-URI`, `pubDate`."""
+    """Returns the last name of a path in the notation of the types, such as pub_date of pubDate."""
     name = path.rpartition(".")[2]
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     return re.sub(r"[^a-z0-9]+", "_", name).strip("_").removeprefix(_PREFIX)
@@ -410,13 +410,13 @@ def _select_types(
     Raises:
         ConfigurationError: If one of them was not found.
     """
-    found = [name for name, _ in taken.values() if name != TEXT]
+    available = [name for name, _ in taken.values() if name != TEXT]
     for name in types:
-        if name not in found:
+        if name not in available:
             raise ConfigurationError(
                 f"metadata_list={list(types)}: {name} was not found; expected some of "
-                f"{', '.join(found) or 'none'}{suggest_nearest(name, found)}; columns.{name}=COLUMN "
-                "takes a column as it"
+                f"{', '.join(available) or 'none'}{suggest_nearest(name, available)}; "
+                f"columns.{name}=COLUMN takes a column as it"
             )
     for path, (name, _) in [*taken.items()]:
         if name == ADDRESS_KEY and name not in types:

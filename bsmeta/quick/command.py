@@ -24,13 +24,13 @@ from bsmeta.quick.holding_out import HeldOut, hold_out
 from bsmeta.quick.pages import PageFiles, list_page_files
 from bsmeta.quick.sizes import find_device, list_size_rows
 from bsmeta.quick.training import WITH, WITHOUT, Data, make_plan, train_run
-from bsmeta.report.page import Section, print_report, print_table, report_console, write_report
 from bsmeta.report.page import Page as ReportPage
+from bsmeta.report.page import Section, print_report, print_table, report_console, write_report
 from bsmeta.training.run_folder import METRICS
 
 
-def main(config: QuickConfig) -> int:
-    """Runs the command; returns the exit code.
+def main(config: QuickConfig) -> None:
+    """Runs the command, or continues it.
 
     Raises:
         UserError: If the pages or the settings cannot be used.
@@ -41,14 +41,13 @@ def main(config: QuickConfig) -> int:
         plan = make_plan(config, data, device, folder)
         print_summary(list_size_rows(plan.sizes, device, config.minutes))
         if config.check_only:
-            return 0
+            return
 
         runs = []
         for name, words in ((WITHOUT, "on text alone"), (WITH, f"with {', '.join(data.types)}")):
             print(f"\ntraining {words}: {folder / name}", flush=True)
             runs.append(train_run(config, plan, data, folder, name, device.precision))
         report_result(config, data, notes, runs, folder)
-    return 0
 
 
 def find_data(config: QuickConfig, folder: Path) -> tuple[Data, list[str]]:
@@ -120,9 +119,7 @@ def report_result(
         settings=asdict(config),
     )
     content = {"table": table.as_dict(), "notes": notes}
-    files = write_report(
-        page, content, folder, json_name="quick.json", markdown_name="quick.md"
-    )
+    files = write_report(page, content, folder, json_name="quick.json", markdown_name="quick.md")
     print_report([table], [*notes, sentence], [*files, *further])
 
 

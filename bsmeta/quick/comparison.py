@@ -138,9 +138,7 @@ def collect_readings(without: ModelReport, with_metadata: ModelReport) -> Result
     Returns:
         None if no page was read in all of them.
     """
-    control_names = [
-        name for name in CONTROL_WORDS if f"{name}/{OWN}" in with_metadata.totals
-    ]
+    control_names = [name for name in CONTROL_WORDS if f"{name}/{OWN}" in with_metadata.totals]
     sums = {
         "base": without.totals[TEXT],
         "text": with_metadata.totals[TEXT],

@@ -68,23 +68,23 @@ def read_pages(files: PageFiles, columns: Mapping[str, str]) -> PageSet:
     Raises:
         DataError: If no row has a text.
     """
-    found = PageSet()
+    page_set = PageSet()
     names = {path.partition(".")[0] for path in columns.values()}
     for line in report_each(files.read_lines({*columns.values()})):
         try:
             row = flatten_row(decode_values(line, names))
         except UNREADABLE:
-            found.left_out["no JSON object"] += 1
+            page_set.left_out["no JSON object"] += 1
             continue
 
         text = read_value(TEXT, row.get(columns[TEXT]))
         if not isinstance(text, str):
-            found.left_out["no text"] += 1
+            page_set.left_out["no text"] += 1
             continue
-        found.pages.append(_make_page(text, row, columns))
-    if not found.pages:
+        page_set.pages.append(_make_page(text, row, columns))
+    if not page_set.pages:
         raise DataError(f"pages: no row of {files.paths[0]} has a text in {columns[TEXT]}")
-    return found
+    return page_set
 
 
 def _make_page(text: str, row: Mapping[str, object], columns: Mapping[str, str]) -> Page:
@@ -98,7 +98,7 @@ def _make_page(text: str, row: Mapping[str, object], columns: Mapping[str, str])
     return Page(text, values, normalize_url(url), make_url_readable(url, "host") or "")
 
 
-def drop_copies(found: PageSet, folder: Path, *, near: bool) -> PageSet:
+def drop_copies(page_set: PageSet, folder: Path, *, near: bool) -> PageSet:
     """Leaves out the pages that copy an earlier page, exactly or nearly.
 
     Args:
@@ -109,8 +109,8 @@ def drop_copies(found: PageSet, folder: Path, *, near: bool) -> PageSet:
         ConfigurationError: If the libraries of the extra `annotate` are missing.
     """
     seen: set[str] = set()
-    kept = PageSet([], Counter(found.left_out))
-    for page in found.pages:
+    kept = PageSet([], Counter(page_set.left_out))
+    for page in page_set.pages:
         if page.text in seen:
             kept.left_out["the text of an earlier page"] += 1
             continue
@@ -169,9 +169,7 @@ def list_repeated_types(pages: Sequence[Page]) -> list[str]:
         for name, value in page.values.items():
             present[name] += 1
             repeated[name] += _fold(str(value)) in start
-    return [
-        name for name in present if repeated[name] >= MIN_REPEATED_SHARE * present[name]
-    ]
+    return [name for name in present if repeated[name] >= MIN_REPEATED_SHARE * present[name]]
 
 
 def _fold(text: str) -> str:

@@ -51,24 +51,13 @@ def claim_folder(config: QuickConfig, folder: Path, pages: Sequence[Page]) -> No
     identity = identify_result(config, pages)
     try:
         content = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-        is_marked = MARK in content
-        if is_marked and (folder / MARK).read_text(encoding="utf-8").strip() == identity:
-            if not config.overwrite_out_dir:
-                return
-        if content and not is_marked and not config.check_only:
-            raise ConfigurationError(
-                f"out_dir={folder}: holds {', '.join(content[:3])}, and no {MARK} of an earlier "
-                "result; expected a new or empty folder; choose another out_dir, or move these "
-                "files",
-                ["out_dir"],
-            )
-        if is_marked and not config.overwrite_out_dir:
-            raise ConfigurationError(
-                f"out_dir={folder}: holds the result of other pages or settings; expected the same "
-                "(which it continues), or a new folder; choose another out_dir, or replace it "
-                "(overwrite_out_dir=true)",
-                ["out_dir"],
-            )
+        earlier = None
+        if MARK in content:
+            earlier = (folder / MARK).read_text(encoding="utf-8").strip()
+        if earlier == identity and not config.overwrite_out_dir:
+            return
+
+        _check_content(config, folder, content)
         for name in content:
             delete_path(folder / name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,6 +68,23 @@ def claim_folder(config: QuickConfig, folder: Path, pages: Sequence[Page]) -> No
             "can be written",
             ["out_dir"],
         ) from error
+
+
+def _check_content(config: QuickConfig, folder: Path, content: Sequence[str]) -> None:
+    """Refuses to replace the files of a folder, unless they are an earlier result and may be."""
+    if content and MARK not in content:
+        raise ConfigurationError(
+            f"out_dir={folder}: holds {', '.join(content[:3])}, and no {MARK} of an earlier "
+            "result; expected a new or empty folder; choose another out_dir, or move these files",
+            ["out_dir"],
+        )
+    if content and not config.overwrite_out_dir:
+        raise ConfigurationError(
+            f"out_dir={folder}: holds the result of other pages or settings; expected the same "
+            "(which it continues), or a new folder; choose another out_dir, or replace it "
+            "(overwrite_out_dir=true)",
+            ["out_dir"],
+        )
 
 
 def identify_result(config: QuickConfig, pages: Sequence[Page]) -> str:

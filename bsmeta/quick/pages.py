@@ -87,9 +87,7 @@ class PageFiles:
             'or CSV: {"text": "…", "url": "https://…"}'
         )
 
-    def _read_file(
-        self, path: str | FileRef, columns: Collection[str] | None
-    ) -> Iterator[bytes]:
+    def _read_file(self, path: str | FileRef, columns: Collection[str] | None) -> Iterator[bytes]:
         if str(path).endswith(CSV_SUFFIXES):
             yield from self._read_table(Path(str(path)))
             return
@@ -126,8 +124,10 @@ def list_page_files(pages: Any, limit: int) -> PageFiles:
         DataError: If a file does not exist, or a folder has none of a known format.
     """
     entries = [pages] if isinstance(pages, str) else pages
-    if not entries or not isinstance(entries, list) or not all(
-        isinstance(entry, str) for entry in entries
+    if (
+        not entries
+        or not isinstance(entries, list)
+        or not all(isinstance(entry, str) for entry in entries)
     ):
         raise ConfigurationError(
             f"pages={pages}: expected a file, a folder or a glob of pages, or a list of them: "

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,8 @@ import msgspec
 import numpy as np
 
 from bsmeta.api.programs import train_model
-from bsmeta.core.files import ROOT, build_atomically, write_json, write_text
 from bsmeta.core.errors import DataError
+from bsmeta.core.files import ROOT, build_atomically, write_json
 from bsmeta.metadata.processors import ADDRESS_KEY
 from bsmeta.quick.config import QuickConfig
 from bsmeta.quick.documents import Page

@@ -7,7 +7,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-WORDS = "river stone cloud engine letter garden window signal market forest copper winter".split()
+WORDS = [
+    "river",
+    "stone",
+    "cloud",
+    "engine",
+    "letter",
+    "garden",
+    "window",
+    "signal",
+    "market",
+    "forest",
+    "copper",
+    "winter",
+]
 
 
 def make_text(number: int, words: int = 60) -> str:

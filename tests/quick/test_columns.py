@@ -67,9 +67,7 @@ def test_published_columns_of_records_are_found() -> None:
     assert choices["metadata_generation_length_text"].reason == (
         "counts the text itself; columns.length=metadata_generation_length_text takes it"
     )
-    assert choices["metadata_html"].reason == (
-        "about places in the text; bsmeta train takes it"
-    )
+    assert choices["metadata_html"].reason == ("about places in the text; bsmeta train takes it")
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,7 @@ def test_the_runs_differ_only_in_their_metadata(tmp_path: Path) -> None:
         assert run.data_config.row_budget == "text"
         assert run.data_config.on_test_overlap == "error"
         assert run.data_config.columns == {"title": "title", "url": "url"}
-    metadata = {
-        name: run.data_config.metadata_config.metadata_list for name, run in runs.items()
-    }
+    metadata = {name: run.data_config.metadata_config.metadata_list for name, run in runs.items()}
     assert metadata == {"without": [], "with": ["title"]}
 
     overrides = [
