@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from bsmeta.config.startup_table import print_summary
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import DataError
 from bsmeta.core.progress import show_progress_bar
+from bsmeta.core.secrets import redact_values
 from bsmeta.quick.columns import (
     EXAMINED_ROWS,
     find_columns,
@@ -18,7 +20,7 @@ from bsmeta.quick.columns import (
     map_choices,
 )
 from bsmeta.quick.config import DOCUMENT, SITE, QuickConfig
-from bsmeta.quick.documents import PageSet, drop_copies, list_repeated_types, read_pages
+from bsmeta.quick.documents import Page, PageSet, drop_copies, list_repeated_types, read_pages
 from bsmeta.quick.folder import claim_folder, open_folder
 from bsmeta.quick.holding_out import HeldOut, hold_out
 from bsmeta.quick.pages import PageFiles, list_page_files
@@ -71,14 +73,11 @@ def find_data(config: QuickConfig, folder: Path) -> tuple[Data, list[str]]:
     page_set = drop_copies(page_set, folder / "copies", near=config.near_copies)
     pages = page_set.pages
     chosen = hold_out(pages, config)
-    data = Data(
-        types=types,
-        training=[pages[number] for number in chosen.training],
-        held_out=[pages[number] for number in chosen.held_out],
-    )
-    notes = [*files.notes, *_list_notes(data, chosen)]
+    training = [pages[number] for number in chosen.training]
+    held_out = [pages[number] for number in chosen.held_out]
+    data = Data(_list_shared_types(types, training, held_out), training, held_out)
+    notes = [*files.notes, *_list_notes(data, types, chosen)]
     print_summary(_list_page_rows(files, page_set, chosen), notes)
-    _refuse_absent_types(data)
     return data, notes
 
 
@@ -116,7 +115,7 @@ def report_result(
         answers=[sentence],
         facts={"pages": f"{count:,}, {len(data.held_out):,} of them held out"},
         sections=[Section(tables=[table], lines=notes)],
-        settings=asdict(config),
+        settings=redact_values(asdict(config)),
     )
     content = {"table": table.as_dict(), "notes": notes}
     files = write_report(page, content, folder, json_name="quick.json", markdown_name="quick.md")
@@ -138,30 +137,48 @@ def _list_page_rows(files: PageFiles, page_set: PageSet, chosen: HeldOut) -> lis
     ]
 
 
-def _list_notes(data: Data, chosen: HeldOut) -> list[str]:
-    """Returns what a reader of the result must know about the data."""
+def _list_shared_types(
+    types: Sequence[str], training: Sequence[Page], held_out: Sequence[Page]
+) -> list[str]:
+    """Returns the types that both training pages and held-out pages have.
+
+    Raises:
+        DataError: If there is none.
+    """
+    shared = []
+    for name in types:
+        if all(any(name in page.values for page in pages) for pages in (training, held_out)):
+            shared.append(name)
+    if shared:
+        return shared
+    raise DataError(
+        f"pages: none of the types {', '.join(types)} is both in the {len(training):,} training "
+        f"pages and in the {len(held_out):,} held-out pages; expected one, to train and to "
+        "evaluate with it; use more pages, or another seed"
+    )
+
+
+def _list_notes(data: Data, types: Sequence[str], chosen: HeldOut) -> list[str]:
+    """Returns what a reader of the result must know about the data.
+
+    Args:
+        types: The types that were found.
+    """
     notes = []
     if chosen.unit == DOCUMENT:
         notes.append(
             f"Documents were held out, not sites ({chosen.reason}): the result holds for other "
             "pages of the same sites, and says nothing about other sites."
         )
-    repeated = list_repeated_types(data.held_out)
+    absent = [name for name in types if name not in data.types]
+    if absent:
+        notes.append(
+            f"Left out: {', '.join(absent)}, which no training page or no held-out page has."
+        )
+    repeated = list_repeated_types(data.held_out, data.types)
     if repeated:
         notes.append(
             f"The text of most pages begins with its {', '.join(repeated)}: a gain may be a copy "
             "of it (metadata_list leaves it out)."
         )
     return notes
-
-
-def _refuse_absent_types(data: Data) -> None:
-    """Refuses types that no training page or no held-out page has."""
-    for name, pages in (("training", data.training), ("held-out", data.held_out)):
-        for type_name in data.types:
-            if not any(type_name in page.values for page in pages):
-                others = [other for other in data.types if other != type_name]
-                raise DataError(
-                    f"pages: none of the {len(pages)} {name} pages has a {type_name}; expected "
-                    f"some; leave it out: metadata_list=[{','.join(others)}], or use another seed"
-                )

@@ -42,6 +42,9 @@ MAX_NEEDED_UNITS = 10_000_000
 OWN = "all"
 """The comparison of a model's report in which it reads all metadata of a page."""
 
+_TEXT_ALONE = "text alone"
+_WITH_METADATA = "with metadata"
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -169,10 +172,6 @@ def collect_readings(without: ModelReport, with_metadata: ModelReport) -> Result
         clusters=assign_host_clusters(hosts) if has_enough_hosts else None,
         hosts=known_hosts,
     )
-
-
-_TEXT_ALONE = "text alone"
-_WITH_METADATA = "with metadata"
 
 
 def compute_difference(

@@ -36,8 +36,9 @@ class QuickConfig:
     """unit that is held out; auto: sites (hosts) if there are enough of them, else documents"""
     held_out_share: float = key(0.2, above=0, at_most=0.5)
     """share of the pages that is held out"""
-    max_held_out: int = key(400, at_least=2)
-    """largest number of held-out pages with split_by=document; sites are held out whole"""
+    max_held_out: int = key(200, at_least=2)
+    """largest number of held-out pages, because each is read six times; sites are held out whole,
+    and may exceed it"""
     seed: int = key(42, at_least=0)
     """seed of the choice of held-out pages, of the weights and of the order of the text"""
 

@@ -157,8 +157,8 @@ def _find_near_copies(pages: Sequence[Page], folder: Path) -> set[int]:
     return {duplicate.number for duplicate in duplicates}
 
 
-def list_repeated_types(pages: Sequence[Page]) -> list[str]:
-    """Lists the types whose values stand at the beginning of most texts.
+def list_repeated_types(pages: Sequence[Page], types: Sequence[str]) -> list[str]:
+    """Lists the types, of these, whose values stand at the beginning of most texts.
 
     A gain from such a type may come from copying its value rather than from knowing it.
     """
@@ -166,10 +166,14 @@ def list_repeated_types(pages: Sequence[Page]) -> list[str]:
     present: Counter[str] = Counter()
     for page in pages:
         start = _fold(page.text[:_START_CHARACTERS])
-        for name, value in page.values.items():
+        for name in page.values:
             present[name] += 1
-            repeated[name] += _fold(str(value)) in start
-    return [name for name in present if repeated[name] >= MIN_REPEATED_SHARE * present[name]]
+            repeated[name] += _fold(str(page.values[name])) in start
+    return [
+        name
+        for name in types
+        if present[name] and repeated[name] >= MIN_REPEATED_SHARE * present[name]
+    ]
 
 
 def _fold(text: str) -> str:

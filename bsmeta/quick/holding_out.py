@@ -6,6 +6,7 @@ trained on say nothing about other sites. The choice follows from the seed and t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.rounding import divide_up
 from bsmeta.quick.config import AUTO, DOCUMENT, SITE, QuickConfig
 from bsmeta.quick.documents import Page
 from bsmeta.report.inference import FEW_CLUSTERS
@@ -87,12 +87,12 @@ def _find_site_fault(pages: Sequence[Page], hosts: Mapping[str, int]) -> str:
 
 
 def _choose_sites(hosts: Mapping[str, int], config: QuickConfig, count: int) -> set[str]:
-    """Chooses sites until they have the share of the pages, and are enough for an interval.
+    """Chooses sites until they have enough pages, and are enough for an interval.
 
-    Sites that alone have more than half of the share are trained on, because the held-out pages
+    Sites that alone have more than half of those pages are trained on, because the held-out pages
     must not be those of one site.
     """
-    wanted = config.held_out_share * count
+    wanted = min(config.held_out_share * count, config.max_held_out)
     enough_sites = min(FEW_CLUSTERS, max(len(hosts) // 2, 1))
     small = [host for host in sorted(hosts) if hosts[host] <= wanted / 2]
     candidates = small if len(small) >= 2 else sorted(hosts)[:-1]
@@ -115,12 +115,12 @@ def _choose_documents(pages: Sequence[Page], config: QuickConfig) -> set[int]:
     for number, page in enumerate(pages):
         groups.setdefault(page.address or f" {number}", []).append(number)
 
-    wanted = min(divide_up(int(config.held_out_share * 1000) * len(pages), 1000),
-                 config.max_held_out, len(pages) - 2)  # fmt: skip
+    share = math.ceil(config.held_out_share * len(pages))
+    wanted = max(min(share, config.max_held_out, len(pages) - 2), 2)
     chosen: set[int] = set()
     names = [*groups]
     for index in np.random.default_rng(config.seed).permutation(len(names)):
-        if len(chosen) >= max(wanted, 2):
+        if len(chosen) >= wanted:
             break
         chosen.update(groups[names[index]])
     return chosen

@@ -69,8 +69,9 @@ def test_exact_and_near_copies_of_earlier_pages_are_left_out(tmp_path: Path) -> 
 
 def test_values_that_stand_in_the_text_are_named() -> None:
     pages = [
-        Page(f"The  \xa0Title {number}\nand more", {"title": f"the title {number}", "url": "u"})
+        Page(f"The  \xa0Title {number}\nand more", {"title": f"the title {number}", "url": "a.org"})
         for number in range(4)
     ]
-    assert list_repeated_types(pages) == ["title"]
-    assert list_repeated_types([*pages, *[Page("other", {"title": "x"})] * 5]) == []
+    assert list_repeated_types(pages, ["url", "title"]) == ["title"]
+    assert list_repeated_types(pages, ["url"]) == []
+    assert list_repeated_types([*pages, *[Page("other", {"title": "x"})] * 5], ["title"]) == []
