@@ -38,7 +38,7 @@ ALLOWED = {
         "training.run_folder", "report", "data", "metadata", "config", "core",
     },
     "quick": {
-        "quick", "api", "annotate", "studies.power", "tasks", "training",
+        "quick", "api", "annotate", "studies.config", "studies.power", "tasks", "training",
         "report", "data", "metadata", "config", "core",
     },
     "api": {

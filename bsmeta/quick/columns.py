@@ -386,12 +386,16 @@ _FAULTS: dict[str, Callable[[str | int | float], str]] = {
 
 
 def _make_plain(value: Any) -> str | int | float | None:
-    """Returns a value as a text or a number; of records, the first about the page; else None."""
+    """Returns a value as a text or a number; of records, the first about the page; else None.
+
+    The items of a list of plain values are joined, such as the authors of a page.
+    """
     if isinstance(value, list):
         for record in value:
             if isinstance(record, dict) and not _is_local(record) and "value" in record:
                 return _make_plain(record["value"])
-        return None
+        items = [_make_plain(item) for item in value if not isinstance(item, dict | list)]
+        return ", ".join(str(item) for item in items if item is not None) or None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     return value if not isinstance(value, str) or value.strip() else None

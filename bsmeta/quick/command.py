@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.startup_table import print_summary
@@ -25,10 +26,24 @@ from bsmeta.quick.folder import claim_folder, open_folder
 from bsmeta.quick.holding_out import HeldOut, hold_out
 from bsmeta.quick.pages import PageFiles, list_page_files
 from bsmeta.quick.sizes import find_device, list_size_rows
+from bsmeta.quick.study_file import write_study_file
 from bsmeta.quick.training import WITH, WITHOUT, Data, make_plan, train_run
+from bsmeta.report.page import (
+    HTML,
+    Section,
+    print_report,
+    print_table,
+    report_console,
+    write_report,
+)
 from bsmeta.report.page import Page as ReportPage
-from bsmeta.report.page import Section, print_report, print_table, report_console, write_report
 from bsmeta.training.run_folder import METRICS
+
+if TYPE_CHECKING:  # imports torch, which takes seconds: pages are refused before that
+    from bsmeta.quick.comparison import Result
+
+EVALUATION = "evaluation"
+"""Folder of the report of every comparison."""
 
 
 def main(config: QuickConfig) -> None:
@@ -49,7 +64,10 @@ def main(config: QuickConfig) -> None:
         for name, words in ((WITHOUT, "on text alone"), (WITH, f"with {', '.join(data.types)}")):
             print(f"\ntraining {words}: {folder / name}", flush=True)
             runs.append(train_run(config, plan, data, folder, name, device.precision))
-        report_result(config, data, notes, runs, folder)
+        result = measure_runs(config, data, runs, folder)
+        command = write_study_file(config, plan, data, device, folder, result.base.bits_per_byte)
+        report_result(config, data, notes, result, folder)
+        print(f"more seeds: {command}")
 
 
 def find_data(config: QuickConfig, folder: Path) -> tuple[Data, list[str]]:
@@ -81,15 +99,16 @@ def find_data(config: QuickConfig, folder: Path) -> tuple[Data, list[str]]:
     return data, notes
 
 
-def report_result(
-    config: QuickConfig, data: Data, notes: list[str], runs: list[Path], folder: Path
-) -> None:
-    """Evaluates both runs on the held-out pages; writes and prints the table and the sentence."""
-    import torch  # takes seconds
+def measure_runs(config: QuickConfig, data: Data, runs: Sequence[Path], folder: Path) -> Result:
+    """Reads the held-out pages with both models, and writes the report of all comparisons.
+
+    Raises:
+        DataError: If no held-out page can be read in every form.
+    """
+    import torch
 
     from bsmeta.quick.comparison import collect_readings
-    from bsmeta.quick.report import make_result_table, make_sentence
-    from bsmeta.tasks.causal_lm.evaluation import evaluate
+    from bsmeta.tasks.causal_lm.evaluation.evaluate import evaluate
     from bsmeta.tasks.causal_lm.evaluation.report import write_report as write_evaluation
     from bsmeta.tasks.checkpoints import locate_model
     from bsmeta.training.processes import Processes
@@ -98,8 +117,8 @@ def report_result(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     locations = [locate_model(str(run)) for run in runs]
     with show_progress_bar("evaluating", 1) as advance:
-        report = evaluate.evaluate(settings, locations, Processes(device=device), advance)
-    further = write_evaluation(report, folder / "evaluation", runs[1] / METRICS)
+        report = evaluate(settings, locations, Processes(device=device), advance)
+    write_evaluation(report, folder / EVALUATION, runs[-1] / METRICS)
 
     result = collect_readings(*report.models)
     if result is None:
@@ -107,6 +126,15 @@ def report_result(
             f"pages: none of the {len(data.held_out)} held-out pages has metadata that every "
             "control could replace; expected pages with different metadata, or more of them"
         )
+    return result
+
+
+def report_result(
+    config: QuickConfig, data: Data, notes: Sequence[str], result: Result, folder: Path
+) -> None:
+    """Writes and prints the table and the sentence."""
+    from bsmeta.quick.report import make_result_table, make_sentence
+
     count = len(data.training) + len(data.held_out)
     sentence = make_sentence(result, data.types, count, len(data.held_out))
     table = make_result_table(result)
@@ -117,9 +145,9 @@ def report_result(
         sections=[Section(tables=[table], lines=notes)],
         settings=redact_values(asdict(config)),
     )
-    content = {"table": table.as_dict(), "notes": notes}
+    content = {"table": table.as_dict(), "notes": list(notes)}
     files = write_report(page, content, folder, json_name="quick.json", markdown_name="quick.md")
-    print_report([table], [*notes, sentence], [*files, *further])
+    print_report([table], [*notes, sentence], [*files, folder / EVALUATION / HTML])
 
 
 def _list_page_rows(files: PageFiles, page_set: PageSet, chosen: HeldOut) -> list[Row]:

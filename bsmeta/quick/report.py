@@ -12,7 +12,7 @@ from bsmeta.quick.comparison import (
     count_needed_units,
 )
 from bsmeta.report.inference import FEW_UNITS, Interval
-from bsmeta.report.page import COUNT, Column, Table
+from bsmeta.report.page import COUNT, Cell, Column, Table
 
 BITS = "{:.4f}".format
 DIFFERENCE = "{:+.4f}".format
@@ -48,8 +48,8 @@ def make_result_table(result: Result) -> Table:
     return table
 
 
-def _make_row(result: Result, reading: Reading) -> list[str | float | Interval | None]:
-    cells: list[str | float | Interval | None] = [
+def _make_row(result: Result, reading: Reading) -> list[Cell]:
+    cells: list[Cell] = [
         reading.trained_on, reading.reads, reading.bits_per_byte
     ]  # fmt: skip
     if reading is result.base:

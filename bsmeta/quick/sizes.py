@@ -80,12 +80,14 @@ class Device:
         flops: Floating-point operations per second that it reaches in training.
         max_rows: Largest number of sequences in a step that it computes efficiently.
         precision: Its `mixed_precision` in training.
+        launch_file: The launch file for one process on it.
     """
 
     name: str
     flops: float
     max_rows: int
     precision: str = "no"
+    launch_file: str = "cpu.yaml"
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def find_device() -> Device:
 
     if torch.cuda.is_available():
         precision = "bf16" if torch.cuda.is_bf16_supported() else "no"
-        return Device(torch.cuda.get_device_name(), GPU_FLOPS, 64, precision)
+        return Device(torch.cuda.get_device_name(), GPU_FLOPS, 64, precision, "ddp.yaml")
     cores = min(len(os.sched_getaffinity(0)), MAX_CORES)
     return Device(f"{cores} CPU cores", cores * CORE_FLOPS, 16)
 

@@ -80,7 +80,7 @@ def test_published_columns_of_records_are_found() -> None:
         ("title", ["Home"] * 20,
          "not taken as title: the same value in all rows says nothing about a page"),
         ("title", ["a"] + [None] * 19, "not taken as title: only 1 of 20 rows have it"),
-        ("title", [["a"]] * 20,
+        ("title", [[["a"]]] * 20,
          "not taken as title: its values are neither plain nor records about the page"),
         ("title", [make_text(k, 400) for k in range(20)],
          "not taken as title: texts of 3,099 characters"),
@@ -176,3 +176,5 @@ def test_values_that_do_not_fit_are_left_out_of_their_page() -> None:
     assert read_value("score", 0.5) == 0.5
     records = [{"value": "b", "char_start_idx": 3}, {"value": "t", "type": "global"}]
     assert read_value("title", records) == "t"
+    assert read_value("author", ["Ada", None, "Charles"]) == "Ada, Charles"
+    assert read_value("author", [["Ada"]]) is None
