@@ -74,7 +74,7 @@ def read_pages(files: PageFiles, columns: Mapping[str, str]) -> PageSet:
         try:
             row = flatten_row(decode_values(line, names))
         except UNREADABLE:
-            page_set.left_out["no JSON object"] += 1
+            page_set.left_out["unreadable"] += 1
             continue
 
         text = read_value(TEXT, row.get(columns[TEXT]))
@@ -150,8 +150,11 @@ def _find_near_copies(pages: Sequence[Page], folder: Path) -> set[int]:
         ) from error
 
     files = list(identify_files(list_inputs(str(file))))
-    with pool.stop_at_signals():
-        problems = find_duplicates(config, files, folder, lambda *_: None)
+    try:
+        with pool.stop_at_signals():
+            problems = find_duplicates(config, files, folder, lambda *_: None)
+    except pool.Stopped as stopped:
+        raise KeyboardInterrupt from stopped  # as the signal does elsewhere in the command
     assert not problems, problems  # the file has just been written
     _, duplicates = read_duplicates(ShardFiles(folder, COPIES).duplicates)
     return {duplicate.number for duplicate in duplicates}

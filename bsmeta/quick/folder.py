@@ -57,7 +57,9 @@ def claim_folder(config: QuickConfig, folder: Path, pages: Sequence[Page]) -> No
         if earlier == identity and not config.overwrite_out_dir:
             return
 
-        _check_content(config, folder, content)
+        # Without a plan, an earlier start was refused before it trained anything.
+        if earlier is None or PLAN in content:
+            _check_content(config, folder, content)
         for name in content:
             delete_path(folder / name)
         folder.mkdir(parents=True, exist_ok=True)

@@ -35,11 +35,12 @@ def make_result_table(result: Result) -> Table:
         Column("metadata minus this", DIFFERENCE),
         Column("its 95% interval", DIFFERENCE),
     ]
+    sites = f" of {result.hosts:,} known sites" if result.clusters is None and result.hosts else ""
     note = (
         f"Bits to encode a byte of {len(result.base.bits):,} held-out pages; lower is better. "
         "Controls show the model trained with metadata something else before the text: what its "
         "metadata gains over them (below 0 in the last columns) is content, the rest is form. "
-        f"Intervals are over {unit} (jackknife)."
+        f"Intervals are over {unit}{sites} (jackknife)."
     )
     table = Table("With and without metadata", note, columns)
     table.rows.append(_make_row(result, result.base))

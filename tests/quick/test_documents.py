@@ -37,7 +37,7 @@ def test_rows_become_pages_and_bad_ones_are_counted(tmp_path: Path) -> None:
         ),
         Page("Another.", {}),
     ]
-    assert page_set.left_out == {"no text": 2, "no JSON object": 1}
+    assert page_set.left_out == {"no text": 2, "unreadable": 1}
     assert json.loads(page_set.pages[0].encode_line()) == {
         "text": "A text.", "url": "https://A.org:443/x/", "timestamp": "2020-05-01"
     }  # fmt: skip

@@ -40,6 +40,15 @@ def test_other_pages_and_settings_are_refused(changes: dict[str, object], tmp_pa
     assert read_plan(folder) is None
 
 
+def test_a_refused_start_leaves_the_folder_free(tmp_path: Path) -> None:
+    config = QuickConfig(out_dir=str(tmp_path / "out"))
+    folder = Path(config.out_dir)
+    claim_folder(config, folder, PAGES[:1])
+    (folder / "copies").mkdir()
+    claim_folder(config, folder, PAGES)
+    assert [path.name for path in folder.iterdir()] == [".bsmeta-quick"]
+
+
 def test_a_folder_of_others_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     for overwrite in (False, True):

@@ -28,6 +28,7 @@ def test_every_reading_has_a_row() -> None:
         ["with metadata", "separator alone", "1.7000", "-0.3000", "-0.2000"],
     ]
     assert table.heads[5] == "documents better"
+    assert table.note.endswith("Intervals are over documents of 1 known sites (jackknife).")
 
 
 @pytest.mark.parametrize(
