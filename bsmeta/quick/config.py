@@ -20,8 +20,8 @@ class QuickConfig:
     """Trains a small model with and without metadata on a file of pages, and compares the two."""
 
     pages: Any = key(None, is_path=True, takes_addresses=True, heading="Pages")
-    """the pages: files, folders or globs of JSON Lines (.gz, .zst), Parquet or CSV (of a folder, CSV
-    only by a glob); the key may be left out: bsmeta quick pages.jsonl"""
+    """the pages: files, folders or globs of JSON Lines (.gz, .zst), Parquet or CSV (in a folder,
+    CSV only by a glob); the key may be left out: bsmeta quick pages.jsonl"""
     columns: dict[str, str] = key({})
     """columns to use instead of those that are found, as dotted paths: {text: body, url: link}"""
     metadata_list: list[str] | None = key(None)
