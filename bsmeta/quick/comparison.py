@@ -141,12 +141,18 @@ def collect_readings(without: ModelReport, with_metadata: ModelReport) -> Result
     Returns:
         None if no page was read in all of them.
     """
-    control_names = [name for name in CONTROL_WORDS if f"{name}/{OWN}" in with_metadata.totals]
+    controls = {
+        name: with_metadata.totals[f"{name}/{OWN}"]
+        for name in CONTROL_WORDS
+        if f"{name}/{OWN}" in with_metadata.totals
+    }
+    # Values of another page are no control where all pages have the same.
+    controls = {name: totals for name, totals in controls.items() if totals[:, BYTES].any()}
     sums = {
         "base": without.totals[TEXT],
         "text": with_metadata.totals[TEXT],
         "own": with_metadata.totals[OWN],
-        **{name: with_metadata.totals[f"{name}/{OWN}"] for name in control_names},
+        **controls,
     }
     assert without.digests == with_metadata.digests, "the models read different pages"
     is_read = np.all([totals[:, BYTES] > 0 for totals in sums.values()], axis=0)
@@ -167,7 +173,7 @@ def collect_readings(without: ModelReport, with_metadata: ModelReport) -> Result
         text=make_reading("text", _WITH_METADATA, _TEXT_ALONE),
         controls={
             CONTROL_WORDS[name]: make_reading(name, _WITH_METADATA, CONTROL_WORDS[name])
-            for name in control_names
+            for name in controls
         },
         clusters=assign_host_clusters(hosts) if has_enough_hosts else None,
         hosts=known_hosts,

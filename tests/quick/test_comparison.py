@@ -109,3 +109,12 @@ def test_pages_without_metadata_take_no_part() -> None:
     assert len(result.base.bits) == 2
     none = make_reports({}, hosts=["a"] * 2, without_metadata=[0, 1])
     assert collect_readings(*none) is None
+
+
+def test_a_control_that_no_page_allows_is_left_out() -> None:
+    without, with_metadata = make_reports({"own": 1.0}, hosts=["a"] * 4)
+    with_metadata.totals["matched/all"][:] = 0
+    result = collect_readings(without, with_metadata)
+    assert result is not None
+    assert list(result.controls) == ["junk words", "separator alone"]
+    assert len(result.base.bits) == 4
