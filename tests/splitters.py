@@ -758,6 +758,7 @@ OTHERS = {
     "data/text/word_cache.py:cut_words": "needs a tokenizer; calls `SpecialPatterns.split`",
     "metadata/decoding.py:_add_leaf": "paths in the configuration",
     "metadata/decoding.py:_make_getter": "paths in the configuration",
+    "quick/documents.py:read_pages": "the paths of columns, once each",
     "tasks/disambiguation/converter.py:_convert_checkpoint_metric": "one value of a configuration",
     "tasks/disambiguation/converter.py:_drop_all": "one key of a configuration",
     "tasks/disambiguation/predict.py:Predictor._find_alias": "calls the `find` of a table",
@@ -767,7 +768,6 @@ OTHERS = {
     "tasks/spelling/evaluate.py:_flag_words": "see `Dictionary`",
     "tasks/spelling/lexicon.py:Lexicon.read": "a file of this program",
     "tasks/spelling/noise.py:_read_codespell": "a file of a package",
-    "quick/documents.py:read_pages": "the paths of columns, once each",
 }
 
 
