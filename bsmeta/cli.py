@@ -19,6 +19,7 @@ from bsmeta.core.process import exit_code
 from bsmeta.core.versions import list_version_lines
 
 PROGRAMS = {
+    "quick": ("bsmeta.quick", "answer for a file of pages: does their metadata help a model?"),
     "train": ("bsmeta.train", "train a language model with metadata, or the model of another task"),
     "evaluate": ("bsmeta.evaluate", "evaluate trained models on held-out data"),
     "explain": ("bsmeta.explain", "show documents as the model sees them: tokens, masks, loss"),

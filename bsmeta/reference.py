@@ -21,6 +21,7 @@ from bsmeta.config.help_page import Key, list_sections
 from bsmeta.config.predicting import PredictConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.files import CONFIG_FOLDER
+from bsmeta.quick.config import QuickConfig
 from bsmeta.tasks import BUILT_IN
 
 FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
@@ -43,6 +44,7 @@ def _list_task_schemas() -> Iterator[tuple[str, type[RunConfig], str]]:
 
 # Program, its schema, and its configuration file.
 PROGRAMS: tuple[tuple[str, type, str], ...] = (
+    ("bsmeta/quick.py", QuickConfig, "quick"),
     ("bsmeta/train.py", RunConfig, "v2"),
     *_list_task_schemas(),
     ("bsmeta/evaluate.py", EvaluateConfig, "evaluate"),

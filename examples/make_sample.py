@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus, urlsplit
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from bsmeta.data.text.tokenizer_training import train_tokenizer
 
 HERE = Path(__file__).resolve().parent
 TEST_FILE = "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz"
@@ -32,7 +31,6 @@ SHARD_BYTES = 620_000  # of a compressed training shard: the whole sample stays 
 DOCUMENT_BYTES = 16_000  # of a compressed document: many middling pages, not a few huge ones
 
 VOCABULARY = 4096
-END_OF_TEXT = "<|endoftext|>"
 
 
 def main(arguments: list[str]) -> int:
@@ -49,7 +47,7 @@ def main(arguments: list[str]) -> int:
         chosen = choose_training(lines(source / name), seen)
         write_shard(name, [line for line, _ in chosen])
         texts += [text for _, document in chosen for text in tokenizer_texts(document)]
-    train_tokenizer(texts).save_pretrained(HERE / "tokenizer")
+    train_tokenizer(texts, VOCABULARY).save_pretrained(HERE / "tokenizer")
     return 0
 
 
@@ -113,26 +111,6 @@ def tokenizer_texts(document: dict[str, Any]) -> list[str]:
     """What the tokenizer learns from a document: its text, its URL and its title."""
     titles = [record["value"] for record in document.get("metadata_title") or []]
     return [document["text"], unquote_plus(document["url"]), *titles]
-
-
-def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer that splits words as GPT-2 does; every string can be encoded."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[AddedToken(END_OF_TEXT, normalized=False)],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        unk_token=END_OF_TEXT,
-    )
 
 
 if __name__ == "__main__":

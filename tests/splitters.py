@@ -89,6 +89,8 @@ from bsmeta.data.text.word_edges import find_word_edges, has_word
 from bsmeta.metadata.decoding import DocumentDecoder, cut_column
 from bsmeta.metadata.metadata_type import Bucketing, format_year_and_month, make_url_readable
 from bsmeta.metadata.records import BadDocument
+from bsmeta.quick.columns import ColumnChoice, find_columns, make_column_table
+from bsmeta.quick.documents import Page, list_repeated_types
 from bsmeta.report.page import Column, Table, render_sentence
 from bsmeta.tasks.classification.config import ClassificationDataConfig
 from bsmeta.tasks.classification.label_cells import BadLabelsError, LabelCells
@@ -379,6 +381,16 @@ def read_compressed_archive(text: str, _: Path) -> None:
     list(warc.read_records(BytesIO(b"".join(damaged)), 1 << 20))
 
 
+def columns_of_pages(text: str) -> object:
+    """A text as the text, the address and the name of a column of pages."""
+    rows = [{"body": f"{text} {number}", "url": text, text or "a": text} for number in range(2)]
+    with contextlib.suppress(UserError):
+        find_columns(rows, {})
+    choice = ColumnChoice("a", None, 1, "", text)
+    page = Page(text, {"title": text})
+    return make_column_table([choice], 1), list_repeated_types([page], ["title"])
+
+
 def of(run: Callable[[str], object]) -> Run:
     return lambda text, _: run(text)
 
@@ -417,6 +429,7 @@ RUNS: dict[str, Run] = {
     "bucket": bucketed,
     "time": refused(format_year_and_month.__wrapped__, BadDocument),
     "URL of a held-out document": of(normalize_url),
+    "columns of pages": of(columns_of_pages),
     **{
         f"URL by {granularity}": of(lambda text, by=granularity: make_url_readable(text, by))
         for granularity in ("full", "host", "path", "hash", "registered_domain")
@@ -745,6 +758,7 @@ OTHERS = {
     "data/text/word_cache.py:cut_words": "needs a tokenizer; calls `SpecialPatterns.split`",
     "metadata/decoding.py:_add_leaf": "paths in the configuration",
     "metadata/decoding.py:_make_getter": "paths in the configuration",
+    "quick/documents.py:read_pages": "the paths of columns, once each",
     "tasks/disambiguation/converter.py:_convert_checkpoint_metric": "one value of a configuration",
     "tasks/disambiguation/converter.py:_drop_all": "one key of a configuration",
     "tasks/disambiguation/predict.py:Predictor._find_alias": "calls the `find` of a table",

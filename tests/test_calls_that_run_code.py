@@ -45,6 +45,7 @@ MODULES: dict[str, set[str]] = {
     "runpy": {  # the programs of the package
         "bsmeta/annotate.py",
         "bsmeta/cli.py",
+        "bsmeta/quick.py",
         "experiments/benchmarks/gpu_day.py",
         "experiments/benchmarks/gpu_run.py",
     },

@@ -37,6 +37,10 @@ ALLOWED = {
         "studies", "tasks.causal_lm", "tasks.checkpoints", "training.checkpoint", "training.task",
         "training.run_folder", "report", "data", "metadata", "config", "core",
     },
+    "quick": {
+        "quick", "api", "annotate", "studies.config", "studies.power", "tasks", "training",
+        "report", "data", "metadata", "config", "core",
+    },
     "api": {
         "api", "tasks", "training", "models", "report", "data", "metadata", "config", "core",
     },

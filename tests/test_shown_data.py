@@ -109,6 +109,9 @@ def data_keys(world: World) -> list[str]:
 
 
 CALLS: dict[str, Callable[[World], list[str]]] = {
+    "quick": lambda world: [
+        str(world.shard), str(world.held_out), "near_copies=false", "check_only=true"
+    ],
     "train": lambda world: [*data_keys(world), "out_dir=run"],
     "train a classifier": lambda world: [
         "--config-name", "demo_classification", quoted("data_config.csv", world.table),

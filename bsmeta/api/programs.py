@@ -137,7 +137,7 @@ def _run_command(command: Sequence[str], program: str, show_output: bool) -> Non
     try:
         _read_lines(process, last_lines, show_output)
     except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)  # saves, and ends
+        process.send_signal(signal.SIGTERM)  # saves, and ends; a background job ignores SIGINT
         _read_lines(process, last_lines, show_output)
         raise
     finally:

@@ -49,7 +49,7 @@ WIDEST_NAME = 30
 """Width in columns to which a column of text may shrink in a narrow terminal."""
 
 _TEMPLATES = Path(__file__).parents[1]
-_PROGRAMS = ("train", "evaluate", "annotate", "study")
+_PROGRAMS = ("quick", "train", "evaluate", "annotate", "study")
 
 Cell = str | float | Bounded | None
 

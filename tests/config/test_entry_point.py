@@ -33,6 +33,7 @@ NESTED = {
     "annotate.py": (["timestamp_sources=[url,header]"], ["timestamp_sources"]),
     "entities.py": (["max_candidates=0"], ["max_candidates"]),
     "download.py": (["timeout=0"], ["timeout"]),
+    "quick.py": (["split_by=page", "minutes=0"], ["split_by", "minutes"]),
 }
 
 
@@ -48,6 +49,8 @@ def program(name: str) -> tuple[Callable[..., Any], Any, str, bool]:
     from bsmeta.config.generating import GenerateConfig
     from bsmeta.config.predicting import PredictConfig
     from bsmeta.data import prepare
+    from bsmeta.quick import command as quick
+    from bsmeta.quick.config import QuickConfig
 
     del annotate
     tasks = [entry.config for entry in TASKS.values()]
@@ -61,6 +64,7 @@ def program(name: str) -> tuple[Callable[..., Any], Any, str, bool]:
         "annotate.py": (command.main, AnnotateConfig, "annotate", False),
         "entities.py": (entities.main, EntitiesConfig, "entities", False),
         "download.py": (download.main, DownloadConfig, "download", False),
+        "quick.py": (quick.main, QuickConfig, "quick", False),
     }[name.split()[0]]
 
 

@@ -34,6 +34,7 @@ SHORT = {
     "sed_sequence": "dataset_limits=[200] num_train_epochs=1 bootstrap_resamples=100",
     "sec": "dataset_limits=[200] num_train_epochs=1 bootstrap_resamples=100",
 }
+QUICK = "max_train_steps=6 batch_size=2 hidden_size=32 num_layers=1 max_held_out=20"
 # The steps of a page whose own numbers of steps make sense only together.
 STEPS = {"200": "2", "400": "4", "=40": "=2", "=80": "=2", "save_steps=0": "save_steps=2"}
 SHORTER = {"docs/schedules.md": STEPS}
@@ -43,6 +44,7 @@ FIRST = {"docs/annotation.md": "docs/disambiguation.md"}
 EMPTY = "docs/tutorial.md"
 
 TRAINS = re.compile(r"train\.py|train\.sh|several_machines\.sh|bsmeta train|bsmeta\.train|prepare ")
+ANSWERS = re.compile(r"bsmeta/quick\.py|bsmeta quick")
 NAMED = re.compile(r"(?:--config-name |BSMETA_CONFIG=)(\w+)")
 UNCHANGED = re.compile(r"BSMETA_RESUME|check_only|prep_only|--dry-run")
 
@@ -98,6 +100,8 @@ def short(code: str, page: str, folder: Path) -> str:
             command = f"{command.removesuffix(' &')} {overrides}{ending}"
             for old, new in SHORTER.get(page, {}).items():
                 command = command.replace(old, new)
+        if ANSWERS.search(command):
+            command = f"{command} {QUICK}"
         lines.append(command)
     return "\n".join(lines)
 

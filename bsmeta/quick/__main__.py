@@ -1,0 +1,22 @@
+"""Entry point of `python -m bsmeta.quick`, `bsmeta quick` and `bsmeta/quick.py`."""
+
+from __future__ import annotations
+
+import sys
+
+from bsmeta.config.entry_point import run_entry_point
+from bsmeta.core.process import run_stoppable
+from bsmeta.quick.arguments import name_pages
+from bsmeta.quick.config import QuickConfig
+
+
+def main(config: QuickConfig) -> int:
+    """Runs the command, and imports its libraries only then."""
+    from bsmeta.quick import command
+
+    return run_stoppable(lambda: command.main(config), continues="where it was")
+
+
+if __name__ == "__main__":
+    sys.argv[1:] = name_pages(sys.argv[1:])
+    run_entry_point(main, QuickConfig, "quick")

@@ -1,0 +1,184 @@
+"""The pages that are used: decoded by the chosen columns, without copies of earlier pages.
+
+A page that copies another one, exactly or nearly, is left out before pages are held out, so that no
+held-out page has a copy in training. Near copies are found as `bsmeta annotate` finds them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from bsmeta.annotate.config import DROP, AnnotateConfig
+from bsmeta.core.errors import DataError, explain_missing_extra
+from bsmeta.core.foreign_json import decode_values
+from bsmeta.core.progress import report_each
+from bsmeta.data.stream.held_out import normalize_url
+from bsmeta.metadata.decoding import TEXT
+from bsmeta.metadata.metadata_type import make_url_readable
+from bsmeta.metadata.processors import ADDRESS_KEY
+from bsmeta.metadata.records import UNREADABLE
+from bsmeta.quick.columns import read_value
+from bsmeta.quick.pages import PageFiles, flatten_row
+
+COPIES = "pages"
+"""Name of the file of all pages in the folder in which copies are looked for."""
+
+MIN_REPEATED_SHARE = 0.5
+"""Share of pages whose text begins with a value, from which the report says so."""
+
+_START_CHARACTERS = 500  # the beginning of a text, in which titles are often repeated
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that is used.
+
+    Attributes:
+        values: Its metadata, by type, and its URL.
+        address: The URL in the form in which URLs are compared; "" without one.
+        host: The host of the URL; "" if it is not known.
+    """
+
+    text: str
+    values: Mapping[str, str | int | float]
+    address: str = ""
+    host: str = ""
+
+    def encode_line(self) -> bytes:
+        """Returns the page as a line of JSON, which training and evaluation read."""
+        return msgspec.json.encode({TEXT: self.text, **self.values}) + b"\n"
+
+
+@dataclass
+class PageSet:
+    """The pages, and the number of rows that were left out, by reason."""
+
+    pages: list[Page] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def read_pages(files: PageFiles, columns: Mapping[str, str]) -> PageSet:
+    """Reads all pages by the paths of their text and metadata.
+
+    Raises:
+        DataError: If no row has a text.
+    """
+    page_set = PageSet()
+    names = {path.partition(".")[0] for path in columns.values()}
+    for line in report_each(files.read_lines({*columns.values()})):
+        try:
+            row = flatten_row(decode_values(line, names))
+        except UNREADABLE:
+            page_set.left_out["unreadable"] += 1
+            continue
+
+        text = read_value(TEXT, row.get(columns[TEXT]))
+        if not isinstance(text, str):
+            page_set.left_out["no text"] += 1
+            continue
+        page_set.pages.append(_make_page(text, row, columns))
+    if not page_set.pages:
+        raise DataError(f"pages: no row of {files.paths[0]} has a text in {columns[TEXT]}")
+    return page_set
+
+
+def _make_page(text: str, row: Mapping[str, object], columns: Mapping[str, str]) -> Page:
+    values = {}
+    for name, path in columns.items():
+        value = read_value(name, row.get(path)) if name != TEXT else None
+        if value is not None:
+            values[name] = value
+
+    url = str(values.get(ADDRESS_KEY, ""))
+    return Page(text, values, normalize_url(url), make_url_readable(url, "host") or "")
+
+
+def drop_copies(page_set: PageSet, folder: Path, *, near: bool) -> PageSet:
+    """Leaves out the pages that copy an earlier page, exactly or nearly.
+
+    Args:
+        folder: Where signatures of the pages are kept, so that a repetition takes no time.
+        near: Whether to look for near copies, too.
+
+    Raises:
+        ConfigurationError: If the libraries of the extra `annotate` are missing.
+    """
+    seen: set[str] = set()
+    kept = PageSet([], Counter(page_set.left_out))
+    for page in page_set.pages:
+        if page.text in seen:
+            kept.left_out["the text of an earlier page"] += 1
+            continue
+        seen.add(page.text)
+        kept.pages.append(page)
+    if not near:
+        return kept
+
+    near_copies = _find_near_copies(kept.pages, folder)
+    kept.pages = [page for number, page in enumerate(kept.pages) if number not in near_copies]
+    if near_copies:
+        kept.left_out["nearly the text of an earlier page"] = len(near_copies)
+    return kept
+
+
+def _find_near_copies(pages: Sequence[Page], folder: Path) -> set[int]:
+    """Returns the numbers of the pages that nearly copy an earlier one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{COPIES}.jsonl"
+    file.write_bytes(b"".join(msgspec.json.encode({TEXT: page.text}) + b"\n" for page in pages))
+    config = AnnotateConfig(
+        input=str(file), output=str(folder), duplicates=DROP, profile="all", workers=1
+    )
+    try:
+        from bsmeta.annotate import pool
+        from bsmeta.annotate.decisions import read_duplicates
+        from bsmeta.annotate.duplicates import find_duplicates
+        from bsmeta.annotate.shard import ShardFiles
+        from bsmeta.annotate.sources import identify_files, list_inputs
+    except ModuleNotFoundError as error:
+        extra_error = explain_missing_extra(error)
+        if extra_error is None:
+            raise
+        raise type(extra_error)(
+            f"near_copies=true: {extra_error}; or set near_copies=false, which leaves out only "
+            "pages with the same text"
+        ) from error
+
+    files = list(identify_files(list_inputs(str(file))))
+    try:
+        with pool.stop_at_signals():
+            problems = find_duplicates(config, files, folder, lambda *_: None)
+    except pool.Stopped as stopped:
+        raise KeyboardInterrupt from stopped  # as the signal does elsewhere in the command
+    assert not problems, problems  # the file has just been written
+    _, duplicates = read_duplicates(ShardFiles(folder, COPIES).duplicates)
+    return {duplicate.number for duplicate in duplicates}
+
+
+def list_repeated_types(pages: Sequence[Page], types: Sequence[str]) -> list[str]:
+    """Lists the types, of these, whose values stand at the beginning of most texts.
+
+    A gain from such a type may come from copying its value rather than from knowing it.
+    """
+    repeated: Counter[str] = Counter()
+    present: Counter[str] = Counter()
+    for page in pages:
+        start = _fold(page.text[:_START_CHARACTERS])
+        for name in page.values:
+            present[name] += 1
+            repeated[name] += _fold(str(page.values[name])) in start
+    return [
+        name
+        for name in types
+        if present[name] and repeated[name] >= MIN_REPEATED_SHARE * present[name]
+    ]
+
+
+def _fold(text: str) -> str:
+    """Returns a text without case, and with single spaces."""
+    return " ".join(text.casefold().split())

@@ -1,0 +1,137 @@
+"""Chooses the pages that are held out: whole sites if there are enough of them, else documents.
+
+Pages of a site share their layout and their boilerplate, so held-out pages of a site that was
+trained on say nothing about other sites. The choice follows from the seed and the pages alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.quick.config import AUTO, DOCUMENT, SITE, QuickConfig
+from bsmeta.quick.documents import Page
+from bsmeta.report.inference import FEW_CLUSTERS
+
+MIN_SITES = 20
+"""Number of sites from which sites are held out: enough for `FEW_CLUSTERS` on either side."""
+
+MIN_KNOWN_SHARE = 0.9
+"""Share of pages with a known host, below which documents are held out."""
+
+MIN_PAGES = 10
+"""Number of pages below which nothing is trained."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The numbers of the held-out pages and of the training pages, in order.
+
+    Attributes:
+        unit: What was held out: `site` or `document`.
+        reason: Why it is that unit.
+    """
+
+    held_out: list[int]
+    training: list[int]
+    unit: str
+    reason: str
+
+
+def hold_out(pages: Sequence[Page], config: QuickConfig) -> HeldOut:
+    """Chooses the held-out pages.
+
+    Raises:
+        DataError: If there are too few pages to train and evaluate anything.
+        ConfigurationError: If sites are requested, and there are too few of them.
+    """
+    if len(pages) < MIN_PAGES:
+        raise DataError(
+            f"pages: {len(pages)} pages with different texts; expected at least {MIN_PAGES}, to "
+            "train a model on some and to evaluate it on others (and some hundred for a conclusion)"
+        )
+
+    hosts = Counter(page.host for page in pages if page.host)
+    fault = _find_site_fault(pages, hosts)
+    if config.split_by == SITE and len(hosts) < 2:
+        raise ConfigurationError(
+            f"split_by=site: {fault}; expected at least 2 sites; use split_by=document"
+        )
+    if config.split_by == DOCUMENT or (config.split_by == AUTO and fault):
+        reason = fault if config.split_by == AUTO else "split_by=document"
+        chosen = _choose_documents(pages, config)
+        return _divide(pages, chosen, DOCUMENT, reason)
+
+    sites = _choose_sites(hosts, config, len(pages))
+    chosen = {number for number, page in enumerate(pages) if page.host in sites}
+    return _divide(pages, chosen, SITE, f"{len(hosts):,} sites")
+
+
+def _find_site_fault(pages: Sequence[Page], hosts: Mapping[str, int]) -> str:
+    """Returns why sites cannot be held out; "" if they can."""
+    known = sum(hosts.values())
+    if not hosts:
+        return "no page has a URL"
+    if known < MIN_KNOWN_SHARE * len(pages):
+        return f"only {known:,} of {len(pages):,} pages have a URL"
+    if len(hosts) == 1:
+        return f"all pages are of one site, {next(iter(hosts))}"
+    if len(hosts) < MIN_SITES:
+        return f"{len(hosts)} sites are too few (fewer than {MIN_SITES})"
+    return ""
+
+
+def _choose_sites(hosts: Mapping[str, int], config: QuickConfig, count: int) -> set[str]:
+    """Chooses sites until they have enough pages, and are enough for an interval.
+
+    Sites that alone have more than half of those pages are trained on, because the held-out pages
+    must not be those of one site.
+    """
+    wanted = min(config.held_out_share * count, config.max_held_out)
+    enough_sites = min(FEW_CLUSTERS, max(len(hosts) // 2, 1))
+    small = [host for host in sorted(hosts) if hosts[host] <= wanted / 2]
+    candidates = small if len(small) >= 2 else sorted(hosts)[:-1]
+
+    chosen: set[str] = set()
+    held_out = 0
+    for index in np.random.default_rng(config.seed).permutation(len(candidates)):
+        host = candidates[index]
+        is_enough = held_out >= wanted and len(chosen) >= enough_sites
+        if chosen and (is_enough or held_out + hosts[host] > count / 2):
+            break
+        chosen.add(host)
+        held_out += hosts[host]
+    return chosen
+
+
+def _choose_documents(pages: Sequence[Page], config: QuickConfig) -> set[int]:
+    """Chooses pages; those with the same URL stay together."""
+    groups: dict[str, list[int]] = {}
+    for number, page in enumerate(pages):
+        groups.setdefault(page.address or f" {number}", []).append(number)
+
+    share = math.ceil(config.held_out_share * len(pages))
+    wanted = max(min(share, config.max_held_out, len(pages) - 2), 2)
+    chosen: set[int] = set()
+    names = [*groups]
+    for index in np.random.default_rng(config.seed).permutation(len(names)):
+        if len(chosen) >= wanted:
+            break
+        chosen.update(groups[names[index]])
+    return chosen
+
+
+def _divide(pages: Sequence[Page], chosen: set[int], unit: str, reason: str) -> HeldOut:
+    training = [number for number in range(len(pages)) if number not in chosen]
+    if not training or not chosen:
+        raise DataError(
+            f"pages: holding out by {unit} leaves {len(training)} pages to train on and "
+            f"{len(chosen)} to evaluate; expected some of both; use split_by=document, or more "
+            "pages of different URLs"
+        )
+    return HeldOut(sorted(chosen), training, unit, reason)
