@@ -50,7 +50,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "is_clean": sources.is_clean,
         "versions": read_versions(),
         "processor": _describe_processor(),
-        "cores": _count_usable_cores(),
+        "cores": count_usable_cores(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "machine": hash_machine_name(),
@@ -94,7 +94,8 @@ def _run_git(*arguments: str) -> str | None:
     return process.stdout.strip()
 
 
-def _count_usable_cores() -> int | None:
+def count_usable_cores() -> int | None:
+    """Returns the number of cores that this process may use; None if unknown."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count()

@@ -11,10 +11,10 @@ result depends on the time.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from bsmeta.core.environment import count_usable_cores
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.quick.config import QuickConfig
 
@@ -145,7 +145,7 @@ def find_device() -> Device:
     if torch.cuda.is_available():
         precision = "bf16" if torch.cuda.is_bf16_supported() else "no"
         return Device(torch.cuda.get_device_name(), GPU_FLOPS, 64, precision, "ddp.yaml")
-    cores = min(len(os.sched_getaffinity(0)), MAX_CORES)
+    cores = min(count_usable_cores() or 1, MAX_CORES)
     return Device(f"{cores} CPU cores", cores * CORE_FLOPS, 16)
 
 
