@@ -50,9 +50,9 @@ from bsmeta.data.text.tokenizer import load_padded_tokenizer
 from bsmeta.tasks.checkpoints import (
     Location,
     announce_data,
-    check_keys,
+    check_evaluation_keys,
+    choose_report_folder,
     read_training_config,
-    report_folder,
 )
 from bsmeta.tasks.classification.classifier import Classifier
 from bsmeta.tasks.classification.config import (
@@ -131,13 +131,13 @@ def run_evaluation(
     Raises:
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
-    check_keys(config, "task=classification", "per_device_eval_batch_size")
+    check_evaluation_keys(config, "task=classification", "per_device_eval_batch_size")
     has_other_data = config.validation_file is not None
     folders = []
     for location in locations:
         results = _evaluate_checkpoint(config, location, context)
         if context.is_main:
-            folder = report_folder(config, location, has_other_data=has_other_data)
+            folder = choose_report_folder(config, location, has_other_data=has_other_data)
             report_results(results, [], folder, {"checkpoint": location.name})
             folders.append(folder)
     return folders

@@ -263,11 +263,11 @@ def run_evaluation(
     Raises:
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
-    checkpoints.check_keys(config, "task=disambiguation", "per_device_eval_batch_size")
+    checkpoints.check_evaluation_keys(config, "task=disambiguation", "per_device_eval_batch_size")
     folders = []
     for location in locations:
         train = checkpoints.read_training_config(config, location, DisambiguationConfig)
-        train = checkpoints.begin_with(train, location)
+        train = checkpoints.use_initial_model(train, location)
         batch_size = config.per_device_eval_batch_size
         if batch_size is not None:
             train = replace_values(train, {"data_config.per_device_eval_batch_size": batch_size})
@@ -289,7 +289,9 @@ def run_evaluation(
         folder = Path()  # only rank 0 writes
         if context.is_main:
             has_other_data = config.validation_file is not None
-            folder = checkpoints.report_folder(config, location, has_other_data=has_other_data)
+            folder = checkpoints.choose_report_folder(
+                config, location, has_other_data=has_other_data
+            )
             folders.append(folder)
         score_and_report(data, model, sentences, context, location.name, folder)
     return folders
@@ -400,5 +402,5 @@ def open_compared_data(config: DisambiguationConfig) -> tuple[checkpoints.Locati
         max_mentions=data.max_mentions,
         max_words=data.max_words,
     )
-    other = checkpoints.begin_with(replace(other, data_config=other_data), location)
+    other = checkpoints.use_initial_model(replace(other, data_config=other_data), location)
     return location, Data(other)

@@ -44,10 +44,10 @@ from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import (
     Location,
     announce_data,
-    begin_with,
-    check_keys,
+    check_evaluation_keys,
+    choose_report_folder,
     read_training_config,
-    report_folder,
+    use_initial_model,
 )
 from bsmeta.tasks.spelling.config import (
     SecConfig,
@@ -402,13 +402,13 @@ def run_evaluation(
     Raises:
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
-    check_keys(config, "a spelling task", "max_documents")
+    check_evaluation_keys(config, "a spelling task", "max_documents")
     folders = []
     has_other_data = config.validation_file is not None
     for location in locations:
         train = read_training_config(config, location, SedWordsConfig, SedSequenceConfig, SecConfig)
         train = replace(
-            begin_with(train, location),
+            use_initial_model(train, location),
             benchmarks=config.validation_file or train.benchmarks,
             benchmark_lines=config.max_documents,
         )
@@ -426,7 +426,7 @@ def run_evaluation(
 
         folder = Path()
         if context.is_main:
-            folder = report_folder(config, location, has_other_data=has_other_data)
+            folder = choose_report_folder(config, location, has_other_data=has_other_data)
             folders.append(folder)
         _score_test_sets(train, judge, context, location.name, folder)
     return folders
