@@ -8,7 +8,7 @@ import pytest
 
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.tasks import checkpoints
-from bsmeta.tasks.checkpoints import Location, locate_model, choose_report_folder
+from bsmeta.tasks.checkpoints import Location, choose_report_folder, locate_model
 from tests.tasks.run_folders import write_held_out, write_run_folder
 
 
