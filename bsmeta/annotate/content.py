@@ -10,7 +10,7 @@ extract are matched with the words of the text, in order, in three rounds:
    have its article twice, for wide and for narrow screens) and by shorter runs.
 3. The remaining words are matched by runs in any position.
 
-The time is that of sorting, O(n log n) for any texts.
+The time is O(n log n) for any texts, for sorting.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def list_visible_dates(html: str, latest: datetime) -> Iterator[datetime]:
     """Yields the date that htmldate finds on a page, if any, such as that of a byline.
 
     htmldate's extensive search is off: it takes ten times as long, and uses the year of a copyright
-    notice as a date. Long lines are skipped: they are prose, whose dates are those of its subject.
+    notice as a date. Long lines are skipped: the dates in prose are about its subject.
 
     Args:
         latest: See `read_latest_moment`.

@@ -260,7 +260,7 @@ def _remove_nested(pattern: re.Pattern[str], opening: str, text: str, replacemen
 
 
 def is_description(text: str) -> bool:
-    """Returns whether a text has 5 to 50 words and is not that of a disambiguation page."""
+    """Returns whether a text has 5 to 50 words and does not describe a disambiguation page."""
     return len(text.split()) in _DESCRIPTION_WORDS and not _DISAMBIGUATION_PAGE.search(text)
 
 

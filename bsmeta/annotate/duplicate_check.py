@@ -1,4 +1,4 @@
-"""Checks pages, such as those of finished shards, for duplicates and copies of held-out pages.
+"""Checks pages, such as the pages of finished shards, for duplicates and copies of held-out pages.
 
 With `duplicates_only=true`, no shards are made. The duplicates are listed in `duplicates.jsonl`,
 and a copy of a held-out page is an error, so that a script stops before it trains on the shards.

@@ -8,8 +8,8 @@ duplicate; all others are kept. So no chain of small changes drops a page that i
 kept one, and the decisions follow from the input alone: not from the number of processes, nor from
 interruptions. The second pass over the input makes the shards, by these decisions.
 
-The similarity is the estimate by signatures, not that of the texts, which would have to be read
-again in random order. With n permutations its standard error at the similarity s is
+The similarity is estimated from signatures, not computed from the texts, which would have to be
+read again in random order. With n permutations its standard error at the similarity s is
 sqrt(s * (1 - s) / n): 0.035 at 0.8 with 128.
 """
 

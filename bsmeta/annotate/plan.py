@@ -301,7 +301,7 @@ def plan_shards(
     """Plans the work for each input file.
 
     If pages and text are unchanged, only new and changed annotators run, those in `replace`, and
-    those that need their columns; with `only`, those of them that it names.
+    those that need their columns; `only` restricts them to the annotators that it names.
     """
     fingerprints = {
         annotator.name: annotator.fingerprint()
@@ -378,8 +378,8 @@ def _update_fingerprints(
 ) -> dict[str, str]:
     """Returns the fingerprints of a shard's annotators after those in `fingerprints` have run.
 
-    The fingerprint of an annotator is joined with those of the annotators whose columns it needs,
-    because its records depend on theirs.
+    The fingerprint of an annotator is joined with the fingerprints of the annotators whose columns
+    it needs, because its records depend on theirs.
     """
     updated = dict(old_fingerprints)
     for name, needed in needs.items():  # annotators come after those they need

@@ -208,7 +208,7 @@ class ShardFiles:
         name: The name of the shard and of its input file, without suffix.
 
     Raises:
-        UnsafeNameError: If the name cannot be that of a file in `output`.
+        UnsafeNameError: If the name is not possible for a file in `output`.
     """
 
     def __init__(self, output: Path, name: str) -> None:

@@ -86,7 +86,7 @@ class PageSigner:
         self._type = make_record_type(config.duplicate_permutations)
 
     def __call__(self, chunk: pool.Chunk, failures: pool.Failures, status: pool.Status) -> bytes:
-        """Returns the records of a chunk as bytes; those of pages without text are `NO_TEXT`."""
+        """Returns the records of a chunk as bytes: `NO_TEXT` for pages without text."""
         records = np.zeros(len(chunk.items), self._type)
         for number, item in enumerate(chunk.items):
             if (number, pool.PAGE_STEP) not in failures:

@@ -249,7 +249,7 @@ def _read_batches(
 
 
 def _read_batch(batch: pa.RecordBatch) -> Iterator[InputRecord]:
-    """Yields a record for each row; that of a row that cannot be converted has a problem.
+    """Yields a record for each row; it has a problem if the row cannot be converted.
 
     Raises:
         pa.ArrowException: If the batch is damaged.

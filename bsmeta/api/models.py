@@ -82,8 +82,8 @@ class Sampling(TypedDict, total=False):
 class Score:
     """The cross-entropy of a document's text under a model, with and without its metadata.
 
-    Both are sums over the same bytes: those of all tokens that are predicted in both cases, which
-    excludes the first token of a text.
+    Both are sums over the same bytes: the bytes of all tokens that are predicted in both cases. So
+    the first token of a text is excluded.
 
     Attributes:
         prefix: The rendered metadata; empty if the document has none.

@@ -121,7 +121,7 @@ def _run_command(command: Sequence[str], program: str, show_output: bool) -> Non
     """Runs a command, and prints its output line by line if `show_output`.
 
     Raises:
-        UserError: If the exit code is that of a user's error or of a stop by a signal.
+        UserError: If the exit code says that a user's error or a signal has ended the program.
         RuntimeError: If the command failed with another exit code.
     """
     # In a new session, so that Ctrl+C in a terminal reaches the command once: through this process.

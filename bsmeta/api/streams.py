@@ -270,7 +270,7 @@ class BatchStream(IterableDataset[MicroBatch]):
         self._set_position(*state["position"])
 
     def _check_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Refuses states that are not those of all processes at the same position."""
+        """Refuses states unless they are of all processes at the same position."""
         expected_keys = self.state_dict().keys()
         if not all(
             isinstance(state, Mapping) and expected_keys == state.keys() for state in states

@@ -349,7 +349,7 @@ def choose_report_folder(
 
     The default is `evaluation`, with the name of the checkpoint appended if it is not the run
     folder itself, and the name of `validation_file` if that is not the data of the run. If a folder
-    of this name is that of another file, the name of the file's folder is appended, too, or else a
+    of this name belongs to another file, the name of the file's folder is appended, too, or else a
     hash of its path. Folders for `validation_file` are created to reserve their name, so only
     rank 0 calls this.
 
@@ -382,7 +382,7 @@ def choose_report_folder(
 
 
 def _reserve_folder(folder: Path, source: str) -> bool:
-    """Creates a folder for reports on some data; returns False if it is that of other data."""
+    """Creates a folder for reports on some data; returns False if it belongs to other data."""
     record = folder / SOURCE_FILE
     if folder.exists():
         return record.is_file() and record.read_text() == source

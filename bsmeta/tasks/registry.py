@@ -1,9 +1,9 @@
 """The registry of the tasks of this package and of other installed distributions.
 
-A distribution adds a task with an entry point in the group `bsmeta.tasks`, whose name is that of
-the task and whose value is a `TaskEntry` as `module:attribute`. An entry is imported when its task
-is used. The tasks of this package are a table in Python instead, because a checkout that is not
-installed has no entry points.
+A distribution adds a task with an entry point in the group `bsmeta.tasks`: the name of the entry
+point is the name of the task, and its value is a `TaskEntry` as `module:attribute`. An entry is
+imported when its task is used. The tasks of this package are a table in Python instead, because a
+checkout that is not installed has no entry points.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GROUP = "bsmeta.tasks"
 
 
 class TaskRegistry(Mapping[str, TaskEntry]):
-    """The entries of all tasks by name: those of the package in their order, then others by name.
+    """The entries of all tasks: the tasks of the package in their order, then others by name.
 
     Args:
         built_in: The tasks of this package.

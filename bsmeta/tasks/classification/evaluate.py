@@ -10,7 +10,7 @@ a linear SVM on TF-IDF features of the whole text with fixed settings (word unig
 sublinear term frequency, C = 1, as in Wang and Manning 2012). If a text may have several labels,
 there are two constant baselines: the most frequent set of labels, and the n most frequent labels,
 for the n with the highest micro F1 on the training texts. The thresholds of the SVM are chosen on
-the validation split, like those of the model.
+the validation split, as for the model.
 """
 
 from __future__ import annotations
@@ -629,7 +629,7 @@ def read_epochs(
     There is a point for each evaluation, or for each epoch if there are none. Training losses and
     accuracies are means over the logged steps since the previous point (with dropout, while the
     weights change), weighted by the loss weights and by the numbers of chunks. Validation scores
-    are those of the model after these steps.
+    are of the model after these steps.
 
     Args:
         metrics: The file.

@@ -4,7 +4,7 @@ One process of a machine builds the database once (`store`) while the others wai
 was built with other settings is refused. `prep_only=true` builds it, prints a summary, and stops.
 
 A text that exceeds the sequence length is folded: it continues in further chunks, and nothing is
-truncated. Joined without special tokens, the tokens of the chunks are those of the text; their
+truncated. Joined without special tokens, the tokens of the chunks are the tokens of the text; their
 texts join to the text.
 """
 
@@ -155,7 +155,7 @@ class Folding:
             ids: The tokens of the text.
             spans: int [tokens, 2], start and end of each token in the text, in characters.
         """
-        # Some tokenizers report a start before that of the preceding token.
+        # Some tokenizers report a start before the start of the preceding token.
         starts = np.maximum.accumulate(spans[:, 0])
         token_cuts = self._find_cuts(text, starts)
         text_cuts = [0, *(int(starts[cut]) for cut in token_cuts[1:-1]), len(text)]

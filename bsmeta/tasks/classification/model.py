@@ -453,7 +453,7 @@ class Scored:
     """The predictions of a model for texts with one label each.
 
     The probabilities are the softmax of a text's logits, float64 [texts, labels]; with more than
-    `MAX_LISTED_PROBABILITIES` labels only that of the predicted label, float64 [texts, 1].
+    `MAX_LISTED_PROBABILITIES` labels only of the predicted label, float64 [texts, 1].
     """
 
     chunk_labels: np.ndarray  # int64 [chunks], true labels, text by text

@@ -335,7 +335,7 @@ class TextClassifier(Task):
     def _choose_exported_thresholds(self, model: nn.Module, context: Processes) -> None:
         """Chooses the thresholds of a trained model of several labels on the validation split.
 
-        The thresholds in its checkpoint are those of the last evaluation, which may be of an
+        The thresholds in its checkpoint are from the last evaluation, which may be of an
         earlier step.
         """
         examples = self.examples

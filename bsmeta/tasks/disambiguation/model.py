@@ -179,9 +179,9 @@ class BiEncoder(nn.Module):
     def initialize_layers(self) -> None:
         """Initializes both layers with the same orthogonal map, or projection to a smaller size.
 
-        Initially, the cosine of two embeddings is then close to that of the encoders' vectors. So
-        similarities learned in pretraining also help with entities that are not in the training
-        data.
+        Initially, the cosine of two embeddings is then close to the cosine of the encoders'
+        vectors. So similarities learned in pretraining also help with entities that are not in the
+        training data.
         """
         nn.init.orthogonal_(self.mention_layer.weight)
         nn.init.zeros_(self.mention_layer.bias)

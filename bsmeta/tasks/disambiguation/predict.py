@@ -280,7 +280,7 @@ def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, Fo
                     alias_counts.setdefault(form, Counter())[alias] += 1
     problems.close()
 
-    # The detector finds the forms of aliases and those of mentions.
+    # The detector finds the forms of aliases and of mentions.
     mention_counts: dict[str, FormCount] = {}
     for form, aliases in alias_counts.items():
         alias, count = aliases.most_common(1)[0]
@@ -321,7 +321,7 @@ class GivenMention(msgspec.Struct):
 
     start: int  # in characters
     end: int
-    alias: str | None = None  # None: that of its text
+    alias: str | None = None  # None: the alias that is equal to its text
 
 
 def parse_given_mentions(record: Mapping[str, Any]) -> list[GivenMention] | None:

@@ -65,7 +65,7 @@ _ENTITIES_KEY = "data_config.entity_table"
 LINES_PER_PART = 500
 """Number of lines that are encoded together."""
 PARTS_PER_GROUP = 40
-"""Number of parts per process in a group, which is what an interrupted build loses."""
+"""Number of parts per process in a group; an interrupted build loses the parts of one group."""
 _MAX_NAMED_LINES = 5  # with lost mentions, in a warning
 
 _ROW_COLUMNS = {"sentence": "int64", "line": "uint32", "document": "int64", "lost": "uint32"}

@@ -142,7 +142,7 @@ class _Lists:
 
 
 class _NewNames(_Lists):
-    """Distinct new strings, whose numbers continue those of the table.
+    """Distinct new strings, numbered after the strings of the table.
 
     Args:
         before: The existing strings of the table; None for a new table.
@@ -228,7 +228,7 @@ class _Target(NamedTuple):
 
 
 class _Columns:
-    """Columns of new entities, which are appended to those of a table.
+    """Columns of new entities, which are appended to the columns of a table.
 
     Args:
         before: The existing arrays of the table; None for a new table.

@@ -226,7 +226,7 @@ class SliceResult:
     documents: int  # number of documents with a mention in the slice
     metrics: dict[str, float]  # of the model; see `compute_metrics`
     accuracy: dict[str, Estimate]  # by system
-    difference: dict[str, Estimate]  # accuracy of the model minus that of each other system
+    difference: dict[str, Estimate]  # accuracy of the model minus the accuracy of each other system
 
 
 @dataclass(frozen=True)

@@ -344,7 +344,7 @@ class Candidates:
         if len(key) <= MAX_SHORT_CHARS:
             return MAX_NEAR_OF_SHORT
         number = self._lexicon.find_number(key)
-        # Columns 0 and 1 of the counts are those of the texts; column 2 is the first list.
+        # Columns 0 and 1 of the counts are for the texts; column 2 is the first list.
         is_listed = number >= 0 and self._lexicon.counts[number, 2:3].sum() > 0
         return MAX_NEAR_OF_LISTED if is_listed else MAX_NEAR
 

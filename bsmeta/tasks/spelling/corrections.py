@@ -1,6 +1,6 @@
 """The changes of a text by a system, with character offsets, and the scores of its corrections.
 
-The scores are those of the published evaluation of NSC (github.com/ad-freiburg/spell_check, after
+The scores follow the published evaluation of NSC (github.com/ad-freiburg/spell_check, after
 M. Hertel, "Neural Language Models for Spelling Correction", master's thesis, Freiburg 2019): texts
 are aligned by characters, where a space is inserted or deleted but never replaced, so that words
 that a system merges or splits are counted. Every metric is a ratio of sums over lines, so the

@@ -143,7 +143,7 @@ class Ranker(PreTrainedModel):
 def _compute_initial_scores(row_words: torch.Tensor) -> torch.Tensor:
     """Computes initial scores, float [rows], for an error probability of `USUAL_ERROR_SHARE`.
 
-    They are added to those of the network, so that a new model starts from this probability.
+    They are added to the scores of the network, so that a new model starts from this probability.
     """
     keep_odds = math.log((1 - USUAL_ERROR_SHARE) / USUAL_ERROR_SHARE)
     counts = torch.zeros_like(row_words).index_add(0, row_words, torch.ones_like(row_words))
@@ -357,7 +357,7 @@ def compute_word_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Ten
 
 
 def compute_sequence_logit(logits: np.ndarray) -> np.ndarray:
-    """Computes the logit of an error anywhere in a text, a float64 scalar, from those of its words.
+    """Computes the logit of an error anywhere in a text, a float64 scalar, by its words.
 
     The words are taken as independent: p(no error) is the product over them.
     """

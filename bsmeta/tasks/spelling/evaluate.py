@@ -200,7 +200,7 @@ class Reporting:
     """How a task is scored on test sets, and reported."""
 
     title: str
-    unit: str  # what a system judges, in the plural
+    unit: str  # the judged unit, in the plural
     corrects: bool  # whether it corrects lines; False: it flags units
     make_baselines: Callable[[Dictionary], dict[str, LineJudge]]
 

@@ -138,8 +138,8 @@ class CandidateInputs:
 
         Args:
             texts: At least one word in all.
-            neighbors: The words to use as the context, in the same positions; None: those of the
-                texts.
+            neighbors: The words to use as the context, in the same positions; None: the words of
+                `texts`.
             trains: Whether the rows are for training, where some known misspellings are hidden.
         """
         parts: list[Parsed] = []

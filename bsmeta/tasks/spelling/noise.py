@@ -241,7 +241,7 @@ class CharacterNoise:
 
     Args:
         characters: The edits of each lower-case character, and of the start of a word ("").
-        others: The edits of characters missing from `characters`: those of all together.
+        others: The edits of all characters together, for those that `characters` lacks.
         edits_per_word: The numbers of misspellings with 1, 2, ... edits.
     """
 

@@ -395,10 +395,10 @@ def _choose_uses(scan: _Scan, key: Mapping[str, Any]) -> np.ndarray:
 
 
 def _divide_samples(texts: np.ndarray, val_split: float | None, counted_share: float) -> np.ndarray:
-    """Chooses the uses of shuffled samples: uint8 [samples]; those of a text have the same use.
+    """Chooses the uses of shuffled samples: uint8 [samples], one use per text.
 
     Args:
-        texts: The number of the text of each sample; those of a text are together.
+        texts: The number of the text of each sample; samples of a text are adjacent.
         val_split: See `count_held_out_samples`.
         counted_share: The share of the other samples for counts.
     """

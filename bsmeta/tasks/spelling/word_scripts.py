@@ -36,7 +36,7 @@ class WordScripts:
     """The scripts of a list of words.
 
     Args:
-        words: The list; the script of a word is that of its first letter. With an empty list, no
+        words: The list, whose scripts are the scripts of the first letters. With an empty list, no
             script is unknown.
     """
 
