@@ -149,8 +149,8 @@ def _pad_candidate_lists(
         int64 [aliases, K], -1 pads; and float64 [aliases, K], 0 pads.
     """
     lists = [table.candidates(int(alias)) if alias >= 0 else _NO_CANDIDATES for alias in aliases]
-    longest = max((len(candidates) for candidates, _ in lists), default=0)
-    entities = np.full((len(lists), max(longest, 1)), -1, np.int64)
+    max_count = max((len(candidates) for candidates, _ in lists), default=0)
+    entities = np.full((len(lists), max(max_count, 1)), -1, np.int64)
     scores = np.zeros(entities.shape, np.float64)
     for row, (candidates, candidate_scores) in enumerate(lists):
         entities[row, : len(candidates)] = candidates

@@ -263,9 +263,9 @@ class BiEncoder(nn.Module):
         vectors = []
         for number, chunk in enumerate(chunks):
             texts = torch.from_numpy(chunk).to(mask.device)
-            longest = int(lengths[chunk].max())
-            chunk_states = states[texts, :longest].float()
-            chunk_mask = mask[texts, :longest]
+            max_length = int(lengths[chunk].max())
+            chunk_states = states[texts, :max_length].float()
+            chunk_mask = mask[texts, :max_length]
             if number < MAX_KEPT_CHUNKS or not torch.is_grad_enabled():
                 chunk_vectors = self._run_trained_layers(chunk_states, chunk_mask)
             else:

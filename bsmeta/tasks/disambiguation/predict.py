@@ -321,7 +321,7 @@ class GivenMention(msgspec.Struct):
 
     start: int  # in characters
     end: int
-    alias: str | None = None  # None: the alias that is equal to its text
+    alias: str | None = None  # None: detected in its text
 
 
 def parse_given_mentions(record: Mapping[str, Any]) -> list[GivenMention] | None:

@@ -181,16 +181,16 @@ def cut_window(
 
 
 def pad_sequences(sequences: Sequence[Sequence[int] | np.ndarray], value: int) -> np.ndarray:
-    """Pads sequences at the end, int64 [sequences, longest]."""
-    longest = max(map(len, sequences), default=0)
-    padded = np.full((len(sequences), longest), value, np.int64)
+    """Pads sequences at the end, int64 [sequences, max_length]."""
+    max_length = max(map(len, sequences), default=0)
+    padded = np.full((len(sequences), max_length), value, np.int64)
     for row, sequence in zip(padded, sequences, strict=True):
         row[: len(sequence)] = sequence
     return padded
 
 
 def build_attention_mask(lengths: Sequence[int]) -> np.ndarray:
-    """Returns the attention mask of padded sequences, int64 [sequences, longest]."""
+    """Returns the attention mask of padded sequences, int64 [sequences, max_length]."""
     positions = np.arange(max(lengths, default=0))
     return (positions[None, :] < np.asarray(lengths)[:, None]).astype(np.int64)
 

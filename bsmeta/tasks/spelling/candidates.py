@@ -147,7 +147,7 @@ class Candidates:
         shares = (lexicon.counts[:, 1] + 0.3) / (lexicon.counts[:, 0] + 1)
         self._capital_shares = dict(zip(lexicon.words, shares.tolist(), strict=True))
 
-        self._longest = max(map(len, lexicon.words), default=0)
+        self._max_word_chars = max(map(len, lexicon.words), default=0)
         self._initials = np.array([ord(word[0]) for word in lexicon.words])
         # The counted tokens may have several words, such as `yes—then`.
         self._is_word = np.array([*map(is_word, lexicon.words)], bool)
@@ -354,7 +354,9 @@ class Candidates:
 
         # An unknown word is below `lowest_log`. So both words are at most as long as the longest
         # known one, and the time is not quadratic in the length of the word.
-        ends = range(max(1, len(key) - self._longest), min(len(key), self._longest + 1))
+        ends = range(
+            max(1, len(key) - self._max_word_chars), min(len(key), self._max_word_chars + 1)
+        )
         splits: list[tuple[float, tuple[str, str]]] = []
         for end in ends:
             pair = (key[:end], key[end:])
