@@ -88,8 +88,9 @@ def read_descriptions(path: Path) -> dict[str, str]:
 
             values = title, extract_first_sentence(article.text)
             database.execute("INSERT OR IGNORE INTO sentences VALUES (?, ?)", values)
+            title_letters = re.sub(r"\W", "", title).lower()
             for domain in _find_websites(article.text[:_MAX_INTRODUCTION_CHARS]):
-                _record_article(named, domain.lower(), title)
+                _record_article(named, domain.lower(), title, title_letters)
 
         titles = {domain: article.title for domain, article in named.items()} | redirects
         query = "SELECT sentence FROM sentences WHERE title = ?"
@@ -120,12 +121,17 @@ class _NamingArticle(NamedTuple):
     matches_domain: bool  # whether the title contains the name of the domain
 
 
-def _record_article(named: dict[str, _NamingArticle], domain: str, title: str) -> None:
+def _record_article(
+    named: dict[str, _NamingArticle], domain: str, title: str, title_letters: str
+) -> None:
     """Records an article for a domain unless an earlier one matches it at least as well.
 
     A title that contains the name of the domain matches better than one that does not.
+
+    Args:
+        title_letters: The letters and digits of the title, in lower case; the caller removes the
+            others only once per article, whose title may be as long as its list of websites.
     """
-    title_letters = re.sub(r"\W", "", title).lower()
     matches_domain = domain.partition(".")[0].replace("-", "") in title_letters
     if domain not in named or (matches_domain and not named[domain].matches_domain):
         named[domain] = _NamingArticle(title, matches_domain)

@@ -328,7 +328,7 @@ class ShardWriter:
 
     @contextlib.contextmanager
     def _explain_full_disk(self) -> Iterator[None]:
-        """Closes the shard after an OSError, and explains one of a full disk."""
+        """Closes the shard if its disk fails; raises a `ConfigurationError` if the disk is full."""
         try:
             yield
         except OSError as error:

@@ -377,7 +377,7 @@ class LanguageModel(Model):
         return writer.write_pieces(replace_defaults(settings, prompt))
 
     def _read_prompt(self, source: GivenDocument) -> dict[str, Any]:
-        """Makes a request for a continuation: its prompt and metadata values."""
+        """Reads the prompt and the metadata values of a document, as a request for generation."""
         if isinstance(source, Mapping) and source.keys() <= {"text", "metadata"}:
             values = source.get("metadata") or {}
             if isinstance(values, Mapping):

@@ -167,9 +167,11 @@ class Candidates:
         if len(self._forms) > MAX_CACHED_FORMS:
             self._forms.clear()
 
-        new = [core for core in dict.fromkeys(cores) if core not in self._forms]
-        near = self._lexicon.near.find([fold_word(core) for core, _ in new]) if new else []
-        for (core, is_start), near_words in zip(new, near, strict=True):
+        uncached = [core for core in dict.fromkeys(cores) if core not in self._forms]
+        near: list[np.ndarray] = []
+        if uncached:
+            near = self._lexicon.near.find([fold_word(core) for core, _ in uncached])
+        for (core, is_start), near_words in zip(uncached, near, strict=True):
             self._forms[core, is_start] = self._build_form(core, is_start, near_words)
         return [self._forms[core] for core in cores]
 
