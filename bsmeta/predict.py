@@ -4,8 +4,8 @@ python bsmeta/predict.py checkpoint=runs/leanings input=new.csv output=predicted
 python bsmeta/predict.py checkpoint=runs/leanings input=new.jsonl.gz output=predicted.jsonl
 python bsmeta/predict.py checkpoint=runs/sed_words input=letter.txt
 
-The output is written to OUTPUT.part, row by row, and renamed at the end. After an interruption the
-same call continues it.
+The output is written to OUTPUT.part, row by row, and renamed at the end. To
+resume after an interruption, run the same command again.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _open_predictor(config: PredictConfig) -> Predictor:
 
 
 def change_text(config: PredictConfig) -> None:
-    """Shows the errors or corrections of a text, keeping its white space and line ends."""
+    """Prints or writes a text with its errors or corrections, keeping its white space."""
     from bsmeta.tasks.spelling.corrections import render_changes
 
     output = None if config.output is None else Path(config.output)
@@ -148,17 +148,24 @@ def change_text(config: PredictConfig) -> None:
 
     form = choose_output_form(config, model.forms)
     text, name = read_text(str(config.input))
-    start = len(text) - len(text.removeprefix(BYTE_ORDER_MARK))
-    changes = [
-        replace(change, start=start + change.start, end=start + change.end)
-        for change in model.changes(text[start:])
-    ]
-
+    changes = _find_changes(model, text)
     content = render_changes(text, changes, form, name, corrects="text" in model.forms)
     if output is None:
         write_data(content, is_styled=form == "color")
-        return
+    else:
+        _write_output(output, content)
 
+
+def _find_changes(model: Predictor, text: str) -> list[Any]:
+    """Returns the changes of a model to a text, whose byte order mark the model does not read."""
+    mark_length = len(text) - len(text.removeprefix(BYTE_ORDER_MARK))
+    return [
+        replace(change, start=mark_length + change.start, end=mark_length + change.end)
+        for change in model.changes(text[mark_length:])
+    ]
+
+
+def _write_output(output: Path, content: str) -> None:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replace_atomically(output) as part:

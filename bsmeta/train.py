@@ -13,7 +13,6 @@ if __name__ == "__main__":
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bsmeta.config.checks import CheckedRun, check_run
 from bsmeta.config.composition import NOTHING, Composition
@@ -28,9 +27,6 @@ from bsmeta.core.rank import read_rank, runs_shared_checks
 from bsmeta.core.signals import StopRequest, release_signals
 from bsmeta.tasks import BUILT_IN, TASKS
 from bsmeta.training.run_folder import note_early_stop, record_refusal
-
-if TYPE_CHECKING:  # imports torch
-    from bsmeta.training.task import Task
 
 
 def main(config: RunConfig, composition: Composition = NOTHING) -> int:
@@ -52,26 +48,13 @@ def main(config: RunConfig, composition: Composition = NOTHING) -> int:
 
     if config.check_only:
         return 0
-    if getattr(config, "prep_only", False):  # of tasks on tables
+    if getattr(config, "prep_only", False):  # a key of tasks that read tables
         entry.prepare(config)
         return 0
-
-    stop = StopRequest()
     if config.estimate:
-        release_signals()
-    else:
-        stop.install(partial(note_early_stop, Path(config.out_dir)), PARENT_PID)
-
-    # Accelerate takes seconds to import, so an invalid configuration is refused first.
-    with record_refusal(status_folder):
-        task = entry.make(config)
-
-    if config.estimate:
-        from bsmeta.training.estimate import estimate_run
-
-        estimate_run(config, task, checked, is_main=read_rank() == 0)
+        estimate(config, checked)
         return 0
-    return train(config, task, checked, stop)
+    return train(config, checked)
 
 
 def print_table(
@@ -92,12 +75,27 @@ def print_table(
     print_summary(list_table_rows(config, launch, entry, files, sampled), notes)
 
 
-def train(config: RunConfig, task: Task, checked: CheckedRun, stop: StopRequest) -> int:
-    """Prints the memory that the run needs, then trains; returns the exit code."""
-    if read_rank() == 0:
-        from bsmeta.training.estimate import print_memory
+def estimate(config: RunConfig, checked: CheckedRun) -> None:
+    """Prints the resources that the run would need."""
+    release_signals()
+    task = TASKS[config.task].make(config)
 
-        with record_refusal(Path(config.out_dir)):
+    from bsmeta.training.estimate import estimate_run
+
+    estimate_run(config, task, checked, is_main=read_rank() == 0)
+
+
+def train(config: RunConfig, checked: CheckedRun) -> int:
+    """Prints the memory that the run needs, then trains; returns the exit code."""
+    stop = StopRequest()
+    stop.install(partial(note_early_stop, Path(config.out_dir)), PARENT_PID)
+
+    # Accelerate takes seconds to import, so an invalid configuration is refused first.
+    with record_refusal(Path(config.out_dir)):
+        task = TASKS[config.task].make(config)
+        if read_rank() == 0:
+            from bsmeta.training.estimate import print_memory
+
             print_memory(config, task, checked)
 
     from bsmeta.training.run import run_training

@@ -13,7 +13,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import DataError
 from bsmeta.tasks import TASKS
-from bsmeta.training.checkpoint import CONFIG, Checkpoint, list_checkpoints
+from bsmeta.training.checkpoint import CONFIG_FILE, Checkpoint, list_checkpoints
 from bsmeta.training.run_folder import METRICS, STATUS, read_events, read_status
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Run:
         Raises:
             UserError: If `config.yaml` is not a configuration of this version.
         """
-        return read_saved_config(self.path / CONFIG, TASKS, {})
+        return read_saved_config(self.path / CONFIG_FILE, TASKS, {})
 
     @property
     def task(self) -> str:
@@ -142,7 +142,7 @@ def open_run(folder: str | Path) -> Run:
 
     path = Path(folder).expanduser()
     is_checkpoint = CHECKPOINT_NAME.fullmatch(path.resolve().name) is not None
-    if (path / CONFIG).is_file() and not is_checkpoint:
+    if (path / CONFIG_FILE).is_file() and not is_checkpoint:
         return Run(path)
     raise DataError(
         f"{folder}: {_explain_no_run(path)}; expected the folder of a run (its out_dir)"
@@ -160,5 +160,7 @@ def _explain_no_run(path: Path) -> str:
         if (parent / METRICS).is_file():
             return f"a folder in the run {parent}, which bsmeta.load reads"
 
-    runs = sorted(config.parent.name for config in path.glob(f"*/{CONFIG}"))
-    return f"no {CONFIG} in it" + (f", but it holds the runs {', '.join(runs)}" if runs else "")
+    runs = sorted(config.parent.name for config in path.glob(f"*/{CONFIG_FILE}"))
+    return f"no {CONFIG_FILE} in it" + (
+        f", but it holds the runs {', '.join(runs)}" if runs else ""
+    )

@@ -148,7 +148,7 @@ def _find_launch_free_problems(
 
 
 def find_value_problems(config: RunConfig, composition: Composition = NOTHING) -> Iterator[Problem]:
-    """Yields invalid values and invalid combinations of values."""
+    """Yields problems with single values and with combinations of values."""
     yield from find_bound_problems(config)
 
     if config.warmup_share is not None and "num_warmup_steps" in composition.overridden:
@@ -179,7 +179,7 @@ def find_value_problems(config: RunConfig, composition: Composition = NOTHING) -
 
 
 def _find_decay_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yields a decay that does not fit into the run, and a branch that is not a separate run."""
+    """Yields problems with a decay that is too long, or with a branch in its own folder."""
     has_known_length = config.num_train_epochs is None
     if has_known_length and RatePlan.of(config, config.max_train_steps).decays_in_warm_up:
         found = f"{WSD}, with warm-up and decay longer than {config.max_train_steps:,} steps"
@@ -212,7 +212,7 @@ def _find_decay_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _find_model_card_problems(model_card: ModelCardConfig) -> Iterator[Problem]:
-    """Yields values that the Hub would reject in the front matter of the model card."""
+    """Yields a problem for each value of the model card that the Hub would reject."""
     for name, (pattern, expected, example) in _CARD_FORMS.items():
         values = getattr(model_card, name)
         if not all(re.fullmatch(pattern, value) for value in values):
@@ -223,7 +223,7 @@ def _find_model_card_problems(model_card: ModelCardConfig) -> Iterator[Problem]:
 
 
 def _find_tracker_problems(trackers: Sequence[str]) -> Iterator[Problem]:
-    """Yields trackers whose library is not installed."""
+    """Yields a problem for each tracker whose library is not installed."""
     for name in trackers:
         # Without TensorBoard, tensorboardX also writes its files.
         modules = (name, "tensorboardX") if name == "tensorboard" else (name,)
@@ -268,7 +268,7 @@ def find_loop_problems(
 
 
 def _find_evaluation_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yields a `keep_best_by` without evaluations, or with an unknown metric."""
+    """Yields problems with `keep_best_by`: no evaluations, or an unknown metric."""
     metric = config.keep_best_by
     if metric is None:
         for key in ("early_stopping_patience", "export_best"):
@@ -294,7 +294,7 @@ def _find_evaluation_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _find_export_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
-    """Yields an `export_steps` that omits a `model/` that the run reads, or that never applies."""
+    """Yields problems with `export_steps`: without effect, or without a `model/` that is needed."""
     export_steps = config.export_steps
     save_steps = config.save_steps
     if export_steps is None or export_steps < 0:  # out of bounds, and refused for that
@@ -314,7 +314,7 @@ def _find_export_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Probl
 
 
 def _find_epoch_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
-    """Yields the epoch keys that are set for a task without epochs."""
+    """Yields a problem for each epoch key that is set although the task has no epochs."""
     keys_in_steps = {
         "num_train_epochs": "max_train_steps",
         "evals_per_epoch": "eval_steps",
@@ -328,7 +328,7 @@ def _find_epoch_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Proble
 
 
 def _find_profile_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yields steps to profile that are no range, or not in the run."""
+    """Yields problems with `profile_steps`: not a range, or outside of the run."""
     steps = config.profile_steps
     last_step = config.max_train_steps
     if len(steps) != 2 or steps[0] > steps[1]:
@@ -341,7 +341,7 @@ def _find_profile_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _find_name_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yields a name of the run that is no file name, and an unsuitable run folder."""
+    """Yields problems with a run name that is not a file name, and with the run folder."""
     if not _RUN_NAME.fullmatch(config.run_name):
         expected = "letters, digits, '.', '_' and '-', beginning with a letter or digit: no path"
         yield _describe_refusal(config, "run_name", expected, "run_name=first, say")
@@ -391,7 +391,7 @@ def uses_model_name(config: PretrainedConfig) -> bool:
 
 
 def find_model_problems(config: PretrainedConfig) -> Iterator[Problem]:
-    """Yields missing local files; names that may be on the Hub (OWNER/NAME) are not checked."""
+    """Yields problems with missing local files; names on the Hub (OWNER/NAME) are not checked."""
     for key in ("model_config_file", "model_name", "tokenizer_name"):
         name = getattr(config, key)
         is_used = key != "model_name" or uses_model_name(config)

@@ -108,16 +108,16 @@ def read_command_line(
 
 
 def write_pasteable_command(command: Sequence[str], **environment: str) -> str:
-    """Writes a command and the variables that it is started with as a line for a POSIX shell."""
+    """Formats a command and its environment variables as a line for a POSIX shell."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     return " ".join([*variables, shlex.join(command)])
 
 
 def _find_undecodable_names(arguments: Sequence[str]) -> Iterator[Problem]:
-    """Yields the arguments, and the working folder, if they are not in UTF-8.
+    """Yields a problem for each argument, and for the working folder, that is not UTF-8.
 
-    Hydra would explain such an argument by its grammar, and the tokenizers library ends with a
-    traceback in such a folder.
+    Hydra would report such an argument as an error of grammar, and the tokenizers library would
+    crash in such a folder.
     """
     if has_surrogates(str(Path.cwd())):
         yield describe_undecodable("the working folder", Path.cwd(), ENVIRONMENT)
@@ -133,7 +133,7 @@ def _resolve_folder(folder: str | None) -> Path | None:
 def _find_missing_files(
     folder: Path, own_folder: Path | None, name: str, schemas: Collection[str]
 ) -> Iterator[Problem]:
-    """Yields a missing folder or main configuration, along with the existing ones."""
+    """Yields a problem for a missing folder or main configuration, which names those that exist."""
     for option, path in (("--config-path", folder), ("--config-dir", own_folder)):
         if path is not None and not path.is_dir():
             yield _describe_missing_folder(option, path)

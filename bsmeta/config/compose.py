@@ -124,10 +124,10 @@ def register_schema(schema: type, reader: ConfigReader) -> None:
 
 @lru_cache(maxsize=1)  # schemas share the names of their parents: the last one stored counts
 def _store_schema(schema: type) -> None:
-    """Stores the schema under its name and, so that YAML files of its parents fit it, theirs.
+    """Registers the schema with Hydra under its name and those of its parents.
 
-    Hydra merges its default values without their types, which is much faster; `fill_section` adds
-    them.
+    YAML files that were written for a parent thus fit the schema, too. The defaults are stored as
+    plain values, which Hydra merges much faster; `fill_section` restores the types.
     """
     name, *parents = map(store_name, filter(dataclasses.is_dataclass, schema.__mro__))
     ConfigStore.instance().store(name=name, node=dataclasses.asdict(schema()))
@@ -145,7 +145,7 @@ def compose_files(
     """Composes everything that can be composed.
 
     Args:
-        earlier: Mistakes that have been found before.
+        earlier_problems: Mistakes that have been found before.
 
     Raises:
         ConfigurationError: Listing the mistakes, if nothing can be composed.

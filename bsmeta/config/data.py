@@ -20,8 +20,8 @@ from bsmeta.core.keys import find_bound_problems, key
 from bsmeta.core.secrets import format_url
 
 MAX_PARTS = 1 << 20
-"""Largest sum of the weights of a mixture as whole numbers in lowest terms: the number of sequences
-in a period. A run computes the period when it starts, which takes about a second at this size."""
+"""Maximum sum of a mixture's weights as integers in lowest terms: the number of sequences in a
+period. A run computes the period when it starts, which takes about a second at this size."""
 
 EXTRACTORS = ("resiliparse", "trafilatura")
 """The extractors of a page's main content, see `content`."""
@@ -182,7 +182,7 @@ def build_source_configs(config: DataConfig) -> dict[str, DataConfig]:
 
 
 def compute_parts(weights: Sequence[float]) -> list[int]:
-    """Returns the smallest whole numbers in the proportion of the weights' decimal notation."""
+    """Returns the smallest integers in proportion to the weights as written in decimal notation."""
     fractions = [Fraction(repr(float(weight))) for weight in weights]
     scale = math.lcm(*(share.denominator for share in fractions))
     whole_numbers = [int(share * scale) for share in fractions]
@@ -252,7 +252,7 @@ def check_data(config: DataConfig) -> None:
 
 
 def find_data_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields invalid values and invalid combinations of values."""
+    """Yields problems with single values and with combinations of values."""
     yield from find_bound_problems(config, "data_config.")
     yield from _find_column_problems("data_config.columns", config.columns)
     yield from _find_source_problems(config)
@@ -268,7 +268,7 @@ def find_data_problems(config: DataConfig) -> Iterator[Problem]:
 
 
 def _find_column_problems(key: str, columns: Mapping[str, str]) -> Iterator[Problem]:
-    """Yields paths that no record can have, and paths inside the value of another path."""
+    """Yields problems with column paths: impossible ones, and those inside another path's value."""
     paths = {"text": "text", **columns} if columns else {}
     for name, path in paths.items():
         inner_paths = [other for other in paths.values() if other.startswith(f"{path}.")]
@@ -284,7 +284,7 @@ def _find_column_problems(key: str, columns: Mapping[str, str]) -> Iterator[Prob
 
 
 def _find_source_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields sources without a name, a file or a weight, of equal names, or beside `train_file`."""
+    """Yields problems with sources: incomplete, of equal names, or beside `train_file`."""
     names = [source.name for source in config.sources]
     for number, source in enumerate(config.sources):
         key = f"data_config.sources.{number}"
@@ -319,7 +319,7 @@ def _find_source_problems(config: DataConfig) -> Iterator[Problem]:
 
 
 def _find_weight_problems(weights: Sequence[float]) -> Iterator[Problem]:
-    """Yields weights with a common period that is too long to compute."""
+    """Yields a problem if the weights of a mixture have too long a common period."""
     if not weights or not all(0 < weight < math.inf for weight in weights):
         return  # out of bounds, and refused for that
     if sum(compute_parts(weights)) > MAX_PARTS:
@@ -331,7 +331,7 @@ def _find_weight_problems(weights: Sequence[float]) -> Iterator[Problem]:
 
 
 def _find_address_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields files on file systems that cannot be read, by the scheme of their addresses."""
+    """Yields a problem for each address whose scheme names a file system that cannot be read."""
     for name, entry in _list_file_entries(config):
         address = re.match(r"([a-z][a-z0-9+.-]*)://", entry, re.IGNORECASE)
         if address is None:
@@ -364,7 +364,7 @@ def _suggest_readable_entry(name: str, scheme: str, location: str) -> str:
 
 
 def _find_pattern_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields a local pattern in place of the held-out file, which would match whole shards."""
+    """Yields a problem if the held-out file is a local pattern, which matches whole shards."""
     path = resolve_in_dataset(config.validation_file or "", config)
     if "://" in path or not glob.has_magic(path) or os.path.exists(path):
         return
@@ -377,7 +377,7 @@ def _find_pattern_problems(config: DataConfig) -> Iterator[Problem]:
 
 
 def _list_file_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
-    """Yields the keys that name files, and their values resolved inside `dataset_name`."""
+    """Yields each key that names files, with its value resolved inside `dataset_name`."""
     entries = [*iterate_train_entries(config)]
     if not entries and config.dataset_name:
         entries = [("data_config.dataset_name", resolve_in_dataset("", config))]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from bsmeta.config.launch import ZERO_VARIABLES, Launch
 from bsmeta.config.schema import WSD, RunConfig
@@ -187,7 +188,7 @@ class DeepSpeedJson:
         return filled
 
     def find_disagreements(self) -> Iterator[Problem]:
-        """Yields every key that is missing, or disagrees with Hydra or the launch."""
+        """Yields a problem for each key that is missing, or disagrees with Hydra or the launch."""
         shared_keys = self._list_shared_keys()
         for shared in shared_keys:
             yield from self._compare(shared)
@@ -213,7 +214,7 @@ class DeepSpeedJson:
         return Problem(key, self._file, found, expected, fix)
 
     def _find_unknown_keys(self) -> Iterator[Problem]:
-        """Yields keys that DeepSpeed ignores, or that this trainer does not support."""
+        """Yields a problem for each key that DeepSpeed ignores, or this trainer lacks."""
         for name, owner in _BLOCKS_SET_IN_HYDRA.items():
             if name in self._document:
                 fix = f"delete it, and pass {owner}=… instead"
@@ -303,7 +304,7 @@ class DeepSpeedJson:
             yield self._describe_problem(shared.key, expected, fix)
 
     def _compare_removed_blocks(self) -> Iterator[Problem]:
-        """Yields the values of the blocks `optimizer` and `scheduler` that differ from Hydra's."""
+        """Yields a problem for each value of the removed blocks that differs from Hydra's."""
         optimizer = self._read_value("optimizer.type")
         if "optimizer" in self._document and optimizer not in _OPTIMIZERS:
             expected = f"AdamW, the trainer's optimizer{suggest_nearest(optimizer, _OPTIMIZERS)}"
@@ -324,7 +325,7 @@ class DeepSpeedJson:
                     yield self._describe_problem(key, expected, 'write "auto", or delete it')
 
     def _find_scheduler_problems(self, scheduler: Any) -> Iterator[Problem]:
-        """Yields a scheduler that is not the equivalent of Hydra's `lr_scheduler_type`."""
+        """Yields a problem if the scheduler is not equivalent to Hydra's `lr_scheduler_type`."""
         hydra_type = self._config.lr_scheduler_type
         equivalent = _SCHEDULERS.get(hydra_type)
         if hydra_type == WSD:
@@ -367,7 +368,7 @@ class DeepSpeedJson:
         yield from self._find_offload_problems(f"{_ZERO_BLOCK}.offload_param", 3, stage)
 
     def _find_ignored_options(self, stage: int) -> Iterator[Problem]:
-        """Yields options of `accelerate launch` that differ from the JSON, which has precedence."""
+        """Yields a problem for each option of `accelerate launch` that the JSON overrides."""
         for variable, text in self._launch.zero_options.items():
             key = f"{_ZERO_BLOCK}.{ZERO_VARIABLES[variable]}"
             if key == _GATHER_KEY and stage != 3:
@@ -428,7 +429,7 @@ class DeepSpeedJson:
             yield self._describe_problem(f"{key}.nvme_path", "a folder on an NVMe disk", fix)
 
     def _find_invalid_values(self, reported: set[str]) -> Iterator[Problem]:
-        """Yields the values that DeepSpeed would refuse, or fail with later."""
+        """Yields a problem for each value that DeepSpeed would refuse, or that would fail later."""
         yield from self._find_values_of_other_types(_FLAGS, (bool,), "true or false")
         yield from self._find_values_of_other_types(_NUMBERS, (int, float), "a number")
 
@@ -445,7 +446,7 @@ class DeepSpeedJson:
     def _find_values_of_other_types(
         self, keys: Sequence[str], types: tuple[type, ...], expected: str
     ) -> Iterator[Problem]:
-        """Yields the values of some keys that have none of the types."""
+        """Yields a problem for each of some keys whose value has none of the types."""
         for key in keys:
             value = self._read_value(key)
             if value not in (MISSING, AUTO) and type(value) not in types:
@@ -454,7 +455,7 @@ class DeepSpeedJson:
     def _validate(
         self, model: type[BaseModel], block: str, reported: set[str]
     ) -> Iterator[Problem]:
-        """Yields the keys and values of a block that DeepSpeed's model of it refuses."""
+        """Yields a problem for each key or value of a block that DeepSpeed's own model refuses."""
         content = self._document[block]
         renamed_keys = _find_renamed_keys(model, content)
         for name, new_name in renamed_keys.items():
@@ -481,7 +482,7 @@ class DeepSpeedJson:
     def _describe_invalid_value(
         self, model: type[BaseModel], key: str, details: Mapping[str, Any]
     ) -> Problem:
-        """Returns the problem of a key or value that DeepSpeed's model of its block refuses."""
+        """Returns the problem for a key or value that DeepSpeed's own model refuses."""
         if details["type"] == "extra_forbidden":
             suggestion = _suggest_nearest_key(model, details["loc"])
             expected = f"a key that DeepSpeed knows{suggestion}"
@@ -498,7 +499,7 @@ def _make_override_writer(name: str) -> Callable[[Any], str]:
 
 
 def _load_pydantic_models() -> dict[str, type[BaseModel]]:
-    """Returns DeepSpeed's pydantic models of its blocks, by the names of these."""
+    """Returns DeepSpeed's pydantic models of the blocks of its JSON, by block name."""
     logging.disable(logging.WARNING)  # importing DeepSpeed logs the device that it finds
     try:
         from deepspeed.comm.config import CommsLoggerConfig
@@ -528,15 +529,25 @@ def _suggest_nearest_key(model: type[BaseModel], path: tuple[str | int, ...]) ->
     """Suggests a name in place of an unknown key, which may be in a nested model."""
     fields = model.model_fields
     for name in path[:-1]:
-        field = next((value for key, value in fields.items() if name in (key, value.alias)), None)
-        annotation = field and field.annotation
-        types = getattr(annotation, "__args__", (annotation,))
-        nested = [part for part in types if isinstance(part, type) and issubclass(part, BaseModel)]
-        if not nested:
+        nested_model = _find_nested_model(fields, name)
+        if nested_model is None:
             return ""
-        fields = nested[0].model_fields
+        fields = nested_model.model_fields
 
     return suggest_nearest(path[-1], [field.alias or name for name, field in fields.items()])
+
+
+def _find_nested_model(fields: Mapping[str, FieldInfo], name: str | int) -> type[BaseModel] | None:
+    """Returns the model that a field contains, by its name or alias; None if there is none."""
+    for field_name, field in fields.items():
+        if name not in (field_name, field.alias):
+            continue
+
+        types = getattr(field.annotation, "__args__", (field.annotation,))  # of a union
+        for part in types:
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                return part
+    return None
 
 
 def _drop_auto_values(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def _make_call(main: Callable[..., int | None], schema: type, *, takes_compositi
 
 
 def _find_redacted_values(config: Any) -> Iterator[Problem]:
-    """Yields the values in which a secret was redacted when a run saved its configuration.
+    """Yields a problem for each value in which a secret was redacted when a run saved it.
 
     Only runs save theirs: elsewhere, such as in a prompt, the mark is a text like any other.
     """

@@ -1,4 +1,4 @@
-"""Sets the fields of a schema to plain values one by one, and yields every value that is unfit.
+"""Sets the fields of a schema to plain values one by one, and collects the values that do not fit.
 
 Hydra composes values without types; OmegaConf would stop at the first one that does not fit.
 """
@@ -68,7 +68,7 @@ def _parse_mapping(value: Any, value_type: Any) -> Any:
 
 
 def find_misread_booleans(value: Any, value_type: Any, path: Names = ()) -> Iterator[Misfit]:
-    """Yields the booleans of a value where the schema has texts: `no` without quotes in YAML.
+    """Yields a misfit for each boolean where the schema has a text, as for an unquoted `no`.
 
     Args:
         value_type: The type of the value in the schema.

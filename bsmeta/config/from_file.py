@@ -164,7 +164,7 @@ def _refuse_within_text(reference: re.Match[str], where: str, content: Any) -> N
 
 
 def _write_literal(value: Any) -> str:
-    """Writes a value in the grammar of Hydra's overrides."""
+    """Formats a value in the grammar of Hydra's overrides."""
     if isinstance(value, dict):
         entries = [f"{key}: {_write_literal(entry)}" for key, entry in value.items()]
         return "{" + ",".join(entries) + "}"

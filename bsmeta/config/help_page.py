@@ -101,7 +101,7 @@ def list_sections(schema: type) -> list[tuple[str, list[Key]]]:
 
 
 def write_help(schema: type, program: str, config_name: str, *, all_keys: bool = True) -> str:
-    """Writes the page of `--help`.
+    """Formats the page of `--help`.
 
     Args:
         all_keys: Whether to show every key (`--help all`), or only those that most runs set.

@@ -197,7 +197,7 @@ def _list_defaults(entries: Any, file: Path) -> Iterator[str]:
     """Yields the entries of a defaults list as `GROUP/OPTION`, `model/gpt2` for {model: gpt2}.
 
     Raises:
-        ConfigurationError: If it is no defaults list, for which Hydra would show a traceback.
+        ConfigurationError: If it is not a defaults list, which would crash Hydra.
     """
     expected = "expected a list: [causal_lm_config, {model: llama_tiny}, _self_], for example"
     if entries is not None and not isinstance(entries, list):

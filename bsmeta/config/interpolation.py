@@ -136,32 +136,34 @@ def _describe_unresolved(
     """
     message = str(error)
     is_entry = key.rpartition(".")[2].isdecimal()
-    override = "write the value there" if is_entry else f"pass {key}=…"
+    how_to_override = "write the value there" if is_entry else f"pass {key}=…"
     for name in variables:
         if f"Environment variable '{name}' not found" in message:
-            return _describe_missing_variable(key, text, name, override)
+            return _describe_missing_variable(key, text, name, how_to_override)
 
     reason = re.sub(r"^While dereferencing interpolation '.*?': ", "", message.partition("\n")[0])
     if not variables and _is_about_missing_value(error):
         expected = f"a key, or a resolver (oc.env, repo, from_file) ({reason})"
-        return Problem(key, HYDRA, format_value(text), expected, f"correct it, or {override}")
+        return Problem(
+            key, HYDRA, format_value(text), expected, f"correct it, or {how_to_override}"
+        )
 
     found = "; ".join([format_value(text), *map(_describe_variable, variables)])
     expected = f"a value of type {describe_type(value_type)}" if value_type else "a value that fits"
-    fix = override
+    fix = how_to_override
     if variables:
-        fix = f"export {' or '.join(variables)} with another value, or {override}"
+        fix = f"export {' or '.join(variables)} with another value, or {how_to_override}"
     return Problem(key, HYDRA, found, f"{expected} ({reason})", fix)
 
 
-def _describe_missing_variable(key: str, text: str, name: str, override: str) -> Problem:
+def _describe_missing_variable(key: str, text: str, name: str, how_to_override: str) -> Problem:
     """Returns the problem of an interpolation of a variable that the environment lacks."""
     return Problem(
         key,
         HYDRA,
         found=f"{text}, but the environment has no {name}",
         expected=f"the variable, or a default: ${{oc.env:{name},VALUE}}",
-        fix=f"export {name}=…, or {override}",
+        fix=f"export {name}=…, or {how_to_override}",
     )
 
 

@@ -92,7 +92,7 @@ class Launch:
     Attributes:
         source: `the environment`, or the launch file that was read.
         num_processes: The world size.
-        expected_processes: Number of processes of all machines, by the launch scripts.
+        expected_processes: Number of processes on all machines, as the launch scripts state it.
         local_processes: Number of processes on this machine.
         gpus: Number of GPUs that the processes on this machine may use.
         wants_gpus: Whether a launch file starts several processes without hiding the GPUs.
@@ -167,7 +167,7 @@ def read_launch(environ: Mapping[str, str], accelerate_config_file: str | None =
 
 
 def find_file(name: str) -> Path:
-    """Resolves a file against the working folder, else the project's; the former if missing."""
+    """Resolves a path in the working folder, or in the project if the file exists only there."""
     path = Path(name).expanduser()
     shipped = ROOT / path
     # Not Path.exists, which raises an error for a name that is too long.
@@ -380,7 +380,7 @@ def _read_integer(
 
 
 def _read_number(environ: Mapping[str, str], name: str) -> Any:
-    """Reads an environment variable as a number, to compare with Hydra's; other text as it is."""
+    """Reads an environment variable as a number, to compare with Hydra's; other text as is."""
     text = environ.get(name)
     if text is None:
         return None

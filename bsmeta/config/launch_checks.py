@@ -1,7 +1,7 @@
 """Checks of the launch against Hydra: processes, devices, precision, and `fsdp_config`.
 
-A launcher that is given such a launch would silently start something else than the configuration
-says, or fail with its own error.
+With the settings that are refused here, a launcher would fail with its own error, or silently start
+a launch that differs from the configuration.
 
 Under FSDP2 the launch file owns `fsdp_version` and `fsdp_reshard_after_forward`. Hydra owns
 precision, recomputation and everything else that a field of `fsdp_config` could also set, so each
@@ -71,7 +71,7 @@ def find_launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]
 
 
 def _find_batch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
-    """Yields a batch of a whole step that the processes cannot divide evenly."""
+    """Yields a problem if the processes cannot evenly divide the batch of a whole step."""
     if config.gradient_accumulation_steps < 1:  # out of bounds, and refused for that
         return
     plan = BatchPlan.of(config, launch.num_processes)
@@ -112,7 +112,7 @@ def find_launcher_problems(launch: Launch) -> Iterator[Problem]:
 
 
 def _find_process_problems(launch: Launch) -> Iterator[Problem]:
-    """Yields a problem for each setting that would start other processes than configured."""
+    """Yields a problem for each setting that would start processes other than those configured."""
     if launch.distributed_type not in LAUNCHERS:
         suggestion = suggest_nearest(launch.distributed_type.upper(), LAUNCHERS)
         expected = f"one of {', '.join(LAUNCHERS)}, in capitals{suggestion}"
@@ -157,7 +157,7 @@ def _find_process_problems(launch: Launch) -> Iterator[Problem]:
 
 
 def _find_duplicated_settings(launch: Launch) -> Iterator[Problem]:
-    """Yields settings of the launch that Hydra owns, with a value that it cannot have."""
+    """Yields a problem for each setting that Hydra owns and the launch sets to another value."""
     if launch.compiler is not None:
         expected = "no: the model is compiled as torch_compile of Hydra says"
         fix = f"leave dynamo_backend out of {launch.source}, or pass torch_compile=true instead"
@@ -174,7 +174,7 @@ def _find_duplicated_settings(launch: Launch) -> Iterator[Problem]:
 
 
 def _find_machine_problems(launch: Launch) -> Iterator[Problem]:
-    """Yields settings with which processes cannot find each other and wait until a timeout."""
+    """Yields problems with which processes cannot find each other and wait until a timeout."""
     if launch.rank >= launch.num_processes:
         expected = f"0 to {launch.num_processes - 1}, because WORLD_SIZE is {launch.num_processes}"
         fix = "start all processes by one launcher, accelerate launch or torchrun"
@@ -196,7 +196,7 @@ def _find_machine_problems(launch: Launch) -> Iterator[Problem]:
 
 
 def _find_multi_machine_problems(launch: Launch) -> Iterator[Problem]:
-    """Yields what several machines need to find each other, and do not have."""
+    """Yields a problem for each missing setting that several machines need to find each other."""
     machines = launch.machines
     if launch.num_processes % machines:
         per_machine = launch.num_processes // machines
@@ -230,7 +230,7 @@ def _find_multi_machine_problems(launch: Launch) -> Iterator[Problem]:
 
 
 def _find_device_problems(mixed_precision: str, launch: Launch) -> Iterator[Problem]:
-    """Yields launches that need other GPUs than there are."""
+    """Yields problems with the number or the type of the GPUs that a launch needs."""
     if launch.gpus == 0 and mixed_precision == "fp16":
         expected = '"no" or "bf16": there is no GPU, and fp16 does not train on a CPU'
         fix = "mixed_precision=bf16 or mixed_precision=no"
@@ -251,7 +251,7 @@ def _find_device_problems(mixed_precision: str, launch: Launch) -> Iterator[Prob
 
 
 def _find_deepspeed_problems(launch: Launch) -> Iterator[Problem]:
-    """Yields a missing DeepSpeed JSON, and settings that belong in it."""
+    """Yields problems with a missing DeepSpeed JSON, and with settings that belong in it."""
     key = "deepspeed_config.deepspeed_config_file"
     if launch.deepspeed_config_file is None:
         expected = "the DeepSpeed JSON; all DeepSpeed settings belong in one file"
@@ -273,7 +273,7 @@ def _find_deepspeed_problems(launch: Launch) -> Iterator[Problem]:
 
 
 def find_fsdp_problems(config: RunConfig, launch: Launch, entry: TaskEntry) -> Iterator[Problem]:
-    """Yields every field of `fsdp_config` and key of Hydra that does not work under FSDP2."""
+    """Yields a problem for each field of `fsdp_config`, or key, that FSDP2 does not work with."""
     if launch.fsdp is None:
         return
 
@@ -297,7 +297,7 @@ def find_fsdp_problems(config: RunConfig, launch: Launch, entry: TaskEntry) -> I
 
 
 def _find_fsdp_field_problems(fields: Mapping[str, str], source: str) -> Iterator[Problem]:
-    """Yields the fields of `fsdp_config` whose value is not the only valid one."""
+    """Yields a problem for each field of `fsdp_config` that does not have its only valid value."""
     for name, (variable, default) in FSDP_FIELDS.items():
         value = fields[name]
         if name == "fsdp_reshard_after_forward":

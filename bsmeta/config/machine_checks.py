@@ -16,7 +16,7 @@ MIN_SHARED_BYTES = 16 << 20  # bytes: a few batches of each loader process
 
 
 def find_machine_problems(workers: int, shared_memory: Path = SHARED_MEMORY) -> Iterator[Problem]:
-    """Yields too little shared memory for loader processes.
+    """Yields a problem if there is too little shared memory for loader processes.
 
     Args:
         workers: Loader processes of each rank (`data_config.num_workers`).
@@ -48,7 +48,7 @@ def find_machine_problems(workers: int, shared_memory: Path = SHARED_MEMORY) -> 
 def find_precision_problems(
     mixed_precision: str, gpu: str, capability: tuple[int, int]
 ) -> Iterator[Problem]:
-    """Yields bf16 on a GPU of NVIDIA without instructions for it, which would emulate them.
+    """Yields a problem for bf16 on an NVIDIA GPU that can only emulate it.
 
     Args:
         gpu: Its name, for the message.

@@ -9,7 +9,7 @@ from typing import Any
 from bsmeta.core.keys import key
 
 MAX_TYPES = 31
-"""Largest number of metadata types in a run: the types of a document are bits of an int32."""
+"""Maximum number of metadata types in a run: the types of a document are bits of an int32."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Writes Python values in the grammar of Hydra's overrides."""
+"""Formats Python values in the grammar of Hydra's overrides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bsmeta.core.errors import ConfigurationError
 
 
 def write_override_value(value: Any) -> str:
-    """Writes a value as it stands after the equals sign of an override, with quotes around texts.
+    """Formats a value as it stands after the equals sign of an override, with quotes around texts.
 
     Texts are literal: `${…}` in them is not resolved.
 

@@ -1,4 +1,4 @@
-"""`key=value` of a command line: its grammar, and its mistakes."""
+"""Parses each `key=value` of a command line, and describes the mistakes in it."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Override:
         return bare if quiet and needs_no_force else f"++{bare}"
 
     def list_alternatives(self) -> list[str]:
-        """Lists an override for each of several values; none for a pattern of choices."""
+        """Lists an override for each value of a sweep; [] for a pattern of choices."""
         if self._parsed is None or not self._parsed.is_sweep_override():
             return [self.text]
         if isinstance(self._parsed.value(), hydra_types.Glob):
@@ -202,7 +202,7 @@ class Override:
             yield from self._check_choice(self._parsed.value())
 
     def _check_choice(self, content: Any) -> Iterator[Problem]:
-        """Yields a group that is set to anything but names, for which Hydra has a traceback."""
+        """Yields a problem if a group is set to anything but names, which crashes Hydra."""
         names = content if isinstance(content, list) else [content]
         if all(isinstance(option, str) for option in names):
             return

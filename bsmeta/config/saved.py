@@ -25,11 +25,11 @@ from bsmeta.core.errors import ConfigurationError, Problem, format_value, raise_
 from bsmeta.core.parsing import parse_yaml
 
 MAX_FILE_BYTES = 4 * 2**20
-"""Bytes of the largest file that is read; a list of 25,000 shards has about 2 MB."""
+"""Maximum bytes of a file that is read; a list of 25,000 shards has about 2 MB."""
 MAX_NESTING = 50
-"""Levels of nested values that are read; the schemas have up to 5."""
+"""Maximum levels of nested values that are read; the schemas have up to 5."""
 MAX_NUMBER_CHARS = 100
-"""Characters of a number; converting one takes the square of their count."""
+"""Maximum characters of a number; the time to convert one is quadratic in them."""
 
 _OPENING = re.compile(r"(?<!\\)(\\*+)\$\{")
 _SHIELD = (
@@ -73,7 +73,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
-    """Refuses a mapping with a key that is no name, or that occurs twice."""
+    """Refuses a mapping with a key that is not a name, or that occurs twice."""
     names = set()
     for name, _ in node.value:
         if not isinstance(name, yaml.ScalarNode):
@@ -84,7 +84,7 @@ def _check_keys(node: yaml.MappingNode) -> None:
 
 
 def _make_error(node: Any, description: str, expected: str) -> yaml.MarkedYAMLError:
-    """An error at a node or an event of the parser."""
+    """Returns the error for a node or an event of the parser."""
     problem = f"found {description}, expected {expected}"
     return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
@@ -93,7 +93,7 @@ def read_saved(path: Path) -> dict[Any, Any]:
     """Reads a saved configuration: its keys and values, without the `defaults` for Hydra.
 
     Raises:
-        ConfigurationError: If it is missing, is no YAML of plain values, or has a `${…}`.
+        ConfigurationError: If it is missing, is not YAML of plain values, or has a `${…}`.
     """
     if not path.is_file():
         raise ConfigurationError(f"{path}: there is no such file; expected the config of a run")
@@ -112,7 +112,7 @@ def read_saved(path: Path) -> dict[Any, Any]:
 
 
 def parse_saved(text: str, where: str) -> dict[Any, Any]:
-    """Like `read_saved`, of a text.
+    """Parses the text of a saved configuration, as `read_saved` does.
 
     Args:
         where: The file, for messages.
@@ -158,27 +158,27 @@ def _describe_interpolation(key: str, text: str, where: str) -> Problem:
 
 
 def escape_interpolations(text: str) -> str:
-    r"""Marks each `${` of a text as text: `\${`, as OmegaConf reads it."""
+    r"""Escapes each `${` of a text as `\${`, which OmegaConf reads as text."""
     return _OPENING.sub(lambda opening: rf"{2 * opening[1]}\${{", text)
 
 
 def _unescape_interpolations(text: str) -> str:
-    """A text with half of the backslashes before each `${`, of which there is an odd number."""
+    """Returns a text in which half of the backslashes before each `${` are removed."""
     return _OPENING.sub(lambda opening: f"{opening[1][: len(opening[1]) // 2]}${{", text)
 
 
 def shield_interpolations(value: Any) -> Any:
-    """A copy of values without any `${`; `unshield_interpolations` restores them."""
+    """Returns a copy of values without any `${`; `unshield_interpolations` restores them."""
     return change_texts(value, lambda text: _SHIELDABLE.sub(f"${_SHIELD}", text))
 
 
 def unshield_interpolations(value: Any) -> Any:
-    """A copy of values with the `${` that `shield_interpolations` has changed."""
+    """Returns a copy of values with each `${` that `shield_interpolations` has replaced."""
     return change_texts(value, lambda text: _SHIELDED.sub("$", text))
 
 
 def change_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of nested dataclasses, dicts and lists with every text changed, but not their keys."""
+    """Returns a copy of nested dataclasses, dicts and lists with all texts but keys changed."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return dataclasses.replace(

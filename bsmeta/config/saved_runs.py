@@ -37,7 +37,7 @@ Run = TypeVar("Run", bound=RunConfig)
 
 
 def write_yaml(config: Any) -> str:
-    """Writes the resolved configuration as YAML that `load_resolved` reads, without secrets.
+    """Formats the resolved configuration as YAML that `load_resolved` reads, without secrets.
 
     Its defaults list names the schema, so that Hydra accepts the file as a configuration, too:
     `train.py --config-dir FOLDER --config-name config` starts the same run again.

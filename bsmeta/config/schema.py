@@ -28,7 +28,7 @@ WSD = "wsd"
 """The schedule with a constant rate between warm-up and decay: `lr_scheduler_type`."""
 
 MAX_SEED = 2**32 - 1
-"""The largest seed that numpy accepts."""
+"""Maximum seed that numpy accepts."""
 
 # Accelerate's names, which are also the names of the modules that must be installed.
 TRACKERS = ("tensorboard", "wandb", "trackio")

@@ -83,9 +83,10 @@ def _read_configurations(arguments: Sequence[str], config_name: str) -> Iterator
 def is_for_program(
     file: Path, folders: Sequence[Path], schemas: Collection[str], parents: Sequence[Path] = ()
 ) -> bool:
-    """Whether a configuration has one of these schemas, or none.
+    """Whether a configuration may belong to a program: it has one of its schemas, or none.
 
-    Its defaults list names files beside it, directly or not, and the schema.
+    Every other entry of its defaults list must be an existing file, which is checked in the same
+    way; other entries are schemas of other programs.
 
     Args:
         parents: The files whose defaults lists lead to this one.
@@ -103,7 +104,7 @@ def is_for_program(
 
 
 def _list_names_in_defaults(file: Path) -> list[str]:
-    """Lists the entries of a file's defaults list that are names, and no choices of groups."""
+    """Lists the entries of a file's defaults list that are names rather than choices of groups."""
     return [entry for entry in _read_defaults(file) if isinstance(entry, str)]
 
 

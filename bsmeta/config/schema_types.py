@@ -23,7 +23,7 @@ def describe_type(value_type: Any) -> str:
 
 
 def find_entry_schema(value_type: Any) -> Any:
-    """Returns the dataclass of a list's entries; None if they are no dataclasses."""
+    """Returns the dataclass of a list's entries; None if they are not dataclasses."""
     for argument in typing.get_args(value_type):
         if isinstance(argument, type) and dataclasses.is_dataclass(argument):
             return argument

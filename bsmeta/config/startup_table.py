@@ -1,4 +1,4 @@
-"""The start-up table of a run, and the notes below it.
+"""Prints the start-up table of a run, and the notes below it.
 
 The table shows the length of a run and its global batch, as `steps` computes them, and everything
 else that the run will do. The notes name settings that are valid but probably unintended; the
@@ -168,7 +168,7 @@ def _describe_checkpoints(config: RunConfig) -> str:
 
 
 def list_launch_notes(launch: Launch) -> Iterator[str]:
-    """Yields the options of `accelerate launch` that have no effect."""
+    """Yields a note for each option of `accelerate launch` that has no effect."""
     if launch.use_cpu:
         yield (
             "accelerate launch --cpu (use_cpu: true) starts one process on the CPU, and no "

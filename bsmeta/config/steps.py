@@ -189,7 +189,7 @@ class BatchPlan:
 
     @property
     def global_batch(self) -> int:
-        """Rows of a step over all processes; where they vary, micro-batches of a step."""
+        """The rows of a step over all processes; where they vary, the micro-batches of a step."""
         return self.micro_batch * self.accumulation * self.processes
 
     @property

@@ -181,13 +181,13 @@ def format_value(value: object) -> str:
     if value is MISSING:
         return "no such key"
     if isinstance(value, str):
-        return f'"{value}"{" (text)" if _looks_typed(value) else ""}'
+        return f'"{value}"{" (text)" if _reads_as_scalar(value) else ""}'
     if isinstance(value, bool):
         return "true" if value else "false"
     return "null" if value is None else str(value)
 
 
-def _looks_typed(text: str) -> bool:
+def _reads_as_scalar(text: str) -> bool:
     """Whether a text reads as a number, a boolean or null."""
     try:
         float(text)

@@ -40,6 +40,7 @@ _LONG_NUMBER = re.compile(rf"(?<![0-9])[0-9]{{{_MAX_INTEGER_DIGITS}}}")
 _TOO_DEEP = f"nested too deeply (at most {MAX_NESTING} levels are read)"
 _TOO_LARGE = "an integer that is larger than any float"
 HALF_A_PAIR = "a text with half of a surrogate pair, which is no character"
+_PLAIN_TYPES = {str, int, float, bool, type(None)}  # of values without parts, nearly all of them
 _SURROGATE = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
 
 
@@ -150,10 +151,10 @@ def _refuse_extremes(text: str | bytes, value: Any) -> None:
 
     level = [value]
     for _ in range(MAX_NESTING + 1):
-        if any(isinstance(node, int) and abs(node) > _MAX_INTEGER for node in level):
+        if any(type(node) is int and abs(node) > _MAX_INTEGER for node in level):
             raise ExtremeContentError(_TOO_LARGE)
 
-        parts = [_list_parts(node) for node in level]
+        parts = [_list_parts(node) for node in level if type(node) not in _PLAIN_TYPES]
         if all(values is None for values in parts):
             return
         level = [value for values in parts for value in values or ()]

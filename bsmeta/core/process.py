@@ -44,7 +44,7 @@ CONNECTED_REPORTER_WAIT_S = 10.0
 """The same once the processes are connected and see an error at the same time."""
 
 
-def wait_for_reporter() -> None:
+def wait_for_termination() -> None:
     """Waits until the launcher terminates this process; returns if that takes too long."""
     if threading.current_thread() is threading.main_thread():
         restore_signals()  # a signal is no longer a request to save and stop
@@ -88,7 +88,7 @@ def report_error(error: BaseException) -> int:
 
     error = _find_user_error(error)
     if isinstance(error, ConfigurationError) and not is_reporter():
-        wait_for_reporter()
+        wait_for_termination()
 
     print(redact(_format_error(error)), file=sys.stderr, flush=True)
     announce_error(error)
@@ -122,7 +122,7 @@ def run_stoppable(action: Callable[[], object], *, continues: str = "") -> int:
     """Runs work that SIGTERM ends like Ctrl-C; returns the exit code.
 
     Args:
-        continued: The work that the same call continues, for the message; begins with a space.
+        continues: The work that the same call continues, for the message; begins with a space.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

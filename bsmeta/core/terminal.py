@@ -189,10 +189,10 @@ class PrintableRecord(logging.LogRecord):
 
 @contextmanager
 def screen_output() -> Iterator[None]:
-    """Screens standard output, standard error and all logs; encloses each entry point.
+    """Makes everything printable that is written to stdout, stderr and logs, and hides secrets.
 
-    After the block the streams are no longer screened, but they hide secrets until the process
-    ends.
+    Every entry point runs inside this context. Afterwards the streams only hide secrets, until the
+    process ends.
     """
     redact_streams()
     unscreened_streams = (sys.stdout, sys.stderr)

@@ -1,4 +1,4 @@
-r"""The token forms that providers made recognizable.
+r"""The access tokens that providers made recognizable by their form.
 
 A new form is an entry of `TOKEN_FORMS`: its provider, marks (each token contains at least one), the
 pattern, and the source of the form in a comment. Three rules keep the search linear in the length
@@ -27,7 +27,7 @@ _START_OF_RUN = rf"(?:(?<![\w~+/.=-])|(?<=[=/])|{_AFTER_ESCAPE})"
 
 
 class TokenForm(NamedTuple):
-    """The form of a provider's tokens.
+    """The pattern of the access tokens that one provider issues.
 
     Attributes:
         marks: Each token contains one of these; searching for them costs less than the pattern.

@@ -1,4 +1,4 @@
-"""Activation functions of transformers that torch computes in one kernel.
+"""Activation functions in transformers models that torch can compute in one kernel.
 
 transformers implements `gelu_new` in eight operations. Each is a separate kernel that saves its
 result for the backward pass, and under autocast on CUDA, all operations after `pow` are in float32.
@@ -23,13 +23,13 @@ _EXACT_GELU = f"{_BUILT_IN}GELUActivation"  # written out for gelu_python
 
 
 def fuse_activations(model: nn.Module) -> None:
-    """Replaces activation functions of several operations by torch's fused ones.
+    """Replaces activation functions that take several operations with torch's fused ones.
 
     Both are the same function of real numbers; they differ by rounding, about 1e-6 in float32. The
     configuration, and thus the exported model, still names the original.
 
     Args:
-        model: A model of transformers; changed in place.
+        model: A transformers model; modified in place.
     """
     for parent in model.modules():
         for name, child in list(parent.named_children()):

@@ -87,7 +87,7 @@ def choose_attention(
 
     Args:
         requested: The value of `attn_implementation`.
-        shape: The transformers config of the model.
+        model_config: The transformers config of the model.
         half: Whether the model computes in bf16 or fp16, which flash attention requires.
         compiled: Whether its layers are compiled for a fixed shape, which the borders of the
             flash-attn packages do not have.
@@ -135,7 +135,7 @@ def choose_attention(
 
 
 def _choose_fastest(
-    shape: Any, obstacle: str | None, *, half: bool, whole_rows: bool, can_use_package: bool
+    model_config: Any, obstacle: str | None, *, half: bool, whole_rows: bool, can_use_package: bool
 ) -> Choice:
     """Chooses the implementation for `attn_implementation=auto`.
 
@@ -147,7 +147,11 @@ def _choose_fastest(
         return Choice(None, "there is no GPU")
 
     if half and can_use_package:
-        if is_flash_attn_3_available() and not read_attention_dropout(shape) and _is_hopper():
+        if (
+            is_flash_attn_3_available()
+            and not read_attention_dropout(model_config)
+            and _is_hopper()
+        ):
             return Choice(FLASH_3, "flash-attn-3 is installed")
         if is_flash_attn_2_available():
             return Choice(FLASH, "flash-attn is installed")
@@ -171,36 +175,36 @@ def _is_hopper() -> bool:
     return torch.cuda.get_device_capability()[0] == 9
 
 
-def find_obstacle_to_custom_attention(model_class: Any, shape: Any) -> str | None:
+def find_obstacle_to_custom_attention(model_class: Any, model_config: Any) -> str | None:
     """Returns why `VARLEN` and `CAUSAL` cannot compute a model's attention; None if they can.
 
     Args:
         model_class: The transformers class of the model.
-        shape: Its config.
+        model_config: Its config.
     """
-    text = find_text_shape(shape)
+    text = find_text_shape(model_config)
     if not (
         getattr(model_class, "_supports_flash_attn", False)
         and getattr(model_class, "_supports_attention_backend", False)
     ):
-        return f"transformers' class for {shape.model_type} takes no other attention"
+        return f"transformers' class for {model_config.model_type} takes no other attention"
     if getattr(model_class, "_compatible_flash_implementations", None):
-        return f"{shape.model_type} needs kernels with attention sinks or blocks"
+        return f"{model_config.model_type} needs kernels with attention sinks or blocks"
     if getattr(text, "attn_logit_softcapping", None) is not None:
-        return f"{shape.model_type} caps the logits of its attention"
-    if read_attention_dropout(shape):
+        return f"{model_config.model_type} caps the logits of its attention"
+    if read_attention_dropout(model_config):
         return "the model has dropout in its attention"
 
-    heads, _ = count_head_groups(shape)
+    heads, _ = count_head_groups(model_config)
     head_size = getattr(text, "head_dim", None) or int(text.hidden_size) // (heads or 1)
     if head_size > _MAX_HEAD_SIZE or head_size % 8 or hasattr(text, "v_head_dim"):
-        return f"torch's flash attention has no kernel for the heads of {shape.model_type}"
+        return f"torch's flash attention has no kernel for the heads of {model_config.model_type}"
     return None
 
 
-def read_attention_dropout(shape: Any) -> float:
+def read_attention_dropout(model_config: Any) -> float:
     """Returns the dropout probability of attention weights."""
-    text = find_text_shape(shape)
+    text = find_text_shape(model_config)
     return max(float(getattr(text, name, None) or 0.0) for name in _DROPOUTS)
 
 
@@ -279,7 +283,7 @@ def build_packed_mask(documents: torch.Tensor, window: int | None = None) -> tor
     """Builds the mask, bool [b, 1, L, L]: causal attention within each token's own document.
 
     Args:
-        documents: int [b, L], the number of each token's document in its row.
+        documents: int [b, L], the index of each token's document in its row.
         window: Maximum number of tokens that a token attends to, itself included; None: no limit.
     """
     length = documents.shape[1]
@@ -438,16 +442,16 @@ def has_varlen_kernel(query: torch.Tensor, window: int | None) -> bool:
 
 
 def number_documents(borders: torch.Tensor, rows: int, length: int) -> torch.Tensor:
-    """Computes the number of each token's document, int [rows, length], from its borders.
+    """Computes the index of each token's document, int [rows, length], from the borders.
 
-    Numbers of empty documents do not occur.
+    Indices of empty documents do not occur.
     """
     tokens = torch.arange(rows * length, device=borders.device, dtype=borders.dtype)
     return torch.bucketize(tokens, borders, right=True).view(rows, length)
 
 
 def _lower_precision(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Casts tensors like autocast for sdpa: it does not know `varlen_attn`."""
+    """Casts tensors to the type of autocast, which covers sdpa but not `varlen_attn`."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return list(tensors)

@@ -149,10 +149,12 @@ def list_encoder_layers(encoder: PreTrainedModel) -> list[nn.Module]:
 
 
 def recompute_activations(model: nn.Module, every: int) -> None:
-    """Keeps no activations inside every n-th layer; the backward pass recomputes them.
+    """Enables activation checkpointing in one of `every` layers.
+
+    The activations inside these layers are not kept; the backward pass computes them again.
 
     Raises:
-        ConfigurationError: If the model can only recompute all layers or none.
+        ConfigurationError: If `every` is above 1 and the model's layers cannot be found.
     """
     model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     layers = list_layers(model)

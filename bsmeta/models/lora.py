@@ -181,8 +181,8 @@ def _log_unadapted_stacks(model: nn.Module) -> None:
     log_once(
         logger,
         logging.WARNING,
-        f"lora: no adapters on {', '.join(last_names)}, which are no linear layers (but experts in "
-        f"one tensor, for example): they stay as they are "
+        f"lora: no adapters on {', '.join(last_names)}, which are not linear layers (but experts "
+        f"in one tensor, for example): they stay frozen "
         f"({sum(sizes[name] for name in unadapted):,} of {sum(sizes.values()):,} parameters)",
     )
 

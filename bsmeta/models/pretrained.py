@@ -139,7 +139,7 @@ def list_model_damage(model: Path) -> list[str] | None:
 
 
 def _list_tokenizer_faults(folder: Path) -> list[str]:
-    """Describes a tokenizer in a model folder that differs from the record in `config.json`."""
+    """Returns a line if the tokenizer in a model folder differs from its record in the config."""
     try:
         recorded = parse_json((folder / "config.json").read_text(encoding="utf-8"))[TOKENS_HASH]
         actual = _hash_tokens(folder)

@@ -56,25 +56,39 @@ def _add_no_adapters(model: PreTrainedModel) -> None:
     """Leaves a model unchanged."""
 
 
-def find_unreached_weights(model: PreTrainedModel, adapt: Adapt = _add_no_adapters) -> list[str]:
-    """Lists the trainable weights that no gradient reaches if the inputs are text alone.
+def trace_reached_weights(
+    model: PreTrainedModel, adapt: Adapt = _add_no_adapters
+) -> set[str] | None:
+    """Returns the names of the trainable weights that a gradient reaches from text alone.
 
     They follow from the graph of a forward pass on torch's fake tensors, which computes nothing and
     so suits a model of any size. A class whose forward pass depends on values is called with its
-    weights, if this process has them; otherwise all of its weights count as reached.
+    weights.
 
     Args:
         adapt: Adds the adapters of the model to a copy without adapters.
+
+    Returns:
+        None for such a class if this process lacks its weights.
     """
-    names = [name for name, weight in model.named_parameters() if weight.requires_grad]
     try:
-        reached = _trace_copy(model, adapt)
+        return _trace_copy(model, adapt)
     except Exception as error:  # any error of a class that needs values
         if _lacks_weights(model):
             logger.info("%s cannot be tried without weights: %s", type(model).__name__, error)
-            return []
-        reached = _trace_model(model)
-    return [name for name in names if name not in reached]
+            return None
+    return _trace_model(model)
+
+
+def list_unreached_weights(model: nn.Module, reached: Collection[str] | None) -> list[str]:
+    """Lists the trainable weights that are not among those reached; None counts as all of them."""
+    if reached is None:
+        return []
+    return [
+        name
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and name not in reached
+    ]
 
 
 def _lacks_weights(model: nn.Module) -> bool:

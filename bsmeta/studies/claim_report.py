@@ -1,4 +1,4 @@
-"""Claims in sentences and tables: verdicts and precision, for the report of a study."""
+"""Formats the claims of a study for its report: sentences of verdicts, and tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bsmeta.report.page import Cell, Column, Table
 from bsmeta.studies.claims import (
     Claim,
-    compute_error_ratio,
+    compute_design_effect,
     compute_simultaneous_interval,
     is_over_hosts,
 )
@@ -77,7 +77,7 @@ def make_declared_table(study: StudyConfig) -> Table:
 
 
 def _has_tasks(study: StudyConfig) -> bool:
-    """Returns whether a claim is about a task, so that units differ."""
+    """Whether a claim is about a task, so that units differ."""
     return any(claim.task for claim in study.claims.values())
 
 
@@ -175,7 +175,7 @@ def make_host_table(results: Results) -> Table:
             cells = [
                 claim.unit.convert_to_unit(claim.effect).interval,
                 claim.unit.convert_to_unit(by_host.effect).interval,
-                compute_error_ratio(claim.effect, by_host.effect),
+                compute_design_effect(claim.effect, by_host.effect),
                 None if by_host.reason else by_host.corrected,
             ]
         units = _make_unit_cells(study, claim.config)
@@ -185,7 +185,7 @@ def make_host_table(results: Results) -> Table:
 
 
 def make_precision_table(results: Results) -> Table:
-    """Makes the table of the precision of each claim, and the seeds that a larger study needs."""
+    """Makes the table of each claim's precision, with the seeds that a further study would need."""
     study = results.study
     note = (
         "Standard deviation of the difference over seeds and its standard error over "

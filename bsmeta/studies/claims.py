@@ -201,15 +201,16 @@ def _compute_effect_of_pair(claim: ClaimConfig, measured: Measured) -> tuple[Est
     if missing:
         return None, f"{missing[0]} has not been measured"
 
-    documents = measured.select_documents(claim.arm, claim.metadata)
-    documents = documents & measured.select_documents(against, claim.against_metadata)
-    if not documents.any():
+    is_selected = measured.select_documents(claim.arm, claim.metadata) & measured.select_documents(
+        against, claim.against_metadata
+    )
+    if not is_selected.any():
         return None, "no held-out document has these types"
 
     point = measured.find_checkpoint(claim.arm, claim.at)
     amount = float(measured.compute_amounts(claim.arm)[claim.equal][point])
     other_amount = amount / (1 - claim.saves)
-    effect = _compute_difference(claim, measured, other_amount, claim.bytes, documents)
+    effect = _compute_difference(claim, measured, other_amount, claim.bytes, is_selected)
     if effect is None:
         trained_on = measured.compute_amounts(against)[claim.equal][-1]
         return None, (
@@ -217,7 +218,7 @@ def _compute_effect_of_pair(claim: ClaimConfig, measured: Measured) -> tuple[Est
         )
     if claim.minus_bytes:
         subtracted = _compute_difference(
-            claim, measured, other_amount, claim.minus_bytes, documents
+            claim, measured, other_amount, claim.minus_bytes, is_selected
         )
         assert subtracted is not None
         effect = effect - subtracted
@@ -264,17 +265,18 @@ def compute_simultaneous_interval(claim: Claim) -> Interval:
 
 
 def is_over_hosts(claim: Claim) -> bool:
-    """Returns whether hosts are the units of a claim decided with `cluster: host`.
+    """Whether hosts are the units of a claim decided with `cluster: host`.
 
     They are not for a task whose questions have no known host.
     """
     return claim.task is None or claim.task.unit == HOST
 
 
-def compute_error_ratio(effect: Estimate, by_host: Estimate) -> float | None:
-    """Returns the squared ratio of the standard errors over hosts and over documents.
+def compute_design_effect(effect: Estimate, by_host: Estimate) -> float | None:
+    """Returns the design effect of clustering by host.
 
-    None without an error over documents.
+    It is the variance over hosts divided by the variance over documents (Kish 1965); None if the
+    effect has no error over documents.
     """
     if not effect.document_error:
         return None

@@ -51,13 +51,13 @@ CONTEXT_CHARS = 300
 CONTINUATION_CHARS = 120
 """Characters of each of its choices (up to the next blank)."""
 MAX_CHARS_BEFORE_WORD = 180
-"""Most characters that `bsmeta_word` shows."""
+"""Maximum number of characters that `bsmeta_word` shows."""
 MAX_BEGINNING_CHARS = 150
-"""Most characters of a page that a question about its title or host shows."""
+"""Maximum number of characters of a page that a question about its title or host shows."""
 MIN_BEGINNING_CHARS = 60
-"""Least characters of a page that such a question shows."""
+"""Minimum number of characters of a page that such a question shows."""
 MAX_TITLE_CHARS = 60
-"""Most characters of a title."""
+"""Maximum number of characters of a title."""
 
 _CANDIDATE = re.compile(r"(?<= )[a-z]{5,14}(?=[ .,;:!?])")
 _SEPARATOR = re.compile(r" [—–|·:-] |: ")
@@ -90,7 +90,7 @@ def write_tasks(config: DataConfig, folder: Path, names: Sequence[str], shots: i
 
     Args:
         names: Keys of `QUESTIONS`.
-        shots: Largest number of examples before a question.
+        shots: Maximum number of examples before a question.
 
     Raises:
         DataError: If too few pages are long enough, or have what the task asks for.

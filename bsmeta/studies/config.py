@@ -290,7 +290,7 @@ def _escape_overrides(values: Any) -> Any:
 
 
 def _find_shape_problems(section: Any, prefix: str = "") -> Iterator[str]:
-    """Yields values of another shape than their key: OmegaConf does not check interpolated ones."""
+    """Yields a problem for each value of a wrong shape: OmegaConf checks no interpolated ones."""
     types = get_type_hints(type(section))
     for field_ in fields(section):
         name = f"{prefix}{field_.name}"

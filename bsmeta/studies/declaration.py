@@ -148,27 +148,29 @@ def _make_declaration(study: StudyConfig) -> dict[str, Any]:
 
 
 def _read_declaration(study: StudyConfig) -> dict[str, Any] | None:
-    """Reads the declaration; keys that are newer than it have their defaults. None without one."""
+    """Reads the declaration, with defaults for keys that it predates; None if there is no file."""
     file = locate_declaration(study)
     if not file.exists():
         return None
     try:
         declared = parse_json(file.read_text(encoding="utf-8"))
-        _ = [declared[name] for name in ("arms", "seeds")]  # raises KeyError if one is missing
+        for name in ("arms", "seeds"):
+            if name not in declared:
+                raise KeyError(name)
         claims = {
             name: _select_test_keys(ClaimConfig(**claim))
             for name, claim in declared["claims"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{file}: not the declaration of a study that can be read ({error}); restore it, "
+            f"{file}: cannot be read as the declaration of a study ({error}); restore it, "
             "because without it nothing says what was declared before the first run"
         ) from error
     return {**_VALUES_BEFORE_KEYS_EXISTED, **declared, "claims": claims}
 
 
 def _is_started(study: StudyConfig, declared: Mapping[str, Any]) -> bool:
-    """Returns whether there is a run of the study, of its file or of its declaration."""
+    """Whether there is a run of the study, of its file or of its declaration."""
     declared_arms = {name: ArmConfig(**arm) for name, arm in declared["arms"].items()}
     seeds = list(dict.fromkeys([*study.seeds, *declared["seeds"]]))
     joined = replace(study, arms={**declared_arms, **study.arms}, seeds=seeds)

@@ -68,7 +68,7 @@ def score_model(
     Args:
         model: A folder that `from_pretrained` loads.
         device: torch's name of the device.
-        made: Folder of tasks that were made of held-out pages.
+        made_tasks: Folder of tasks that were made of held-out pages.
 
     Raises:
         ConfigurationError: If a task is unknown or has no accuracy, or a prompt has a field that

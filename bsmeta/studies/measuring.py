@@ -180,7 +180,7 @@ def _score_checkpoints(
     """Scores the documents as an arm reads them, with each of its checkpoints.
 
     Raises:
-        DataError: There are no bytes left to score.
+        DataError: If no bytes are left to score.
     """
     types = config.data_config.metadata_config.metadata_list
     tokenizer = read_tokenizer(locations[-1].model)
@@ -242,7 +242,7 @@ def _score_averaged_checkpoint(
         float64 [1, documents, bins], nats; [0, documents, bins] if `average_last` is 1.
 
     Raises:
-        DataError: The run has fewer checkpoints.
+        DataError: If the run has fewer checkpoints.
     """
     bins = len(settings.position_edges)
     if settings.average_last == 1:

@@ -20,7 +20,7 @@ _MAX_SEEDS = 1000
 
 
 def predict_power(claim: ClaimConfig, seeds: int, count: int) -> float | None:
-    """Returns the probability to support a claim if its difference is the smallest of interest.
+    """Returns the probability that a claim is supported at the smallest difference of interest.
 
     It holds for the first step of Holm's procedure: where other claims hold as well, the power is
     larger. None if `pilot_deviation` is not set.
@@ -38,8 +38,8 @@ def compute_power(
 ) -> float:
     """Returns the probability that a difference is detected, as one of `count` claims.
 
-    The test is the one of `bsmeta.report.inference`: the distribution of the variance over seeds
-    is integrated numerically (without errors over documents, the result is the noncentral t).
+    As in the test of `bsmeta.report.inference`, the distribution of the variance over seeds is
+    integrated numerically (without errors over documents, the result is the noncentral t).
 
     Args:
         difference: The true difference, in absolute value.

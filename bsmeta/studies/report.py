@@ -44,8 +44,8 @@ _MAX_LINE_CHARS = 44  # characters of a line of a label in a figure
 _MAX_LABEL_CHARS = 160  # characters of a label in several lines
 _MIN_TICK_RATIO = 1.4  # ratio of two named amounts
 _TOO_MANY_BANDS = 5  # arms for whose curves bands are too many: only the last points have intervals
-_LOOK_WITHOUT = Look(MUTED, "o")
-_LOOK_WITH = Look(GOOD, "s")
+_STYLE_WITHOUT_METADATA = Look(MUTED, "o")
+_STYLE_WITH_METADATA = Look(GOOD, "s")
 
 
 def describe_intervals(study: StudyConfig) -> str:
@@ -476,7 +476,11 @@ def draw_gain_plot(results: Results) -> Figure:
     base = shorten_name(results.arms[results.study.baseline].label)
     figure.suptitle(f"Bits per byte minus those of {base}, with 95% intervals", x=0.01, ha="left")
     figures.add_legend_below(
-        figure, {"used without metadata": _LOOK_WITHOUT, "used with metadata": _LOOK_WITH}.items()
+        figure,
+        {
+            "used without metadata": _STYLE_WITHOUT_METADATA,
+            "used with metadata": _STYLE_WITH_METADATA,
+        }.items(),
     )
     return figure
 
@@ -493,8 +497,8 @@ def _draw_gains(axes: Axes, arm: ArmResult, parts: Sequence[tuple[str, str]]) ->
         if part not in gains:
             continue
         marks = (
-            (row - 0.16, gains[part].without, _LOOK_WITHOUT),
-            (row + 0.16, gains[part].shown, _LOOK_WITH),
+            (row - 0.16, gains[part].without, _STYLE_WITHOUT_METADATA),
+            (row + 0.16, gains[part].shown, _STYLE_WITH_METADATA),
         )
         for position, estimate, style in marks:
             if estimate is not None:

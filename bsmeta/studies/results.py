@@ -22,7 +22,7 @@ from bsmeta.report.byte_ranges import name_byte_ranges
 from bsmeta.studies.claim_notes import list_host_notes, list_task_notes
 from bsmeta.studies.claims import (
     Claim,
-    compute_error_ratio,
+    compute_design_effect,
     compute_simultaneous_interval,
     decide_claims,
     is_over_hosts,
@@ -374,7 +374,7 @@ def _list_parts(study: StudyConfig, measured: Measured) -> Iterator[_Part]:
 
 
 def results_as_dict(results: Results) -> dict[str, Any]:
-    """Returns the results as JSON, except that NaN and infinite numbers stay in it."""
+    """Returns the results as a dict of JSON types, in which NaN and infinities are kept."""
     by_host = {claim.name: claim for claim in results.by_host}
     return {
         "title": results.study.title,
@@ -429,7 +429,7 @@ def _describe_over_hosts(claim: Claim, by_host: Claim | None) -> dict[str, Any] 
         "difference": _difference_as_dict(by_host),
         "hosts": by_host.effect.units,
         "host_error": by_host.effect.document_error,
-        "error_ratio": compute_error_ratio(claim.effect, by_host.effect),
+        "error_ratio": compute_design_effect(claim.effect, by_host.effect),
         "p_corrected": by_host.corrected,
         "verdict": by_host.verdict,
     }

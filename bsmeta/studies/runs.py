@@ -441,7 +441,7 @@ def list_curve_steps(study: StudyConfig, arm: str, steps: int) -> list[int]:
 
 
 def _compute_matching_steps(study: StudyConfig, run: Run, other: str) -> int | None:
-    """Returns the steps in which a run without metadata sees the text tokens of another arm's run.
+    """Returns the steps after which a run without metadata has seen an arm's text tokens.
 
     None if that run, or the baseline's, is not done.
     """
@@ -567,29 +567,37 @@ class Launcher:
         """
         has_failed = False
         for number, run in enumerate(runs, start=1):
-            prefix = f"[{number}/{len(runs)}] {run.name}:"
-            self._wait_for_another(run, prefix)
-            if read_progress(self._study, run).state == DONE:
-                print(prefix, "done before", flush=True)
-                has_failed |= not self._measure_run(run, measure)
-                continue
-
-            command = self.build_command(run)
-            reason = self._describe_missing_checkpoint(run)
-            if command is None:
-                reason = "needs runs that are not done"
-            if command is None or reason:
-                print(prefix, reason, flush=True)
-                has_failed = True
-                continue
-
-            code = self._train_run(run, command, prefix)
+            code = self._make_run(run, f"[{number}/{len(runs)}] {run.name}:", measure)
             if self._is_stopped or code == EXIT_PREEMPTED:
                 return EXIT_PREEMPTED
-            has_failed |= code != 0 or not self._measure_run(run, measure)
-            if self._is_stopped:
-                return EXIT_PREEMPTED
+            has_failed |= code != 0
         return EXIT_FAILURE if has_failed else 0
+
+    def _make_run(self, run: Run, prefix: str, measure: Sequence[str]) -> int:
+        """Trains a run unless it is done, then measures it; returns an exit code.
+
+        Args:
+            prefix: Begins each line that is printed about the run.
+        """
+        self._wait_for_another(run, prefix)
+        if read_progress(self._study, run).state == DONE:
+            print(prefix, "done before", flush=True)
+            return 0 if self._measure_run(run, measure) else EXIT_FAILURE
+
+        command = self.build_command(run)
+        if command is None:
+            print(prefix, "needs runs that are not done", flush=True)
+            return EXIT_FAILURE
+
+        missing_checkpoint = self._describe_missing_checkpoint(run)
+        if missing_checkpoint:
+            print(prefix, missing_checkpoint, flush=True)
+            return EXIT_FAILURE
+
+        code = self._train_run(run, command, prefix)
+        if code != 0 or self._is_stopped:
+            return code
+        return 0 if self._measure_run(run, measure) else EXIT_FAILURE
 
     def _train_run(self, run: Run, command: Sequence[str], prefix: str) -> int:
         """Executes the command of a run, and reports on it; returns its exit code."""
@@ -679,7 +687,7 @@ def list_environments(study: StudyConfig, run: Run) -> list[dict[str, Any]]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Returns whether a process has locked a run folder."""
+    """Whether a process has locked a run folder."""
     if not (folder / ".lock").exists():
         return False
     try:

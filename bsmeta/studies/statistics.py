@@ -139,10 +139,10 @@ def estimate_ratio(values: Floats, weights: Floats) -> Estimate:
 
 
 def estimate_ratio_over_clusters(values: Floats, weights: Floats, clusters: np.ndarray) -> Estimate:
-    """Returns the same as `ratio`, with clusters of documents (or questions) as the units.
+    """Returns the same as `estimate_ratio`, with clusters of documents (or questions) as the units.
 
     Args:
-        clusters: int64 [documents], the number of each document's cluster, from 0.
+        clusters: int64 [documents], the index of each document's cluster.
     """
     cluster_weights = sum_by_cluster(weights, clusters)
     cluster_values = sum_by_cluster(np.where(weights > 0, values, 0.0), clusters)
@@ -195,7 +195,7 @@ class Curve:
         ]
 
     def make_falling(self) -> Curve:
-        """Returns the curve that stays at its lowest point where it rises."""
+        """Returns the running minimum of the curve."""
         lowest = self.points[0]
         points = []
         for point in self.points:

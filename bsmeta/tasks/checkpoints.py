@@ -115,7 +115,7 @@ def _find_model(folder: Path, checkpoint: str) -> Path:
         checkpoint: The checkpoint as given by the user, for messages.
 
     Raises:
-        DataError: If there is none; the message explains how to export one, if that is possible.
+        DataError: If there is no model; the message says how to export one, if that is possible.
     """
     saved = [saved_checkpoint.folder for saved_checkpoint in list_checkpoints(folder)]
     models = (folder, folder / "model", *(path / "model" for path in reversed(saved)))

@@ -53,9 +53,9 @@ logger = logging.getLogger(__name__)
 
 # The version of the checkpoint format: incremented when one of the two state files below changes.
 FORMAT = 5
-STATE = "trainer_state.json"
-DATA = "data_state.json"
-CONFIG = "config.yaml"
+TRAINER_STATE_FILE = "trainer_state.json"
+DATA_STATE_FILE = "data_state.json"
+CONFIG_FILE = "config.yaml"
 REHEARSAL = ".rehearsal"
 """Folder in the run folder where the first save is rehearsed before the first step."""
 LOADED_FOLDERS = (
@@ -114,8 +114,8 @@ class Checkpoint:
         Raises:
             CheckpointError: If the file cannot be read, or a value has another type.
         """
-        content = self._read(STATE)
-        with name_damaged_file(self.folder / STATE):
+        content = self._read(TRAINER_STATE_FILE)
+        with name_damaged_file(self.folder / TRAINER_STATE_FILE):
             msgspec.convert(content, TrainerState)
         return content
 
@@ -125,7 +125,7 @@ class Checkpoint:
         Raises:
             CheckpointError: If the file is not a JSON object.
         """
-        return self._read(DATA)
+        return self._read(DATA_STATE_FILE)
 
     def _read(self, name: str) -> dict[str, Any]:
         file = self.folder / name
@@ -199,7 +199,9 @@ class Writer:
     def _seal(self, entries: dict[str, FileEntry]) -> None:
         """Writes the manifest, makes everything durable on the disk, and renames the folder."""
         parts = {file.split("/")[0] for file in entries}
-        missing = sorted({*LOADED_FOLDERS, STATE, DATA, CONFIG} - parts)
+        missing = sorted(
+            {*LOADED_FOLDERS, TRAINER_STATE_FILE, DATA_STATE_FILE, CONFIG_FILE} - parts
+        )
         if missing:
             raise FileNotFoundError(
                 f"{self.folder}: {', '.join(missing)} was deleted while the checkpoint was written"
@@ -238,7 +240,7 @@ def read_checked_manifest(checkpoint: Checkpoint) -> Manifest:
     if manifest.step != checkpoint.step:
         name = name_folder(checkpoint.step)
         raise CheckpointError(f"{file}: is of step {manifest.step}, but its folder is named {name}")
-    for path in (STATE, DATA, CONFIG):
+    for path in (TRAINER_STATE_FILE, DATA_STATE_FILE, CONFIG_FILE):
         if path not in manifest.files:
             raise CheckpointError(f"{file}: does not list {path}")
     return manifest

@@ -28,13 +28,13 @@ FLOAT32_OPERATIONS = (
     "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa", "upsample_trilinear3d",
     "upsample_bicubic2d", "_upsample_bicubic2d_aa",
 )  # fmt: skip
-"""Operations of ATen that autocast computes in float32 on CUDA, but not on a CPU."""
+"""ATen operations that autocast computes in float32 on CUDA, but not on a CPU."""
 
 FLOAT32_RESULT_OPERATIONS = (
     "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
     "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
 )  # fmt: skip
-"""Operations of ATen with input in half precision and a result in float32 on CUDA."""
+"""ATen operations with input in half precision and a result in float32 on CUDA."""
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def follow_cuda_rules() -> Iterator[None]:
 
 
 def _find_operation(name: str) -> Any:
-    """Returns an operation of ATen, such as `softmax.int`."""
+    """Returns an ATen operation, such as `softmax.int`."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
@@ -107,10 +107,11 @@ def _attend_fused(
     is_causal: bool = False,
     **keywords: Any,
 ) -> torch.Tensor:
-    """Attention by a fused kernel, which on CUDA takes dropout, and a mask in the query's type."""
+    """Stands in for CUDA's fused attention: saves the same tensors, but computes other values."""
     if attn_mask is not None:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
     attention = torch.ops.aten.scaled_dot_product_attention.default
-    # A fused kernel saves the state of its random numbers, not a mask of dropped values: like none.
+    # A fused kernel saves the state of its random numbers, not a mask of the dropped values, so
+    # dropout saves nothing.
     dropout = 0.0
     return attention.decompose(query, key, value, attn_mask, dropout, is_causal, **keywords)

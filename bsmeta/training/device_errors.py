@@ -28,7 +28,7 @@ def explain_device_errors(config: RunConfig) -> Iterator[None]:
     Raises:
         ConfigurationError: If an operation has no deterministic kernel, and `deterministic` asks
             for one.
-        DeviceError: If the memory of the device is used up.
+        DeviceError: If the device is out of memory.
         NcclError: If NCCL has failed on this rank.
     """
     try:

@@ -50,7 +50,7 @@ def check_room(out_dir: Path, like: Checkpoint | None = None, *, with_model: boo
 
 
 def _measure_last_checkpoint(checkpoints: list[Checkpoint], *, with_model: bool) -> int:
-    """Size in bytes of the newest readable checkpoint, with or without `model/`; 0 without any.
+    """Returns the bytes of the newest readable checkpoint, with or without `model/`; 0 without any.
 
     The size of a missing `model/` is estimated as float32 weights.
     """
@@ -70,7 +70,7 @@ def _measure_last_checkpoint(checkpoints: list[Checkpoint], *, with_model: bool)
 
 
 def _count_weights(saved: Checkpoint) -> int:
-    """Number of weights of a checkpoint's model; 0 if it cannot be read."""
+    """Returns the number of weights of a checkpoint's model; 0 if it cannot be read."""
     try:
         shapes = saved.read_state()["parameters"]
     except (CheckpointError, KeyError):

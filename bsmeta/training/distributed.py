@@ -1,8 +1,8 @@
 """Starts the processes of a run, and controls when they collect garbage.
 
 On a machine without a GPU, DeepSpeed silently creates N worlds of one process each unless the
-process group is requested by name; `start` requests it, and raises an error if the number of
-processes that joined is not the number that was launched.
+process group is requested by name. `create_accelerator` requests it, and raises an error if the
+number of processes that joined is not the number that was launched.
 
 When Python's garbage collector pauses one rank, all wait for it at the next collective. So the
 objects created during set-up are frozen, and the collector runs only when the loop pauses anyway

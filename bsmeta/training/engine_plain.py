@@ -150,7 +150,7 @@ def _fix_ddp_buckets(model: DistributedDataParallel) -> None:
 
 
 def count_storage_bytes(state: Any) -> int:
-    """Bytes of the tensors in a nested state on this rank; shared memory counts once."""
+    """Returns the bytes of the tensors in a nested state here; shared memory counts once."""
     bytes_by_address: dict[int, int] = {}
     for leaf in tree_leaves(state):
         if isinstance(leaf, torch.Tensor):

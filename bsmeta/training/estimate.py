@@ -87,7 +87,7 @@ STAGES: tuple[Stage, ...] = (None, 0, 1, 2, 3, "FSDP2")
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Numbers of parameters of a model; shared ones count once."""
+    """The numbers of parameters of a model; shared ones count once."""
 
     total: int
     trainable: int
@@ -298,7 +298,7 @@ class _SavedTensors:
 def _estimate_loss_bytes(
     tokens: int, outputs: int, hidden: int, chunk: int, value_bytes: int
 ) -> float:
-    """Bytes of the logits, in the precision of the matmuls and in float32, and their gradients."""
+    """Returns the bytes of the logits, in half precision and in float32, and of their gradients."""
     half_bytes = value_bytes if value_bytes < 4 else 0  # of a copy in half precision
     if chunk and chunk < tokens * outputs:
         # The gradient overwrites the logits of a chunk; the head's gradient is a sum over chunks.
@@ -337,7 +337,7 @@ def measure_state(model: nn.Module, optimizer: Any) -> State:
 
 
 def _count_bytes(values: Iterable[Any]) -> float:
-    """Bytes of the tensors among some values on this rank."""
+    """Returns the bytes that the tensors among some values take on this rank."""
     return float(
         sum(_make_local(value).nbytes for value in values if isinstance(value, torch.Tensor))
     )
@@ -348,7 +348,7 @@ def _make_local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Precision(NamedTuple):
-    """How an engine computes: arguments of `activations`."""
+    """How an engine computes: arguments of `estimate_activations`."""
 
     copies: bool
     casts: bool
@@ -390,8 +390,6 @@ class Forecast:
         }
 
         self._activations: dict[Stage, Activations] = {}
-        self._row_bytes = 0.0  # of one row more in this launch
-        self._row_bytes_recomputing = 0.0
         self._counting_error = ""  # why activations cannot be counted
         try:
             self._count_activations(stages)
@@ -414,32 +412,21 @@ class Forecast:
         return self.held + live.total(recomputes)
 
     def _count_activations(self, stages: list[Stage]) -> None:
-        """Estimates the activations of each engine, and of one more row in this launch.
-
-        They depend on the kernels of the device: this one, or `estimate_card`.
-        """
-        follows_card = self._device is not None and not torch.cuda.is_available()
-        with follow_cuda_rules() if follows_card else nullcontext():
-            by_precision: dict[_Precision, Activations] = {}
-            for stage in stages:
-                precision = self._choose_precision(stage)
-                if precision not in by_precision:
-                    by_precision[precision] = self._estimate_with_precision(self._shape, precision)
-                self._activations[stage] = by_precision[precision]
-
-            larger = replace(self._shape, rows=self._shape.rows + 1)
-            with_larger = self._estimate_with_precision(larger, self._choose_precision(self.stage))
-
-        live = self._activations[self.stage]
-        self._row_bytes = with_larger.total(recomputing=False) - live.total(recomputing=False)
-        self._row_bytes_recomputing = with_larger.total(recomputing=True) - live.total(
-            recomputing=True
-        )
+        """Estimates the activations of each engine."""
+        by_precision: dict[_Precision, Activations] = {}
+        for stage in stages:
+            precision = self._choose_precision(stage)
+            if precision not in by_precision:
+                by_precision[precision] = self._estimate_with_precision(self._shape, precision)
+            self._activations[stage] = by_precision[precision]
 
     def _estimate_with_precision(self, shape: Shape, precision: _Precision) -> Activations:
-        return estimate_activations(
-            shape, half=self._half, copies=precision.copies, casts=precision.casts
-        )
+        """Estimates activations with the kernels of this device, or of `estimate_card`."""
+        follows_card = self._device is not None and not torch.cuda.is_available()
+        with follow_cuda_rules() if follows_card else nullcontext():
+            return estimate_activations(
+                shape, half=self._half, copies=precision.copies, casts=precision.casts
+            )
 
     def _choose_precision(self, stage: Stage) -> _Precision:
         """Returns how an engine computes in half precision.
@@ -457,11 +444,15 @@ class Forecast:
             return []
 
         live = self._activations[self.stage]
-        plain = Need(self._shape.rows, self.held + live.total(recomputing=False), self._row_bytes)
-        recomputing = Need(
-            self._shape.rows,
-            self.held + live.total(recomputing=True),
-            self._row_bytes_recomputing,
+        larger_shape = replace(self._shape, rows=self._shape.rows + 1)
+        larger = self._estimate_with_precision(larger_shape, self._choose_precision(self.stage))
+        plain, recomputing = (
+            Need(
+                self._shape.rows,
+                self.held + live.total(recomputes_layers),
+                per_row=larger.total(recomputes_layers) - live.total(recomputes_layers),
+            )
+            for recomputes_layers in (False, True)
         )
         # None: the task does not have it
         recomputes: bool | None = getattr(self._config, "gradient_checkpointing", None)

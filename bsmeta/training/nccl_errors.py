@@ -1,4 +1,4 @@
-"""Errors of NCCL that are caused by the rank that reports them, and their usual causes.
+"""NCCL errors that are caused by the rank that reports them, and their usual causes.
 
 Other errors mean that another rank, or the network to it, is gone; the watchdog determines which.
 Torch prints the names of `ncclResult_t`:
@@ -30,7 +30,7 @@ class NcclError(TrainingError):
 
 
 def find_nccl_fault(error: BaseException) -> NcclError | None:
-    """Returns the error to report for a failure of NCCL on this rank; None for any other."""
+    """Returns the error to report for an NCCL failure on this rank; None for any other error."""
     text = str(error)
     if isinstance(error, NcclError) or "NCCL" not in text:
         return None

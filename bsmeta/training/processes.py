@@ -17,7 +17,7 @@ import torch.distributed as dist
 from bsmeta.core.progress import GROUP_TIMEOUT
 
 CLOSE_TIMEOUT_S = 20.0
-"""Longest time that a process waits at the end for the others to disconnect, in seconds."""
+"""Seconds that a process waits at the end for the others to disconnect."""
 
 Result = TypeVar("Result")
 
@@ -153,8 +153,8 @@ def _make_portable(error: Exception) -> Exception:
 def close_device_groups() -> None:
     """Disconnects the devices of the ranks, within `CLOSE_TIMEOUT_S`; all ranks call it at the end.
 
-    All work is done: a rank that cannot disconnect logs a warning and ends anyway, because `leave`
-    does not wait for threads.
+    All work is done: a rank that cannot disconnect logs a warning and ends anyway, because
+    `exit_process` does not wait for threads.
 
     Gloo's groups end with the process, and are not even removed from torch's list: their destructor
     waits for their threads while holding the GIL, which one of these threads may be waiting for

@@ -1,4 +1,4 @@
-"""`profile=true`: traces of some steps by the profiler of torch."""
+"""`profile=true`: traces of some steps by torch's profiler."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class Profile:
     def __init__(self, steps: Sequence[int] | None, folder: Path, rank: int) -> None:
         self._first, self._last = (0, 0) if steps is None else (steps[0], steps[1])
         self._file = folder / PROFILE_FOLDER / f"steps-{self._first}-{self._last}-rank{rank}.json"
-        self._running: profile | None = None
+        self._profiler: profile | None = None
 
     def mark_range(self, name: str) -> AbstractContextManager[Any]:
         """Returns a context that is a named range of the trace."""
-        if self._running is None:
+        if self._profiler is None:
             return nullcontext()
         return record_function(f"bsmeta: {name}")
 
     def before(self, step: int) -> None:
         """Starts the trace before its first step."""
-        if self._running is None and step == self._first:
+        if self._profiler is None and step == self._first:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
-            self._running = profile(activities=activities)
-            self._running.start()
+            self._profiler = profile(activities=activities)
+            self._profiler.start()
 
     def after(self, step: int) -> None:
         """Writes the trace after its last step."""
@@ -55,15 +55,15 @@ class Profile:
 
     def stop(self) -> None:
         """Writes the trace, even if the run ends before the last step to record."""
-        if self._running is None:
+        if self._profiler is None:
             return
 
-        running = self._running
-        self._running = None
+        profiler = self._profiler
+        self._profiler = None
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        running.stop()
+        profiler.stop()
 
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with report_opaque_work():
-            running.export_chrome_trace(str(self._file))
+            profiler.export_chrome_trace(str(self._file))

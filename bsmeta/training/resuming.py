@@ -43,8 +43,8 @@ from bsmeta.core.errors import (
 )
 from bsmeta.core.progress import report_opaque_work
 from bsmeta.training.checkpoint import (
-    CONFIG,
-    STATE,
+    CONFIG_FILE,
+    TRAINER_STATE_FILE,
     Checkpoint,
     choose_checkpoint,
     find_newest_intact,
@@ -148,7 +148,7 @@ def find_resume_point(
     check_task(saved, config.task)
     state = saved.read_state()
     plan = BatchPlan.of(config, processes.size)
-    with name_damaged_file(saved.folder / STATE):
+    with name_damaged_file(saved.folder / TRAINER_STATE_FILE):
         check_launch(saved, state, name_engine(accelerator), plan)
     check_origin(saved, name_engine(accelerator), out_dir, trusted=config.trust_checkpoint)
     check_steps(saved, max_steps)
@@ -176,13 +176,13 @@ def _find_checkpoint(config: RunConfig, processes: Processes, out_dir: Path) -> 
         return saved
 
     if saved is not None:  # the branch has saved already
-        saved_config = load_resolved(saved.folder / CONFIG, type(config))
+        saved_config = load_resolved(saved.folder / CONFIG_FILE, type(config))
         _check_same_branch(saved, saved_config.decay_from, config.decay_from)
         return saved
     saved = open_named_checkpoint(
         Path(config.decay_from), processes, "decay_from"
     )  # of another run
-    stable = load_resolved(saved.folder / CONFIG, type(config))
+    stable = load_resolved(saved.folder / CONFIG_FILE, type(config))
     raise_problems([*find_branch_problems(saved, stable, config.learning_rate)])
     return saved
 
@@ -211,7 +211,7 @@ def find_rollback_point(out_dir: Path, step: int, processes: Processes) -> Check
 
 def find_changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any]]:
     """Returns the keys that differ from the checkpoint's configuration, with both values."""
-    saved_config = read_saved(saved.folder / CONFIG)
+    saved_config = read_saved(saved.folder / CONFIG_FILE)
     current_config = parse_saved(write_yaml(config), "the configuration of this run")
     changed = {
         key: [old, new]
@@ -228,7 +228,7 @@ def find_changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, lis
 
 def check_task(saved: Checkpoint, task: str) -> None:
     """Refuses a checkpoint of another task, before its launch and its model are compared."""
-    saved_task = read_saved(saved.folder / CONFIG).get("task", task)
+    saved_task = read_saved(saved.folder / CONFIG_FILE).get("task", task)
     if saved_task != task:
         raise ConfigurationError(
             f"{saved.folder} is a checkpoint of task={saved_task}, this run has "
@@ -387,13 +387,13 @@ def convert_to_universal(saved: Checkpoint, folder: Path) -> None:
 def find_branch_problems(
     saved: Checkpoint, stable: RunConfig, learning_rate: float
 ) -> Iterator[Problem]:
-    """Yields why a run cannot branch off at a checkpoint and only decay.
+    """Yields a problem for each reason why a run cannot branch off at a checkpoint.
 
     Args:
         stable: Configuration of the run that saved the checkpoint.
         learning_rate: Peak learning rate of the branch.
     """
-    file = str(saved.folder / CONFIG)
+    file = str(saved.folder / CONFIG_FILE)
     step = saved.step
     schedule = stable.lr_scheduler_type
     fix = "name a checkpoint at the constant rate of a run"

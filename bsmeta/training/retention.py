@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: the last k, every n-th, the best, and those marked by the user.
+"""Decides which checkpoints are kept: the last k, every n-th, the best, and marked ones.
 
 Old ones are deleted after a new one is committed, so that there is always an intact one. Only
 intact checkpoints count among the last k; otherwise damaged ones would displace those that a run

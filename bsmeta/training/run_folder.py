@@ -30,7 +30,7 @@ from bsmeta.core.printable import make_printable
 from bsmeta.core.rank import read_rank
 from bsmeta.core.secrets import redact
 from bsmeta.training import checkpoint
-from bsmeta.training.checkpoint import CONFIG
+from bsmeta.training.checkpoint import CONFIG_FILE
 
 if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
     from bsmeta.training.processes import Processes
@@ -225,7 +225,7 @@ def _write_in_unused(out_dir: Path, write: Callable[[], object]) -> None:
 def note_early_stop(out_dir: Path, name: str) -> int:
     """Records that a signal ended a run before it had locked its folder; returns the exit code.
 
-    The same folders are left unchanged as by `write_refusal`.
+    Like `write_refusal`, it leaves folders of finished and active runs, and of others, unchanged.
     """
     if read_rank() == 0:
         _write_in_unused(out_dir, lambda: write_stopped_start(out_dir, name))
@@ -278,8 +278,8 @@ class RunFolder:
         try:
             self._claim(resume=resume, overwrite=overwrite)
             checkpoint.remove_leftovers(self.path)
-            if not (self.path / CONFIG).exists():
-                write_text(self.path / CONFIG, write_yaml(config))
+            if not (self.path / CONFIG_FILE).exists():
+                write_text(self.path / CONFIG_FILE, write_yaml(config))
             self._mark_as_held()
         except OSError as error:
             raise ConfigurationError(
@@ -337,8 +337,8 @@ class RunFolder:
                 lines_until_step = [line for line in lines if _is_up_to_step(line, step)]
                 write_text(file, "".join(line + "\n" for line in lines_until_step))
 
-        write_text(self.path / CONFIG, write_yaml(config))
-        self.remember_file(CONFIG)
+        write_text(self.path / CONFIG_FILE, write_yaml(config))
+        self.remember_file(CONFIG_FILE)
 
     def open_log(self, name: str) -> Log:
         """Opens a log of this process; it is restored with the folder."""

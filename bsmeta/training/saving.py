@@ -35,9 +35,9 @@ from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import Checkpoint, list_faults
 from bsmeta.training.disk_space import check_room, explain_full_disk
 from bsmeta.training.engine import Engine, Snapshot
-from bsmeta.training.generators import capture_rng, write_rng
 from bsmeta.training.processes import Processes
 from bsmeta.training.retention import Retention
+from bsmeta.training.rng import capture_rng, write_rng
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.task import Exports, Task
 
@@ -141,7 +141,10 @@ class Saver:
     def _collect_contents(
         self, step: int, trainer_state: dict[str, Any], data_state: dict[str, Any]
     ) -> _Contents:
-        """Adds the states of the generators of all ranks. All ranks call it."""
+        """Gathers the states of all ranks' random number generators for the checkpoint.
+
+        Collective: every rank must call it.
+        """
         rng_states = self._processes.gather(capture_rng(self._processes.device))
         return _Contents(step, rng_states, trainer_state, data_state)
 
@@ -219,9 +222,9 @@ class Saver:
                 write_rng(states, writer.folder, rank)
             if weights is not None:
                 self._export(weights, writer.folder / "model")
-            writer.write_json(checkpoint.DATA, contents.data_state)
-            writer.write_json(checkpoint.STATE, contents.trainer_state)
-            (writer.folder / checkpoint.CONFIG).write_text(write_yaml(self._config))
+            writer.write_json(checkpoint.DATA_STATE_FILE, contents.data_state)
+            writer.write_json(checkpoint.TRAINER_STATE_FILE, contents.trainer_state)
+            (writer.folder / checkpoint.CONFIG_FILE).write_text(write_yaml(self._config))
 
         source.processes.on_main(write_contents)
         return writer.commit()
@@ -294,7 +297,7 @@ class Saver:
                 shutil.copytree(exported.folder / "model", temporary)
 
             with report_opaque_work():
-                self._task.complete(temporary)
+                self._task.finalize_export(temporary)
             record_tokenizer(temporary)
             write_model_manifest(temporary)
             follow_umask(temporary)

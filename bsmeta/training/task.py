@@ -193,8 +193,8 @@ class Task(ABC):
         """Works after the last step, on every rank: evaluates a test split, predicts."""
         return []
 
-    def complete(self, folder: Path) -> None:
-        """Changes the exported model of the finished run (called on rank 0 after `finish`)."""
+    def finalize_export(self, folder: Path) -> None:
+        """Hook that may modify the exported model; called on rank 0 after `finish`."""
 
 
 def compute_flops_per_token(model: nn.Module) -> float:

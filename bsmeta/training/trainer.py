@@ -1,7 +1,7 @@
 """The training loop, the same for every task.
 
 The loop decides when to fetch data, log, evaluate, save, roll back and stop; `step` runs one step,
-`metrics` records it, `estimate_saving` writes the checkpoints.
+`metrics` records it, `saving` writes the checkpoints.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.progress import report_opaque_work
 from bsmeta.core.signals import StopRequest
-from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name_damaged_file, name_folder
+from bsmeta.training.checkpoint import (
+    DATA_STATE_FILE,
+    TRAINER_STATE_FILE,
+    Checkpoint,
+    name_damaged_file,
+    name_folder,
+)
 from bsmeta.training.distributed import GarbageCollection
 from bsmeta.training.engines import make_engine
-from bsmeta.training.generators import restore_rng
 from bsmeta.training.guards import Guards
 from bsmeta.training.metrics import (
     TRACKERS_FILE,
@@ -47,6 +52,7 @@ from bsmeta.training.resuming import (
     list_parameter_shapes,
 )
 from bsmeta.training.retention import check_metric
+from bsmeta.training.rng import restore_rng
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.saving import Saver
 from bsmeta.training.step import StepRunner
@@ -213,7 +219,8 @@ class Trainer:
 
         with self.garbage:
             for number in range(warm_up + steps):
-                data = self._prepare_step()
+                self._fetch_next_data()
+                data = self._next_data
                 self._train_step()
                 result = self._unread.popleft()
                 self._apply_stats(result.reduced.read(data.targets))
@@ -235,9 +242,7 @@ class Trainer:
         while not self._is_done():
             if self.step_runner.next_data is None:
                 self._record_steps()  # reports why there is no data, if a step came before
-            if not self._stopping:
-                self._prepare_step()
-            if self._stopping:
+            if not self._fetch_next_data():
                 break
 
             self._log_phase()
@@ -246,6 +251,15 @@ class Trainer:
             if not has_rolled_back:
                 self._evaluate_and_save_if_due()
 
+        self._close_loop()
+        return self._is_done()
+
+    def _close_loop(self) -> None:
+        """Records and saves the last steps; reports why the loop ended early.
+
+        Raises:
+            UserError: If the data ended or could not be read.
+        """
         self._record_steps()
         self.watchdog.step = self.progress.step
         self._save()
@@ -255,7 +269,6 @@ class Trainer:
             self.step_runner.raise_error()
         if not self._is_done():
             self.tracker.record_event("stop", self.progress.step, reason=self.stop.name)
-        return self._is_done()
 
     def _is_done(self) -> bool:
         return self.guards.early_stopping.is_due or self.progress.step == self.schedule.max_steps
@@ -273,18 +286,20 @@ class Trainer:
         else:
             assert self._last_checkpoint is not None
             # The state is in memory already, so an OSError is about the data, not about its file.
-            with name_damaged_file(self._last_checkpoint.folder / DATA, other_errors=(OSError,)):
+            with name_damaged_file(
+                self._last_checkpoint.folder / DATA_STATE_FILE, other_errors=(OSError,)
+            ):
                 self.stream = self.task.train_stream(rank, world_size, saved)
 
         check_same_data(self.stream.fingerprint, self.processes)
         self._data_state = self.stream.state
         self.step_runner.open(self.stream)
 
-    def _prepare_step(self) -> DataStats:
-        """Fetches the data of the next step if necessary; returns its statistics."""
-        if self.step_runner.next_data is None:
+    def _fetch_next_data(self) -> bool:
+        """Fetches the data of the next step if necessary; returns False if the run stops."""
+        if not self._stopping and self.step_runner.next_data is None:
             self._apply_stats(self.step_runner.fetch_first(self.progress.step + 1))
-        return self._next_data
+        return not self._stopping
 
     def _apply_stats(self, stats: StepStats) -> None:
         """Acts on the reports of all ranks in a step: failures, stops, the next data."""
@@ -499,11 +514,11 @@ class Trainer:
         """
         self.watchdog.enter(f"loading {saved.folder.name}")
         state = saved.read_state()
-        with name_damaged_file(saved.folder / STATE):
+        with name_damaged_file(saved.folder / TRAINER_STATE_FILE):
             check_same_model(saved, state["parameters"], self._shapes)
 
         self.engine.load(weights or saved.folder / "state")
-        with name_damaged_file(saved.folder / STATE):
+        with name_damaged_file(saved.folder / TRAINER_STATE_FILE):
             self.load_state_dict(state, saved.step)
         self._last_checkpoint = saved
 

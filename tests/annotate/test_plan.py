@@ -19,6 +19,7 @@ from bsmeta.core import files
 from bsmeta.core.errors import ConfigurationError
 from tests.annotate.conftest import CUSTOM, read_shards
 from tests.annotate.helpers import RAWPAGES, annotate, rows, some_pages, write_pages
+from tests.warm import REPOSITORY
 
 NAMES = ["html", "url", "title", "length", "paragraph"]
 SHARD = "raw-000.jsonl.gz"
@@ -352,3 +353,8 @@ def test_files_of_equal_pages_have_a_shard_each(tmp_path: Path) -> None:
     before = read_shards(tmp_path / "out")
     annotate(str(tmp_path / "in/a.jsonl.gz"), tmp_path / "out")
     assert read_shards(tmp_path / "out") == before
+
+
+def test_every_annotator_has_a_row_in_the_documentation() -> None:
+    page = (REPOSITORY / "docs/annotation.md").read_text()
+    assert [name for name in plan.ANNOTATORS if f"\n| `{name}` |" not in page] == []

@@ -18,7 +18,7 @@ from bsmeta.explain import main
 from tests.conftest import REPOSITORY
 from tests.tasks.causal_lm.explaining.helpers import SHARD, demo
 
-TYPES = ["title", "url", "html", "author"]
+TYPES = ["title", "url", "html", "reviewer"]
 LINES = REPOSITORY / "examples" / "webdocs" / SHARD.format(1)
 
 
@@ -50,11 +50,14 @@ def test_a_record_is_rendered_as_explain_shows_it(capsys: pytest.CaptureFixture[
 def test_values_are_rendered_by_type() -> None:
     assert shown("A set is") == "A set is"
     assert shown("A set is", {"title": "Sets"}) == "Title: Sets ||| A set is"
-    own = {"text": "A set is", "metadata": {"url": "a.org", "author": ["Ann", "Bo"], "title": None}}
-    assert shown(own) == "url: a.org | author: Ann | author: Bo ||| A set is"
+    own = {
+        "text": "A set is",
+        "metadata": {"url": "a.org", "reviewer": ["Ann", "Bo"], "title": None},
+    }
+    assert shown(own) == "url: a.org | reviewer: Ann | reviewer: Bo ||| A set is"
     when = {"timestamp": datetime(2020, 3, 1)}
     assert bsmeta.render("A", when).text == "Year: 2020 | Month: March ||| A"
-    assert shown(own, {"author": 7}) == "url: a.org | author: 7 ||| A set is"
+    assert shown(own, {"reviewer": 7}) == "url: a.org | reviewer: 7 ||| A set is"
     bold = {"value": "b", "char_start_idx": 2, "char_end_idx": 5}
     assert shown("A set is", {"html": [bold]}) == "html ||| A <b>set</b> is"
 
@@ -90,7 +93,7 @@ def test_a_configuration_decides_how_and_what_is_rendered() -> None:
         (5, None, "a int; expected a string, or"),
         ({"txt": "A"}, None, r"the object has no `text` \(it has 'txt'\)"),
         ({"text": 5}, None, "text_not_string"),
-        ("A", {"titel": "B"}, r"metadata.titel: not in .* author \(did you mean title\?\), or a"),
+        ("A", {"titel": "B"}, r"metadata.titel: not in .* reviewer \(did you mean title\?\), or a"),
         ("A", "B", "metadata='B': expected values by type"),
         ("A", {"title": True}, "metadata.title=True: "),
         ("A", {"html": "b"}, "metadata.html='b': expected a list of records with value, char_st"),

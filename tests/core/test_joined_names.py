@@ -188,7 +188,7 @@ JOINS = {
         "folder / f'{TOKEN}{secrets.token_hex(8)}'": "drawn here",
         "folder / name": "drawn by another rank",
     },
-    "training/generators.py": {
+    "training/rng.py": {
         "folder / 'rng' / f'rank{rank}.pt'": "a number",
     },
     "training/retention.py": {

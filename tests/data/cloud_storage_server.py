@@ -21,6 +21,7 @@ PAGE = 2
 def forget() -> None:
     """Lists and connects again, as a new process does."""
     objects.list_objects.cache_clear()
+    objects.create_http_client.cache_clear()
     stores.find_store.cache_clear()
 
 

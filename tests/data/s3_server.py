@@ -31,16 +31,26 @@ class S3Server:
     Attributes:
         faults: Asked in turn at each request.
         requests: What was asked: method, path with query, range.
+
+    Args:
+        certificate: Files of a certificate for `localhost` and its key; without them, the server
+            does not speak TLS.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: tuple[str, str] | None = None) -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str, str]] = []
         self._server = make_server(
-            "127.0.0.1", 0, self._answer, threaded=True, request_handler=_Quiet
+            "127.0.0.1",
+            0,
+            self._answer,
+            threaded=True,
+            request_handler=_Quiet,
+            ssl_context=certificate,
         )
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        origin = "https://localhost" if certificate else "http://127.0.0.1"
+        self.endpoint = f"{origin}:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def connect(self, key_id: str | None = None, secret: str | None = None) -> None:

@@ -93,8 +93,8 @@ def test_experts_without_adapters_are_named(caplog: pytest.LogCaptureFixture) ->
         AutoModelForCausalLM.from_config(shape), LoraKeys(rank=RANK), train_embeddings=False
     )
     assert (
-        "lora: no adapters on down_proj, gate_up_proj, which are no linear layers (but experts in "
-        "one tensor, for example): they stay as they are (36,864 of "
+        "lora: no adapters on down_proj, gate_up_proj, which are not linear layers (but experts "
+        "in one tensor, for example): they stay frozen (36,864 of "
     ) in caplog.text
 
 

@@ -18,10 +18,11 @@ from bsmeta.models.lora import add_adapters, merge_adapters
 from bsmeta.models.rehearsal import (
     check_export,
     check_loss,
-    find_unreached_weights,
     freeze_weights,
     is_tried,
+    list_unreached_weights,
     summarize_weights,
+    trace_reached_weights,
 )
 from tests.models.architectures import ARCHITECTURES, SMALL
 
@@ -53,7 +54,7 @@ def build(name: str) -> PreTrainedModel:
 def test_weights_that_a_backward_pass_leaves_out_are_named(name: str, parts: list[str]) -> None:
     model = build(name)
     state, before = torch.get_rng_state(), [weight.clone() for weight in model.parameters()]
-    unreached = find_unreached_weights(model)
+    unreached = list_unreached_weights(model, trace_reached_weights(model))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(map(torch.equal, before, model.parameters()))
     assert summarize_weights(model, unreached) == parts
@@ -69,8 +70,16 @@ def test_a_model_without_weights_has_the_same_parts() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(SHAPES["gemma3"].shape())
         without_values = AutoModelForCausalLM.from_config(SHAPES["jetmoe"].shape())
-    assert find_unreached_weights(model) == find_unreached_weights(build("gemma3"))
-    assert find_unreached_weights(without_values) == []
+    reached = trace_reached_weights(model)
+    assert reached == trace_reached_weights(build("gemma3"))
+    unreached = list_unreached_weights(model, reached)
+    assert summarize_weights(model, unreached) == [
+        "model.vision_tower",
+        "model.multi_modal_projector",
+    ]
+
+    assert trace_reached_weights(without_values) is None
+    assert list_unreached_weights(without_values, None) == []
 
 
 def test_frozen_parts_are_named_and_their_adapters_are_frozen(
@@ -80,7 +89,8 @@ def test_frozen_parts_are_named_and_their_adapters_are_frozen(
     model = build("gemma3")
     adapt = partial(add_adapters, keys=LoraKeys(rank=2), train_embeddings=False)
     adapt(model)
-    freeze_weights(model, find_unreached_weights(model, adapt), "model_name=gemma")
+    unreached = list_unreached_weights(model, trace_reached_weights(model, adapt))
+    freeze_weights(model, unreached, "model_name=gemma")
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert trained
     assert all(".lora_" in name and "language_model" in name for name in trained)
@@ -92,8 +102,9 @@ def test_a_model_of_which_nothing_would_be_trained_is_refused() -> None:
     keys = LoraKeys(rank=2, targets=["fc1", "fc2"])  # of the vision tower
     adapt = partial(add_adapters, keys=keys, train_embeddings=False)
     adapt(model)
+    unreached = list_unreached_weights(model, trace_reached_weights(model, adapt))
     with pytest.raises(ConfigurationError, match="nothing of the model would be trained"):
-        freeze_weights(model, find_unreached_weights(model, adapt), "model_name=gemma")
+        freeze_weights(model, unreached, "model_name=gemma")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +120,8 @@ def test_adapters_without_a_gradient_are_named(name: str, parts: list[str]) -> N
     model = build(name)
     adapt = partial(add_adapters, keys=LoraKeys(rank=2), train_embeddings=False)
     adapt(model)
-    assert summarize_weights(model, find_unreached_weights(model, adapt)) == parts
+    unreached = list_unreached_weights(model, trace_reached_weights(model, adapt))
+    assert summarize_weights(model, unreached) == parts
 
 
 def write(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_damaged_declaration_is_refused(declared: StudyConfig) -> None:
     no_claims = json.dumps({"seeds": [1], "arms": {}, "claims": ["url"]})
     for content in ("{", "[]", json.dumps({"seeds": [1]}), no_claims):
         file.write_text(content)
-        with pytest.raises(DataError, match=r"study\.json: not the declaration of a study"):
+        with pytest.raises(DataError, match=r"study\.json: cannot be read as the declaration"):
             compute_results(declared)
 
 

@@ -13,7 +13,6 @@ import yaml
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.schema import RunConfig
-from bsmeta.tasks import TASKS
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.model_card import describes_training_data, make_front_matter, write_task_card
 from bsmeta.tasks.spelling.config import SecConfig
@@ -135,8 +134,5 @@ def test_every_export_writes_a_card() -> None:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.FunctionDef) and node.name == "export"
     }
-    assert len(exports) == 6
-    assert {task.partition("_")[0] for task in TASKS} == {
-        "causal", "classification", "sed", "sec", "disambiguation"
-    }  # fmt: skip
+    assert {"causal_lm/task.py", "classification/task.py"} <= set(exports)
     assert [name for name, code in exports.items() if "card(" not in code] == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.core.errors import DataError
-from bsmeta.training.checkpoint import DATA, STATE
+from bsmeta.training.checkpoint import DATA_STATE_FILE, TRAINER_STATE_FILE
 from bsmeta.training.disk_space import check_room, explain_full_disk
 from tests.disks import small_disk
 from tests.training.test_retention import begin
@@ -53,8 +53,8 @@ def test_a_save_with_a_model_needs_room_for_it(
     """As much as the last model has, or else 4 bytes for each of its 100,000 weights."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1_200_000))
     writer = begin(tmp_path, 2)
-    writer.write_json(STATE, {"parameters": {"a": [200, 400], "b": [20_000]}})
-    writer.write_json(DATA, {})
+    writer.write_json(TRAINER_STATE_FILE, {"parameters": {"a": [200, 400], "b": [20_000]}})
+    writer.write_json(DATA_STATE_FILE, {})
     (writer.folder / "config.yaml").write_bytes(bytes(1_000_000))
     if has_model:
         (writer.folder / "model").mkdir()

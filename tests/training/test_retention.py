@@ -10,7 +10,13 @@ import pytest
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.training import checkpoint
-from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, Writer, list_checkpoints
+from bsmeta.training.checkpoint import (
+    DATA_STATE_FILE,
+    TRAINER_STATE_FILE,
+    Checkpoint,
+    Writer,
+    list_checkpoints,
+)
 from bsmeta.training.processes import ALONE, Processes
 from bsmeta.training.retention import KEEP_FILE, Retention, check_metric
 from bsmeta.training.task import Metric
@@ -30,8 +36,8 @@ def make(out_dir: Path, values: dict[int, float | None], name: str = "bits") -> 
         better = "max" if name == "accuracy" else "min"
         metric = {"name": name, "value": value, "better": better, "split": "validation"}
         evaluation = [] if value is None else [metric]
-        writer.write_json(STATE, {"evaluation": evaluation})
-        writer.write_json(DATA, {})
+        writer.write_json(TRAINER_STATE_FILE, {"evaluation": evaluation})
+        writer.write_json(DATA_STATE_FILE, {})
         (writer.folder / "config.yaml").write_text("seed: 1\n")
         writer.commit()
 

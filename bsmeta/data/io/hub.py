@@ -2,10 +2,14 @@
 
 The listing of a commit never changes, so it is kept in the cache folder, and read from there when
 HF_HUB_OFFLINE is set. Requests use the session, endpoint and token of huggingface_hub, and are
-validated and retried. Its `HfFileSystem` is not used because it retries each request five times
-regardless of `hub_retries`, restarts an interrupted range from its beginning, accepts responses of
-the wrong length, content or encoding, needs the Hub to open a cached file, and sends the token to
-any host named in a `Link` header.
+validated and retried.
+
+Its `HfFileSystem` (2.4.0) is not used. To read, it retries each request five times regardless of
+`hub_retries`, restarts an interrupted range from its beginning, accepts responses of the wrong
+length, content or encoding, and needs the Hub to open a cached file. To list, it sends the token to
+any host named in a `Link` header, cannot follow a link without a host, raises a `KeyError` or
+`TypeError` for JSON of another form without a retry, accepts a negative size, and waits for a
+response however slowly it arrives.
 """
 
 from __future__ import annotations

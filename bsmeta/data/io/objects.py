@@ -2,10 +2,23 @@
 
 The libraries of the stores only authenticate: botocore signs requests to S3 with the credentials,
 the endpoint and the region from its environment variables and files (AWS_PROFILE, AWS_ENDPOINT_URL,
-…); google-auth provides the token for Cloud Storage. Requests are sent and checked like requests to
-the Hub. s3fs and gcsfs are not used because they retry each request on their own, read whole ranges
-into memory before yielding the first byte, and run in a thread that does not survive the fork of
-the loader processes.
+…), where it also looks up the trusted certificates; google-auth provides the token for Cloud
+Storage. Requests are sent and checked like requests to the Hub.
+
+s3fs and gcsfs are not used because they retry each request on their own, read whole ranges into
+memory before yielding the first byte, and run in a thread that does not survive the fork of the
+loader processes.
+
+obstore (0.12.1), which also reads Azure, is not used because its runtime does not survive a fork,
+either: a loader process hangs if the main process sent a request before the fork, and then requests
+of the main process hang, too. It also
+
+- ignores the wait that a server asks for, the region that S3 reports, and the credentials of AWS
+  profiles and of the programs that they name;
+- takes a page of HTML for an empty listing, lists a whole folder even if the pattern continues with
+  literal text, and refuses a listing with a name such as `a//b`;
+- handles signals only when a request has ended, and gives the status and the cause of a failure
+  only within the text of a message.
 
 Overwritten objects are detected: S3 compares the ETag of each request, and from Cloud Storage the
 listed generation is read, which no longer exists after an overwrite unless the bucket keeps
@@ -20,6 +33,7 @@ import hashlib
 import math
 import os
 import re
+import ssl
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -54,6 +68,7 @@ EXPIRY = 900  # seconds; a presigned URL is used at once
 MD5_ETAG = re.compile("[0-9a-f]{32}")
 MULTIPART_ETAG = re.compile(r"[0-9a-f]{32}-(\d+)")
 OBJECT_URL = re.compile(r"[^:]+://([^/]+)(?:/(.*))?", re.DOTALL)
+DOT_SEGMENT = re.compile(r"(?<=/)\.{1,2}(?=/|$)")
 
 Headers = dict[str, str]
 
@@ -64,6 +79,8 @@ class Bucket(Store):
     Each process lists the objects once, and reads only listed ones.
 
     Attributes:
+        ca_bundle: File of the trusted certificates; None trusts those of SSL_CERT_FILE,
+            SSL_CERT_DIR or the system.
         regions: Region of each bucket for which S3 reported another region than the configured one.
     """
 
@@ -71,6 +88,7 @@ class Bucket(Store):
     fixed_version = "and do not overwrite objects while a run reads them"
 
     def __init__(self) -> None:
+        self.ca_bundle: str | None = None
         self.regions: dict[str, str] = {}
         self._lock = threading.Lock()
 
@@ -149,7 +167,7 @@ class Bucket(Store):
             subject: The same, for messages.
         """
         with convert_transport_errors(subject, self.server):
-            client = create_http_client(os.getpid())
+            client = create_http_client(os.getpid(), self.ca_bundle)
             with client.stream(method, url, headers=headers) as response:
                 if response.status_code >= 300:
                     self._check_status(response, source, subject)
@@ -193,9 +211,27 @@ class Bucket(Store):
 
 
 @cache
-def create_http_client(process: int) -> httpx2.Client:
-    """Returns the HTTP client of a process; connections do not survive a fork."""
-    return httpx2.Client(timeout=TIMEOUT)
+def create_http_client(process: int, ca_bundle: str | None) -> httpx2.Client:
+    """Returns the HTTP client of a process; connections do not survive a fork.
+
+    Args:
+        ca_bundle: See `Bucket`.
+
+    Raises:
+        ConfigurationError: If the trusted certificates cannot be read.
+    """
+    if ca_bundle is None:
+        return httpx2.Client(timeout=TIMEOUT)
+
+    try:
+        trusted = ssl.create_default_context(cafile=ca_bundle)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{ca_bundle} (AWS_CA_BUNDLE, or ca_bundle in ~/.aws/config): found "
+            f"{describe_error(error)}, expected a file of certificates (PEM); correct the path, or "
+            "unset it"
+        ) from None
+    return httpx2.Client(timeout=TIMEOUT, verify=trusted)
 
 
 @cache
@@ -233,6 +269,7 @@ class S3(Bucket):
         self._session = Session()
         with self._errors():
             self._has_credentials = self._session.get_credentials() is not None
+            self.ca_bundle = self._session.get_config_variable("ca_bundle") or None
         self._clients: dict[str | None, Any] = {}
 
     @property
@@ -357,9 +394,12 @@ class S3(Bucket):
                 declare_secrets(frozen.secret_key, frozen.token)
 
             bucket_parameters = {"Bucket": bucket, **parameters}
-            return str(
-                client.generate_presigned_url(method, Params=bucket_parameters, ExpiresIn=EXPIRY)
-            )
+            url = client.generate_presigned_url(method, Params=bucket_parameters, ExpiresIn=EXPIRY)
+
+        # A name may have segments `.` and `..`; HTTP clients remove them unless they are encoded.
+        path, separator, query = url.partition("?")
+        path = DOT_SEGMENT.sub(lambda segment: segment[0].replace(".", "%2E"), path)
+        return f"{path}{separator}{query}"
 
     def _create_client(self, region: str | None) -> Any:
         """Returns botocore's client for a region; None is the configured one."""

@@ -5,12 +5,10 @@ The checks before a run use this, so it does not import transformers.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from bsmeta.core.parsing import parse_json
+from bsmeta.data.text.tokenizer_parts import Part, list_pre_tokenizers, read_parts
 
 _KEEPING_STEPS = (
     "ByteLevel",
@@ -28,7 +26,7 @@ def is_lossless(tokenizer: Tokenizer) -> bool:
 
     False means that its texts must be compared.
     """
-    parts = parse_json(tokenizer.to_str())
+    parts = read_parts(tokenizer)
     model = parts["model"]
     steps = list_pre_tokenizers(parts["pre_tokenizer"])
     if model["type"] != "BPE" or parts["normalizer"] is not None:
@@ -44,19 +42,6 @@ def is_lossless(tokenizer: Tokenizer) -> bool:
     return has_bytes and any(step["type"] == "ByteLevel" for step in steps)
 
 
-def list_pre_tokenizers(part: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Lists the pre-tokenizers of a tokenizer, in order; sequences may be nested."""
-    if part is None:
-        return []
-    if "pretokenizers" not in part:
-        return [part]
-
-    steps: list[dict[str, Any]] = []
-    for inner in part["pretokenizers"]:
-        steps += list_pre_tokenizers(inner)
-    return steps
-
-
-def keeps_text(step: dict[str, Any]) -> bool:
+def keeps_text(step: Part) -> bool:
     """Whether a pre-tokenizer drops none of the text that it divides."""
     return step["type"] in _KEEPING_STEPS and step.get("behavior") != "Removed"

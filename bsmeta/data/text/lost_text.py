@@ -19,10 +19,10 @@ import numpy as np
 from tokenizers import Tokenizer, decoders
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.core.parsing import parse_json
 from bsmeta.data.text.characters import count_coverage, measure_utf8_lengths
-from bsmeta.data.text.lossless import is_lossless, list_pre_tokenizers
+from bsmeta.data.text.lossless import is_lossless
 from bsmeta.data.text.lost_share import LostShare
+from bsmeta.data.text.tokenizer_parts import Part, list_pre_tokenizers, read_parts
 from bsmeta.data.text.tokens import NO_PARTS, TextTokenizer
 
 BORDER = "\ue000"
@@ -54,7 +54,7 @@ def _find_unknown_token(tokenizer: Tokenizer, model: dict[str, Any]) -> int | No
     return None if name is None else tokenizer.token_to_id(name)
 
 
-def _make_decoder(tokenizer: Tokenizer, parts: dict[str, Any]) -> Callable[[list[str]], str]:
+def _make_decoder(tokenizer: Tokenizer, parts: Part) -> Callable[[list[str]], str]:
     """Returns a function that joins tokens to a text as the tokenizer's decoder does.
 
     Without a decoder, it is the usual one for the model or the pre-tokenizer.
@@ -101,7 +101,7 @@ class LostTextFinder:
         if self.is_lossless:
             return
 
-        parts = parse_json(tokenizer.to_str())
+        parts = read_parts(tokenizer)
         self._tokenizer = tokenizer
         self._unknown = _find_unknown_token(tokenizer, parts["model"])
         self._decode = _make_decoder(tokenizer, parts)

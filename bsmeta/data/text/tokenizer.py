@@ -22,8 +22,8 @@ from bsmeta.config.data import BY_TEXT
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.log_once import log_once
 from bsmeta.core.model_files import read_tokenizer
-from bsmeta.core.parsing import parse_json
-from bsmeta.data.text.lossless import keeps_text, list_pre_tokenizers
+from bsmeta.data.text.lossless import keeps_text
+from bsmeta.data.text.tokenizer_parts import Part, list_pre_tokenizers, read_parts
 from bsmeta.data.text.word_bounds import GPT2_PATTERN, Inseparable
 from bsmeta.data.text.word_cache import Characters, WordCache, ids_and_characters
 from bsmeta.metadata.rendering import Renderer
@@ -222,7 +222,7 @@ def build_tiktoken_backend(tokenizer: Tokenizer) -> Backend:
     except ImportError as error:
         raise Unavailable("it is not installed") from error
 
-    parts = parse_json(tokenizer.to_str())
+    parts = read_parts(tokenizer)
     ranks = _merge_ranks(parts["model"])
     added = parts["added_tokens"]
     if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added):
@@ -278,7 +278,7 @@ def compute_byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
     Returns:
         None for other tokenizers.
     """
-    parts = parse_json(tokenizer.to_str())
+    parts = read_parts(tokenizer)
     steps = list_pre_tokenizers(parts["pre_tokenizer"])
     if parts["model"]["type"] != "BPE" or "ByteLevel" not in [step["type"] for step in steps]:
         return None
@@ -307,7 +307,7 @@ def map_byte_alphabet() -> dict[str, int]:
     return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
-def _split_pattern(parts: dict[str, Any]) -> str:
+def _split_pattern(parts: Part) -> str:
     """Returns the regular expression by which a tokenizer splits a text before merging.
 
     Raises:

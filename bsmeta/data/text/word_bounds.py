@@ -21,12 +21,11 @@ Everything else, such as other patterns, is refused: `check_separable` names the
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer, normalizers
 
-from bsmeta.core.parsing import parse_json
+from bsmeta.data.text.tokenizer_parts import Part, read_parts
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The pattern of a `ByteLevel` pre-tokenizer that does its own splitting."""
@@ -65,9 +64,6 @@ ANY_TEXT_NORMALIZERS = {
 SPLIT_AT_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 """Pre-tokenizers that split at every space."""
 
-Part = Mapping[str, Any]
-"""A part of a `tokenizer.json`."""
-
 
 class Inseparable(Exception):
     """Texts of a tokenizer cannot be cut between words; the message gives the reason."""
@@ -81,7 +77,7 @@ def check_separable(tokenizer: Tokenizer) -> None:
     Raises:
         Inseparable: If this does not follow from its parts.
     """
-    parts = parse_json(tokenizer.to_str())
+    parts = read_parts(tokenizer)
     normalizers_in_order = _list_steps(parts["normalizer"], "normalizers")
     for step in normalizers_in_order:
         _check_normalizer(step)

@@ -113,7 +113,7 @@ def load_model(
     """Loads the model, on its device and in evaluation mode, and its tokenizer.
 
     Raises:
-        UserError: They cannot be loaded, or do not fit together or the configuration.
+        UserError: If they cannot be loaded, or do not fit together or the configuration.
     """
     use_bfloat16 = precision == "bfloat16"
     if precision == "auto":

@@ -1,6 +1,4 @@
-"""Checks of `task=causal_lm` (files, streams, metadata, held-out file, model, and the options for
-speed), and its rows and notes in the start-up table.
-"""
+"""Checks of `task=causal_lm`, and its rows and notes in the start-up table."""
 
 from __future__ import annotations
 
@@ -72,15 +70,15 @@ def find_value_problems(
         fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files, or dataset_name)"
         yield Problem("data_config.train_file", HYDRA, "null", "the training shards", fix)
 
-    values = list(find_data_problems(data))
-    yield from values
+    value_problems = list(find_data_problems(data))
+    yield from value_problems
     yield from _find_lora_problems(config)
-    files = list(find_file_problems(config))
-    yield from files
+    file_problems = list(find_file_problems(config))
+    yield from file_problems
 
     # The content of files is checked only if the keys that name them are right.
-    if runs_shared_checks() and not values:
-        refused = {problem.key for problem in files}
+    if runs_shared_checks() and not value_problems:
+        refused = {problem.key for problem in file_problems}
         for problem in find_column_problems(data):
             if problem.key not in refused:
                 yield problem
@@ -88,7 +86,7 @@ def find_value_problems(
 
 
 def _find_lora_problems(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields adapters of random weights or without their library, and keys without effect."""
+    """Yields problems of adapters: random weights, a missing library, keys without effect."""
     lora = config.lora
     if lora.rank == 0:
         default = LoraKeys()
@@ -149,7 +147,7 @@ def find_start_problems(
 def find_speed_problems(
     config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
-    """Yields options for speed that cannot run here, and keys without effect.
+    """Yields problems with options for speed: they cannot run here, or have no effect.
 
     Args:
         document: The DeepSpeed JSON, if there is one.
@@ -218,7 +216,7 @@ def _find_missing_gpu_problems(
 
 
 def find_file_problems(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields missing model and data files; data only if this machine is to read them.
+    """Yields a problem for each missing model file, and for data that this machine would read.
 
     The Hub and other remote file systems are not queried; the run itself does that.
     """
@@ -230,7 +228,7 @@ def find_file_problems(config: CausalLMConfig) -> Iterator[Problem]:
 
 
 def _find_shard_problems(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields missing files of the data, and files in a format that is not supported."""
+    """Yields a problem for each missing data file, and for each in an unsupported format."""
     data = config.data_config
     if data.prepared is not None:
         if not Path(data.prepared).is_dir():
@@ -417,7 +415,7 @@ def list_notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
         )
 
     start_of_decay = RatePlan.of(config, config.max_train_steps).decay_start
-    lines += _list_empty_phases(metadata, config.max_train_steps, start_of_decay)
+    lines += _describe_empty_phases(metadata, config.max_train_steps, start_of_decay)
     lines += _list_unused_exclusions(data)
 
     columns: dict[str, None] = {}  # an ordered set
@@ -435,10 +433,10 @@ def list_notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
     return [*lines, *list_metadata_notes(metadata), *describe_missing_types(data)]
 
 
-def _list_empty_phases(
+def _describe_empty_phases(
     config: MetadataConfig, max_train_steps: int, decay_start: int | None
 ) -> Iterator[str]:
-    """Yields the phases of the metadata schedule that never take place."""
+    """Yields a note for each phase of the metadata schedule that never takes place."""
     starts = [*compute_phase_starts(config, max_train_steps, decay_start), max_train_steps]
     for number, (start, end) in enumerate(pairwise(starts)):
         if start != end or not config.schedule:
@@ -452,7 +450,7 @@ def _list_empty_phases(
 
 
 def _list_unused_exclusions(config: DataConfig) -> Iterator[str]:
-    """Yields the entries of `exclude` that match none of the training shards on this disk."""
+    """Yields a note for each entry of `exclude` that matches no training shard on this disk."""
     paths = [entry for _, entry in iterate_train_entries(config)]
     if not config.exclude or config.prepared or any("://" in path for path in paths):
         return

@@ -14,8 +14,8 @@ from bsmeta.data.stream.columns import list_local_shards
 from bsmeta.data.stream.data_size import BYTES_PER_TOKEN, DataSize, estimate_data_size
 
 MANY_EPOCHS = 4
-"""Up to here, repeated data is worth about as much as new (Muennighoff et al. 2023, "Scaling
-data-constrained language models", arXiv 2305.16264)."""
+"""Maximum number of epochs in which repeated data is worth about as much as new data (Muennighoff
+et al. 2023, "Scaling data-constrained language models", arXiv 2305.16264)."""
 
 _LAST_SIZE: dict[str, DataSize | None] = {}
 """The last estimate, by the settings and files that it depends on."""

@@ -55,9 +55,10 @@ from bsmeta.models.rehearsal import (
     NUM_TOKENS,
     check_export,
     check_loss,
-    find_unreached_weights,
     freeze_weights,
     is_tried,
+    list_unreached_weights,
+    trace_reached_weights,
 )
 from bsmeta.models.routers import RouterLoss
 from bsmeta.models.shapes import count_head_groups, count_positions, find_text_shape
@@ -129,6 +130,7 @@ class CausalLanguageModel(Task):
         self._vocabulary = 0
         self._chunked: ChunkedLoss | None = None
         self._router: RouterLoss | None = None
+        self._reached_weights: set[str] | None = None
         self._must_check = True
         self._survey: Survey | None = None
 
@@ -249,7 +251,9 @@ class CausalLanguageModel(Task):
     def _adapt_and_freeze(self, model: PreTrainedModel, setting: str) -> None:
         """Adds the adapters, and freezes the weights that text alone does not train."""
         self._add_adapters(model)
-        freeze_weights(model, find_unreached_weights(model, self._add_adapters), setting)
+        if self._reached_weights is None:
+            self._reached_weights = trace_reached_weights(model, self._add_adapters)
+        freeze_weights(model, list_unreached_weights(model, self._reached_weights), setting)
 
     def _add_adapters(self, model: PreTrainedModel) -> None:
         """Adds the adapters of `lora`, unless `lora.rank` is 0."""
@@ -485,7 +489,7 @@ class CausalLanguageModel(Task):
         """Checks on random tokens that no token attends to later tokens or other documents.
 
         Args:
-            like: Token ids of a micro-batch, whose shape and device the random ones have.
+            example_ids: Token ids of a micro-batch; only their shape and device matter.
         """
 
         def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -611,7 +615,7 @@ def are_rows_whole(config: DataConfig, model_config: PretrainedConfig) -> bool:
     the padding must not attend to the document.
 
     Args:
-        shape: The transformers config of the model.
+        model_config: The transformers config of the model.
     """
     is_routed = RouterLoss.is_added(model_config)
     return config.cross_document_attention or (config.packing == "pad" and not is_routed)

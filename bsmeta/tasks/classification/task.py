@@ -411,8 +411,8 @@ class TextClassifier(Task):
             f"(problem_type: {MULTI_LABEL_TYPE})."
         )
 
-    def complete(self, folder: Path) -> None:
-        """Replaces the fine-tuned model by the system that `finish` has chosen.
+    def finalize_export(self, folder: Path) -> None:
+        """Replaces the fine-tuned model by the system that `finish_run` has chosen.
 
         If the model stays, its folder gets the thresholds that `finish` has chosen.
         """

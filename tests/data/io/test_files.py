@@ -18,6 +18,7 @@ from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.files import measure_file, open_file
 from bsmeta.data.io.remote import read_requested_wait
 from bsmeta.data.io.remote_file import RemoteFile
+from tests.data.forked import read_in_fork
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import TOKEN, Answer, Hub, cutting, failing, is_anything, is_content
 from tests.waiting import STUCK_S
@@ -39,6 +40,14 @@ def test_the_content_in_blocks(hub: Hub, tmp_path: Path) -> None:
     assert ranges(hub) == ["0-999", *(f"{i}000-{i}999" for i in range(1, 7)), "7000-7699"]
     assert read(path) == CONTENT
     assert len(ranges(hub)) == 8  # the second time from the cache
+
+
+def test_a_process_that_is_forked_after_a_read_reads_too(hub: Hub, tmp_path: Path) -> None:
+    path = hub_file(tmp_path, cache_bytes=0)
+    assert read(path) == CONTENT
+    assert read_in_fork(path) == CONTENT
+    assert read(path) == CONTENT
+    assert len(ranges(hub)) == 3 * 8
 
 
 def test_any_place_in_any_order(hub: Hub, tmp_path: Path) -> None:

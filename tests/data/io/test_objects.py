@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from werkzeug.serving import make_ssl_devcert
 
 from bsmeta.config.copying import StageConfig
 from bsmeta.config.data import DataConfig
@@ -23,9 +27,19 @@ from bsmeta.data.io.shards import find_validation_path, fingerprint_shards, list
 from bsmeta.data.io.stores import store_of_file
 from bsmeta.data.stage import stage_data
 from tests.data.cloud_storage_server import forget
+from tests.data.forked import read_in_fork
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import shards_in
-from tests.data.s3_server import BUCKET, SECRET, Environ, S3Server, cutting, failing, is_content
+from tests.data.s3_server import (
+    BUCKET,
+    SECRET,
+    Environ,
+    S3Server,
+    cutting,
+    error,
+    failing,
+    is_content,
+)
 
 CONTENT = random.Random(0).randbytes(7700)
 URL = f"s3://{BUCKET}"
@@ -50,7 +64,13 @@ def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
+    for name in (
+        "AWS_CA_BUNDLE",
+        "AWS_PROFILE",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_SESSION_TOKEN",
+    ):
         monkeypatch.delenv(name, raising=False)
     forget()
     server.connect()
@@ -122,6 +142,32 @@ def test_a_listing_of_several_pages(
     assert sum("continuation-token" in query for _, query, _ in s3.requests) == 2
 
 
+def test_only_names_with_the_beginning_of_a_pattern_are_requested(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    """A folder may have many more objects than match."""
+    s3.put(dict.fromkeys(["web/part-1.jsonl", "web/part-2.jsonl", "web/rest-1.jsonl"], b"x"))
+    s3.requests.clear()
+    assert names(tmp_path, f"{URL}/web/part-*.jsonl") == ["part-1.jsonl", "part-2.jsonl"]
+    ((_, path, _),) = s3.requests
+    assert "prefix=web%2Fpart-&" in path
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["web//data.jsonl", "web/./data.jsonl", "web/../data.jsonl", "web/a\tb.jsonl", "web/a%41+?#&"],
+)
+def test_names_that_are_no_ordinary_paths(s3: S3Server, tmp_path: Path, key: str) -> None:
+    s3.put({key: CONTENT, "web/z.jsonl": b"x"})
+    (ref,) = [
+        shard.path
+        for shard in list_shards(config(tmp_path, train_file=f"{URL}/web/**"))
+        if isinstance(shard.path, FileRef) and shard.path.size > 1
+    ]
+    assert ref.path == key
+    assert read(ref) == CONTENT
+
+
 def test_the_held_out_object_is_left_out_by_its_name(s3: S3Server, tmp_path: Path) -> None:
     s3.put({f"{key}.jsonl": b"x" for key in "ab"})
     held_out = f"{URL}/b.jsonl"
@@ -145,6 +191,21 @@ def test_bad_answers_are_retried_and_a_cut_one_resumed(
     assert read(one(s3, tmp_path)) == CONTENT
     assert "bytes=333-999" in s3.content_requests()
     assert "HTTP 503 (SlowDown); retrying" in caplog.text
+
+
+def test_a_wait_that_the_server_asks_for(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote, "LONGEST_WAIT", 0.01)
+    ref = one(s3, tmp_path)
+
+    def ask_to_wait(environ: Environ) -> tuple[int, dict[str, str], bytes]:
+        s3.faults.clear()
+        return 503, {"Retry-After": "7"}, error("SlowDown")
+
+    s3.faults = [ask_to_wait]
+    assert read(ref) == CONTENT
+    assert "HTTP 503 (SlowDown), which asks to wait 7 s; retrying" in caplog.text
 
 
 def test_an_outage_is_named(s3: S3Server, tmp_path: Path) -> None:
@@ -290,6 +351,90 @@ def test_credentials_of_a_file_are_hidden_from_then_on(
     assert redact(f"{secret}, {token}") == "[redacted], [redacted]"
 
 
+def test_credentials_of_a_program_that_a_profile_names(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key_id = "AKIAOFTHEPROGRAM0000"
+    answer = {"Version": 1, "AccessKeyId": key_id, "SecretAccessKey": "program-secret-0123456789"}
+    (tmp_path / "answer.json").write_text(json.dumps(answer))
+    profile = f"[profile work]\ncredential_process = cat {tmp_path}/answer.json\n"
+    (tmp_path / "config").write_text(profile)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    assert read(one(s3, tmp_path)) == CONTENT
+    assert [f"X-Amz-Credential={key_id}%2F" in path for _, path, _ in s3.requests] == [True] * 8
+
+
+def test_requests_go_through_a_proxy(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server answers in place of a proxy."""
+    s3.put({"web/data.jsonl": CONTENT})
+    monkeypatch.delenv("http_proxy", raising=False)
+    monkeypatch.setenv("HTTP_PROXY", s3.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://192.0.2.1")  # of no machine (RFC 5737)
+    (shard,) = list_shards(config(tmp_path, train_file=f"{URL}/web/data.jsonl"))
+    assert isinstance(shard.path, FileRef)
+    assert read(shard.path) == CONTENT
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "AWS_CA_BUNDLE"])
+def test_certificates_are_checked_with_the_bundle_of_the_environment(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    s3.put({"web/data.jsonl": CONTENT})  # moto's buckets belong to the process
+    certificate = make_ssl_devcert(str(tmp_path / "tls"), host="localhost")
+    for name in ("SSL_CERT_DIR", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "localhost")
+    with closing(S3Server(certificate)) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        with pytest.raises(DataError, match="given up after 5 .*CERTIFICATE_VERIFY_FAILED"):
+            names(tmp_path, f"{URL}/web/*.jsonl")
+
+        forget()
+        monkeypatch.setenv(variable, certificate[0])
+        assert names(tmp_path, f"{URL}/web/*.jsonl") == ["data.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "FileNotFoundError"), ("no certificate", "SSLError")]
+)
+def test_a_bundle_that_cannot_be_read(
+    s3: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: str | None,
+    message: str,
+) -> None:
+    bundle = tmp_path / "bundle.pem"
+    if content is not None:
+        bundle.write_text(content)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    with pytest.raises(ConfigurationError) as error:
+        names(tmp_path, f"{URL}/web/*.jsonl")
+    assert str(error.value).startswith(
+        f"{bundle} (AWS_CA_BUNDLE, or ca_bundle in ~/.aws/config): found {message}"
+    )
+
+
+def test_threads_share_a_store(s3: S3Server, tmp_path: Path) -> None:
+    ref = one(s3, tmp_path, hub_cache_gb=0)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(read, [ref] * 16)) == [CONTENT] * 16
+    assert len(s3.content_requests()) == 16 * 8
+
+
+def test_a_process_that_is_forked_after_a_read_reads_too(s3: S3Server, tmp_path: Path) -> None:
+    ref = one(s3, tmp_path, hub_cache_gb=0)
+    assert read(ref) == CONTENT
+    assert read_in_fork(ref) == CONTENT
+    assert read(ref) == CONTENT
+    assert len(s3.content_requests()) == 3 * 8
+
+
 def test_without_the_library(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "botocore"]:
         monkeypatch.delitem(sys.modules, name)
@@ -357,14 +502,18 @@ def whole(folder: Path) -> Run:
     return run(small_config(folder), STEPS)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "cache_gb"), [(0, 20.0), (2, 20.0), (2, 0.0)])
 def test_the_batches_of_local_files(
-    s3: S3Server, tmp_path: Path, folder: Path, whole: Run, workers: int
+    s3: S3Server, tmp_path: Path, folder: Path, whole: Run, workers: int, cache_gb: float
 ) -> None:
-    """Before and after a resume, through bad answers."""
+    """Before and after a resume, through bad answers.
+
+    Loader processes send requests only without a cache: otherwise, the survey fills it before.
+    """
     s3.put({f"web/{name}": content for name, content in shards_in(folder).items()})
     values = {"train_file": f"{URL}/web/*.jsonl.gz", "hub_retries": 50, "num_workers": workers}
-    own = small_config(tmp_path, cache_dir=str(tmp_path / "cache"), **values)
+    values |= {"cache_dir": str(tmp_path / "cache"), "hub_cache_gb": cache_gb}
+    own = small_config(tmp_path, **values)
     s3.faults = [failing(503, "SlowDown", 3), cutting(120, 5)]
     first = run(own, 3)
     forget()

@@ -12,6 +12,7 @@ from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.io.stores import find_store, store_of_file
 from tests.data.cloud_storage_server import Storage
+from tests.data.forked import read_in_fork
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import shards_in
 from tests.data.io.test_objects import CONTENT, STEPS, read
@@ -19,8 +20,13 @@ from tests.data.io.test_objects import CONTENT, STEPS, read
 URL = "gs://corpus"
 
 
-def refs(folder: Path, train_file: str) -> list[FileRef]:
-    config = DataConfig(train_file=train_file, cache_dir=str(folder / "cache"), hub_retries=4)
+def refs(folder: Path, train_file: str, cache_gb: float = 20.0) -> list[FileRef]:
+    config = DataConfig(
+        train_file=train_file,
+        cache_dir=str(folder / "cache"),
+        hub_cache_gb=cache_gb,
+        hub_retries=4,
+    )
     paths = [shard.path for shard in list_shards(config)]
     assert all(isinstance(path, FileRef) for path in paths)
     return paths  # type: ignore[return-value]
@@ -48,6 +54,14 @@ def test_an_object_that_is_overwritten(gs: Storage, tmp_path: Path) -> None:
     gs.put({"a.jsonl": CONTENT[::-1]})
     with pytest.raises(DataError, match=r"gs://corpus/a\.jsonl: the file has changed since it"):
         read(ref)
+
+
+def test_a_process_that_is_forked_after_a_read_reads_too(gs: Storage, tmp_path: Path) -> None:
+    gs.put({"a.jsonl": CONTENT})
+    (ref,) = refs(tmp_path, f"{URL}/a.jsonl", cache_gb=0.0)
+    assert read(ref) == CONTENT
+    assert read_in_fork(ref) == CONTENT
+    assert read(ref) == CONTENT
 
 
 def test_a_missing_bucket_and_a_private_one_are_named(gs: Storage, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from bsmeta.tasks.classification.model import (
 from bsmeta.tasks.classification.results import compute_scores
 from bsmeta.tasks.classification.store import SPLITS
 from bsmeta.tasks.classification.task import TextClassifier, build_set_batch
-from bsmeta.training.checkpoint import STATE
+from bsmeta.training.checkpoint import TRAINER_STATE_FILE
 from bsmeta.training.processes import ALONE
 from tests.annotate.helpers import annotated, values
 from tests.conftest import command, run_warm
@@ -211,7 +211,7 @@ def test_evaluations_score_several_labels(run: Path) -> None:
     for checkpoint in checkpoints:
         fine_tuned = load_model(checkpoint / "model")
         assert isinstance(fine_tuned, Classifier)
-        state = json.loads((checkpoint / STATE).read_text())
+        state = json.loads((checkpoint / TRAINER_STATE_FILE).read_text())
         assert fine_tuned.description.thresholds == state["task"]
 
 

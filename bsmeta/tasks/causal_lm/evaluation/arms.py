@@ -123,7 +123,7 @@ def list_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Compa
     """Returns the text alone, then all comparisons that the configuration requests.
 
     Raises:
-        ConfigurationError: A name is unknown; the message lists all of them.
+        ConfigurationError: If a name is unknown; the message lists all names.
     """
     plain = plan_comparisons(config.comparisons, types) + _list_chosen_comparisons(config, types)
 

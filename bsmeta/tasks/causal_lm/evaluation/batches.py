@@ -12,7 +12,7 @@ import numpy as np
 
 from bsmeta.core.rounding import round_up_to_multiple
 
-LOGITS_PER_BATCH = 1 << 29
+MAX_LOGITS_PER_BATCH = 1 << 29
 """Maximum number of logits (in the model's dtype) that one model call may return."""
 
 SIZE_DIGITS = {"cpu": 64, "cuda": 3}
@@ -28,9 +28,9 @@ FORWARD_OVERHEAD = 96
 def limit_batch_tokens(vocabulary: int, rows: int, row_length: int) -> int:
     """Returns the maximum number of tokens in a batch.
 
-    It is `rows` full sequences, and fewer for a large vocabulary (LOGITS_PER_BATCH).
+    It is `rows` full sequences, and fewer for a large vocabulary (MAX_LOGITS_PER_BATCH).
     """
-    return max(min(rows * row_length, LOGITS_PER_BATCH // max(vocabulary, 1)), row_length)
+    return max(min(rows * row_length, MAX_LOGITS_PER_BATCH // max(vocabulary, 1)), row_length)
 
 
 def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

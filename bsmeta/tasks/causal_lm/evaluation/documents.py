@@ -78,7 +78,7 @@ class HeldOutDocuments:
         remote_file: The file, if it is remote and was already located.
 
     Attributes:
-        numbers: Line (from 0) of each document in the file.
+        numbers: Index of each document's line in the file.
         sizes: Length of each text in characters.
         bytes: Length of each text in UTF-8 bytes.
         digests: xxh3 hash of each text.
@@ -87,8 +87,8 @@ class HeldOutDocuments:
         left_out: Number of documents left out, by reason.
 
     Raises:
-        ConfigurationError: No validation file is set.
-        DataError: The file does not exist, cannot be read, or contains no document to score.
+        ConfigurationError: If no validation file is set.
+        DataError: If the file does not exist, cannot be read, or contains no document to score.
     """
 
     def __init__(

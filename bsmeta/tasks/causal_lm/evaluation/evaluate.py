@@ -358,7 +358,7 @@ def _compare_over_hosts(
 
     Args:
         bits, sizes: float64 [2, documents].
-        clusters: int64 [documents], the number of each document's host.
+        clusters: int64 [documents], the index of each document's host.
 
     Returns:
         The interval of the difference (None for a single host), and the p-value of the sign test.

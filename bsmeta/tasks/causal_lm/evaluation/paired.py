@@ -258,7 +258,7 @@ class PairedEvaluation:
             The sums of each comparison by name, on every rank.
 
         Raises:
-            DataError: A score is not finite; lists documents and arms, and is raised on every rank.
+            DataError: If a score is not finite; lists documents and arms; raised on every rank.
         """
         rank_sums: list[DocumentSums] = []
         failures: list[str] = []

@@ -139,7 +139,7 @@ def _find_counted_segments(
     """
     is_counted = np.ones(num_segments, bool)
     for reading in readings:
-        is_missing = _is_unscored(reading, len(segments))
+        is_missing = _mark_unscored(reading, len(segments))
         if reading.lost is not None:
             is_missing = is_missing | reading.lost
         is_counted &= np.bincount(segments, is_missing, minlength=num_segments) == 0
@@ -176,7 +176,7 @@ def count_lost_bytes(without: Reading, with_metadata: Reading, text: str) -> int
 
 
 def _number_segments(readings: Sequence[Reading], size: int) -> np.ndarray:
-    """Returns the number of each character's segment: int64 [size].
+    """Returns the index of each character's segment: int64 [size].
 
     A segment begins at each character that no token extends into.
     """
@@ -184,8 +184,8 @@ def _number_segments(readings: Sequence[Reading], size: int) -> np.ndarray:
     return np.cumsum(inside == 0) - 1
 
 
-def _is_unscored(reading: Reading, size: int) -> np.ndarray:
-    """Whether each character is in no token or in an unscored token: bool [size]."""
+def _mark_unscored(reading: Reading, size: int) -> np.ndarray:
+    """Marks the characters that are in no token or in an unscored one: bool [size]."""
     missing = np.isnan(reading.nats)
     unscored = count_coverage(reading.starts[missing], reading.ends[missing], size)
     return (count_coverage(reading.starts, reading.ends, size) == 0) | (unscored > 0)

@@ -180,7 +180,7 @@ def _estimate_errors_over_documents(
     """Bootstraps each comparison over documents.
 
     Args:
-        bits: float64 [comparisons, documents], bits with metadata minus bits without.
+        bit_differences: float64 [comparisons, documents], bits with metadata minus bits without.
         sizes: float64 [comparisons, documents], bytes.
         differences: float64 [comparisons, documents], bits per byte of each document.
         takes_part: bool [comparisons, documents].
@@ -357,7 +357,7 @@ def refuse_empty_scores(sums: Mapping[str, ComparisonSums], model_setting: str) 
         model_setting: The setting that names the model, for the message.
 
     Raises:
-        DataError: There are no bytes left to score.
+        DataError: If no bytes are left to score.
     """
     text = sums[TEXT]
     lost = int(text.lost_bytes.sum())

@@ -46,7 +46,7 @@ def find_output_embedding(model: nn.Module) -> nn.Module:
     """Returns the layer that computes logits.
 
     Raises:
-        ConfigurationError: The model has none, so it is not a language model.
+        ConfigurationError: If the model has none, and so is not a language model.
     """
     inner = unwrap_model(model)
     get_head = getattr(inner, "get_output_embeddings", None)

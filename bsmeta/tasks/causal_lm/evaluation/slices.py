@@ -40,7 +40,7 @@ def make_slices(
     """Returns the slices that the configuration declares, except empty ones.
 
     Raises:
-        ConfigurationError: A declaration is invalid; the message lists all of them.
+        ConfigurationError: If a declaration is invalid; the message lists all of them.
     """
     return list_slices(configs, list_document_facts(documents, metadata)) if configs else []
 
@@ -49,7 +49,7 @@ def list_slices(configs: Sequence[SliceConfig], facts: Mapping[str, list]) -> li
     """Returns the slices of documents of which only the facts are given (`list_document_facts`).
 
     Raises:
-        ConfigurationError: A declaration is invalid; the message lists all of them.
+        ConfigurationError: If a declaration is invalid; the message lists all of them.
     """
     problems: list[str] = []
     for config in configs:

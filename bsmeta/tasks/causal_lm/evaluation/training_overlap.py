@@ -34,7 +34,7 @@ def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMCo
         train: The configuration of its run, without the changes that the evaluation makes.
 
     Raises:
-        DataError: The held-out file was trained on.
+        DataError: If the held-out file was trained on.
     """
     path = find_validation_path(data)
     if not path or not (isinstance(path, FileRef) or os.path.isfile(path)):

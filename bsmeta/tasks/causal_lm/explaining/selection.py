@@ -55,7 +55,7 @@ def select_types(metadata: MetadataConfig, types: Sequence[str]) -> MetadataConf
     """Returns the configuration under which a document gets all of `types` that it has.
 
     Raises:
-        ConfigurationError: Types are not in `metadata_list`; the message names them.
+        ConfigurationError: If types are not in `metadata_list`; the message names them.
     """
     all_types = metadata.metadata_list
     unknown = [name for name in types if name not in all_types]
@@ -94,7 +94,7 @@ def find_document(name: str, shards: Sequence[Shard], data: DataConfig) -> Start
     """Finds a document by its name.
 
     Raises:
-        ConfigurationError: The name is not `<shard>:<number>`, or training has no such shard.
+        ConfigurationError: If the name is not `<shard>:<number>`, or training has no such shard.
     """
     shard_names = [shard.name for shard in shards]
     match = re.fullmatch(r"(.+):([0-9]{1,15})", name)
@@ -130,9 +130,9 @@ class Selection:
         tokenizer: The tokenizer of the run, with the special tokens of the metadata.
 
     Raises:
-        ConfigurationError: A value is not possible, or names a shard or a type that the
+        ConfigurationError: If a value is not possible, or names a shard or a type that the
             configuration does not have.
-        DataError: Shards are missing.
+        DataError: If shards are missing.
     """
 
     def __init__(self, config: ExplainConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -178,8 +178,8 @@ class Selection:
         """Yields the windows, each with at least one document to show.
 
         Raises:
-            ConfigurationError: The requested document does not exist, or training skips it.
-            DataError: A document of a window is bad and `bad_documents` is strict.
+            ConfigurationError: If the requested document does not exist, or training skips it.
+            DataError: If a document of a window is bad and `bad_documents` is strict.
         """
         remaining = self._config.limit
         for index, shard in enumerate(self._shards[self._start.shard :]):

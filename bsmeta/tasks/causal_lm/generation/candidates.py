@@ -42,7 +42,7 @@ class Labels:
         """Returns the label of a candidate that a user gave (such as a host or a complete URL).
 
         Raises:
-            ConfigurationError: It has no label of this type.
+            ConfigurationError: If it has no label of this type.
         """
         reason = ""
         label = None
@@ -98,7 +98,7 @@ def find_candidates(
     """Returns the requested candidates, or without any all labels of the held-out documents.
 
     Raises:
-        ConfigurationError: There are fewer than two candidates.
+        ConfigurationError: If there are fewer than two candidates.
     """
     document_labels: list[str | None] = []
     if documents is not None:

@@ -84,7 +84,7 @@ class Contexts:
         """Renders metadata without a text.
 
         Raises:
-            ConfigurationError: The metadata cannot be in the prefix of this model.
+            ConfigurationError: If the metadata cannot be in the prefix of this model.
         """
         values = {key: value for key, value in metadata.items() if value is not None}
         check_metadata(values, self._config)
@@ -126,7 +126,7 @@ def check_metadata(metadata: Mapping[str, Any], config: MetadataConfig) -> None:
     """Rejects metadata that cannot be in the prefix of this model; None leaves a type out.
 
     Raises:
-        ConfigurationError: A type or a value is not possible.
+        ConfigurationError: If a type or a value is not possible.
     """
     given = {key: value for key, value in metadata.items() if value is not None}
     for key, value in given.items():
@@ -171,7 +171,7 @@ def check_type(key: str, name: str, config: MetadataConfig) -> None:
         name: The setting of the user, for the message.
 
     Raises:
-        ConfigurationError: The model was not trained with the type, or not with a prefix.
+        ConfigurationError: If the model was not trained with the type, or not with a prefix.
     """
     if key not in config.metadata_list:
         possible = [other for other in config.metadata_list if not find_type(other).is_local]

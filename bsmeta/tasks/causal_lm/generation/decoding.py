@@ -81,7 +81,7 @@ class Decoder:
         """Generates a continuation per draw; their contexts must be shorter than `max_length`.
 
         Raises:
-            DataError: The model's probabilities are NaN.
+            DataError: If the model's probabilities are NaN.
         """
         *_, continuations = self.extend_texts(draws)
         return continuations
@@ -91,7 +91,7 @@ class Decoder:
         """Yields the continuations after each of their tokens: the same, growing objects.
 
         Raises:
-            DataError: The model's probabilities are NaN.
+            DataError: If the model's probabilities are NaN.
         """
         batch = _Batch(draws, self._device)
         limits = [

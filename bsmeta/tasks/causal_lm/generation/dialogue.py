@@ -39,7 +39,7 @@ class Dialogue:
         """Returns the request of a line; None if the line only changes a setting.
 
         Raises:
-            ConfigurationError: The setting or its value is not possible.
+            ConfigurationError: If the setting or its value is not possible.
         """
         setting = _SETTING.fullmatch(line)
         if setting is None:

@@ -77,7 +77,7 @@ class Likelihoods:
             text token of each chunk, and tokens that lose text).
 
         Raises:
-            DataError: A log-probability is not finite.
+            DataError: If a log-probability is not finite.
         """
         windows, owners = self._cut_windows(texts)
         index_batches = plan_batches([len(window.ids) for window in windows], self._max_tokens)

@@ -41,7 +41,7 @@ def replace_defaults(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> 
     """Returns a request with some of the defaults replaced.
 
     Raises:
-        ConfigurationError: A field is unknown, or a value is not possible.
+        ConfigurationError: If a field is unknown, or a value is not possible.
     """
     merged = {**defaults, **values}
     try:
@@ -64,7 +64,7 @@ def read_requests(path: str, defaults: Request) -> list[Request]:
     """Reads the requests of a JSON Lines file; missing fields have the values of `defaults`.
 
     Raises:
-        DataError: The file cannot be read, or lines are not valid requests; lists all such lines.
+        DataError: If the file cannot be read, or lines are not valid requests; lists all of these.
     """
     try:
         lines = Path(path).read_bytes().splitlines()
@@ -91,7 +91,7 @@ def apply_steps(requests: Sequence[Request], *steps: Callable[[Request], Output]
     """Applies each step to each request, and returns the outputs.
 
     Raises:
-        ConfigurationError: Lists the problems of all requests.
+        ConfigurationError: Listing the problems of all requests.
     """
     outputs: list[Output] = []
     problems: list[str] = []

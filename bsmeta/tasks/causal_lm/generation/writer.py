@@ -59,7 +59,7 @@ class Writer:
         """Checks all requests, and returns an iterator that generates the result of each.
 
         Raises:
-            ConfigurationError: A request is invalid; the message lists the problems of all.
+            ConfigurationError: If a request is invalid; the message lists the problems of all.
         """
         pairs = list(zip(requests, apply_steps(requests, self._make_contexts), strict=True))
         return self._generate_results(pairs)
@@ -71,7 +71,7 @@ class Writer:
         the sample.
 
         Raises:
-            ConfigurationError: The request is invalid.
+            ConfigurationError: If the request is invalid.
         """
         (contexts,) = apply_steps([request], self._make_contexts)
         return self._generate_pieces(request, contexts)

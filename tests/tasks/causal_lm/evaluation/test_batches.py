@@ -43,5 +43,5 @@ def test_a_padded_size_is_at_most_a_quarter_larger(size: int) -> None:
 
 def test_logits_bound_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limit_batch_tokens(61, 8, 64) == 512
-    monkeypatch.setattr(batches_module, "LOGITS_PER_BATCH", 61 * 128)
+    monkeypatch.setattr(batches_module, "MAX_LOGITS_PER_BATCH", 61 * 128)
     assert limit_batch_tokens(61, 8, 64) == 128

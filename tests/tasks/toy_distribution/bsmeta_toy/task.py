@@ -21,20 +21,27 @@ from bsmeta_toy.metrics import METRICS
 
 
 class Numbers:
-    """An endless stream of steps of `rows` numbers each."""
+    """An endless stream of steps, to each of which every rank contributes `rows` numbers.
 
-    def __init__(self, rows: int, start: int) -> None:
+    Attributes:
+        state: The first number of the next step, the same on all ranks.
+    """
+
+    def __init__(self, rows: int, rank: int, world_size: int, start: int) -> None:
         self.fingerprint = {"kind": "numbers"}
         self.state = {"next": start}
         self._rows = rows
+        self._offset = rank * rows
+        self._step_size = world_size * rows
 
     @property
     def first_step(self) -> int:
-        return self.state["next"] // self._rows + 1
+        return self.state["next"] // self._step_size + 1
 
     def __iter__(self) -> Iterator[StepData]:
-        for start in itertools.count(self.state["next"], self._rows):
-            numbers = range(start, start + self._rows)
+        for start in itertools.count(self.state["next"], self._step_size):
+            first = start + self._offset
+            numbers = range(first, first + self._rows)
             x = torch.tensor([[number % 7 / 7, number % 5 / 5] for number in numbers])
             batch = MicroBatch(
                 tensors={"x": x, "y": 2 * x.sum(1, keepdim=True)},
@@ -43,7 +50,7 @@ class Numbers:
                 documents=[str(number) for number in numbers],
                 counts={},
             )
-            yield StepData([batch], {"next": start + self._rows}, phase=0)
+            yield StepData([batch], {"next": start + self._step_size}, phase=0)
 
     def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
         return states[0]
@@ -59,7 +66,8 @@ class Line(Task):
         return nn.Linear(2, 1)
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Numbers:
-        return Numbers(self._config.rows, state["next"] if state else 0)
+        start = state["next"] if state else 0
+        return Numbers(self._config.rows, rank, world_size, start)
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         return Loss((model(batch["x"]) - batch["y"]).float().square().sum(), {})

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.training.generators import capture_rng, restore_rng, write_rng
+from bsmeta.training.rng import capture_rng, restore_rng, write_rng
 from tests.training.pickles import write_call
 
 CPU = torch.device("cpu")
