@@ -1,4 +1,4 @@
-"""Turns raw pages into shards of text with metadata, which train.py streams as they are.
+"""Converts raw pages into shards of text with metadata, which train.py can stream.
 
 python bsmeta/annotate.py input='crawl/*.warc.gz' output=shards
 python bsmeta/annotate.py input='crawl/*.warc.gz' output=shards replace=[title]

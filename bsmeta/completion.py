@@ -1,7 +1,7 @@
-"""Completes programs, keys, choices of groups and names of configurations in a shell.
+"""Shell completion of programs, keys, choices of groups and names of configurations.
 
-`bsmeta completion bash` prints a script that holds them all, so that completing a word starts no
-interpreter. After an update it is written again.
+`bsmeta completion bash` prints a script with all completions, so that completing a word starts no
+interpreter. The script must be regenerated after an update of this package.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from bsmeta.reference import PROGRAMS as DOCUMENTED
 
 OPTIONS = ("--config-name", "--config-dir", "--help", "--version")
 
-_BASH = r"""# Completion of bsmeta, written by `bsmeta completion {shell}`.
+# Filled in with `str.format`, so braces of the shell are doubled.
+_BASH_TEMPLATE = r"""# Completion of bsmeta, written by `bsmeta completion {shell}`.
 {start}_bsmeta() {{
     local line=${{COMP_LINE:0:COMP_POINT}}
     local word=${{line##* }} program=${{COMP_WORDS[1]}} previous=${{COMP_WORDS[COMP_CWORD-1]}}
@@ -44,8 +45,8 @@ _BASH = r"""# Completion of bsmeta, written by `bsmeta completion {shell}`.
 complete -F _bsmeta bsmeta
 """
 
-_START = {"bash": "", "zsh": "autoload -U +X bashcompinit && bashcompinit\n"}
-SHELLS = tuple(_START)
+_SHELL_SETUP = {"bash": "", "zsh": "autoload -U +X bashcompinit && bashcompinit\n"}
+SHELLS = tuple(_SHELL_SETUP)
 
 
 def write_completion(shell: str, modules: dict[str, str]) -> str:
@@ -53,16 +54,16 @@ def write_completion(shell: str, modules: dict[str, str]) -> str:
 
     Args:
         shell: One of `SHELLS`.
-        modules: Program -> its module, or the path of its script.
+        modules: The module of each program, or the path of its script, by the program's name.
     """
     configurations = sorted(path.stem for path in CONFIG_FOLDER.glob("*.yaml"))
     choices = [
         _write_case(f"{name}|+{name}", options) for name, options in list_group_options().items()
     ]
     keys = [_write_case(name, _list_words(module)) for name, module in modules.items()]
-    return _BASH.format(
+    return _BASH_TEMPLATE.format(
         shell=shell,
-        start=_START[shell],
+        start=_SHELL_SETUP[shell],
         programs=_quote_words(modules),
         configurations=_quote_words(configurations),
         groups="\n".join(choices),
@@ -80,12 +81,17 @@ def _list_words(module: str) -> list[str]:
 
 
 def _find_module(program: str) -> str:
-    """Returns the module of a documented program, `bsmeta/train.py task=…` or `python -m …`."""
+    """Returns the dotted module of a documented command.
+
+    Args:
+        program: `bsmeta/train.py task=…` or `python -m bsmeta.…`.
+    """
     script = program.removeprefix("python -m ").partition(" ")[0]
     return script.removesuffix(".py").replace("/", ".")
 
 
 def _write_case(pattern: str, words: Iterable[str]) -> str:
+    """Returns a branch of the shell's `case` that sets the completions."""
     return f"            {pattern}) words={_quote_words(words)} ;;"
 
 

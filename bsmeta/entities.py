@@ -20,7 +20,13 @@ _SOURCES = ("profiles", "entity_dir", "add")
 
 
 def main(config: EntitiesConfig) -> None:
-    """Builds the table or adds to it, depending on the key that is set, and prints a summary."""
+    """Builds the table or adds to it, depending on the key that is set, and prints a summary.
+
+    Raises:
+        ConfigurationError: If keys are missing or exclude each other, or the checkpoint is not one
+            of a disambiguator.
+        DataError: If a file is missing or damaged, or has invalid entities.
+    """
     if config.table is None:
         raise ConfigurationError("table is not set; expected a folder", ["table"])
     _check_keys(config)
@@ -28,6 +34,7 @@ def main(config: EntitiesConfig) -> None:
 
 
 def _check_keys(config: EntitiesConfig) -> None:
+    """Refuses keys that exclude each other, or have no effect without another key."""
     sources = [name for name in _SOURCES if getattr(config, name) is not None]
     if len(sources) > 1:
         raise ConfigurationError(
@@ -50,8 +57,8 @@ def _check_keys(config: EntitiesConfig) -> None:
 
 
 def _build_or_extend(config: EntitiesConfig, folder: Path) -> str:
-    """Builds the table or adds entities to it, if a key asks for it; returns a summary."""
-    # Imported here because datasets and Arrow take a while, and the keys are checked first.
+    """Builds the table, adds entities to it, or only opens it; returns a summary of it."""
+    # Imported here because datasets and Arrow load slowly, and the keys are checked first.
     from bsmeta.tasks.disambiguation.entities import EntityTable
     from bsmeta.tasks.disambiguation.entity_files import Sources, build_from_files
     from bsmeta.tasks.disambiguation.profiles import MAX_CANDIDATES, add_entities, build_entities
@@ -70,18 +77,22 @@ def _build_or_extend(config: EntitiesConfig, folder: Path) -> str:
     if config.add is None:
         return before.summary()
 
-    # Opened before entities are added, because it may refuse the checkpoint.
-    encode = None if config.checkpoint is None else _open_encoder(config.checkpoint, folder)
+    # A bad checkpoint is refused before the table is changed.
+    encode_range = None if config.checkpoint is None else _open_encoder(config.checkpoint, folder)
     after = add_entities(Path(config.add), folder)
-    if encode is not None:
-        encode(len(before), len(after))
+    if encode_range is not None:
+        encode_range(len(before), len(after))
     return f"{len(after) - len(before):,} added: {after.summary()}"
 
 
 def _open_encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
-    """Returns a function that encodes a range of entities with a trained model.
+    """Returns a function that encodes entities with a trained model.
 
-    The embeddings are kept on disk, where predictions with the model find them.
+    Its arguments are the first row of the table and the row after the last. The embeddings are
+    cached on disk, where predictions with this model read them.
+
+    Raises:
+        ConfigurationError: If the checkpoint is missing, or not one of a disambiguator.
     """
     import numpy as np
 
@@ -99,11 +110,11 @@ def _open_encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
     task, folder = open_task(checkpoint, {"data_config": {"entity_table": str(table)}})
     assert isinstance(task, EntityDisambiguator)
 
-    def encode(start: int, end: int) -> None:
+    def encode_range(start: int, end: int) -> None:
         predictor = task.predictor(task.load(folder).eval())
         predictor.embeddings.get(np.arange(start, end))
 
-    return encode
+    return encode_range
 
 
 if __name__ == "__main__":

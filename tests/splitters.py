@@ -43,9 +43,9 @@ from bsmeta.annotate.json_ld import decode_json_ld
 from bsmeta.annotate.links import (
     LinkedPage,
     LinkIndex,
-    find_linked_page,
     list_mentions,
     locate_index,
+    make_linked_page,
     normalize_address,
     write_index,
     write_linked_sets,
@@ -202,7 +202,7 @@ def page_of(profile: Any) -> Run:
     def run(text: str, _: Path) -> None:
         with contextlib.suppress(PageError):
             page = parse_page(f"<body>{text}</body>", profile=profile)
-            find_linked_page(page, "https://a.org/b")
+            make_linked_page(page, "https://a.org/b")
             assert page.links is not None
 
     return run
@@ -738,7 +738,7 @@ OTHERS = {
     "annotate/decisions.py:read_duplicates": "a file of this program",
     "annotate/decisions.py:read_identity": "a file of this program",
     "annotate/links.py:_read_first_line": "a file of this program",
-    "annotate/spans.py:Spelling.annotate": "needs a model; reads at most `LONGEST_SAMPLE`",
+    "annotate/spans.py:Spelling.annotate": "needs a model; reads at most `MAX_SAMPLE_CHARS`",
     "completion.py:_find_module": "names of the programs of this package",
     "core/environment.py:_describe_processor": "the processor's name, from a file of the system",
     "core/secrets.py:_list_written_forms": "a secret of the environment, once",

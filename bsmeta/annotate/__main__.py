@@ -7,7 +7,8 @@ from bsmeta.config.entry_point import run_entry_point
 
 
 def main(config: AnnotateConfig) -> int:
-    """Runs the command, and imports the libraries of the extra `annotate` only then."""
+    """Runs the command and returns its exit code."""
+    # Imported here so that `--help` works without the libraries of the extra `annotate`.
     from bsmeta.annotate.command import main
 
     return main(config)

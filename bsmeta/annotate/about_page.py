@@ -33,18 +33,19 @@ from bsmeta.core.enclosed import remove_enclosed
 
 _PATH_SEPARATORS = re.compile(r"[-_+.&=]")
 # pycld2 refuses text with control characters and unassigned code points.
-_NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
 
 _TAG_END = attrgetter("char_end_idx", "relative_end_pos")
 
-LONGEST_SAMPLE = 5000  # characters of the text by which its language is detected
+MAX_SAMPLE_CHARS = 5000
+"""Characters at the beginning of a text by which its language is detected."""
 
 
 class Html(Annotator):
-    """The tags of the page, and its head, footers and titles.
+    """Records the tags of the page, and its head, footers and titles.
 
-    `metadata_html` has a local record for each tag, as published in the order of their ends;
-    `html_head`, `html_footer` and `html_title` are the serialized subtrees of the whole page.
+    `metadata_html` has a local record for each tag, sorted by where the tags end, as published.
+    `html_head`, `html_footer` and `html_title` are lists of serialized elements.
     """
 
     name = "html"
@@ -62,7 +63,7 @@ class Html(Annotator):
 
 
 class Url(Annotator):
-    """The address of the page."""
+    """Records the address of the page."""
 
     name = "url"
     columns = ("metadata_url",)
@@ -72,7 +73,7 @@ class Url(Annotator):
 
 
 class Title(Annotator):
-    """The title, on one line; for a shard without raw pages, from its column `html_title`."""
+    """Records the title on one line, from the raw page or else from the column `html_title`."""
 
     name = "title"
     columns = ("metadata_title",)
@@ -90,9 +91,9 @@ class Title(Annotator):
 
 
 class Timestamp(Annotator):
-    """When the page was published or changed, no later than it was crawled.
+    """Records the date on which the page was published or changed, no later than its crawl.
 
-    The record's `source` is the kind of the date: an element of `timestamp_sources`.
+    The record's `source` names the element of `timestamp_sources` that the date comes from.
     """
 
     name = "timestamp"
@@ -118,7 +119,7 @@ def _list_declared_dates(row: Row, latest: datetime) -> Iterable[datetime]:
 def _list_visible_dates(row: Row, latest: datetime) -> Iterable[datetime]:
     if row.html is None:
         return ()
-    _ = row.page  # refuses a page that no parser should see
+    _ = row.page  # raises PageError for a page that would take a parser too long
     return list_visible_dates(row.html, latest)
 
 
@@ -133,11 +134,11 @@ DATE_SOURCES: dict[str, Callable[[Row, datetime], Iterable[datetime]]] = {
     "visible": _list_visible_dates,
     "crawl": _list_crawl_times,
 }
-"""The values of `timestamp_sources`: the dates of a row, given its latest possible moment."""
+"""Functions that list the dates of a row, by source; the moment is the latest possible date."""
 
 
 class WebsiteDescription(Annotator):
-    """A sentence about the site, from a table of domains, or the page's own meta description."""
+    """Records a sentence about the site: from a table of domains or the meta description."""
 
     name = "website_description"
     version = 2
@@ -176,7 +177,7 @@ def _read_meta_description(row: Row) -> str | None:
 
 
 class Datasource(Annotator):
-    """`example.org > news > a new project`: the host, and the words of the path."""
+    """Records the host and the words of the path: `example.org > news > a new project`."""
 
     name = "datasource"
     columns = ("metadata_generation_datasource",)
@@ -185,7 +186,7 @@ class Datasource(Annotator):
         url = row.require_url()
         try:
             parts = urlsplit(url)
-            _ = parts.hostname  # an invalid port or bracket is only noticed here
+            _ = parts.hostname  # raises for an invalid port or bracket
         except ValueError as error:
             raise AnnotationError("bad_url", str(error)) from error
         words = [_extract_path_words(part) for part in parts.path.split("/")]
@@ -195,20 +196,23 @@ class Datasource(Annotator):
 
 
 def _extract_path_words(part: str) -> str:
-    """Returns the words of a part of a path, without numbers at its beginning and end."""
+    """Returns the words of a path segment, without leading and trailing numbers."""
     words = [word for word in _PATH_SEPARATORS.split(unquote(part)) if word]
     positions = [position for position, word in enumerate(words) if not word.isdigit()]
     return " ".join(words[positions[0] : positions[-1] + 1]) if positions else ""
 
 
 class Language(Annotator):
-    """The language of the beginning of the text, as an ISO 639 code, if pycld2 is sure of it."""
+    """Records the ISO 639 code of the text's language, if pycld2 reports it as reliable.
+
+    Only the first `MAX_SAMPLE_CHARS` characters are examined.
+    """
 
     name = "language"
     columns = ("metadata_language",)
 
     def annotate(self, row: Row) -> Columns:
-        sample = _NOT_TEXT.sub(" ", row.text[:LONGEST_SAMPLE])
+        sample = _CONTROL.sub(" ", row.text[:MAX_SAMPLE_CHARS])
         try:
             is_reliable, _, languages = pycld2.detect(sample, isPlainText=True)
         except pycld2.error as error:

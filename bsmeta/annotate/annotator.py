@@ -1,4 +1,4 @@
-"""The base class of annotators, the rows that they work on, and the annotation of chunks of pages.
+"""The base class of annotators, rows of pages, and the annotation of chunks of pages.
 
 A row holds the data of one page. A subclass of `Annotator` adds the columns of one metadata
 type to it.
@@ -29,7 +29,7 @@ from bsmeta.metadata.annotated_columns import decode_local_records, decode_strin
 from bsmeta.metadata.records import BadDocument, Record
 
 Columns = dict[str, Any]
-"""Names and values of columns; a value that is only carried along is `msgspec.Raw` JSON."""
+"""Column values by name; a value that is copied undecoded is `msgspec.Raw` JSON."""
 BASE_COLUMNS = ("text", "url", "c4_timestamp", "html")
 """The columns of a row that come from the input, not from annotators."""
 ERRORS = "annotation_errors"
@@ -47,9 +47,11 @@ _ERRORS = JSONDecoder(dict[str, str])
 
 
 class AnnotationError(ValueError):
-    """An annotator cannot make its records for a page; it may have made some columns.
+    """Raised by an annotator that cannot make its records for a page.
 
-    Failures are counted by their `reason`, a short slug such as `no_url`.
+    Attributes:
+        reason: A slug such as `no_url`, by which failures are counted.
+        columns: The columns that could be made nevertheless.
     """
 
     def __init__(self, reason: str, detail: str = "", columns: Columns | None = None) -> None:
@@ -63,10 +65,10 @@ class Row:
 
     Attributes:
         url: The address of the page; may be empty.
-        timestamp: When the page was crawled, from the input.
-        html: The raw page, if there is one.
-        columns: The columns that the row has so far, without `text` and `url`.
-        duplicate: The page that this one copies, if any.
+        timestamp: The time of the crawl as the input states it; None if it does not.
+        html: The raw page; None for input with only text.
+        columns: The current columns by name, without `text` and `url`.
+        duplicate: The decision about a page that copies another one; None for other pages.
     """
 
     def __init__(self, record: InputRecord, profile: str, text: str | None = None) -> None:
@@ -85,8 +87,9 @@ class Row:
         """The parsed page.
 
         Raises:
-            AnnotationError: `no_html` if the row has only text.
-            PageError: The page cannot be parsed.
+            AnnotationError: `no_html` if the row has only text; `other_text` if the input has
+                another text than the page.
+            PageError: If the page cannot be parsed.
         """
         if self._page_error is not None:
             raise self._page_error
@@ -110,19 +113,27 @@ class Row:
         """The tags in the text, from the page or from the column `metadata_html` of the input.
 
         Raises:
-            AnnotationError: That column has another form.
+            AnnotationError: If that column has another form, or with the errors of `page`.
         """
         return self.page.tags if self.html is not None else self.read_spans("metadata_html")
 
     @property
     def text(self) -> str:
-        """The text of the input, or else of the page, with the errors of `page`."""
+        """The text of the input, or else of the page.
+
+        Raises:
+            AnnotationError, PageError: If the text must be read from a page that cannot be parsed.
+        """
         if self._text is None:
             self._text = self.page.text
         return self._text
 
     def require_url(self) -> str:
-        """Returns the address of the page; raises AnnotationError if there is none."""
+        """Returns the address of the page.
+
+        Raises:
+            AnnotationError: `no_url` if it has none.
+        """
         if not self.url:
             raise AnnotationError(NO_URL)
         return self.url
@@ -131,8 +142,8 @@ class Row:
         """Returns the local records of a column; none if the row does not have it.
 
         Raises:
-            AnnotationError: If it has another form than annotators write, with the reason for which
-                training would drop the document.
+            AnnotationError: If it has another form than annotators write; training would drop the
+                document for the same reason.
         """
         try:
             return decode_local_records(name, self.columns.get(name), len(self.text))
@@ -178,10 +189,10 @@ def make_local_record(key: str, value: str, start: int, end: int, **more: Any) -
 
 
 class Annotator(ABC):
-    """Makes columns of a row.
+    """Base class of annotators, which add columns to the row of a page.
 
-    Custom classes are named in `annotators` by their dotted path. The worker processes are forked,
-    so data that `__init__` loads is in memory once.
+    Custom classes are named in `annotators` by their dotted path. The worker processes are forked
+    after `__init__`, so they share the memory of data that it loads.
 
     Attributes:
         name: The annotator's name in `annotators`, and the key of its failures in
@@ -207,7 +218,7 @@ class Annotator(ABC):
         """Returns the columns for a row; missing ones become empty lists.
 
         Raises:
-            AnnotationError: If no records can be made. A page that simply has none is no error.
+            AnnotationError: If the page cannot be annotated; a page without records is no error.
         """
 
     def fingerprint(self) -> str:
@@ -218,7 +229,11 @@ class Annotator(ABC):
         return self.digest({})
 
     def digest(self, more: dict[str, Any]) -> str:
-        """Returns a hash of the version, the settings, and `more` that the records depend on."""
+        """Returns a hash of the version, the settings, and further values.
+
+        Args:
+            more: JSON-serializable values on which the records depend, by name.
+        """
         settings = {name: getattr(self.config, name) for name in self.settings}
         content = [type(self).__qualname__, self.version, settings, more]
         return xxhash.xxh3_64_hexdigest(msgspec.json.encode(content, order="sorted"))
@@ -241,55 +256,73 @@ class Annotation:
         self._page_bytes = int(config.page_mb * 1e6)
 
     def __call__(self, chunk: Chunk, failures: Failures, status: Status) -> Written:
-        """Annotates a chunk, without the steps that are known to fail.
+        """Annotates a chunk, skipping the steps in `failures`.
 
-        The page and the step that are being worked on are noted in `status`.
+        `status` always names the current page and step.
         """
         begin = time.process_time()
-        written = Written(b"", [], Counts(pages=len(chunk.items)))
-        lines = []
-        for number, (item, old_row) in enumerate(zip(chunk.items, chunk.rows, strict=True)):
-            # A row of these annotators alone would lack the columns of the others.
+        counts = Counts(pages=len(chunk.items))
+        lines: list[bytes] = []
+        dropped: list[tuple[int, str, str]] = []
+        for number in range(len(chunk.items)):
+            # `only` may leave out annotators, so a page without a row does not get one now.
+            old_row = chunk.rows[number]
             if isinstance(old_row, Dropped):
-                written.dropped.append((number, *old_row))
+                dropped.append((number, *old_row))
                 continue
 
             status.begin_page(number)
-            failed_steps = {
-                step: reason
-                for (failed_item, step), reason in failures.items()
-                if failed_item == number
-            }
-            record = self._decode(item, failed_steps)
-            duplicate = chunk.duplicates.get(number)
-            if duplicate is not None and duplicate.is_dropped:
-                written.dropped.append((number, duplicate.kind, record.url))
-                continue
-            old_columns = {} if old_row is None else split_columns(old_row)
-            try:
-                row = self._make_row(record, old_columns)
-            except (AnnotationError, PageError) as error:
-                written.dropped.append((number, error.reason, record.url))
-                continue
-
-            row.duplicate = duplicate
-            self._annotate_row(row, old_columns, chunk.names, failed_steps, status)
-            # The raw pages of a shard that has text are kept, too.
-            keeps_html = chunk.keeps_html or record.text is not None
-            lines.append(self._encode_row(row, keeps_html))
-            self._count_records(row, written.counts)
+            result = self._annotate_item(chunk, number, failures, status, counts)
+            if isinstance(result, Dropped):
+                dropped.append((number, *result))
+            else:
+                lines.append(result)
         status.end_page()
 
+        data = b""
         if lines:
             content = b"\n".join([*lines, b""])
-            written.data = igzip.compress(content, _COMPRESSION_LEVEL, mtime=0)
-        written.counts.dropped = dict(Counter(reason for _, reason, _ in written.dropped))
-        kinds = Counter(duplicate.kind for duplicate in chunk.duplicates.values())
-        written.counts.duplicates = dict(kinds)
-        written.counts.cpu_s = time.process_time() - begin
-        return written
+            data = igzip.compress(content, _COMPRESSION_LEVEL, mtime=0)
+        counts.dropped = dict(Counter(reason for _, reason, _ in dropped))
+        counts.duplicates = dict(Counter(copy.kind for copy in chunk.duplicates.values()))
+        counts.cpu_s = time.process_time() - begin
+        return Written(data, dropped, counts)
+
+    def _annotate_item(
+        self, chunk: Chunk, number: int, failures: Failures, status: Status, counts: Counts
+    ) -> bytes | Dropped:
+        """Annotates a page of a chunk; returns its row as JSON, or why it has none.
+
+        Args:
+            counts: The counts of the chunk, to which the page's records are added.
+        """
+        failed_steps = {
+            step: reason
+            for (failed_item, step), reason in failures.items()
+            if failed_item == number
+        }
+        record = self._decode(chunk.items[number], failed_steps)
+        duplicate = chunk.duplicates.get(number)
+        if duplicate is not None and duplicate.is_dropped:
+            return Dropped(duplicate.kind, record.url)
+
+        old_row = chunk.rows[number]
+        old_columns = split_columns(old_row) if isinstance(old_row, bytes) else {}
+        try:
+            row = self._make_row(record, old_columns)
+        except (AnnotationError, PageError) as error:
+            return Dropped(error.reason, record.url)
+
+        row.duplicate = duplicate
+        self._annotate_row(row, old_columns, chunk.names, failed_steps, status)
+        # The raw pages of a shard that has text are kept, too.
+        keeps_html = chunk.keeps_html or record.text is not None
+        line = self._encode_row(row, keeps_html)
+        self._count_records(row, counts)
+        return line
 
     def _decode(self, item: Item, failed_steps: Mapping[int, str]) -> InputRecord:
+        """Decodes a record; one whose page step failed gets that failure as its problem."""
         if PAGE_STEP not in failed_steps:
             return decode_record(item, self._page_bytes)
         # It cannot be decoded, but its address may be known.
@@ -300,7 +333,7 @@ class Annotation:
         """Makes the row of a record, with the text of the existing row, if there is one.
 
         Raises:
-            AnnotationError, PageError: If the page cannot have a row.
+            AnnotationError, PageError: If the record has a problem or the page has no text.
         """
         if record.problem:
             raise AnnotationError(record.problem)
@@ -360,6 +393,7 @@ class Annotation:
             return msgspec.json.encode(self._sort_columns(row, keeps_html))
 
     def _empty_bad_columns(self, row: Row) -> None:
+        """Replaces columns that cannot be encoded as JSON by empty ones; records the error."""
         for annotator in self._annotators:
             for column in annotator.columns:
                 try:
@@ -369,20 +403,21 @@ class Annotation:
                     row.columns[ERRORS][annotator.name] = _describe_reason(error)
 
     def _sort_columns(self, row: Row, keeps_html: bool) -> Columns:
-        """Returns all columns as they are written: text, input, annotators, errors."""
+        """Returns all columns in the order of a row: text, input, annotators, errors."""
         columns: Columns = {"text": row.text, "url": row.url, "c4_timestamp": row.timestamp}
         if row.html is not None and keeps_html:
             columns["html"] = row.html
 
-        of_annotators = {ERRORS, *self._columns}
-        columns |= {name: value for name, value in row.columns.items() if name not in of_annotators}
+        made_columns = {ERRORS, *self._columns}
+        columns |= {name: value for name, value in row.columns.items() if name not in made_columns}
         columns |= {name: row.columns[name] for name in self._columns if name in row.columns}
         columns[ERRORS] = row.columns[ERRORS]
         return columns
 
     def _count_records(self, row: Row, counts: Counts) -> None:
-        size = len(row.text).bit_length()
-        counts.lengths[size] = counts.lengths.get(size, 0) + 1
+        """Adds the length, the records and the failures of a row to counts."""
+        digits = len(row.text).bit_length()
+        counts.lengths[digits] = counts.lengths.get(digits, 0) + 1
 
         for annotator in self._annotators:
             name = annotator.name
@@ -397,7 +432,7 @@ class Annotation:
 
 
 def _count_records(column: Any) -> int:
-    """Counts the records of a column; 0 for a column of the input with another form."""
+    """Counts the records of a column; 0 if the column has another form."""
     if isinstance(column, msgspec.Raw):
         try:
             column = _RAW_RECORDS.decode(column)
@@ -407,6 +442,7 @@ def _count_records(column: Any) -> int:
 
 
 def _describe_reason(error: Exception) -> str:
+    """Returns the slug by which a failure is counted."""
     if isinstance(error, AnnotationError | PageError):
         return error.reason
     return "memory" if isinstance(error, MemoryError) else f"error_{type(error).__name__}"

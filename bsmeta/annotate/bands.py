@@ -1,9 +1,9 @@
-"""Groups of pages that may be near duplicates: those with equal values in a band of signatures.
+"""Groups pages that may be near duplicates, because a band of their signatures is equal.
 
 Locality-sensitive hashing (Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", section 3.4):
 a signature is divided into bands, and pages that agree in all values of a band are candidates. The
-groups of all bands are on disk, because they take more memory than anything else; one band at a
-time is sorted in memory.
+groups of all bands are kept on disk, because they may exceed the memory; one band at a time is
+sorted in memory.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from bsmeta.annotate.shingles import mix_bits
 from bsmeta.annotate.signatures import NO_TEXT, SIGNED, Records
 
 MIN_RECALL = 0.99
-"""Smallest probability that two texts exactly as similar as the threshold share a band."""
+"""Minimum probability that two texts whose similarity equals the threshold share a band."""
 
-_BLOCK = 1 << 13  # records whose keys are computed at a time
+_BLOCK_RECORDS = 1 << 13  # records whose keys are computed at a time
 _MULTIPLIER = np.uint64(0xD1342543DE82EF95)
 
 Groups = NDArray[np.uint64]
 
 
 class BandLayout(NamedTuple):
-    """How a signature is divided: the first `bands * rows` of its values are used."""
+    """Division of a signature into bands; only its first `bands * rows` values are used."""
 
     bands: int
-    rows: int  # values of a band
+    rows: int  # values per band
 
 
 def choose_bands(threshold: float, permutations: int) -> BandLayout:
     """Chooses the longest bands that find pairs at the threshold with `MIN_RECALL`.
 
-    Long bands have few candidates that are not similar. The probability that two signatures agree
-    in at least one of b bands of r values is 1 - (1 - s^r)^b at the similarity s.
+    Longer bands have fewer false candidates. Two signatures of texts with the similarity s agree in
+    at least one of b bands of r values with the probability 1 - (1 - s^r)^b.
     """
     for rows in range(permutations, 0, -1):
         bands = permutations // rows
@@ -55,9 +55,9 @@ class GroupTable:
     """The group of each page in each band.
 
     Attributes:
-        numbers: uint64 [1 + bands, pages]; 0: the page shares the band with no other page. The
-            first row has the groups of pages whose texts have the same hash.
-        count: The highest number of a group.
+        numbers: uint64 [1 + bands, pages]. The first row numbers the groups of pages with equal
+            text hashes, the others the groups of each band; 0: no other page is in the group.
+        count: Number of groups, which is also the highest group number.
     """
 
     numbers: Groups
@@ -71,8 +71,8 @@ def group_pages(
     """Groups the pages of all sources, numbered consecutively.
 
     Args:
-        scratch: A file for 8 bytes per page and band; it is gone when the block ends, or the
-            process.
+        scratch: Path of a temporary file of 8 bytes per page and band. It is unlinked at once, so
+            its space is freed when the block or the process ends.
 
     Raises:
         OSError: If the disk is full.
@@ -96,15 +96,15 @@ def group_pages(
 def _write_keys(
     sources: Sequence[Records], layout: BandLayout, table: Groups
 ) -> Iterator[NDArray[np.uint8]]:
-    """Writes the key of each page in each band; yields the states of the pages."""
+    """Writes the key of each page in each band to `table`; yields the states of the pages."""
     start = 0
     for records in sources:
-        for first in range(0, len(records), _BLOCK):
-            block = np.array(records[first : first + _BLOCK])
+        for first in range(0, len(records), _BLOCK_RECORDS):
+            block = np.array(records[first : first + _BLOCK_RECORDS])
             end = start + len(block)
             table[0, start:end] = block["text"][:, 0]
-            used = block["signature"][:, : layout.bands * layout.rows]
-            values = used.reshape(-1, layout.bands, layout.rows).astype(np.uint64)
+            used_values = block["signature"][:, : layout.bands * layout.rows]
+            values = used_values.reshape(-1, layout.bands, layout.rows).astype(np.uint64)
             table[1:, start:end] = _compute_keys(values).T
             yield block["state"].astype(np.uint8)
             start = end
@@ -119,16 +119,22 @@ def _compute_keys(values: Groups) -> Groups:
 
 
 def _number_groups(keys: Groups, members: NDArray[np.intp], count: int) -> tuple[Groups, int]:
-    """Numbers the groups of members with equal keys, after `count`; single members have 0.
+    """Numbers the groups of at least two members with equal keys, starting at `count + 1`.
+
+    Args:
+        keys: uint64 [pages].
+        members: Pages that may be in a group.
+        count: The highest group number in use.
 
     Returns:
-        The number for each page, and the highest.
+        uint64 [pages], the group of each page, 0 without one; and the new highest number.
     """
     numbers = np.zeros(len(keys), np.uint64)
     order = members[np.argsort(keys[members], kind="stable")]
     if not len(order):
         return numbers, count
 
+    # Members with equal keys are a run in the sorted order.
     sorted_keys = keys[order]
     is_first = np.concatenate(([True], sorted_keys[1:] != sorted_keys[:-1]))
     runs = np.cumsum(is_first) - 1

@@ -1,8 +1,8 @@
 """The command `annotate.py`: checks the configuration, makes the shards, and reports.
 
 On many machines, datatrove's executors start tasks, each of which makes some shards. Nothing else
-of datatrove is used, not even its marks of completion: they are numbers of tasks, and do not notice
-that an input has changed.
+of datatrove is used: its completion markers only have the rank of a task, and would stay valid
+after an input has changed.
 """
 
 from __future__ import annotations
@@ -44,6 +44,17 @@ def main(config: AnnotateConfig) -> int:
         DataError: If input files are missing or damaged; the others are done first.
     """
     inputs = list_inputs(config.input)
+    output = _create_output(config)
+    annotators = plan.make_annotators(config)
+    _check_combined_keys(config, annotators)
+    try:
+        return _annotate_inputs(config, annotators, inputs, output)
+    except pool.Stopped as stopped:
+        print(f"stopped by {stopped}; the same command continues where it was", file=sys.stderr)
+        return EXIT_PREEMPTED
+
+
+def _create_output(config: AnnotateConfig) -> Path:
     if not config.output:
         raise ConfigurationError("output is not set; expected the folder of the shards")
     output = Path(config.output)
@@ -51,8 +62,11 @@ def main(config: AnnotateConfig) -> int:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(f"output={config.output} cannot be made: {error}") from error
+    return output
 
-    annotators = plan.make_annotators(config)
+
+def _check_combined_keys(config: AnnotateConfig, annotators: Sequence[Annotator]) -> None:
+    """Refuses keys that have no effect without another key, or conflict with one."""
     if config.disambiguation is not None and not _needs_index(annotators):
         raise ConfigurationError(
             "disambiguation is made from links: add entity to annotators, with entity_source=links"
@@ -69,28 +83,23 @@ def main(config: AnnotateConfig) -> int:
             "or delete the shards and leave out replace"
         )
 
-    try:
-        return _annotate(config, annotators, inputs, output)
-    except pool.Stopped as stopped:
-        print(f"stopped by {stopped}; the same command continues where it was", file=sys.stderr)
-        return EXIT_PREEMPTED
-
 
 def _needs_index(annotators: Sequence[Annotator]) -> bool:
     return any(isinstance(annotator, Entity) and annotator.reads_links for annotator in annotators)
 
 
 @pool.stop_at_signals()
-def _annotate(
+def _annotate_inputs(
     config: AnnotateConfig,
     annotators: Sequence[Annotator],
     inputs: Sequence[tuple[str, str]],
     output: Path,
 ) -> int:
+    """Runs the passes over the input that the configuration needs; returns the exit code."""
     files = _identify_inputs(inputs)
     total_bytes = sum(file.bytes for file in files)
     if looks_for_duplicates(config):
-        # Imported only here: its library takes longer to load than all others together.
+        # Imported here because its library loads more slowly than all others together.
         from bsmeta.annotate.duplicates import find_duplicates
 
         with _show_page_progress("signing pages", total_bytes) as advance:
@@ -115,7 +124,25 @@ def _annotate(
         return 0
     with _show_page_progress("annotating", total_bytes) as advance:
         problems = annotate_shards(config, annotators, plans, advance)
+    _write_results(config, annotators, plans, output, problems)
+    return 0
 
+
+def _write_results(
+    config: AnnotateConfig,
+    annotators: Sequence[Annotator],
+    plans: Sequence[plan.ShardPlan],
+    output: Path,
+    problems: Sequence[str],
+) -> None:
+    """Writes the report, and from undamaged input the training data of a disambiguator.
+
+    Args:
+        problems: A message for each damaged input file.
+
+    Raises:
+        DataError: If there are problems; the report is written first.
+    """
     if config.report:
         report = make_report(plans, [annotator.name for annotator in annotators])
         print_report(report, Console())
@@ -125,18 +152,18 @@ def _annotate(
         raise DataError("\n".join(problems))
     if config.disambiguation is not None:
         _write_disambiguation_data(config, Path(config.disambiguation), plans, output)
-    return 0
 
 
 def _identify_inputs(inputs: Sequence[tuple[str, str]]) -> list[InputFile]:
+    """Hashes the input files, with a progress bar."""
     files: list[InputFile] = []
-    done = 0
+    done_bytes = 0
     total_bytes = sum(os.path.getsize(path) for path, _ in inputs)
     with _show_page_progress("reading input", total_bytes) as advance:
         for file in identify_files(inputs):
             files.append(file)
-            done += file.bytes
-            advance(done, Counts())
+            done_bytes += file.bytes
+            advance(done_bytes, Counts())
     return files
 
 
@@ -151,16 +178,16 @@ def _write_disambiguation_data(
 
 @contextmanager
 def _show_page_progress(name: str, total_bytes: int) -> Iterator[pool.Advance]:
-    """Shows a bar over the bytes of the input, with pages per second."""
+    """Shows a progress bar over the bytes of the input, with pages per second."""
     begin = time.monotonic()
     pages = 0
     with show_progress_bar(name, total_bytes) as show:
 
-        def advance(done: int, counts: Counts) -> None:
+        def advance(done_bytes: int, counts: Counts) -> None:
             nonlocal pages
             pages += counts.pages
             speed = pages / max(time.monotonic() - begin, 1e-3)
-            show(done, f"{format_count(pages, 'page')}, {speed:,.0f}/s" if pages else "")
+            show(done_bytes, f"{format_count(pages, 'page')}, {speed:,.0f}/s" if pages else "")
 
         yield advance
 
@@ -203,7 +230,7 @@ def annotate_shards(
 def _read_chunks(
     config: AnnotateConfig, plans: Sequence[plan.ShardPlan], writers: dict[int, ShardWriter]
 ) -> Iterator[pool.Chunk]:
-    """Yields the chunks that are not yet written; adds a writer for each shard that begins."""
+    """Yields the chunks that are not yet written; adds the writer of each shard to `writers`."""
     end = 0
     for number, shard_plan in enumerate(plans):
         begin = end
@@ -213,26 +240,32 @@ def _read_chunks(
 
         writer = writers[number] = ShardWriter(shard_plan.files, shard_plan.header)
         if writer.is_complete:
-            yield pool.Chunk(number, position=end)
+            yield pool.Chunk(number, position=end)  # without items: the shard is only finished
             continue
 
-        rows: Iterator[bytes | Dropped | None] = repeat(None)
-        if shard_plan.existing is not None:
-            old_rows = read_existing_rows(shard_plan.files, shard_plan.existing)
-            rows = islice(old_rows, writer.pages, None)
         header = shard_plan.header
-        first = pool.Chunk(
+        template = pool.Chunk(
             number,
             names=frozenset(header.names),
             keeps_html=header.keeps_html,
             position=begin,
         )
-        decisions = Decisions.read(config, shard_plan.files.duplicates)
-        start = writer.pages
-        for chunk in pool.read_chunks(config, first, shard_plan.file, start, rows):
-            chunk.duplicates = decisions.select(start, len(chunk.items))
-            start += len(chunk.items)
-            yield chunk
+        yield from _read_shard_chunks(config, shard_plan, template, writer.pages)
+
+
+def _read_shard_chunks(
+    config: AnnotateConfig, shard_plan: plan.ShardPlan, template: pool.Chunk, start: int
+) -> Iterator[pool.Chunk]:
+    """Yields the chunks of a shard from a record on, with their existing rows and duplicates."""
+    rows: Iterator[bytes | Dropped | None] = repeat(None)
+    if shard_plan.existing is not None:
+        rows = islice(read_existing_rows(shard_plan.files, shard_plan.existing), start, None)
+
+    decisions = Decisions.read(config, shard_plan.files.duplicates)
+    for chunk in pool.read_chunks(config, template, shard_plan.file, start, rows):
+        chunk.duplicates = decisions.select(start, len(chunk.items))
+        start += len(chunk.items)
+        yield chunk
 
 
 def run_task(
@@ -244,9 +277,14 @@ def run_task(
 ) -> None:
     """Makes the shards of every `world_size`-th input file, as a step of datatrove.
 
+    Exits with `EXIT_PREEMPTED` when a signal stops it.
+
     Args:
         inputs: Paths of all input files, and names of their shards.
         data: Required by datatrove; always None, because no step comes before this one.
+
+    Raises:
+        DataError: If input files are damaged; the others are done first.
     """
     files = list(identify_files(inputs[rank::world_size]))
     annotators = plan.make_annotators(config)
@@ -285,17 +323,11 @@ def submit_tasks(config: AnnotateConfig, inputs: Sequence[tuple[str, str]]) -> s
         "cpus_per_task": config.workers or 1,
         "mem_per_cpu_gb": config.task_memory_gb,
         "logging_dir": str(output / FOLDER / config.executor),
-        "skip_completed": False,
+        "skip_completed": False,  # by datatrove's markers; our shards know what is complete
     }
 
     if config.executor == "ray":
-        try:
-            import ray
-        except ImportError as error:
-            raise ConfigurationError(
-                "executor=ray: ray is not installed; pip install ray, or executor=local"
-            ) from error
-        ray.init(ignore_reinit_error=True)
+        _start_ray()
         RayPipelineExecutor(**options).run()
         return f"done with ray: {format_count(tasks, 'task')}"
 
@@ -316,3 +348,14 @@ def submit_tasks(config: AnnotateConfig, inputs: Sequence[tuple[str, str]]) -> s
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"executor=slurm: sbatch failed: {error}") from error
     return f"queued as job {executor.job_id}: {format_count(tasks, 'task')}"
+
+
+def _start_ray() -> None:
+    """Connects to a Ray cluster, or starts one on this machine."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigurationError(
+            "executor=ray: ray is not installed; pip install ray, or executor=local"
+        ) from error
+    ray.init(ignore_reinit_error=True)

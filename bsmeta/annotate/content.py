@@ -1,4 +1,4 @@
-"""The annotator of the main content: spans of the page's text that extractors keep.
+"""The annotator of main content: the spans of a page's text that extractors keep.
 
 Extractors change white space, bullets and separators, and drop parts of the page. The words of an
 extract are matched with the words of the text, in order, in three rounds:
@@ -8,9 +8,9 @@ extract are matched with the words of the text, in order, in three rounds:
    words around it.
 2. The gaps between anchors are matched in the same way by runs that occur a few times (a page may
    have its article twice, for wide and for narrow screens) and by shorter runs.
-3. The remaining words are matched by runs in any place.
+3. The remaining words are matched by runs in any position.
 
-So the time is dominated by sorting, whatever the texts are.
+The time is O(n log n) for any texts, for sorting.
 """
 
 from __future__ import annotations
@@ -36,21 +36,36 @@ Extract = Callable[[str], str]
 
 _WORD = re.compile(r"\w+")
 _SEPARATOR = re.compile(r"(\W+)")
-# For each pass over the gaps: words of an anchor, and its most copies in the extract and the text.
-_ANCHORS = ((4, 1), (4, 8), (2, 8), (1, 8))
-_SINGLE_WORDS = 2.0  # an anchor of one word is trusted up to this ratio of words left in the text
-_MOVED_WORDS = 4
-_HASH = np.uint64(0x9E3779B97F4A7C15)
+_MAX_SINGLE_WORD_RATIO = 2.0
+"""Maximum ratio of words of text and extract in a gap for which single words are anchors."""
+_MOVED_RUN_WORDS = 4
+"""Words of a run that is matched in any position."""
+_HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 Span = tuple[int, int]
-"""Start and end."""
+"""Start and end of a range, the end excluded."""
 _UInt64 = NDArray[np.uint64]
 
 
-class Content(Annotator):
-    """The spans of the text that each extractor takes for the page's content.
+class _AnchorPass(NamedTuple):
+    """A pass over the gaps between anchors."""
 
-    An extractor's own text is only used to find these spans. If an extractor fails, its entry in
+    words: int  # of an anchor
+    max_copies: int  # of an anchor in the gap, separately for the extract and the text
+
+
+_ANCHOR_PASSES = (
+    _AnchorPass(words=4, max_copies=1),
+    _AnchorPass(words=4, max_copies=8),
+    _AnchorPass(words=2, max_copies=8),
+    _AnchorPass(words=1, max_copies=8),
+)
+
+
+class Content(Annotator):
+    """Records the spans of the text that each extractor keeps as the main content.
+
+    The output of an extractor is only used to find these spans. If an extractor fails, its entry in
     the column is null.
     """
 
@@ -90,7 +105,7 @@ def _extract_by_resiliparse() -> Extract:
 
 
 def _extract_by_trafilatura() -> Extract:
-    # Imported here and not with the module, because that takes a second.
+    # Imported here because the import takes a second.
     try:
         trafilatura = importlib.import_module("trafilatura")
     except ImportError as error:
@@ -108,7 +123,7 @@ EXTRACTORS: dict[str, Callable[[], Extract]] = {
 
 
 class Text:
-    """A text with which extracts are aligned."""
+    """Aligns extracts of a page with its text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -124,11 +139,11 @@ class Text:
         self._words = [self._numbers.setdefault(word, len(self._numbers)) for word in words]
 
     def align_extract(self, extract: str) -> list[Span]:
-        """Returns the spans of the text that an extract consists of: in order, disjoint.
+        """Returns the spans of the text that an extract contains: in order, disjoint.
 
-        The extract has parts of the text, mostly in its order, with any spaces and punctuation.
-        Spans begin and end with words, and include the punctuation that touches these. There are
-        none if the extract is empty, or shares at most single words with the text.
+        The extract consists of parts of the text, mostly in its order; spaces and punctuation may
+        differ. Spans begin and end with words, and include adjacent punctuation. There are none if
+        the extract is empty, or shares only single words with the text.
         """
         words = [self._numbers.get(word, -1) for word in _WORD.findall(extract)]
         if words == self._words:
@@ -136,18 +151,18 @@ class Text:
 
         alignment = _Alignment(words, self._words)
         gaps = [_Gap(0, len(words), 0, len(self._words))]
-        for count, max_copies in _ANCHORS:
+        for anchor_pass in _ANCHOR_PASSES:
             unmatched: list[_Gap] = []
             for gap in gaps:
-                unmatched += alignment.match(gap, count, max_copies)
+                unmatched += alignment.match(gap, anchor_pass.words, anchor_pass.max_copies)
             gaps = unmatched
 
         if words:
-            alignment.match_moved(min(_MOVED_WORDS, len(words)))
+            alignment.match_moved(min(_MOVED_RUN_WORDS, len(words)))
         return self._find_spans_of_words(alignment.is_matched)
 
     def _find_spans_of_words(self, is_matched: bytearray) -> list[Span]:
-        """Returns the spans of the matched words, each with the punctuation that touches it."""
+        """Returns the spans of runs of matched words, each with its adjacent punctuation."""
         text = self._text
         spans: list[Span] = []
         for first, after in _find_marked_ranges(is_matched, 1):
@@ -169,7 +184,7 @@ class Text:
 
 
 class _Gap(NamedTuple):
-    """Words between two anchors that are not matched yet: a range of each list of words."""
+    """Unmatched words between two anchors: a range of the extract and one of the text."""
 
     extract_start: int
     extract_end: int
@@ -197,10 +212,12 @@ class _Alignment:
         extract_words = self._extract_words
         text_words = self._text_words
         extract_start, extract_end, text_start, text_end = gap
-        if count == 1 and text_end - text_start > _SINGLE_WORDS * (extract_end - extract_start) + 2:
+        # Single words in many other words are equal by chance.
+        max_text_words = _MAX_SINGLE_WORD_RATIO * (extract_end - extract_start) + 2
+        if count == 1 and text_end - text_start > max_text_words:
             return
 
-        for in_extract, in_text in self._anchors(gap, count, max_copies):
+        for in_extract, in_text in self._find_anchors(gap, count, max_copies):
             if in_extract < extract_start or in_text < text_start:
                 continue  # the anchor before was extended over this one
 
@@ -222,12 +239,12 @@ class _Alignment:
         if extract_start < extract_end and text_start < text_end:
             yield _Gap(extract_start, extract_end, text_start, text_end)
 
-    def _anchors(self, gap: _Gap, count: int, max_copies: int) -> list[tuple[int, int]]:
+    def _find_anchors(self, gap: _Gap, count: int, max_copies: int) -> list[tuple[int, int]]:
         """Returns the anchors of a gap: their positions in the extract and in the text.
 
-        Of several copies in the text, the first is taken. In the gap before all other anchors, the
-        last is taken, which is the nearest to them: menus come first, and repeat titles of the
-        content. See `match` for the arguments.
+        Of several copies in the text, the first is used. In the gap before all other anchors, the
+        last copy is used, because menus at the top of a page repeat titles of the content. See
+        `match` for the arguments.
         """
         extract_start, extract_end, text_start, text_end = gap
         extract_words = self._extract_words[extract_start:extract_end]
@@ -249,31 +266,18 @@ class _Alignment:
     def match_moved(self, count: int) -> None:
         """Matches unmatched runs of `count` words in any order, each with its first free copy.
 
-        An extractor has moved them, or they have too many copies for anchors.
+        An extractor has moved such runs, or they have too many copies for anchors.
         """
         unused = [
             (start, end)
             for start, end in _find_marked_ranges(self._is_used, 0)
             if end - start >= count
         ]
-
-        # Unmatched positions in the text of each run of the extract
-        positions: dict[tuple[int, ...], deque[int]] = {}
-        for start, end in unused:
-            for run in _slice_runs(self._extract_words[start:end], count):
-                positions[run] = deque()
-        if not positions:
-            return
-        for start, end in _find_marked_ranges(self.is_matched, 0):
-            for in_text, run in enumerate(_slice_runs(self._text_words[start:end], count), start):
-                if run in positions:
-                    positions[run].append(in_text)
-
+        positions = self._locate_runs(unused, count)
         for start, end in unused:
             matched_end = start
-            for in_extract, run in enumerate(
-                _slice_runs(self._extract_words[start:end], count), start
-            ):
+            runs = _slice_runs(self._extract_words[start:end], count)
+            for in_extract, run in enumerate(runs, start):
                 while in_extract >= matched_end and positions[run]:
                     in_text = positions[run].popleft()
                     if 1 in self.is_matched[in_text : in_text + count]:
@@ -283,8 +287,28 @@ class _Alignment:
                     limit = min(end - in_extract, text_end - in_text)
                     matched_end = in_extract + self._mark_equal_words(in_extract, in_text, limit)
 
+    def _locate_runs(self, unused: list[Span], count: int) -> dict[tuple[int, ...], deque[int]]:
+        """Lists the unmatched positions in the text of each run in unused parts of the extract."""
+        positions: dict[tuple[int, ...], deque[int]] = {}
+        for start, end in unused:
+            for run in _slice_runs(self._extract_words[start:end], count):
+                positions[run] = deque()
+        if not positions:
+            return positions
+
+        for start, end in _find_marked_ranges(self.is_matched, 0):
+            runs = _slice_runs(self._text_words[start:end], count)
+            for in_text, run in enumerate(runs, start):
+                if run in positions:
+                    positions[run].append(in_text)
+        return positions
+
     def _mark_equal_words(self, in_extract: int, in_text: int, limit: int) -> int:
-        """Marks the equal words from two positions on, up to a limit; returns their number."""
+        """Marks equal words from a position in each list on; returns their number.
+
+        Args:
+            limit: Maximum number of words.
+        """
         extract_words = self._extract_words
         text_words = self._text_words
         length = 0
@@ -297,7 +321,11 @@ class _Alignment:
 
 
 def _find_marked_ranges(marks: bytearray, mark: int) -> Iterator[Span]:
-    """Yields start and end of each range of a mark, which is 0 or 1."""
+    """Yields the ranges of consecutive equal marks.
+
+    Args:
+        mark: 0 or 1.
+    """
     start = marks.find(mark)
     while start >= 0:
         end = marks.find(1 - mark, start)
@@ -308,16 +336,16 @@ def _find_marked_ranges(marks: bytearray, mark: int) -> Iterator[Span]:
 
 
 def _slice_runs(words: list[int], count: int) -> Iterator[tuple[int, ...]]:
-    """Yields the `count` words from each position on."""
+    """Yields every sequence of `count` consecutive words."""
     return zip(*(words[shift:] for shift in range(count)), strict=False)
 
 
 def _find_rising_runs(
     extract_words: list[int], text_words: list[int], count: int, max_copies: int
 ) -> list[tuple[int, int]]:
-    """Finds the longest sequence of equal runs of `count` words that is in order in both lists.
+    """Finds the longest sequence of common runs of `count` words that is in order in both lists.
 
-    A run may have at most `max_copies` copies in either list.
+    Runs with more than `max_copies` copies in either list are ignored.
 
     Returns:
         The positions of each run in the extract and in the text.
@@ -327,24 +355,24 @@ def _find_rising_runs(
     text_order = np.argsort(text_hashes, kind="stable")
     text_hashes = text_hashes[text_order]
 
-    # For each run of the extract: where its copies in the text end in `text_order`, how many they
-    # are, and how many copies the extract has.
-    last = np.searchsorted(text_hashes, extract_hashes, "right")
-    text_copies = last - np.searchsorted(text_hashes, extract_hashes, "left")
+    # For each run of the extract: the end of its copies in `text_order`, their number, and the
+    # number of its copies in the extract.
+    copies_end = np.searchsorted(text_hashes, extract_hashes, "right")
+    text_copies = copies_end - np.searchsorted(text_hashes, extract_hashes, "left")
     _, run, copies = np.unique(extract_hashes, return_inverse=True, return_counts=True)
     extract_copies = copies[run]
 
     is_anchor = (text_copies > 0) & (text_copies <= max_copies) & (extract_copies <= max_copies)
     in_extract = np.flatnonzero(is_anchor)
     text_copies = text_copies[in_extract]
-    last = last[in_extract]
+    copies_end = copies_end[in_extract]
 
-    # Pairs by their position in the extract. The pairs of one run go from its last copy to its
-    # first, so that at most one of them is in a rising sequence.
+    # Pairs of positions, sorted by the position in the extract. The pairs of one run go from its
+    # last copy in the text to its first, so that a rising sequence has at most one of them.
     pairs_before = np.cumsum(text_copies) - text_copies
     nth_copy = np.arange(text_copies.sum()) - np.repeat(pairs_before, text_copies)
     extract_positions = np.repeat(in_extract, text_copies).tolist()
-    text_positions = text_order[np.repeat(last - 1, text_copies) - nth_copy].tolist()
+    text_positions = text_order[np.repeat(copies_end - 1, text_copies) - nth_copy].tolist()
     return [
         (extract_positions[pair], text_positions[pair])
         for pair in _find_longest_rise(text_positions)
@@ -352,20 +380,23 @@ def _find_rising_runs(
 
 
 def _hash_runs(words: list[int], count: int) -> _UInt64:
-    """Returns a hash of the `count` words from each position on."""
+    """Returns the hash of every sequence of `count` consecutive words."""
     numbers = np.array(words, np.int64).view(np.uint64)
     hashes = np.zeros(max(len(words) - count + 1, 0), np.uint64)
     for shift in range(count):
-        hashes = (hashes ^ numbers[shift : shift + len(hashes)]) * _HASH
+        hashes = (hashes ^ numbers[shift : shift + len(hashes)]) * _HASH_MULTIPLIER
         hashes ^= hashes >> np.uint64(32)
     return hashes
 
 
 def _find_longest_rise(values: list[int]) -> list[int]:
-    """Returns the positions of the longest rising subsequence; of several, the lowest values."""
-    lowest_ends: list[int] = []  # lowest last value of a rising subsequence, by its length - 1
-    end_positions: list[int] = []  # positions of these values
-    predecessors: list[int] = []  # the position before each position in its subsequence, or -1
+    """Returns the positions of the longest increasing subsequence, by patience sorting.
+
+    Of several, the one with the lowest values is returned.
+    """
+    lowest_ends: list[int] = []  # lowest last value of a subsequence, by its length - 1
+    end_positions: list[int] = []  # positions of `lowest_ends`
+    predecessors: list[int] = []  # previous position in the subsequence of each position, or -1
 
     for position, value in enumerate(values):
         if not lowest_ends or value > lowest_ends[-1]:

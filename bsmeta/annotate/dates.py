@@ -1,7 +1,7 @@
 """Dates of pages: in the address, declared, or visible; each no later than the crawl.
 
 Every source yields moments, and `format_date` alone decides which of them may be the date of a
-page. Impossible dates, such as 30 February, are none.
+page. Impossible dates, such as 30 February, are ignored.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NUMERIC_DAY = re.compile(
     r"|(?P<first_day>\d{1,2})[/.-](?P<middle_month>\d{1,2})[/.-](?P<last_year>\d{4}))(?!\d)"
 )
 
-_PUBLISHED = (
+_PUBLISHED_NAMES = (
     "article:published_time",
     "datepublished",
     "date",
@@ -65,7 +65,7 @@ _PUBLISHED = (
     "sailthru.date",
     "og:published_time",
 )
-_MODIFIED = (
+_MODIFIED_NAMES = (
     "article:modified_time",
     "datemodified",
     "og:updated_time",
@@ -74,34 +74,34 @@ _MODIFIED = (
     "lastmod",
     "revised",
 )
-_IN_JSON_LD = ("datePublished", "dateCreated", "dateModified")
+_JSON_LD_NAMES = ("datePublished", "dateCreated", "dateModified")
 _MAX_DATE_CHARS = 40  # characters; longer is prose
 _MAX_DATE_LINE_CHARS = 100  # characters of a line such as "Posted on … by …"; longer is prose
 _MAX_JSON_LD_DEPTH = 8  # levels of JSON-LD
 
-# Its complaints about pages would reach the terminal of whoever annotates millions of them. A level
-# would not keep them from it: trafilatura sets another when it is imported.
+# htmldate logs an error for each page that it cannot parse, which would flood the terminal. Setting
+# a level would not help: trafilatura changes it when it is imported.
 _LOGGER = logging.getLogger("htmldate")
 _LOGGER.propagate = False
 _LOGGER.addHandler(logging.NullHandler())
 
 
 def format_date(moment: datetime, latest: datetime) -> str | None:
-    """Returns a moment in the form of a record, `2018-12-10 13:45:00`, in its own time zone.
+    """Formats a moment as in records, `2018-12-10 13:45:00`, in its own time zone.
 
     Args:
         moment: Without a time zone, it counts as UTC.
         latest: The end of the crawl, with a time zone; see `read_latest_moment`.
 
     Returns:
-        None if it is before `FIRST_YEAR` or after the crawl, and so not the date of the page.
+        None if it cannot be the date of the page: before `FIRST_YEAR`, or after the crawl.
     """
-    if not FIRST_YEAR <= moment.year <= LAST_YEAR or _set_utc(moment) > latest:
+    if not FIRST_YEAR <= moment.year <= LAST_YEAR or _assume_utc(moment) > latest:
         return None
     return moment.replace(tzinfo=None, microsecond=0).isoformat(" ")
 
 
-def _set_utc(moment: datetime) -> datetime:
+def _assume_utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
@@ -109,10 +109,11 @@ def read_latest_moment(crawled: str | None) -> datetime:
     """Returns the last moment at which a page can have been published.
 
     Args:
-        crawled: When it was crawled, as the input states it. A day counts to its end.
+        crawled: Time of the crawl, as the input states it. A date without a time counts to the end
+            of the day.
 
     Returns:
-        With a time zone; the end of `LAST_YEAR` if the time of the crawl is not known.
+        With a time zone; the end of `LAST_YEAR` if the time of the crawl is unknown.
     """
     moment = parse_crawl_time(crawled or "")
     if moment is None or not FIRST_YEAR <= moment.year <= LAST_YEAR:
@@ -120,12 +121,16 @@ def read_latest_moment(crawled: str | None) -> datetime:
     try:
         day = date.fromisoformat((crawled or "").strip())
     except ValueError:
-        return _set_utc(moment)
+        return _assume_utc(moment)
     return datetime.combine(day, time.max, UTC)
 
 
 def parse_crawl_time(value: str) -> datetime | None:
-    """Returns the time of a crawl: a date in any notation, or Unix time in (milli)seconds."""
+    """Parses the time of a crawl: a date in any notation, or Unix time in (milli)seconds.
+
+    Returns:
+        None if it is no date.
+    """
     match = _UNIX_TIME.fullmatch(value.strip())
     if match is None:
         return parse_date(value)
@@ -134,7 +139,7 @@ def parse_crawl_time(value: str) -> datetime | None:
 
 
 def parse_date(value: str) -> datetime | None:
-    """Returns a date in any usual notation; None if it has no year and month, or is no date."""
+    """Parses a date in any usual notation; returns None if it is no date, or has no month."""
     value = value.strip()
     if not value or len(value) > _MAX_DATE_CHARS or not any(map(str.isdigit, value)):
         return None
@@ -146,7 +151,7 @@ def parse_date(value: str) -> datetime | None:
 
 
 def list_dates_in_url(url: str) -> Iterator[datetime]:
-    """Yields the dates in an address: days, then months, each as its first day.
+    """Yields the dates in an address: first those with a day, then months as their first day.
 
     A month is a number or a name: `/2018/12/10/`, `/2018/dec/10/`, `/10-december-2018`.
     """
@@ -158,16 +163,16 @@ def list_dates_in_url(url: str) -> Iterator[datetime]:
 
 
 def _make_date(year: str, month: str, day: str) -> Iterator[datetime]:
-    """Yields a day, if the calendar has it; the month is a number or an English name."""
+    """Yields the date if it exists in the calendar; the month is a number or an English name."""
     number = int(month) if month.isdigit() else MONTH_NUMBERS.get(month.lower(), 0)
     with contextlib.suppress(ValueError):
         yield datetime(int(year), number, int(day))
 
 
 def list_declared_dates(declared: Declared) -> Iterator[datetime]:
-    """Yields the dates that a page declares: in `<meta>`, JSON-LD or `<time>`.
+    """Yields the dates that a page declares in `<meta>`, JSON-LD and `<time>`, in this order.
 
-    Dates of publication come before dates of changes.
+    Within `<meta>` and JSON-LD, dates of publication come before dates of changes.
     """
     for value in _list_declared_values(declared):
         moment = parse_date(value)
@@ -176,15 +181,15 @@ def list_declared_dates(declared: Declared) -> Iterator[datetime]:
 
 
 def _list_declared_values(declared: Declared) -> Iterator[str]:
-    for name in (*_PUBLISHED, *_MODIFIED):
+    for name in (*_PUBLISHED_NAMES, *_MODIFIED_NAMES):
         yield declared.meta.get(name, "")
-    for name in _IN_JSON_LD:
+    for name in _JSON_LD_NAMES:
         yield from _find_json_strings(declared.json_ld, name, _MAX_JSON_LD_DEPTH)
     yield from declared.times
 
 
 def _find_json_strings(node: Any, name: str, depth: int) -> Iterator[str]:
-    """Yields the strings under a name in nested JSON, down to a depth."""
+    """Yields the string values of a key in nested JSON, down to a depth."""
     if depth and isinstance(node, dict):
         if isinstance(node.get(name), str):
             yield node[name]
@@ -195,10 +200,10 @@ def _find_json_strings(node: Any, name: str, depth: int) -> Iterator[str]:
 
 
 def list_visible_dates(html: str, latest: datetime) -> Iterator[datetime]:
-    """Yields the day that htmldate reads on a page, if any, such as the date of a byline.
+    """Yields the date that htmldate finds on a page, if any, such as that of a byline.
 
-    htmldate's extensive search is off: it takes ten times as long, and takes the year of a
-    copyright for a date. Long lines are left out: they are prose, with the dates of its subject.
+    htmldate's extensive search is off: it takes ten times as long, and uses the year of a copyright
+    notice as a date. Long lines are skipped: the dates in prose are about its subject.
 
     Args:
         latest: See `read_latest_moment`.
@@ -231,9 +236,9 @@ def list_visible_dates(html: str, latest: datetime) -> Iterator[datetime]:
 
 
 def _has_impossible_day(html: str, year: int, month: int) -> bool:
-    """Returns whether a page has a day that a month does not have.
+    """Returns whether a page has a numeric date of the month whose day does not exist.
 
-    Of 30.02.2019, htmldate makes the first day of February.
+    htmldate reads such a date, 30.02.2019, as the first day of the month.
     """
     days = range(1, calendar.monthrange(year, month)[1] + 1)
     for match in _NUMERIC_DAY.finditer(html):

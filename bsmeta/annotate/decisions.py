@@ -1,7 +1,7 @@
 """Decisions on duplicates: for each input file, its pages that copy another page.
 
-They are in `_annotation/NAME.duplicates`: a line that identifies everything they depend on, and a
-line for each duplicate. The workers receive them with the chunks of pages.
+`_annotation/NAME.duplicates` has a header with a hash of everything that the decisions depend on,
+and a line for each duplicate. The workers receive the duplicates with the chunks of pages.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Duplicate(msgspec.Struct, frozen=True, omit_defaults=True):
     """A page that copies another one.
 
     Attributes:
-        number: Its number among the records of its input file, from 0.
-        kind: Whether its text is the same as an earlier page's, or similar, or the same as or
-            similar to a held-out page's.
-        kept: The other page: the name of its file's shard, a colon, and its number.
+        number: Index of the page among the records of its input file.
+        kind: `EXACT` (same text as an earlier page), `NEAR` (similar to an earlier page) or
+            `HELD_OUT` (same as or similar to a held-out page).
+        kept: The other page, as `NAME:NUMBER`: the name of its shard, and its index in its file.
         similarity: Estimated Jaccard similarity of their shingles; 1 for the same text.
-        is_dropped: Whether it gets no row, which the configuration decides; not in files.
+        is_dropped: Whether the configuration excludes it from the shard; not saved.
     """
 
     number: int
@@ -50,24 +50,28 @@ _DUPLICATE = JSONDecoder(Duplicate)
 
 
 def looks_for_duplicates(config: AnnotateConfig) -> bool:
-    """Returns whether pages are compared with others."""
+    """Returns whether the configuration asks for a search for duplicates or held-out copies."""
     return config.duplicates != OFF or bool(config.held_out)
 
 
 def marks_duplicates(config: AnnotateConfig) -> bool:
-    """Returns whether rows say which page they copy."""
+    """Returns whether rows of duplicates get a record that names the other page."""
     return config.duplicates == MARK or (bool(config.held_out) and config.held_out_copies == MARK)
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """The duplicates of an input file, by their number."""
+    """The duplicates of an input file, by their index among its records."""
 
     duplicates: dict[int, Duplicate] = field(default_factory=dict)
 
     @classmethod
     def read(cls, config: AnnotateConfig, path: Path) -> Decisions:
-        """Reads the duplicates that were found in a file, and decides which are dropped."""
+        """Reads the duplicates of an input file, and decides which are dropped.
+
+        Raises:
+            FileNotFoundError: If duplicates are enabled, but no pass has looked for them.
+        """
         if not looks_for_duplicates(config):
             return cls()
         _, duplicates = read_duplicates(path)
@@ -81,7 +85,7 @@ class Decisions:
         )
 
     def identify_dropped(self) -> str:
-        """Hashes the dropped pages and their kinds; empty if there is none."""
+        """Hashes the dropped pages and their kinds; returns "" if there is none."""
         return _hash_rows(
             (number, duplicate.kind)
             for number, duplicate in self.duplicates.items()
@@ -89,7 +93,10 @@ class Decisions:
         )
 
     def identify_marked(self) -> str:
-        """Hashes the duplicates that have a row, with all that their rows say about them."""
+        """Hashes the duplicates that keep their row, with all values of their records.
+
+        Returns "" if there is none.
+        """
         return _hash_rows(
             (number, duplicate.kind, duplicate.kept, duplicate.similarity)
             for number, duplicate in self.duplicates.items()
@@ -97,7 +104,7 @@ class Decisions:
         )
 
     def select(self, start: int, count: int) -> dict[int, Duplicate]:
-        """Returns the duplicates among `count` records, by their number after `start`."""
+        """Returns the duplicates among `count` records from `start` on, by index minus `start`."""
         return {
             number: self.duplicates[start + number]
             for number in range(count)
@@ -106,33 +113,39 @@ class Decisions:
 
 
 def _choose_action(config: AnnotateConfig, kind: str) -> str:
+    """Returns `MARK` or `DROP`, or `OFF` for a kind that is not looked for."""
     return config.held_out_copies if kind == HELD_OUT else config.duplicates
 
 
 def _hash_rows(rows: Iterable[tuple[object, ...]]) -> str:
+    """Hashes rows in their order; returns "" if there are none."""
     content = list(rows)
     return xxhash.xxh3_64_hexdigest(msgspec.json.encode(content)) if content else ""
 
 
 def write_duplicates(path: Path, identity: str, duplicates: Sequence[Duplicate]) -> None:
-    """Writes the duplicates of a file, with all that they depend on, as a hash."""
+    """Writes the duplicates of an input file.
+
+    Args:
+        identity: Hash of everything that the decisions depend on.
+    """
     lines = [msgspec.json.encode(line) for line in (_Header(identity), *duplicates)]
     with replace_atomically(path) as part:
         part.write_bytes(b"\n".join([*lines, b""]))
 
 
 def read_duplicates(path: Path) -> tuple[str, list[Duplicate]]:
-    """Reads the duplicates of a file; returns their identity, too.
+    """Reads the identity and the duplicates that `write_duplicates` wrote.
 
     Raises:
-        FileNotFoundError: If there are none, because no pass has looked for them.
+        FileNotFoundError: If no pass has looked for duplicates.
     """
     header, *lines = path.read_bytes().splitlines()
     return _HEADER.decode(header).identity, [_DUPLICATE.decode(line) for line in lines]
 
 
 def read_identity(path: Path) -> str | None:
-    """Reads the identity of the duplicates of a file; None if there are none."""
+    """Reads the identity that `write_duplicates` wrote; None if the file is missing or damaged."""
     try:
         with path.open("rb") as lines:
             return _HEADER.decode(lines.readline()).identity

@@ -10,7 +10,7 @@ import re
 
 from resiliparse.parse.encoding import map_encoding_to_html5
 
-PRESCANNED = 4096
+PRESCAN_BYTES = 4096
 """Bytes at the beginning of a page that are searched; a browser searches the first 1,024."""
 
 _SPACE = rb"[\t\n\f\r ]"
@@ -34,13 +34,13 @@ _CHARSET = re.compile(
 
 
 def find_declared_charset(html: bytes) -> str | None:
-    """Returns Python's name of the encoding that a page declares in a `<meta>`.
+    """Returns Python's name of the encoding that a page declares in a `<meta>`, or None.
 
-    The first `<meta>` counts whose charset is known, and that has it as `charset`, or in `content`
-    beside `http-equiv=Content-Type`. More than in the standard, a `content` that begins with a
-    media type counts under any other name, too, and a slash after the charset is ignored.
+    The first `<meta>` with a known charset counts. The charset is its `charset`, or part of its
+    `content` if `http-equiv=Content-Type`. Beyond the standard, a `content` that begins with a
+    media type counts without `http-equiv`, and a slash after the charset is ignored.
     """
-    html = html[:PRESCANNED]
+    html = html[:PRESCAN_BYTES]
     position = 0
     while (markup := _MARKUP.search(html, position)) is not None:
         position = markup.end()
@@ -61,9 +61,11 @@ def find_declared_charset(html: bytes) -> str | None:
 
 
 def _read_attributes(html: bytes, position: int) -> tuple[dict[bytes, bytes], int]:
-    """Returns the attributes of a tag, the first of each name, in lower case; and where it ends.
+    """Reads the attributes of a tag.
 
-    The end is -1 if the tag does not end.
+    Returns:
+        The attributes in lower case, the first of each name; and the position of the tag's `>`, or
+        -1 if it has none.
     """
     attributes: dict[bytes, bytes] = {}
     while (attribute := _ATTRIBUTE.match(html, position)) is not None:
@@ -76,7 +78,7 @@ def _read_attributes(html: bytes, position: int) -> tuple[dict[bytes, bytes], in
 
 
 def _read_encoding(attributes: dict[bytes, bytes]) -> str | None:
-    """Returns the encoding that the attributes of a `<meta>` declare."""
+    """Returns the encoding that the attributes of a `<meta>` declare, or None."""
     label = attributes.get(b"charset")
     content = attributes.get(b"content", b"")
     is_content_type = attributes.get(b"http-equiv") == b"content-type"

@@ -31,13 +31,13 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.data.text.sentences import find_sentences
 
 _DOMAIN = r"(?:www\.)?((?:[a-z0-9-]++\.)++[a-z]{2,}+)"
-_DOMAIN_TITLE = re.compile(_DOMAIN, re.IGNORECASE)
+_TITLE_DOMAIN = re.compile(_DOMAIN, re.IGNORECASE)
 _WEBSITE = re.compile(r"\|\s*+(?:website|homepage|url)\s*+=(?P<value>[^|\n]*+)", re.IGNORECASE)
 _WHOLE_DOMAIN = rf"{_DOMAIN}/?(?=[\s|}}\]]|$)"
 # Begins only at the first label: if a domain does not end a value, its later labels do not either.
 _IN_VALUE = re.compile(rf"(?<![a-z0-9-])(?<![a-z0-9-]\.)-*+{_WHOLE_DOMAIN}", re.IGNORECASE)
 _AFTER_VALUE = re.compile(rf"\W*+(?:https?://)?{_WHOLE_DOMAIN}", re.IGNORECASE)
-_NO_CONTENT = re.compile(
+_CONTENTLESS_ELEMENT = re.compile(
     r"<(?:(?P<whole>ref[^<>]*+(?:(?<=/)>|>[^<]*+</ref>))|!--|ref|(?P<element>gallery|math|table)\b)"
 )
 _TEMPLATE = re.compile(r"\{\{[^{}]*\}\}|\{\|[^{}]*?\|\}", re.DOTALL)
@@ -50,13 +50,13 @@ _MARKUP = re.compile(r"'{2,}|__[A-Z]+__|(?P<tag><)(?=[^>])")
 _MARKUP_EXCEPT_TAGS = re.compile(r"'{2,}|__[A-Z]+__")
 # Begins at the first of the spaces before parentheses. The class at the beginning makes it fast.
 _PARENTHESES = re.compile(r"[\s(](?:(?<=\()|(?<=\s)(?<!\s\s)\s*+\()[^()]*+\)")
-_NO_PROSE = tuple("=*#:;|!{}[<")
-_DEEPEST = 20  # templates in templates, and so on
-_LONGEST_HOST = 253  # characters, of RFC 1035
-_INTRODUCTION = 20_000  # characters of an article that are searched for its first sentence
+_NO_PROSE_STARTS = tuple("=*#:;|!{}[<")
+_MAX_NESTING = 20  # depth of templates in templates
+_MAX_HOST_CHARS = 253  # RFC 1035
+_MAX_INTRODUCTION_CHARS = 20_000  # beginning of an article, searched for its first sentence
 
-WORDS = range(5, 51)
-_NO_DESCRIPTION = re.compile(r"refers? to\b|^\[\[\w+:")
+_DESCRIPTION_WORDS = range(5, 51)
+_DISAMBIGUATION_PAGE = re.compile(r"refers? to\b|^\[\[\w+:")
 
 FORMATS = (".tsv", ".jsonl", ".sqlite")
 _SCHEMA = "CREATE TABLE descriptions (domain TEXT PRIMARY KEY, description TEXT) WITHOUT ROWID"
@@ -65,30 +65,32 @@ _SCHEMA = "CREATE TABLE descriptions (domain TEXT PRIMARY KEY, description TEXT)
 def read_descriptions(path: Path) -> dict[str, str]:
     """Returns the first sentence of the article about each domain.
 
-    The dump (`pages-articles.xml`, plain or compressed) is read once, in a stream; the first
-    sentences of all articles are kept in a temporary file, because a redirect may stand before or
-    after its article.
+    The first sentences of all articles are kept in a temporary file, because a redirect may stand
+    before or after its article.
+
+    Args:
+        path: A dump, `pages-articles.xml`, plain or compressed, which is streamed once.
 
     Raises:
         DataError: If it cannot be read.
     """
-    redirects: dict[str, str] = {}
-    named: dict[str, _NamingArticle] = {}
+    redirects: dict[str, str] = {}  # title of an article by domain
+    named: dict[str, _NamingArticle] = {}  # by domain
     descriptions: dict[str, str] = {}
     with closing(sqlite3.connect("")) as database:  # temporary, on the disk
         database.execute("CREATE TABLE sentences (title TEXT PRIMARY KEY, sentence TEXT)")
         for article in _read_articles(path):
             title = article.title
-            if match := _DOMAIN_TITLE.fullmatch(title):
+            if match := _TITLE_DOMAIN.fullmatch(title):
                 redirects[match[1].lower()] = title if article.target is None else article.target
             if article.target is not None:
                 continue
 
             values = title, extract_first_sentence(article.text)
             database.execute("INSERT OR IGNORE INTO sentences VALUES (?, ?)", values)
-            letters = re.sub(r"\W", "", title).lower()
-            for domain in _find_websites(article.text[:_INTRODUCTION]):
-                _keep_nearer(named, domain.lower(), title, letters)
+            title_letters = re.sub(r"\W", "", title).lower()
+            for domain in _find_websites(article.text[:_MAX_INTRODUCTION_CHARS]):
+                _record_article(named, domain.lower(), title, title_letters)
 
         titles = {domain: article.title for domain, article in named.items()} | redirects
         query = "SELECT sentence FROM sentences WHERE title = ?"
@@ -100,7 +102,7 @@ def read_descriptions(path: Path) -> dict[str, str]:
 
 
 def _find_websites(text: str) -> Iterator[str]:
-    """Yields the domains that the infoboxes of an article name as its website.
+    """Yields the domains in the website fields of an article's infoboxes.
 
     Only the first domain of a value counts. If a value has none, the domain may be in the argument
     or the line after it.
@@ -113,35 +115,42 @@ def _find_websites(text: str) -> Iterator[str]:
 
 
 class _NamingArticle(NamedTuple):
-    """The title of an article that names a website, and whether it is like the domain."""
+    """An article whose infobox names a website."""
 
     title: str
-    is_near: bool
+    matches_domain: bool  # whether the title contains the name of the domain
 
 
-def _keep_nearer(named: dict[str, _NamingArticle], domain: str, title: str, letters: str) -> None:
+def _record_article(
+    named: dict[str, _NamingArticle], domain: str, title: str, title_letters: str
+) -> None:
     """Records an article for a domain unless an earlier one matches it at least as well.
 
     A title that contains the name of the domain matches better than one that does not.
 
     Args:
-        letters: The letters of the title, in lower case.
+        title_letters: The letters and digits of the title, in lower case; the caller removes the
+            others only once per article, whose title may be as long as its list of websites.
     """
-    is_near = domain.partition(".")[0].replace("-", "") in letters
-    if domain not in named or (is_near and not named[domain].is_near):
-        named[domain] = _NamingArticle(title, is_near)
+    matches_domain = domain.partition(".")[0].replace("-", "") in title_letters
+    if domain not in named or (matches_domain and not named[domain].matches_domain):
+        named[domain] = _NamingArticle(title, matches_domain)
 
 
 class _Article(NamedTuple):
     """An article of the dump, or a redirect."""
 
     title: str
-    target: str | None  # the title of the article that a redirect leads to
+    target: str | None  # title of the target of a redirect; None for an article
     text: str
 
 
 def _read_articles(path: Path) -> Iterator[_Article]:
-    """Yields the articles and redirects of a dump."""
+    """Yields the articles and redirects of a dump; other namespaces are skipped.
+
+    Raises:
+        DataError: If the dump cannot be read.
+    """
     try:
         with _open_dump(path) as file:
             events = ElementTree.iterparse(file, events=("start", "end"))
@@ -171,7 +180,7 @@ def _open_dump(path: Path) -> IO[bytes]:
 
 def extract_first_sentence(text: str) -> str:
     """Returns the first sentence of an article in wikitext, without markup and parentheses."""
-    text = replace_enclosed(text[:_INTRODUCTION], _NO_CONTENT, _remove_content)
+    text = replace_enclosed(text[:_MAX_INTRODUCTION_CHARS], _CONTENTLESS_ELEMENT, _remove_content)
     text = _remove_nested(_TEMPLATE, "{", text)
     text = _remove_nested(_FILE, "[[", text)
     text = _remove_nested(_LINK, "[[", text, r"\1")
@@ -180,7 +189,7 @@ def extract_first_sentence(text: str) -> str:
 
     for line in text.splitlines():
         line = " ".join(line.split())
-        if line and not line.startswith(_NO_PROSE):
+        if line and not line.startswith(_NO_PROSE_STARTS):
             start, end = next(find_sentences(line, "rules"))
             return line[start:end]
     return ""
@@ -188,7 +197,7 @@ def extract_first_sentence(text: str) -> str:
 
 def _remove_content(match: re.Match[str], finder: Finder) -> tuple[int, str] | None:
     """Removes a comment, a footnote, or an element without prose; see `replace_enclosed`."""
-    if match["whole"]:  # a footnote without other elements, as most are
+    if match["whole"]:  # a footnote without inner elements, the usual case
         return match.end(), ""
 
     if match[0] == "<!--":
@@ -206,14 +215,14 @@ def _remove_content(match: re.Match[str], finder: Finder) -> tuple[int, str] | N
 
 
 def _remove_markup(text: str) -> str:
-    """Removes tags and other marks from a text."""
-    if "<" not in text:  # as in most articles
+    """Removes HTML tags, bold and italic quotes, and magic words from wikitext."""
+    if "<" not in text:  # the usual case
         return _MARKUP_EXCEPT_TAGS.sub("", text)
     return replace_enclosed(text, _MARKUP, _remove_mark)
 
 
 def _remove_mark(match: re.Match[str], finder: Finder) -> tuple[int, str] | None:
-    """Removes a tag, or other markup, which ends where the match ends."""
+    """Removes a tag up to its `>`, or the matched markup; see `replace_enclosed`."""
     if not match["tag"]:
         return match.end(), ""
     end = finder.find(">", match.end())
@@ -223,8 +232,8 @@ def _remove_mark(match: re.Match[str], finder: Finder) -> tuple[int, str] | None
 def _label_links(text: str) -> str:
     """Replaces the links to other sites in a text by their labels.
 
-    A label ends at the first bracket after the address. If there is none, the address ends at the
-    last bracket, and has no label.
+    A label ends at the first `]` after the address. Without one, the link has no label, and ends at
+    the last `]` of the text.
     """
     if _SCHEME not in text:
         return text
@@ -247,8 +256,8 @@ def _remove_nested(pattern: re.Pattern[str], opening: str, text: str, replacemen
     Args:
         opening: A string that every match of the pattern contains.
     """
-    for _ in range(_DEEPEST):
-        if opening not in text:  # ten times as fast as the pattern
+    for _ in range(_MAX_NESTING):
+        if opening not in text:  # ten times as fast as searching for the pattern
             break
         text, count = pattern.subn(replacement, text)
         if not count:
@@ -257,15 +266,15 @@ def _remove_nested(pattern: re.Pattern[str], opening: str, text: str, replacemen
 
 
 def is_description(text: str) -> bool:
-    """Returns whether a text can serve as a description: 5 to 50 words, no disambiguation page."""
-    return len(text.split()) in WORDS and not _NO_DESCRIPTION.search(text)
+    """Returns whether a text has 5 to 50 words and does not describe a disambiguation page."""
+    return len(text.split()) in _DESCRIPTION_WORDS and not _DISAMBIGUATION_PAGE.search(text)
 
 
 class DescriptionTable:
-    """Descriptions by domain.
+    """A table of descriptions by domain.
 
-    From `.tsv` (domain, tab, description) or `.jsonl` ({"domain", "description"}), in memory, or
-    from `.sqlite` (table `descriptions` of these columns), read where needed.
+    A `.tsv` (domain, tab, description) or `.jsonl` ({"domain", "description"}) is loaded into
+    memory; an `.sqlite` (table `descriptions` with these columns) is queried on disk.
 
     Raises:
         DataError: If the file is missing or damaged.
@@ -283,9 +292,9 @@ class DescriptionTable:
             ) from error
 
     def find(self, host: str) -> str | None:
-        """Returns the description of a host, or else of the domain that it belongs to."""
+        """Returns the description of a host or of the nearest domain above it; None without one."""
         host = host.removeprefix("www.")
-        if len(host) > _LONGEST_HOST:
+        if len(host) > _MAX_HOST_CHARS:
             return None
         while host.count("."):
             description = self._find_domain(host)
@@ -295,7 +304,7 @@ class DescriptionTable:
         return None
 
     def _open_table(self) -> Callable[[str], str | None]:
-        """Opens the file; returns the function that finds the description of a domain."""
+        """Opens the file; returns a function from domain to description."""
         if self._path.suffix == ".sqlite":
             with closing(open_database(self._path)) as database:
                 database.execute("SELECT domain, description FROM descriptions LIMIT 1")
@@ -325,7 +334,12 @@ def _split_line(line: str) -> tuple[str, str]:
 
 
 def main(config: DescriptionsConfig) -> None:
-    """Writes the table, and prints its number of domains."""
+    """Writes the table, and prints its number of domains.
+
+    Raises:
+        ConfigurationError: If a key is missing, or the table cannot be written.
+        DataError: If the dump cannot be read.
+    """
     if config.dump is None or config.output is None:
         raise ConfigurationError(
             "dump (the file to read) and output (the table to write) must be set"
@@ -336,7 +350,7 @@ def main(config: DescriptionsConfig) -> None:
 
     try:
         with build_atomically(output) as part:
-            part.touch()  # so that a path that cannot be written fails before hours of reading
+            part.touch()  # fails at once if the path cannot be written, not after hours
             descriptions = read_descriptions(Path(config.dump))
             write_table(part, output.suffix, sorted(descriptions.items()))
     except (OSError, sqlite3.Error) as error:
@@ -345,7 +359,11 @@ def main(config: DescriptionsConfig) -> None:
 
 
 def write_table(path: Path, suffix: str, rows: Iterable[tuple[str, str]]) -> None:
-    """Writes a table in the format of a suffix."""
+    """Writes domains and descriptions as a table.
+
+    Args:
+        suffix: The format, one of `FORMATS`.
+    """
     if suffix == ".sqlite":
         with closing(sqlite3.connect(path)) as database:
             database.execute(_SCHEMA)

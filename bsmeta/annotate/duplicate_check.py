@@ -1,4 +1,4 @@
-"""A check of pages, such as those of finished shards, for duplicates and copies of held-out pages.
+"""Checks pages, such as the pages of finished shards, for duplicates and copies of held-out pages.
 
 With `duplicates_only=true`, no shards are made. The duplicates are listed in `duplicates.jsonl`,
 and a copy of a held-out page is an error, so that a script stops before it trains on the shards.
@@ -19,14 +19,14 @@ from bsmeta.core.files import replace_atomically
 from bsmeta.core.terminal import Console
 from bsmeta.report.page import COUNT, Column, Table, print_table
 
-LIST = "duplicates.jsonl"
-_SHOWN = 3  # copies in the error
+LIST_FILE = "duplicates.jsonl"
+_MAX_SHOWN_COPIES = 3  # in the error
 
 
 def report_duplicates(
     files: Sequence[InputFile], output: Path, damaged: Sequence[str], console: Console
 ) -> None:
-    """Prints the numbers of duplicates of each file, and lists them in `LIST`.
+    """Prints the number of duplicates in each file, and lists the duplicates in `LIST_FILE`.
 
     Args:
         damaged: A message for each file that could not be read.
@@ -42,7 +42,7 @@ def report_duplicates(
     total = sum(counts.values(), Counter())
     table.rows.append(["all files", total[EXACT], total[NEAR], total[HELD_OUT]])
     print_table(console, table)
-    console.print(f"written to {output / LIST}", highlight=False, soft_wrap=True)
+    console.print(f"written to {output / LIST_FILE}", highlight=False, soft_wrap=True)
 
     problems = list(damaged)
     if total[HELD_OUT]:
@@ -54,7 +54,7 @@ def report_duplicates(
 def _list_duplicates(files: Sequence[InputFile], output: Path) -> dict[str, Counter[str]]:
     """Writes the duplicates of all files as JSON lines; returns their kinds by file."""
     counts: dict[str, Counter[str]] = {}
-    with replace_atomically(output / LIST) as part, part.open("w", encoding="utf-8") as lines:
+    with replace_atomically(output / LIST_FILE) as part, part.open("w", encoding="utf-8") as lines:
         for file in files:
             _, duplicates = read_duplicates(ShardFiles(output, file.name).duplicates)
             counts[file.name] = Counter(duplicate.kind for duplicate in duplicates)
@@ -70,7 +70,11 @@ def _list_duplicates(files: Sequence[InputFile], output: Path) -> dict[str, Coun
 
 
 def _describe_copies(files: Sequence[InputFile], output: Path, count: int) -> str:
-    """Describes the copies of held-out pages, with the first of them."""
+    """Returns a message about the copies of held-out pages, with the first of them.
+
+    Args:
+        count: Total number of copies.
+    """
     examples: list[str] = []
     for file in files:
         _, duplicates = read_duplicates(ShardFiles(output, file.name).duplicates)
@@ -79,14 +83,14 @@ def _describe_copies(files: Sequence[InputFile], output: Path, count: int) -> st
             for duplicate in duplicates
             if duplicate.kind == HELD_OUT
         ]
-        if len(examples) >= _SHOWN:
+        if len(examples) >= _MAX_SHOWN_COPIES:
             break
 
-    more = count - _SHOWN
-    shown = ", ".join(examples[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+    more = count - _MAX_SHOWN_COPIES
+    shown = ", ".join(examples[:_MAX_SHOWN_COPIES]) + (f" and {more:,} more" if more > 0 else "")
     is_one = count == 1
     return (
         f"input: {format_count(count, 'page')} {'copies a page' if is_one else 'copy pages'} of "
-        f"held_out: {shown}; expected none. {output / LIST} has them all; to make shards without "
-        "them, annotate the input with the same held_out, and without duplicates_only"
+        f"held_out: {shown}; expected none. {output / LIST_FILE} has them all; to make shards "
+        "without them, annotate the input with the same held_out, and without duplicates_only"
     )

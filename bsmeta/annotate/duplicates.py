@@ -8,8 +8,8 @@ duplicate; all others are kept. So no chain of small changes drops a page that i
 kept one, and the decisions follow from the input alone: not from the number of processes, nor from
 interruptions. The second pass over the input makes the shards, by these decisions.
 
-The similarity is the estimate by signatures, not that of the texts, which would have to be read
-again in random order. With n permutations its standard error at the similarity s is
+The similarity is estimated from signatures, not computed from the texts, which would have to be
+read again in random order. With n permutations its standard error at the similarity s is
 sqrt(s * (1 - s) / n): 0.035 at 0.8 with 128.
 """
 
@@ -52,17 +52,19 @@ from bsmeta.core.files import hold_write_lock
 MAX_COMPARED_PAGES = 100
 """Kept pages of a group that a page is compared with, which bounds the time of hostile input."""
 
-_HELD_OUT_FOLDER = "held_out"  # below FOLDER: no shard has a name in it
-_BLOCK = 1 << 12  # pages whose groups are read at a time
-_FORMAT = 1
+_HELD_OUT_FOLDER = "held_out"  # a subfolder of FOLDER, so no shard's file has the same path
+_BLOCK_PAGES = 1 << 12  # pages whose groups are read at a time
+_FORMAT = 1  # increment it when the decisions for the same input change
+_HELD_OUT_BONUS = 3  # more than the similarity and the exactness of any other page
 
 
 class Source(NamedTuple):
     """A file whose pages are compared.
 
     Attributes:
-        is_held_out: Whether its pages must not be in other files.
-        is_exempt: Whether it is an input file that is held out itself, and so stays whole.
+        is_held_out: Whether copies of its pages in other files are reported.
+        is_exempt: Whether it is an input file that is held out itself, so none of its pages is
+            reported.
     """
 
     signed: SignedFile
@@ -93,11 +95,10 @@ def list_held_out(config: AnnotateConfig) -> list[InputFile]:
 def find_duplicates(
     config: AnnotateConfig, files: Sequence[InputFile], output: Path, advance: pool.Advance
 ) -> list[str]:
-    """Makes the signatures and the decisions of all files, or those that are out of date.
+    """Makes the signatures and the decisions of all files that lack them or have old ones.
 
     Returns:
-        A message for each input file that is damaged. It takes no part, and its shard is not
-        completed.
+        A message for each damaged input file, which is not compared.
 
     Raises:
         DataError: If a held-out file is damaged, or the folder cannot be written.
@@ -111,23 +112,26 @@ def find_duplicates(
         input_bytes = sum(file.bytes for file in files)
         held_out_bytes = sum(signed.file.bytes for signed in signed_files) - input_bytes
 
-        def advance_input(done: int, counts: Counts) -> None:
-            advance(max(done - held_out_bytes, 0), counts)
+        def advance_input(done_bytes: int, counts: Counts) -> None:
+            advance(max(done_bytes - held_out_bytes, 0), counts)  # held-out files come first
 
         problems = make_signatures(config, signed_files, advance_input)
         undamaged = [source for source in sources if source.signed.signatures.path not in problems]
         for source in sources:
             if source.is_held_out:
                 _check_held_out(source, problems.get(source.signed.signatures.path))
-        _decide(config, files, undamaged, output)
+        _write_decisions(config, files, undamaged, output)
     return list(problems.values())
 
 
 def _check_held_out(source: Source, problem: str | None) -> None:
-    """Refuses a held-out file whose pages cannot all be protected.
+    """Refuses a held-out file with which other files cannot be compared completely.
+
+    Args:
+        problem: The message about damage, if the file is damaged.
 
     Raises:
-        DataError: If it is damaged, or no page has text.
+        DataError: If the file is damaged, or no page has text.
     """
     if problem is not None:
         raise DataError(f"held_out: {problem}")
@@ -145,7 +149,7 @@ def _list_sources(
     held_out: Sequence[InputFile],
     output: Path,
 ) -> Iterator[Source]:
-    """Yields held-out files first: their pages are the first of all."""
+    """Yields the held-out files, then the input files: earlier pages are kept."""
     paths = {file.xxh3: ShardFiles(output, file.name).signatures for file in files}
     held_out_folder = output / FOLDER / _HELD_OUT_FOLDER
     for file in held_out:
@@ -159,14 +163,14 @@ def _list_sources(
 
 
 def _list_unique_files(sources: Sequence[Source]) -> list[SignedFile]:
-    """Lists the files once each: a held-out file may be an input file, too."""
+    """Lists each file once, although a held-out file may also be an input file."""
     return list({source.signed.signatures.path: source.signed for source in sources}.values())
 
 
-def _decide(
+def _write_decisions(
     config: AnnotateConfig, files: Sequence[InputFile], sources: Sequence[Source], output: Path
 ) -> None:
-    """Writes the decisions of all input files, unless they are there."""
+    """Writes the decisions of all input files, unless they are up to date."""
     layout = choose_bands(config.duplicate_threshold, config.duplicate_permutations)
     identity = _identify_decisions(config, sources, layout)
     paths = {file.path: ShardFiles(output, file.name).duplicates for file in files}
@@ -188,7 +192,7 @@ def _decide(
 def _identify_decisions(
     config: AnnotateConfig, sources: Sequence[Source], layout: BandLayout
 ) -> str:
-    """Returns a hash of all that the decisions depend on."""
+    """Returns a hash of everything that the decisions depend on."""
     files = [
         (
             source.signed.file.name,
@@ -203,7 +207,14 @@ def _identify_decisions(
 
 
 class _Comparison:
-    """Compares each page with the kept pages of its groups, in order."""
+    """Compares each page with the kept pages of its groups, in order.
+
+    Pages are numbered consecutively over all sources.
+
+    Args:
+        records: The signatures of the pages of each source.
+        threshold: Minimum similarity of near duplicates.
+    """
 
     def __init__(
         self,
@@ -216,18 +227,18 @@ class _Comparison:
         self._records = records
         self._groups = groups
         self._threshold = threshold
-        # Pages are numbered over all sources; `starts` has the first of each, and their number.
+        # The first page of each source, then the number of pages.
         self._starts = np.cumsum([0, *map(len, records)])
-        # The kept pages of a group: mostly one.
+        # The first kept page of each group, -1 without one; most groups have no further ones.
         self._first_kept = np.full(groups.count + 1, -1, np.int64)
         self._more_kept: dict[int, list[int]] = {}
 
     def visit_pages(self, compares_inputs: bool) -> Iterator[tuple[Source, Duplicate]]:
-        """Yields the duplicates, in order, with their files.
+        """Yields the duplicates with their sources, in the order of the pages.
 
         Args:
-            compares_inputs: Whether pages are compared with the input's, or only with held-out
-                ones.
+            compares_inputs: Whether pages are also compared with earlier input pages, not only
+                with held-out ones.
         """
         for page, page_groups in self._iterate_grouped_pages():
             source, number = self._locate(page)
@@ -244,19 +255,20 @@ class _Comparison:
                 self._keep(page, page_groups)
 
     def _iterate_grouped_pages(self) -> Iterator[tuple[int, list[int]]]:
-        """Yields the pages that are in a group, and their groups."""
+        """Yields each page that is in a group, with its groups."""
         pages = int(self._starts[-1])
-        for start in range(0, pages, _BLOCK):
-            numbers = np.array(self._groups.numbers[:, start : start + _BLOCK]).T
+        for start in range(0, pages, _BLOCK_PAGES):
+            numbers = np.array(self._groups.numbers[:, start : start + _BLOCK_PAGES]).T
             for row in np.flatnonzero(numbers.any(axis=1)).tolist():
                 yield start + row, numbers[row][numbers[row] > 0].tolist()
 
     def _locate(self, page: int) -> tuple[Source, int]:
-        """Returns the file of a page, and the page's number in it."""
+        """Returns the source of a page, and its index in the source."""
         index = int(np.searchsorted(self._starts, page, "right")) - 1
         return self._sources[index], page - int(self._starts[index])
 
     def _keep(self, page: int, page_groups: Sequence[int]) -> None:
+        """Adds a page to the kept pages of its groups, up to `MAX_COMPARED_PAGES` for each."""
         for group in page_groups:
             if self._first_kept[group] < 0:
                 self._first_kept[group] = page
@@ -266,22 +278,24 @@ class _Comparison:
                 more.append(page)
 
     def _compare(self, page: int, number: int, page_groups: Sequence[int]) -> Duplicate | None:
-        """Finds the page that a page copies: a held-out one, or else the most similar one."""
-        candidates = {int(self._first_kept[group]) for group in page_groups} - {-1}
-        for group in page_groups:
-            candidates.update(self._more_kept.get(group, ()))
-        if not candidates:
+        """Finds the page that a page copies: a held-out one, or else the most similar one.
+
+        Args:
+            number: Index of the page in its source.
+        """
+        others = self._list_kept(page_groups)
+        if not others:
             return None
 
-        others = sorted(candidates)
         similarity, is_exact = self._measure_similarity(page, others)
         is_copy = is_exact | (similarity >= self._threshold)
         is_held_out = np.array([self._locate(other)[0].is_held_out for other in others])
         if not is_copy.any():
             return None
 
-        # Held-out pages before others; then the same text, the most similar, and the first.
-        rank = np.where(is_copy, similarity + is_exact + 3 * is_held_out, -1)
+        # Held-out pages rank first, then pages with the same text, then by similarity; of equals,
+        # argmax returns the first page.
+        rank = np.where(is_copy, similarity + is_exact + _HELD_OUT_BONUS * is_held_out, -1)
         best = int(np.argmax(rank))
         kind = EXACT if is_exact[best] else NEAR
         kept_source, kept_number = self._locate(others[best])
@@ -292,10 +306,22 @@ class _Comparison:
             round(float(similarity[best]), 4),
         )
 
+    def _list_kept(self, page_groups: Sequence[int]) -> list[int]:
+        """Returns the kept pages of groups, sorted."""
+        kept = {int(self._first_kept[group]) for group in page_groups} - {-1}
+        for group in page_groups:
+            kept.update(self._more_kept.get(group, ()))
+        return sorted(kept)
+
     def _measure_similarity(
         self, page: int, others: Sequence[int]
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Returns the similarity of a page to each other page, and whether the texts are equal."""
+        """Compares a page with others.
+
+        Returns:
+            float64 [others], the estimated similarity, 0 for texts that are too short to estimate;
+            bool [others], whether the texts are equal.
+        """
         record = self._read_record(page)
         other_records = np.stack([self._read_record(other) for other in others])
         is_exact = (other_records["text"] == record["text"]).all(axis=1)

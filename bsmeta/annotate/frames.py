@@ -1,8 +1,9 @@
-"""Raw pages for the frames of the report, cleaned so that they make no request and lead nowhere.
+"""Cleans raw pages for the frames of the report: no requests, no navigation.
 
-The frame's sandbox runs no script, and its policy loads nothing; but neither rules out that a
-browser connects to a host that a page names (`<link rel=preconnect>`), or that a click navigates
-the frame. So elements and attributes are removed unless they are known to do neither.
+The frame's sandbox runs no script, and its policy loads nothing. Neither prevents a browser from
+connecting to a host that the page names (`<link rel=preconnect>`), or a click from navigating the
+frame. So attributes are removed unless they are known to be harmless, and so are the elements that
+load, connect, navigate or embed.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 from bsmeta.annotate.page import PageError, parse_html
 from bsmeta.annotate.tags import split_names
 
-# They load, connect, navigate or embed. SVG and MathML are parsed by rules of their own, and
-# `<plaintext>` reads differently each time that it is written.
-_REMOVED = ", ".join(
+# Most of them load, connect, navigate or embed. SVG and MathML are parsed by other rules, and
+# `<plaintext>` changes each time that it is parsed and serialized.
+_REMOVED_ELEMENTS = ", ".join(
     split_names(
         """link base meta iframe frame frameset object embed applet portal fencedframe template svg
         math plaintext"""
@@ -28,32 +29,35 @@ _KEPT_ATTRIBUTES = split_names(
     rows rowspan rules scope selected shape size span start style summary tabindex title valign
     value vspace width wrap"""
 )
-_IMAGE = re.compile(r"data:image/[a-z0-9.+-]+[;,]", re.IGNORECASE)
-# Addresses of images that are in the style itself stay. Other spellings, such as those with
-# escapes, are left to the policy.
-_ADDRESS = re.compile(r"@import|(?:image-set|src)\s*\(|url\s*\((?!\s*[\"']?data:)", re.IGNORECASE)
-_MOST_PASSES = 5
+_INLINE_IMAGE = re.compile(r"data:image/[a-z0-9.+-]+[;,]", re.IGNORECASE)
+# `data:` URLs are kept, as they make no request. Other spellings, such as escapes, are left to the
+# policy.
+_STYLE_REQUEST = re.compile(
+    r"@import|(?:image-set|src)\s*\(|url\s*\((?!\s*[\"']?data:)", re.IGNORECASE
+)
+_MAX_PASSES = 5
 
 
 def make_inert_html(html: str) -> str:
     """Removes from a page all elements and attributes that make requests or navigate.
 
-    It is cleaned until parsing and writing no longer change it: with some errors of nesting,
-    elements appear only when HTML that a parser has written is parsed.
+    The page is cleaned until parsing and serializing no longer change it, because badly nested HTML
+    may yield further elements when its serialization is parsed again.
 
     Raises:
-        PageError: The page cannot be parsed, or never becomes stable.
+        PageError: If the page cannot be parsed, or changes with each pass.
     """
-    for _ in range(_MOST_PASSES):
+    for _ in range(_MAX_PASSES):
         cleaned = _clean_tree(parse_html(html))
         if cleaned == html:
             return cleaned
         html = cleaned
-    raise PageError("not_stable", f"it changes with each of {_MOST_PASSES} passes of the parser")
+    raise PageError("not_stable", f"it changes with each of {_MAX_PASSES} passes of the parser")
 
 
 def _clean_tree(tree: LexborHTMLParser) -> str:
-    for node in reversed(tree.css(_REMOVED)):  # inner elements before the outer, which frees them
+    # Inner elements first: an outer one would free them.
+    for node in reversed(tree.css(_REMOVED_ELEMENTS)):
         node.decompose()
     for node in tree.css("*"):
         _clean_attributes(node)
@@ -64,14 +68,14 @@ def _clean_tree(tree: LexborHTMLParser) -> str:
 
 def _clean_attributes(node: LexborNode) -> None:
     for name, value in node.attributes.items():
-        is_kept = name in _KEPT_ATTRIBUTES or (name == "src" and _IMAGE.match(value or ""))
+        is_kept = name in _KEPT_ATTRIBUTES or (name == "src" and _INLINE_IMAGE.match(value or ""))
         if not is_kept:
             del node.attrs[name]
         elif name == "style":
-            node.attrs[name] = _ADDRESS.sub("none(", value or "")
+            node.attrs[name] = _STYLE_REQUEST.sub("none(", value or "")
 
 
 def _clean_style(node: LexborNode) -> None:
     text = node.text()
-    if node.child is not None and _ADDRESS.search(text):
-        node.child.replace_with(_ADDRESS.sub("none(", text))
+    if node.child is not None and _STYLE_REQUEST.search(text):
+        node.child.replace_with(_STYLE_REQUEST.sub("none(", text))

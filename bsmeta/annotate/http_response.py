@@ -1,7 +1,7 @@
-"""Parses HTTP responses as crawlers stored them: headers may announce codings already undone.
+"""Parses HTTP responses from WARC files, whose headers may name codings that were already undone.
 
-Many writers of WARC files store the body after decoding, and keep the headers of the server. So a
-body is decoded only if it has the announced form.
+Many writers of WARC files store the decoded body, but keep the headers of the server. So a body is
+decoded only if it has the form that its headers name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from backports import zstd
 from bsmeta.annotate.warc import parse_fields
 from bsmeta.data.io.compression import BARE_DEFLATE, GZIP_MARK, GZIP_MEMBER
 
-LONGEST_HEADER = 16 << 20
+MAX_HEADER_BYTES = 16 << 20
 """Maximum bytes of the header of a response."""
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
@@ -27,22 +27,22 @@ _OK = 200
 _STATUS = re.compile(rb"HTTP/\d+(?:\.\d+)?[ \t]+(\d{3})")
 _HEADER_END = re.compile(rb"\n\r?\n")
 _CHARSET = re.compile(r"charset\s*+=\s*+[\"']?+\s*+([^\s\"';,]++)", re.IGNORECASE)
-_CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
+_CHUNK_HEADER = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _NO_CODINGS = ("", "identity", "none")
-_BLOCK = 1 << 16  # bytes decompressed at a time
-_SAMPLE = 512  # bytes that show whether a body is text
-_BINARY = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})  # bytes that text hardly has
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")  # text that has such bytes
+_BLOCK_BYTES = 1 << 16  # decompressed at a time
+_SAMPLE_BYTES = 512  # beginning of a body, by which text is recognized
+_BINARY_BYTES = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})  # rare in text
+_UTF_16_STARTS = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")  # of text with zero bytes
 
 
 @dataclass(frozen=True)
 class Response:
-    """A response; only pages have a body.
+    """A parsed response: a page, or the reason why it is none.
 
     Attributes:
-        problem: Why there is no page, such as `http_status`; empty if there is one.
-        body: The decoded body, at most one byte more than the limit.
-        charset: The encoding in the header.
+        problem: The reason, such as `http_status`; empty for a page.
+        body: The decoded body of a page.
+        charset: The charset in `Content-Type`, if any.
     """
 
     problem: str = ""
@@ -54,16 +54,16 @@ def parse_response(data: bytes, limit: int) -> Response:
     """Parses a response, and decodes the body of a page.
 
     Args:
-        data: The response as it is stored, from the status line on.
-        limit: Maximum bytes of a body.
+        data: The stored response, from the status line on.
+        limit: Maximum bytes of a body, before and after decoding.
     """
     status = _STATUS.match(data)
     if status is None:
         return Response("not_http")
     header_end = _HEADER_END.search(data)
     if header_end is None:
-        return Response("header_too_large" if len(data) > LONGEST_HEADER else "not_http")
-    if header_end.end() > LONGEST_HEADER:
+        return Response("header_too_large" if len(data) > MAX_HEADER_BYTES else "not_http")
+    if header_end.end() > MAX_HEADER_BYTES:
         return Response("header_too_large")
 
     fields = parse_fields(data[: header_end.start()])
@@ -87,16 +87,16 @@ def parse_response(data: bytes, limit: int) -> Response:
 
 
 def is_html(content_type: str) -> bool:
-    """Returns whether the value of a `Content-Type` names HTML; also if it is empty.
+    """Returns whether the value of a `Content-Type` is HTML or empty.
 
-    Servers repeat the type, or append parameters: `text/html,text/html; charset=utf-8`.
+    Repeated types and parameters are accepted: `text/html,text/html; charset=utf-8`.
     """
     media_type = re.split("[;,]", content_type)[0].strip().lower()
     return not media_type or media_type in HTML_TYPES
 
 
 def find_charset(content_type: str) -> str | None:
-    """Returns the charset of the value of a `Content-Type`."""
+    """Returns the charset in the value of a `Content-Type`, or None."""
     match = _CHARSET.search(content_type)
     return None if match is None else match[1]
 
@@ -104,11 +104,12 @@ def find_charset(content_type: str) -> str | None:
 def join_chunks(body: bytes) -> bytes:
     """Joins the chunks of a body with `Transfer-Encoding: chunked` (RFC 9112, section 7.1).
 
-    A body that does not begin with a chunk is returned unchanged; after a bad chunk, the body ends.
+    A body that does not begin with a chunk is returned unchanged. The result ends before the first
+    bad chunk.
     """
     chunks: list[bytes] = []
     position = 0
-    while header := _CHUNK.match(body, position):
+    while header := _CHUNK_HEADER.match(body, position):
         size = int(header[1], 16)
         end = header.end() + size
         is_whole = end >= len(body) or body[end : end + 1] in (b"\r", b"\n")
@@ -122,14 +123,14 @@ def join_chunks(body: bytes) -> bytes:
 
 
 def decode_content(body: bytes, content_encoding: str, limit: int) -> bytes | None:
-    """Decodes a body, up to one byte more than a limit.
+    """Decodes a body, up to `limit + 1` bytes, so that callers notice larger ones.
 
     Args:
-        content_encoding: The value of `Content-Encoding`. Names that are no codings, such as
-            `utf-8` and `none`, have no effect.
+        content_encoding: The value of `Content-Encoding`. If a text has names that are no codings,
+            such as `utf-8`, they have no effect.
 
     Returns:
-        None if the body can neither be decoded, nor is text already.
+        The decoded body, or the body itself if it is text already; None if it is neither.
     """
     names = [name.strip().lower() for name in content_encoding.split(",")]
     for name in reversed(names):
@@ -145,10 +146,11 @@ def decode_content(body: bytes, content_encoding: str, limit: int) -> bytes | No
 
 
 def _is_text(body: bytes) -> bool:
-    """Returns whether a body is text, judged by its first bytes; compressed data is not."""
-    sample = body[:_SAMPLE]
-    num_binary = len(sample) - len(sample.translate(None, _BINARY))
-    return sample.startswith(_UTF_16) or num_binary <= max(2, len(sample) // 50)
+    """Returns whether a body is text, not compressed data, judged by its first bytes."""
+    sample = body[:_SAMPLE_BYTES]
+    binary_count = len(sample) - len(sample.translate(None, _BINARY_BYTES))
+    max_binary_count = max(2, len(sample) // 50)  # 2%, for text with stray control characters
+    return sample.startswith(_UTF_16_STARTS) or binary_count <= max_binary_count
 
 
 def _decode_gzip(body: bytes, limit: int) -> bytes | None:
@@ -156,7 +158,7 @@ def _decode_gzip(body: bytes, limit: int) -> bytes | None:
 
 
 def _decode_deflate(body: bytes, limit: int) -> bytes | None:
-    """Decodes zlib's format or bare deflate data: servers send either."""
+    """Decodes zlib's format or bare deflate data; servers send both as `deflate`."""
     content = _inflate(body, limit, zlib.MAX_WBITS)
     return _inflate(body, limit, BARE_DEFLATE) if content is None else content
 
@@ -167,9 +169,9 @@ def _inflate(body: bytes, limit: int, wbits: int) -> bytes | None:
     data = body
     with suppress(zlib.error):
         while data and not decompressor.eof and len(content) < limit:
-            content += decompressor.decompress(data, min(limit - len(content), _BLOCK))
+            content += decompressor.decompress(data, min(limit - len(content), _BLOCK_BYTES))
             data = decompressor.unconsumed_tail
-    return _accept(content, limit, body, is_whole=decompressor.eof)
+    return _select_content(content, limit, body, is_whole=decompressor.eof)
 
 
 def _decode_brotli(body: bytes, limit: int) -> bytes | None:
@@ -177,15 +179,15 @@ def _decode_brotli(body: bytes, limit: int) -> bytes | None:
     content = bytearray()
     data = body
     is_whole = False
-    with suppress(brotli.error):  # after which the decompressor answers no more
+    with suppress(brotli.error):  # the content before the damage is used
         while not is_whole and len(content) < limit:
-            block = decompressor.process(data, output_buffer_limit=_BLOCK)
+            block = decompressor.process(data, output_buffer_limit=_BLOCK_BYTES)
             if not block and decompressor.can_accept_more_data():
                 break  # the body is cut off
             content += block
             data = b""
             is_whole = decompressor.is_finished()
-    return _accept(content[:limit], limit, body, is_whole=is_whole)
+    return _select_content(content[:limit], limit, body, is_whole=is_whole)
 
 
 def _decode_zstd(body: bytes, limit: int) -> bytes | None:
@@ -194,19 +196,24 @@ def _decode_zstd(body: bytes, limit: int) -> bytes | None:
     data = body
     with suppress(zstd.ZstdError):
         while not decompressor.eof and len(content) < limit:
-            block = decompressor.decompress(data, min(limit - len(content), _BLOCK))
+            block = decompressor.decompress(data, min(limit - len(content), _BLOCK_BYTES))
             if not block and decompressor.needs_input:
                 break  # the body is cut off
             content += block
             data = b""
-    return _accept(content, limit, body, is_whole=decompressor.eof)
+    return _select_content(content, limit, body, is_whole=decompressor.eof)
 
 
-def _accept(content: bytearray, limit: int, body: bytes, *, is_whole: bool) -> bytes | None:
-    """Returns decoded content, also from before damage, as browsers show it.
+def _select_content(content: bytearray, limit: int, body: bytes, *, is_whole: bool) -> bytes | None:
+    """Returns decoded content, also of a damaged body, as browsers show it.
+
+    Args:
+        content: The decoded bytes, up to damage or the limit.
+        body: The bytes before decoding.
+        is_whole: Whether the body was decoded to its end.
 
     Returns:
-        None if nothing could be decoded, or only a part of a body that is text already.
+        None if nothing was decoded, or only a part of a body that is text already.
     """
     is_decoded = is_whole or len(content) >= limit
     return bytes(content) if is_decoded or (content and not _is_text(body)) else None

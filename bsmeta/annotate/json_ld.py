@@ -1,4 +1,4 @@
-"""Decodes JSON-LD of pages, as leniently as its readers: much of it is not quite JSON."""
+"""Decodes the JSON-LD of pages leniently, because much of it is not valid JSON."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import msgspec
 from bsmeta.core.parsing import decode_json
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# Marks that hide a script from old browsers and from XML parsers
-_ENVELOPE = re.compile(r"\s*+(?:(?:/[/*]\s*+)?(?:<!--|<!\[CDATA\[)(?:\s*+\*/)?)")
+# Comment and CDATA marks that hide a script from old browsers and from XML parsers
+_ENVELOPE_START = re.compile(r"\s*+(?:(?:/[/*]\s*+)?(?:<!--|<!\[CDATA\[)(?:\s*+\*/)?)")
 _ENVELOPE_END = re.compile(r"(?:/[/*]\s*+)?(?:-->|\]\]>)(?:\s*+\*/)?\s*+\Z|;\s*+\Z")
-_MAX_ENDING_CHARS = 40  # characters
+_MAX_ENDING_CHARS = 40
 _MEMBER = re.compile(r'"(\w{1,40}+)"\s*+:\s*+"([^"\\]{0,200}+)"')
 
 
 def decode_json_ld(text: str) -> list[Any]:
-    """Returns the values of a block of JSON-LD: one, or all that can be rescued.
+    """Returns the value of a block of JSON-LD, in a list; of invalid JSON, its string members.
 
     Strings may contain line breaks and other control characters, which become spaces, and the block
-    may be in a comment or CDATA section. Of a block that is no JSON for another reason (a quotation
-    mark or comma too many, several values), the members whose value is a plain string are rescued,
-    each as an object of its own.
+    may be in a comment or CDATA section. A block that is invalid for another reason (a quotation
+    mark or comma too many, several values) yields a dictionary for each member whose value is a
+    plain string.
     """
     try:
         return [decode_json(text)]
@@ -38,7 +38,8 @@ def decode_json_ld(text: str) -> list[Any]:
 
 
 def _remove_envelope(text: str) -> str:
-    beginning = _ENVELOPE.match(text)
+    """Removes comment and CDATA marks around a block, and a semicolon after it."""
+    beginning = _ENVELOPE_START.match(text)
     if beginning is not None:
         text = text[beginning.end() :]
     end_start = max(len(text.rstrip()) - _MAX_ENDING_CHARS, 0)

@@ -1,17 +1,17 @@
-"""Links between pages: an anchor's text is a mention, and the page that it leads to the entity.
+"""Links between pages: the text of a link is a mention, and the target page is the entity.
 
 Before the shards are made, a first pass over the input collects the titles of all pages. The
 titles of an input file are kept in `_annotation/NAME.pages`, so that a killed run continues after
 the last complete file. Together they become an index (SQLite, on disk), in which the annotator
-`entity` finds the pages that links lead to.
+`entity` looks up the targets of links.
 
 Afterwards, if a folder is named for it, the shards become training data of a disambiguator:
 
-    profiles.jsonl          the pages that links may lead to: title, description, types, relations
-    train.jsonl, dev.jsonl  sentences with mentions; the mention is an anchor, the gold entity the
-                            page that it leads to; a page's sentences are in one of the two
+    profiles.jsonl          all pages of the index: title, description, types, relations
+    train.jsonl, dev.jsonl  sentences with mentions, whose gold entities are the targets of the
+                            links; all sentences of a page are in the same file
 
-The scores of mentions are counts in the training pages; a page's title is an alias of it, too.
+The scores of aliases are counts of mentions in the training pages; a page's title is an alias, too.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from bsmeta.data.text.sentences import find_sentences
 from bsmeta.metadata.annotated_columns import decode_local_records
 from bsmeta.metadata.records import UNREADABLE, BadDocument
 
-LONGEST_MENTION = 100
-LONGEST_DESCRIPTION = 500
+MAX_MENTION_CHARS = 100
+MAX_DESCRIPTION_CHARS = 500
 PROFILES = "profiles.jsonl"
 TRAIN = "train.jsonl"
 DEV = "dev.jsonl"
@@ -55,22 +55,22 @@ TITLE_SCORE = 0.5
 """Score of a page's title as its alias, beside the counts of mentions: less than one mention."""
 RELATION = "links_to"
 
-# Between the title of a page and the name of its site.
-_SEPARATOR = re.compile(r" (?:[-–—|·•«»]|::) ")
-# A suffix names the site if at least these many, and this share, of the pages of a host have it.
-_SITE_PAGES = 3
-_SITE_SHARE = 0.05
+# Separates the title of a page from the name of its site.
+_TITLE_SEPARATOR = re.compile(r" (?:[-–—|·•«»]|::) ")
+# Minimum number and share of the pages of a host whose titles end with the name of the site
+_MIN_SITE_PAGES = 3
+_MIN_SITE_SHARE = 0.05
 _INDEX_FILE = re.compile(r"/(?:index|default)\.(?:html?|php|aspx?|jsp)$")
-_PORTS = {"http": 80, "https": 443}
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _SCHEMA = (
     "CREATE TABLE pages (key TEXT PRIMARY KEY, title TEXT NOT NULL, description TEXT NOT NULL, "
     "site TEXT NOT NULL, section TEXT NOT NULL) WITHOUT ROWID"
 )
-_DIGEST = "CREATE TABLE made_from (digest TEXT)"
+_DIGEST_SCHEMA = "CREATE TABLE made_from (digest TEXT)"
 
 
 class LinkedPage(NamedTuple):
-    """A page that links may lead to."""
+    """An entry of the index: a page that links may lead to."""
 
     key: str  # its address, normalized by `normalize_address`
     title: str  # without the name of the site
@@ -84,12 +84,12 @@ _PAGE = JSONDecoder(LinkedPage)
 
 @lru_cache(maxsize=1 << 16)
 def normalize_address(url: str) -> str | None:
-    """Normalizes an address, so that two addresses of one page are equal.
+    """Normalizes the address of a page, so that equivalent addresses become equal.
 
     Removes the scheme, its default port, the fragment, and the name of an index file.
 
     Returns:
-        None if the address cannot be a page on the web.
+        None if the address is not a valid http(s) URL with a host.
     """
     try:
         parts = urlsplit(urldefrag(url).url)
@@ -97,17 +97,17 @@ def normalize_address(url: str) -> str | None:
         port = parts.port
     except ValueError:
         return None
-    if parts.scheme not in _PORTS or not host:
+    if parts.scheme not in _DEFAULT_PORTS or not host:
         return None
 
-    if port not in (None, _PORTS[parts.scheme]):
+    if port not in (None, _DEFAULT_PORTS[parts.scheme]):
         host = f"{host}:{port}"
     path = _INDEX_FILE.sub("/", parts.path).rstrip("/")
     return f"{host}{path}?{parts.query}" if parts.query else f"{host}{path}"
 
 
-def find_linked_page(page: Page, url: str) -> LinkedPage | None:
-    """Returns the entry of a page in the index; None without an address or a title."""
+def make_linked_page(page: Page, url: str) -> LinkedPage | None:
+    """Makes the index entry of a page; returns None without an address or a title."""
     key = normalize_address(url)
     if key is None or not page.title:
         return None
@@ -115,20 +115,23 @@ def find_linked_page(page: Page, url: str) -> LinkedPage | None:
     site, _, path = key.partition("/")
     section = path.partition("/")[0] if "/" in path else ""
 
+    # The first paragraph that is not empty
     spans = ((tag.char_start_idx, tag.char_end_idx) for tag in page.tags if tag.value == "p")
     start, end = next((span for span in spans if span[0] < span[1]), (0, 0))
-    description = " ".join(page.text[start:end].split())[:LONGEST_DESCRIPTION]
+    description = " ".join(page.text[start:end].split())[:MAX_DESCRIPTION_CHARS]
     return LinkedPage(key, page.title, description, site, section)
 
 
 def write_index(path: Path, pages: Iterable[LinkedPage], digest: str) -> None:
     """Writes the index of all pages; of pages with the same address, the first is kept.
 
-    `digest` identifies the input that the pages were collected from.
+    Args:
+        path: The SQLite file.
+        digest: Identifies the input that the pages were collected from.
     """
     with build_atomically(path) as part, closing(sqlite3.connect(part)) as database:
         database.execute(_SCHEMA)
-        database.execute(_DIGEST)
+        database.execute(_DIGEST_SCHEMA)
         database.execute("INSERT INTO made_from VALUES (?)", (digest,))
         database.executemany("INSERT OR IGNORE INTO pages VALUES (?, ?, ?, ?, ?)", pages)
         for key, title in list(_shorten_titles(database)):
@@ -137,26 +140,27 @@ def write_index(path: Path, pages: Iterable[LinkedPage], digest: str) -> None:
 
 
 def _shorten_titles(database: sqlite3.Connection) -> Iterator[tuple[str, str]]:
-    """Yields the key and the shorter title of pages whose title ends with the name of their site.
+    """Yields the key and the shortened title of each page whose title names the site at its end.
 
-    The text after the last separator is that name if many titles of the site have it.
+    The text after the last separator of a title names the site if many titles of the site have it.
     """
-    pages: Counter[str] = Counter()
-    suffixes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    page_counts: Counter[str] = Counter()
+    suffix_counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for site, title in database.execute("SELECT site, title FROM pages"):
         _, suffix = _split_title(title)
-        pages[site] += 1
-        suffixes[site][suffix] += 1
+        page_counts[site] += 1
+        suffix_counts[site][suffix] += 1
 
     for key, title, site in database.execute("SELECT key, title, site FROM pages"):
         name, suffix = _split_title(title)
-        if suffix and suffixes[site][suffix] >= max(_SITE_PAGES, _SITE_SHARE * pages[site]):
+        min_count = max(_MIN_SITE_PAGES, _MIN_SITE_SHARE * page_counts[site])
+        if suffix and suffix_counts[site][suffix] >= min_count:
             yield key, name
 
 
 def _split_title(title: str) -> tuple[str, str]:
     """Splits a title at its last separator; without one, the second part is empty."""
-    separators = list(_SEPARATOR.finditer(title))
+    separators = list(_TITLE_SEPARATOR.finditer(title))
     if not separators:
         return title, ""
     return title[: separators[-1].start()].rstrip(), title[separators[-1].end() :]
@@ -168,7 +172,7 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def locate_index(output: Path) -> Path:
-    """Returns the path of the index of a run."""
+    """Returns the path of the index in the output folder of a run."""
     return output / FOLDER / "pages.sqlite"
 
 
@@ -181,7 +185,10 @@ def read_index_digest(path: Path) -> str | None:
 
 
 class LinkIndex:
-    """The pages of a crawl by their address. Each process opens the file for itself."""
+    """Read access to the index: pages by their normalized address.
+
+    The file is opened on the first lookup, so each worker process has its own connection.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -201,18 +208,21 @@ class LinkIndex:
 
 
 class PageMention(NamedTuple):
-    """A mention of another page of the crawl: the characters of its anchor, and the page."""
+    """A link to another page of the crawl."""
 
-    start: int
+    start: int  # characters of the anchor in the text
     end: int
-    page: LinkedPage
+    page: LinkedPage  # the target
 
 
 def list_mentions(page: Page, url: str, index: LinkIndex) -> Iterator[PageMention]:
     """Yields the links of a page to other pages of the crawl.
 
-    Anchors without letters, and anchors longer than `LONGEST_MENTION`, are no mentions. Of nested
-    or overlapping anchors, which only broken HTML has, the first counts.
+    Anchors without letters, and anchors longer than `MAX_MENTION_CHARS`, are skipped. Of nested or
+    overlapping anchors, which only broken HTML has, the first counts.
+
+    Args:
+        url: The address of the page.
     """
     page_key = normalize_address(url)
     base = urljoin(url, page.declared.base)
@@ -222,7 +232,7 @@ def list_mentions(page: Page, url: str, index: LinkIndex) -> Iterator[PageMentio
         anchor = page.text[link.start : link.end]
         start = link.start + len(anchor) - len(anchor.lstrip())
         anchor = anchor.strip()
-        is_name = 0 < len(anchor) <= LONGEST_MENTION and any(map(str.isalpha, anchor))
+        is_name = 0 < len(anchor) <= MAX_MENTION_CHARS and any(map(str.isalpha, anchor))
         href = link.href.strip()
         if start < last_end or not is_name or not href or href.startswith("#"):
             continue
@@ -245,11 +255,11 @@ def _resolve_link(base: str, href: str) -> str | None:
 def make_index(
     config: AnnotateConfig, files: Sequence[InputFile], output: Path, advance: pool.Advance
 ) -> None:
-    """Makes the index of the pages of all files, or the parts of it that are missing.
+    """Makes the index of the pages of all files, unless it is up to date.
 
     Raises:
         DataError: If a file is damaged.
-        Stopped: If a signal arrives.
+        Stopped: If a signal arrives; the next run continues after the last complete file.
     """
     (output / FOLDER).mkdir(exist_ok=True)
     page_bytes = int(config.page_mb * 1e6)
@@ -258,11 +268,12 @@ def make_index(
     headers = [f"{file.xxh3} {file.bytes} {VERSION} {page_bytes}\n".encode() for file in files]
 
     def read_chunks() -> Iterator[pool.Chunk]:
-        done = 0
+        done_bytes = 0
         for number, file in enumerate(files):
             if _read_first_line(paths[number]) != headers[number]:
-                yield from pool.read_chunks(config, pool.Chunk(number, position=done), file)
-                done += file.bytes
+                template = pool.Chunk(number, position=done_bytes)
+                yield from pool.read_chunks(config, template, file)
+                done_bytes += file.bytes
 
     with pool.Pool(config, partial(collect_pages, page_bytes)) as workers:
         results_by_file = groupby(workers.map(read_chunks()), lambda result: result[0].shard)
@@ -285,9 +296,14 @@ def make_index(
 def collect_pages(
     page_bytes: int, chunk: pool.Chunk, failures: pool.Failures, status: pool.Status
 ) -> bytes:
-    """Returns the pages of a chunk as JSON lines.
+    """Returns the index entries of the pages of a chunk as JSON lines.
 
-    Pages that fail are left out here; `annotator.Annotation` counts them.
+    Pages that cannot be parsed are skipped; `annotator.Annotation` counts them.
+
+    Args:
+        page_bytes: Maximum size of a page.
+        failures: Pages with a failed page step are skipped.
+        status: Receives the number of the current page.
     """
     lines = []
     for number, item in enumerate(chunk.items):
@@ -297,8 +313,9 @@ def collect_pages(
         record = decode_record(item, page_bytes)
         if not record.problem and record.html is not None:
             with suppress(PageError, MemoryError):
-                page = find_linked_page(parse_page(record.html), record.url)
-                lines += [msgspec.json.encode(page) + b"\n"] if page else []
+                page = make_linked_page(parse_page(record.html), record.url)
+                if page is not None:
+                    lines.append(msgspec.json.encode(page) + b"\n")
     return b"".join(lines)
 
 
@@ -317,6 +334,8 @@ def _read_pages(path: Path) -> Iterator[LinkedPage]:
 
 
 class _Entity(msgspec.Struct):
+    """A record of `metadata_entity`; `url` is the key of the target page."""
+
     char_start_idx: int
     char_end_idx: int
     url: str = ""
@@ -326,12 +345,14 @@ _ENTITIES = ForeignDecoder(list[_Entity] | None)
 
 
 class _Row(msgspec.Struct):
+    """The columns of a shard's row from which sentences with mentions are made."""
+
     text: str
     url: str
     metadata_entity: msgspec.Raw = msgspec.Raw(b"null")
 
     def read_entities(self) -> list[_Entity]:
-        """Returns the mentions; none if the column came with the input and has another form."""
+        """Returns the mentions; none if the column has another form, from the input."""
         try:
             decode_local_records("metadata_entity", self.metadata_entity, len(self.text))
             return _ENTITIES.decode(self.metadata_entity) or []
@@ -347,54 +368,79 @@ def write_linked_sets(
 ) -> str:
     """Writes the training data of a disambiguator to a folder; returns a summary.
 
-    The data are made from the annotated shards and the index of pages in their folder `output`.
-    The sentences of a share of the pages, `dev_share`, are held out.
+    Args:
+        shards: Annotated shards.
+        output: The folder of the shards, which has the index of pages.
+        dev_share: Share of the pages whose sentences are held out, in `DEV`.
 
     Raises:
-        ConfigurationError: If they cannot be written.
+        ConfigurationError: If the files cannot be written.
         DataError: If a shard is damaged.
     """
-    scores: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    relations: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    line_counts: Counter[str] = Counter()
-    numbers = count()
     names = (PROFILES, TRAIN, DEV)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             parts = [stack.enter_context(build_atomically(folder / name)) for name in names]
             open_files = [stack.enter_context(part.open("w", encoding="utf-8")) for part in parts]
-            files = dict(zip(names, open_files, strict=True))
-
+            writer = _LinkedSetWriter(dict(zip(names, open_files, strict=True)))
             for row in _read_rows(shards, advance):
-                name = DEV if is_held_out(row.url, dev_share) else TRAIN
-                for sentence in _find_linked_sentences(row):
-                    _write_line(files[name], {"sent_idx_unq": next(numbers), **sentence})
-                    line_counts[name] += 1
-                    if name == TRAIN:
-                        pairs = zip(sentence["aliases"], sentence["qids"], strict=True)
-                        for alias, page_key in pairs:
-                            scores[page_key][alias] += 1
-                            relations[normalize_address(row.url) or ""][page_key] = None
-
+                writer.write_sentences(row, DEV if is_held_out(row.url, dev_share) else TRAIN)
             for page in LinkIndex(locate_index(output)).iterate_pages():
-                profile = _make_page_profile(page, scores[page.key], relations[page.key])
-                _write_line(files[PROFILES], profile)
-                line_counts[PROFILES] += 1
+                writer.write_profile(page)
     except OSError as error:
         raise ConfigurationError(f"disambiguation={folder} cannot be written: {error}") from error
 
-    summaries = (f"{name} ({format_count(line_counts[name], 'line')})" for name in names)
+    counts = writer.line_counts
+    summaries = (f"{name} ({format_count(counts[name], 'line')})" for name in names)
     return f"{folder}: " + ", ".join(summaries)
 
 
+class _LinkedSetWriter:
+    """Writes the files of the training data, and counts the mentions in the training pages.
+
+    Args:
+        files: `PROFILES`, `TRAIN` and `DEV`, open for writing.
+
+    Attributes:
+        line_counts: Number of lines written to each file.
+    """
+
+    def __init__(self, files: dict[str, TextIO]) -> None:
+        self.line_counts: Counter[str] = Counter()
+        self._files = files
+        self._sentence_numbers = count()
+        # By the key of a page: the counts of its aliases, and the pages that it links to, in order.
+        self._alias_counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._links: defaultdict[str, dict[str, None]] = defaultdict(dict)
+
+    def write_sentences(self, row: _Row, name: str) -> None:
+        """Writes the sentences with mentions of a page to `TRAIN` or `DEV`."""
+        for sentence in _find_linked_sentences(row):
+            self._write_line(name, {"sent_idx_unq": next(self._sentence_numbers), **sentence})
+            if name == TRAIN:
+                for alias, key in zip(sentence["aliases"], sentence["qids"], strict=True):
+                    self._alias_counts[key][alias] += 1
+                    self._links[normalize_address(row.url) or ""][key] = None
+
+    def write_profile(self, page: LinkedPage) -> None:
+        """Writes the profile of a page; its training sentences must have been written before."""
+        profile = _make_page_profile(page, self._alias_counts[page.key], self._links[page.key])
+        self._write_line(PROFILES, profile)
+
+    def _write_line(self, name: str, line: dict[str, Any]) -> None:
+        self._files[name].write(json.dumps(line, ensure_ascii=False) + "\n")
+        self.line_counts[name] += 1
+
+
 def is_held_out(url: str, share: float) -> bool:
-    """Returns whether the sentences of a page are held out: its address alone decides."""
+    """Returns whether the sentences of a page are held out, which depends on its address alone."""
     return xxhash.xxh3_64_intdigest(url.encode()) < share * 2**64
 
 
 def _read_rows(shards: Iterable[Path], advance: pool.Advance) -> Iterator[_Row]:
-    done = 0
+    """Yields the rows of shards; raises DataError for a damaged one."""
+    done_bytes = 0
     for shard in shards:
         number = 0
         with closing(LineReader(str(shard))) as reader:
@@ -403,14 +449,15 @@ def _read_rows(shards: Iterable[Path], advance: pool.Advance) -> Iterator[_Row]:
                 yield _ROW.decode(lines[0])
         if reader.damage:
             raise make_damaged_shard_error(shard, reader.damage)
-        done += shard.stat().st_size
-        advance(done, Counts(pages=number))
+        done_bytes += shard.stat().st_size
+        advance(done_bytes, Counts(pages=number))
 
 
 def _find_linked_sentences(row: _Row) -> Iterator[dict[str, Any]]:
     """Yields a line of the training data for each sentence with mentions.
 
-    A paragraph without full stops counts as a sentence.
+    A line of the text without full stops counts as a sentence. Mentions that cross the border of a
+    sentence are skipped.
     """
     entities = deque(sorted(row.read_entities(), key=lambda entity: entity.char_start_idx))
     for start, end in _find_sentence_spans(row.text):
@@ -449,6 +496,12 @@ def _find_sentence_spans(text: str) -> Iterator[tuple[int, int]]:
 def _make_page_profile(
     page: LinkedPage, mention_counts: Counter[str], links: Iterable[str]
 ) -> dict[str, Any]:
+    """Makes the line of a page in `PROFILES`.
+
+    Args:
+        mention_counts: Number of mentions of the page by alias.
+        links: Keys of the pages that it links to.
+    """
     scores = Counter({make_caseless(page.title): TITLE_SCORE}) + mention_counts
     return {
         "entity_id": page.key,
@@ -458,7 +511,3 @@ def _make_page_profile(
         "types": {"site": [page.site], "section": [page.section] if page.section else []},
         "relations": [{"relation": RELATION, "object": key} for key in links],
     }
-
-
-def _write_line(file: TextIO, line: dict[str, Any]) -> None:
-    file.write(json.dumps(line, ensure_ascii=False) + "\n")

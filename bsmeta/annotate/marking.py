@@ -1,4 +1,4 @@
-"""The annotator of duplicates: a row says which page it copies."""
+"""The annotator of duplicates, which records the page that a page copies."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from bsmeta.annotate.annotator import Annotator, Columns, Row, make_global_recor
 
 
 class DuplicateMark(Annotator):
-    """The page that a page copies: an earlier one, or a held-out one.
+    """Records the earlier or held-out page that a page copies.
 
     It runs with `duplicates=mark` or `held_out_copies=mark`. Its records depend on the decisions
-    about the input file: `plan` adds them to its fingerprint.
+    about the input file, which `plan` adds to its fingerprint.
     """
 
     name = "duplicate"
     columns = ("metadata_duplicate",)
 
     def annotate(self, row: Row) -> Columns:
-        """Returns a record with the other page, the kind of the copy and the similarity."""
+        """Returns a record with the other page, the kind of copy (`source`) and the similarity."""
         if row.duplicate is None:
             return {}
         record = make_global_record(

@@ -1,7 +1,6 @@
-"""A page: its HTML parsed once into text, tags with offsets, and the page's declarations.
+"""Decodes a page, and parses its HTML into text, tags with offsets, and declarations.
 
-All that annotators need of a page's HTML comes from here; no annotator parses it again. A page
-that comes as bytes is decoded here, too.
+Annotators read the parsed `Page`; none of them parses the HTML again.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from bsmeta.annotate.tags import (
     HOLLOW,
     KEEP,
     LINE,
-    LONGEST_REMOVED,
+    MAX_SHORT_CHARS,
     OpenElement,
     Profile,
     Rules,
@@ -34,14 +33,14 @@ from bsmeta.annotate.tags import (
     split_names,
 )
 
-_MARKS = (
+_BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-_DETECTOR_BYTES = 1 << 17
+_MAX_DETECTOR_BYTES = 1 << 17
 _SUPERSETS = {"shift_jis": "cp932", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs"}
-_ESCAPE = b"\x1b"  # begins the sequences of ISO-2022, which is ASCII and thus UTF-8 otherwise
+_ISO_2022_ESCAPE = b"\x1b"  # without it, text in ISO-2022 is ASCII
 
 VERSION = 4  # increment it when parsing changes the text or tags of a page
 
@@ -54,9 +53,10 @@ _DECLARATIONS = 'meta, time, title, footer, script[type^="application/ld+json" i
 MAX_DEPTH = 5_000
 MAX_ATTRIBUTES = 10_000
 # The parser's time is quadratic in depth and in the attributes of a tag: about a second for the
-# worst page that is too small to be examined. Browsers stop nesting at a depth of 512.
-_EXAMINED_TAGS = 20_000
-_LONG_TAG = 50_000
+# worst page within these limits, whose depth and attributes are not counted. Browsers stop nesting
+# at a depth of 512.
+_MAX_UNEXAMINED_TAGS = 20_000
+_MAX_UNEXAMINED_TAG_CHARS = 50_000
 _QUOTED = re.compile(r""""[^"]*"|'[^']*'""")
 _TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)")
 _WITHOUT_END_TAG = split_names(
@@ -64,13 +64,13 @@ _WITHOUT_END_TAG = split_names(
     dd option optgroup tr td th thead tbody tfoot colgroup rt rp"""
 )
 
-# Elements that are folded into the one around them; as published, the next begins a new chain.
-_MOST_FOLDED = 2
+# Maximum number of elements that an element is folded into; as published, the next begins a chain.
+_MAX_FOLDS = 2
 _RULES: dict[Profile, Rules] = {"published": Rules("published"), "all": Rules("all")}
 
 
 def decode_html(html: bytes, http_charset: str | None = None) -> str:
-    """Decodes a page by the first of these encodings with which it can be decoded.
+    """Decodes a page with the first of these encodings that succeeds.
 
     1. The encoding of a byte order mark
     2. UTF-8, whatever the page declares
@@ -78,7 +78,7 @@ def decode_html(html: bytes, http_charset: str | None = None) -> str:
     4. The charset of a `<meta>`
     5. The encoding that resiliparse detects, with U+FFFD for invalid bytes
     """
-    for mark, encoding in _MARKS:
+    for mark, encoding in _BYTE_ORDER_MARKS:
         if html.startswith(mark):
             return html[len(mark) :].decode(encoding, "replace")
 
@@ -86,18 +86,18 @@ def decode_html(html: bytes, http_charset: str | None = None) -> str:
         with contextlib.suppress(UnicodeDecodeError, LookupError):
             return html.decode(encoding)
 
-    detected = detect_encoding(html, _DETECTOR_BYTES) or "utf-8"
+    detected = detect_encoding(html, _MAX_DETECTOR_BYTES) or "utf-8"
     return html.decode(_SUPERSETS.get(detected, detected), "replace")
 
 
 def _list_candidate_encodings(html: bytes, http_charset: str | None) -> Iterator[str]:
-    """Yields the encodings to try strictly."""
+    """Yields encodings that are used if they decode a page without errors, in order."""
     # UTF-16 without a byte order mark: every other byte of the first tag is zero.
     if html[:2] == b"<\0" and html[3:4] == b"\0":
         yield "utf-16-le"
     elif html[:3] == b"\0<\0":
         yield "utf-16-be"
-    if _ESCAPE not in html:
+    if _ISO_2022_ESCAPE not in html:
         yield "utf-8"
 
     from_header = map_encoding_to_html5(http_charset, fallback_utf8=False) if http_charset else None
@@ -108,7 +108,11 @@ def _list_candidate_encodings(html: bytes, http_charset: str | None) -> Iterator
 
 
 class PageError(ValueError):
-    """A page that cannot be used; `reason` is a slug used as a counter key, such as `too_deep`."""
+    """Raised for a page that cannot be parsed.
+
+    Attributes:
+        reason: A slug such as `too_deep`, by which such pages are counted.
+    """
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -116,16 +120,16 @@ class PageError(ValueError):
 
 
 class Link(NamedTuple):
-    """A hyperlink: its target, and the span of its anchor in the text."""
+    """A hyperlink."""
 
     href: str
-    start: int
+    start: int  # characters of the anchor in the text
     end: int
 
 
 @dataclass
 class Declared:
-    """The page's declarations about itself."""
+    """Metadata that a page declares about itself."""
 
     meta: dict[str, str] = field(default_factory=dict)  # the first value of each name or property
     json_ld: list[Any] = field(default_factory=list)  # decoded
@@ -160,7 +164,7 @@ class Page:
 
 
 def parse_page(html: str, *, profile: Profile = "published") -> Page:
-    """Parses a page.
+    """Parses a page into its text, tags and declarations.
 
     Args:
         profile: `published` removes the elements that the published data do not have, `all` none.
@@ -186,24 +190,20 @@ def parse_html(html: str) -> LexborHTMLParser:
     Raises:
         PageError: `too_deep`, `too_many_attributes` or `not_parsed`.
     """
-    _refuse_slow(html)
+    _refuse_many_attributes(html)
+    _refuse_deep_nesting(html)
     try:
         return LexborHTMLParser(html, options=LexborDocumentOptions.WO_EVENTS)
     except SelectolaxError as error:  # usually for lack of memory
         raise PageError("not_parsed", str(error)) from error
 
 
-def _refuse_slow(html: str) -> None:
-    """Refuses a page on which the parser would spend minutes."""
-    _refuse_many_attributes(html)
-    _refuse_deep_nesting(html)
-
-
 def _refuse_many_attributes(html: str) -> None:
+    """Refuses a page that has a tag with more than `MAX_ATTRIBUTES`."""
     if not _has_long_tag(html):
         return
     for tag in html.split("<"):
-        if len(tag) <= _LONG_TAG:
+        if len(tag) <= _MAX_UNEXAMINED_TAG_CHARS:
             continue
         words = _QUOTED.sub(" ", tag).partition(">")[0].split()
         attributes = len(words) - 1
@@ -212,7 +212,8 @@ def _refuse_many_attributes(html: str) -> None:
 
 
 def _refuse_deep_nesting(html: str) -> None:
-    if len(html) <= _EXAMINED_TAGS * len("<b>") or html.count("<") <= _EXAMINED_TAGS:
+    """Refuses a page whose elements are nested deeper than `MAX_DEPTH`, judged by its tags."""
+    if len(html) <= _MAX_UNEXAMINED_TAGS * len("<b>") or html.count("<") <= _MAX_UNEXAMINED_TAGS:
         return
 
     depth = 0
@@ -232,17 +233,18 @@ def _refuse_deep_nesting(html: str) -> None:
 
 
 def _has_long_tag(html: str) -> bool:
-    """Returns whether `_LONG_TAG` characters follow each other without a `<`."""
+    """Returns whether there are `_MAX_UNEXAMINED_TAG_CHARS` characters without a `<`."""
     position = 0
-    while len(html) - position > _LONG_TAG:
-        following = html.rfind("<", position + 1, position + 1 + _LONG_TAG)
-        if following < 0:
+    while len(html) - position > _MAX_UNEXAMINED_TAG_CHARS:
+        next_bracket = html.rfind("<", position + 1, position + 1 + _MAX_UNEXAMINED_TAG_CHARS)
+        if next_bracket < 0:
             return True
-        position = following
+        position = next_bracket
     return False
 
 
 def _read_declarations(tree: LexborHTMLParser, page: Page) -> None:
+    """Fills the declarations, titles and footers of a page from its tree."""
     meta = page.declared.meta
     ancestors = _Ancestors()
     for node in tree.css(_DECLARATIONS):
@@ -271,13 +273,13 @@ def _read_declarations(tree: LexborHTMLParser, page: Page) -> None:
 
 
 class _Ancestors:
-    """Answers whether nodes lie within elements of a name; walks the path above a node once."""
+    """Cached tests whether a node has an ancestor of a name; no path is walked twice."""
 
     def __init__(self) -> None:
-        self._is_within: dict[tuple[str, int], bool] = {}
+        self._is_within: dict[tuple[str, int], bool] = {}  # by name and the id of an ancestor
 
     def include(self, tag: str, node: LexborNode) -> bool:
-        """Returns whether a node is within an element of a name."""
+        """Returns whether a node has an ancestor with this name."""
         is_within = False
         path = []
         parent = node.parent
@@ -298,16 +300,17 @@ class _Ancestors:
 def extract_text(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
     """Returns the text of an element that the rules keep, and its tags in document order.
 
-    The tree is walked without recursion: pages may be deeper than Python's stack.
+    The tree is walked without recursion, because pages may be deeper than Python's stack, and in
+    one function, because calls for each node would dominate the time.
     """
     writer = TagWriter()
     rule = rules.get(root.tag_id) or rules.add_rule(root)
-    outer_rules: list[Rules] = []  # of the elements around it whose content has rules of its own
+    outer_rules: list[Rules] = []  # rules to return to when elements with content rules end
     open_elements = [writer.open_element(root, rule)]
     pre_depth = 0  # number of `pre` around the node
     node = root.first_child
     while True:
-        # After the last child: back to the next node of an element around it.
+        # After the last child: close elements until one has a next sibling.
         while node is None:
             element = open_elements.pop()
             writer.close_element(element)
@@ -332,7 +335,7 @@ def extract_text(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
         except KeyError:
             rule = rules.add_rule(node)
         action, _, separator, min_length, keeps_space, is_folded, content_rules = rule
-        if action <= HOLLOW:
+        if action <= HOLLOW:  # `KEEP` or `HOLLOW`
             child = node.first_child if action == KEEP else None
             folds = _count_folds(node, open_elements[-1]) if is_folded else 0
             if child is None:
@@ -362,11 +365,11 @@ def extract_text(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
 
 
 def _count_folds(node: LexborNode, parent: OpenElement) -> int:
-    """Returns how many elements around it an element is folded into; 0 if it begins a chain.
+    """Returns the number of enclosing elements that an element is folded into; 0: not folded.
 
-    It is folded if its parent has the same name and has no other element in it.
+    An element is folded if its parent has the same name and no other child element.
     """
-    if not parent.rule.is_folded or parent.folds >= _MOST_FOLDED:
+    if not parent.rule.is_folded or parent.folds >= _MAX_FOLDS:
         return 0
     for direction in ("prev", "next"):
         sibling = getattr(node, direction)
@@ -378,9 +381,9 @@ def _count_folds(node: LexborNode, parent: OpenElement) -> int:
 
 
 def _measure_removed_text(node: LexborNode) -> int:
-    """Returns the raw length of a removed element's text.
+    """Returns the raw length of a removed element's text, or any number above `MAX_SHORT_CHARS`.
 
-    Counting stops above `LONGEST_REMOVED`: the elements around it are then long enough to keep.
+    Counting stops there, because the elements around it are then long enough to keep.
     """
     is_code = node.tag in ("script", "style")
     length = 0
@@ -388,6 +391,6 @@ def _measure_removed_text(node: LexborNode) -> int:
         text = descendant.text_content
         if text:
             length += len(text) if is_code else measure_raw_text(text)
-            if length > LONGEST_REMOVED:
+            if length > MAX_SHORT_CHARS:
                 break
     return length

@@ -1,9 +1,8 @@
-"""The plan of a run: its annotators, and for each input file the shard that is made or updated.
+"""Plans a run: its annotators, and for each input file the shard to make or update.
 
-An existing shard is compared with the shard that would be made now. While its pages and their text
-stay the same, it is updated column by column. If they change, it is rebuilt. A rebuild that would
-lose columns, because the command does not make all of them again, is refused before anything is
-written.
+An existing shard whose pages have the same text is updated column by column; otherwise it is
+rebuilt. A rebuild that would lose columns, because the command does not recompute all of them, is
+refused before anything is written.
 """
 
 from __future__ import annotations
@@ -61,18 +60,21 @@ ANNOTATORS: dict[str, type[Annotator]] = {
 }
 """The annotators, in the order in which rows list their columns; custom annotators follow."""
 
-TYPICAL_SHARE = 3.0  # bytes of a shard for each byte of compressed raw pages
-MARGIN = 1.1  # of the estimated size of shards
-NAMED_SHARDS = 5  # in a message
+TYPICAL_SIZE_RATIO = 3.0
+"""Bytes of a shard per byte of compressed raw pages."""
+SIZE_MARGIN = 1.1
+"""Factor of safety for the estimated size of shards."""
+MAX_NAMED_SHARDS = 5
+"""Maximum number of shards that a message names."""
 _REQUIRED_ATTRIBUTES = ("name", "columns")  # of every annotator
 
 
 def make_annotators(config: AnnotateConfig) -> list[Annotator]:
-    """Makes the annotators of a run, each after those whose columns it needs.
+    """Makes the annotators of a run, each after the annotators of the columns that it needs.
 
     Raises:
-        ConfigurationError: Listing names that are unknown, classes that cannot be imported or are
-            no annotators, columns that two of them make, and columns that none makes.
+        ConfigurationError: Lists unknown names, classes that cannot be imported or are no
+            annotators, columns that two annotators make, and needed columns that none makes.
     """
     classes = []
     problems = []
@@ -97,10 +99,10 @@ def make_annotators(config: AnnotateConfig) -> list[Annotator]:
 
 
 def _list_names(config: AnnotateConfig) -> list[str]:
-    """Lists the annotators of a run; `duplicate` is one of them if duplicates are marked.
+    """Lists the names of a run's annotators; `duplicate` is added if duplicates are marked.
 
     Raises:
-        ConfigurationError: If it is in `annotators`, but they are not marked.
+        ConfigurationError: If `duplicate` is listed, but duplicates are not marked.
     """
     names = list(dict.fromkeys(config.annotators))
     if marks_duplicates(config):
@@ -114,6 +116,11 @@ def _list_names(config: AnnotateConfig) -> list[str]:
 
 
 def _import_annotator(name: str) -> type[Annotator]:
+    """Imports a custom annotator by its dotted path.
+
+    Raises:
+        ConfigurationError: If it cannot be imported, or is no complete subclass of `Annotator`.
+    """
     module, _, attribute = name.rpartition(".")
     if not module:
         raise ConfigurationError(
@@ -140,7 +147,7 @@ def _import_annotator(name: str) -> type[Annotator]:
 
 
 def _find_column_problems(classes: Sequence[type[Annotator]]) -> Iterator[str]:
-    """Yields messages about columns that two annotators make, and needed ones that none makes."""
+    """Yields messages about columns with two annotators, and needed columns without one."""
     makers: dict[str, str] = {}
     for annotator_class in classes:
         for column in annotator_class.columns:
@@ -158,7 +165,11 @@ def _find_column_problems(classes: Sequence[type[Annotator]]) -> Iterator[str]:
 
 
 def _sort_by_needs(classes: Sequence[type[Annotator]]) -> list[type[Annotator]]:
-    """Sorts annotators after those whose columns they need, and otherwise as in `ANNOTATORS`."""
+    """Sorts annotators by `ANNOTATORS`, but each after the annotators of columns that it needs.
+
+    Raises:
+        ConfigurationError: If annotators need each other.
+    """
     ranks = {annotator_class: rank for rank, annotator_class in enumerate(ANNOTATORS.values())}
     classes = sorted(classes, key=lambda annotator_class: ranks.get(annotator_class, len(ranks)))
 
@@ -177,7 +188,7 @@ def _sort_by_needs(classes: Sequence[type[Annotator]]) -> list[type[Annotator]]:
 
 
 def list_all_columns(annotators: Sequence[Annotator]) -> list[str]:
-    """Returns the columns of all annotators, running or not, in the order of rows."""
+    """Returns the columns of these and all built-in annotators, in the order of rows."""
     classes: list[type[Annotator]] = [*ANNOTATORS.values(), *map(type, annotators)]
     columns: dict[str, None] = {}
     for annotator_class in classes:
@@ -192,17 +203,17 @@ class ShardPlan:
     file: InputFile
     files: ShardFiles
     header: Header  # of the shard to make; `names` are the annotators to run
-    existing: Journal | None  # of the existing shard, if its rows are used
+    existing: Journal | None  # of the existing shard, if its rows are reused
     is_complete: bool  # whether there is nothing to do
 
 
 def refuse_lost_columns(
     config: AnnotateConfig, annotators: Sequence[Annotator], files: Iterable[InputFile]
 ) -> None:
-    """Refuses to rewrite shards with the loss of columns.
+    """Refuses to rebuild shards if columns would be lost.
 
     Raises:
-        ConfigurationError: Listing the columns that would be lost.
+        ConfigurationError: Lists the columns that would be lost, by shard.
     """
     rebuilt = {
         annotator.name
@@ -233,7 +244,11 @@ def refuse_lost_columns(
 def _describe_loss(
     config: AnnotateConfig, rebuilt: set[str], file: InputFile, files: ShardFiles
 ) -> str:
-    """Describes the loss if an existing shard were rewritten; empty if there is none."""
+    """Describes what rebuilding an existing shard would lose; returns "" if nothing.
+
+    Args:
+        rebuilt: Names of the annotators whose columns are recomputed.
+    """
     if os.path.samefile(files.shard, file.path):
         return "is the input file itself"
     complete = files.open_complete()
@@ -248,15 +263,16 @@ def _describe_loss(
 
 
 def _list_shards(names: Sequence[str]) -> str:
-    more = len(names) - NAMED_SHARDS
-    return ", ".join(names[:NAMED_SHARDS]) + (f" and {more:,} more" if more > 0 else "")
+    """Lists up to `MAX_NAMED_SHARDS` names, and the number of further ones."""
+    more = len(names) - MAX_NAMED_SHARDS
+    return ", ".join(names[:MAX_NAMED_SHARDS]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def refuse_renamed_shards(output: Path, files: Sequence[InputFile]) -> None:
-    """Refuses a second shard of the same pages.
+    """Refuses to make a second shard of the same pages.
 
-    It would arise because the shard of a file is named after its folder, too, as soon as another
-    file has the same name.
+    This would happen after an input file is added that has the name of an earlier one: both shards
+    are then named after the folder, too.
 
     Raises:
         ConfigurationError: If the output has the pages of an input file in a shard of another name.
@@ -284,8 +300,8 @@ def plan_shards(
 ) -> list[ShardPlan]:
     """Plans the work for each input file.
 
-    If pages and text are the same, only these annotators run: new ones, changed ones, those in
-    `replace`, and those that need the columns of these; with `only`, none but the ones named there.
+    If pages and text are unchanged, only new and changed annotators run, those in `replace`, and
+    those that need their columns; `only` restricts them to the annotators that it names.
     """
     fingerprints = {
         annotator.name: annotator.fingerprint()
@@ -301,7 +317,7 @@ def plan_shards(
 
 
 def _map_needed_annotators(annotators: Sequence[Annotator]) -> dict[str, list[str]]:
-    """Maps the name of each annotator to the names of those whose columns it needs."""
+    """Maps the name of each annotator to the annotators of the columns that it needs."""
     makers: dict[str, str] = {}
     for annotator in annotators:
         makers.update(dict.fromkeys(annotator.columns, annotator.name))
@@ -320,6 +336,13 @@ def _plan_shard(
     needs: Mapping[str, Sequence[str]],
     replaced: AbstractSet[str],
 ) -> ShardPlan:
+    """Plans the work for an input file.
+
+    Args:
+        fingerprints: Fingerprints of the annotators that may run, by name.
+        needs: For each annotator, the annotators of the columns that it needs.
+        replaced: Annotators to run even if nothing has changed.
+    """
     files = ShardFiles(Path(config.output or ""), file.name)
     header = _make_header(config, file, files)
     existing = files.open_complete()
@@ -332,14 +355,8 @@ def _plan_shard(
         marked = Decisions.read(config, files.duplicates).identify_marked()
         marks = f"{fingerprints[DuplicateMark.name]}{marked}"
         fingerprints = {**fingerprints, DuplicateMark.name: marks}
-
-    # The records of an annotator depend on those that it needs, too.
     old_fingerprints = existing.header.annotators if existing else {}
-    new_fingerprints = dict(old_fingerprints)
-    for name, needed in needs.items():
-        if name in fingerprints:
-            needed_fingerprints = [new_fingerprints.get(other, "") for other in needed]
-            new_fingerprints[name] = "+".join([fingerprints[name], *needed_fingerprints])
+    new_fingerprints = _update_fingerprints(old_fingerprints, fingerprints, needs)
     header.annotators = new_fingerprints
     header.names = [
         name
@@ -354,7 +371,26 @@ def _plan_shard(
     return ShardPlan(file, files, header, existing, is_complete)
 
 
+def _update_fingerprints(
+    old_fingerprints: Mapping[str, str],
+    fingerprints: Mapping[str, str],
+    needs: Mapping[str, Sequence[str]],
+) -> dict[str, str]:
+    """Returns the fingerprints of a shard's annotators after those in `fingerprints` have run.
+
+    The fingerprint of an annotator is joined with the fingerprints of the annotators whose columns
+    it needs, because its records depend on theirs.
+    """
+    updated = dict(old_fingerprints)
+    for name, needed in needs.items():  # annotators come after those they need
+        if name in fingerprints:
+            needed_fingerprints = [updated.get(other, "") for other in needed]
+            updated[name] = "+".join([fingerprints[name], *needed_fingerprints])
+    return updated
+
+
 def _make_header(config: AnnotateConfig, file: InputFile, files: ShardFiles) -> Header:
+    """Makes the header of a shard of these pages, without annotators."""
     pages = PageSettings(VERSION, config.profile, config.page_mb)
     dropped = Decisions.read(config, files.duplicates).identify_dropped()
     return Header(file.bytes, file.xxh3, pages, config.keep_html, dropped_duplicates=dropped)
@@ -363,25 +399,27 @@ def _make_header(config: AnnotateConfig, file: InputFile, files: ShardFiles) -> 
 def check_disk(output: Path, plans: Sequence[ShardPlan]) -> None:
     """Refuses to start if the shards will probably not fit on the disk.
 
-    Their size is estimated from the shards that are complete.
+    The size is estimated from complete shards, or else by `TYPICAL_SIZE_RATIO`.
 
     Raises:
-        ConfigurationError: With the needed and the free space.
+        ConfigurationError: States the needed and the free space.
     """
     existing = [(plan.file.bytes, plan.existing.end) for plan in plans if plan.existing is not None]
     input_bytes = sum(size for size, _ in existing)
     shard_bytes = sum(size for _, size in existing)
-    share = shard_bytes / input_bytes if shard_bytes and input_bytes else TYPICAL_SHARE
+    ratio = shard_bytes / input_bytes if shard_bytes and input_bytes else TYPICAL_SIZE_RATIO
 
     incomplete = [plan for plan in plans if not plan.is_complete]
     parts = [plan.files.part for plan in incomplete]
-    written = sum(part.stat().st_size for part in parts if part.exists())
-    needed = MARGIN * share * sum(plan.file.bytes for plan in incomplete) - written
+    written_bytes = sum(part.stat().st_size for part in parts if part.exists())
+    expected_bytes = SIZE_MARGIN * ratio * sum(plan.file.bytes for plan in incomplete)
+    needed_bytes = expected_bytes - written_bytes
 
-    free = measure_free_bytes(output)
-    if needed > free:
+    free_bytes = measure_free_bytes(output)
+    if needed_bytes > free_bytes:
         raise ConfigurationError(
-            f"output={output} has {free / 1e9:.1f} GB free, but about {needed / 1e9:.1f} GB are "
-            f"needed for {format_count(len(incomplete), 'shard')}: free some space, name another "
+            f"output={output} has {free_bytes / 1e9:.1f} GB free, but about "
+            f"{needed_bytes / 1e9:.1f} GB are needed for "
+            f"{format_count(len(incomplete), 'shard')}: free some space, name another "
             "folder, or set check_disk=false"
         )

@@ -1,9 +1,9 @@
 """Worker processes for chunks of pages, replaced if a page crashes them or takes too long.
 
-A worker records which page it works on, and since when. If it hangs, or dies twice on one page, the
-chunk is redone without the step that was running on that page; other pages are not affected.
-Results come in the order of the chunks, whatever the number of workers. `pebble.ProcessPool` is not
-used: its time limit is for a whole task, and it does not report on which page a worker died.
+A worker records its current page and step, and when the page began. If it hangs, or dies twice on
+one page, the chunk is redone without the step that was running on that page. Results are yielded in
+the order of the chunks. `pebble.ProcessPool` is not used: its time limit applies to a whole task,
+and it does not report on which page a worker died.
 """
 
 from __future__ import annotations
@@ -46,39 +46,41 @@ log = logging.getLogger(__name__)
 
 TIME_LIMIT = "time_limit"
 DIED = "worker_died"
-PAGE_STEP = -1  # the step that makes the text of a page; step k runs annotator k
+PAGE_STEP = -1
+"""The step that makes the text of a page; step k >= 0 runs annotator k."""
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent exits
-_DEATHS = 2  # crashes on one page before the page is blamed
-_POLL_S = 0.5
-_CONTAINERS = 50_000  # new containers that set off a garbage collection; a page leaves no cycles
+_MIN_DEATHS_TO_BLAME = 2  # crashes on one page before the page is blamed
+_MAX_POLL_S = 0.5
+_GC_THRESHOLD = 50_000  # objects allocated before a garbage collection; pages leave no cycles
 _NO_PAGE = -1.0
 
 
 class Chunk(msgspec.Struct):
-    """Consecutive records of an input file; without records it only marks the end of the file."""
+    """Consecutive records of an input file; a chunk without items marks the end of the file."""
 
-    shard: int  # number of the file
+    shard: int  # index of the file
     items: list[Item] = []
     names: frozenset[str] = frozenset()  # the annotators to run
     keeps_html: bool = False  # whether rows keep the raw page
-    rows: list[bytes | Dropped | None] = []  # the items' rows in the shard that is updated, if any
-    duplicates: dict[int, Duplicate] = {}  # of the items that copy another page, by their number
-    position: int = 0  # bytes of all files that had been read after the last record
-    problem: str = ""  # at the end of a damaged file: the message
-    others: dict[str, int] = {}  # at the end of a WARC file: records that are no pages, by type
+    rows: list[bytes | Dropped | None] = []  # existing rows of the items, in a shard to update
+    duplicates: dict[int, Duplicate] = {}  # decisions on items that copy a page, by item index
+    position: int = 0  # bytes of all input files up to the end of the last item
+    problem: str = ""  # of the end of a damaged file: the message
+    others: dict[str, int] = {}  # of the end of a WARC file: records that are no pages, by type
 
 
 Failures = dict[tuple[int, int], str]
-"""Steps of items that are not run because they are known to fail: reasons by item and step."""
+"""Steps to skip because they crashed or timed out: reason by item index and step."""
 Work = Callable[[Chunk, Failures, "Status"], Any]
+"""Function that a worker calls for each chunk with items; it reports its progress in `Status`."""
 Advance = Callable[[int, Counts], None]
-"""Called after each chunk with the bytes of input that are done, and the counts of the chunk."""
+"""Called after each chunk with the bytes of input done so far, and the counts of the chunk."""
 
 
 def read_chunks(
     config: AnnotateConfig,
-    first: Chunk,
+    template: Chunk,
     file: InputFile,
     skip: int = 0,
     rows: Iterable[bytes | Dropped | None] = repeat(None),
@@ -86,8 +88,9 @@ def read_chunks(
     """Yields the records of a file after the first `skip` in chunks, then an empty chunk.
 
     Args:
-        first: The empty chunk of which all are copies; its position is the beginning of the file.
-        rows: The existing rows of the records.
+        template: A chunk without items, whose other fields all chunks share; its position is the
+            beginning of the file.
+        rows: The existing rows of the records after the first `skip`.
     """
     others: Counter[str] = Counter()
     items = read_items(
@@ -97,21 +100,21 @@ def read_chunks(
         on_bad_record=config.on_bad_record,
         others=others,
     )
-    chunk = deepcopy(first)
+    chunk = deepcopy(template)
     chunk_bytes = 0
-    end = deepcopy(first)
+    end = deepcopy(template)
     end.position += file.bytes
     try:
         for (item, position), row in zip(items, rows, strict=False):
             if len(chunk.items) >= config.chunk_pages or chunk_bytes >= config.chunk_mb * 1e6:
                 yield chunk
-                chunk = deepcopy(first)
+                chunk = deepcopy(template)
                 chunk_bytes = 0
             if isinstance(item, InputRecord) and item.problem == BAD_RECORD:
                 log.warning("%s, %s; skipped", file.path, item.url)
             chunk.items.append(item)
             chunk.rows.append(row)
-            chunk.position = first.position + position
+            chunk.position = template.position + position
             chunk_bytes += estimate_item_bytes(item)
     except DataError as error:
         end.problem = str(error)
@@ -123,19 +126,20 @@ def read_chunks(
 
 
 class Stopped(BaseException):
-    """A signal asks the program to end; not an `Exception`, so that no handler catches it."""
+    """Raised when a signal asks the program to end; no `Exception`, so no handler catches it."""
 
 
 @contextlib.contextmanager
 def stop_at_signals() -> Iterator[None]:
-    """Makes signals that ask a process to end raise `Stopped`, once."""
+    """Makes the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 raise `Stopped`; ignores later ones."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         for other in replaced:
             signal.signal(other, signal.SIG_IGN)
         raise Stopped(signal.Signals(number).name)
 
-    # Other handlers stay: ignored signals, as under nohup, and datatrove's, which requeues a task.
+    # Only default handlers are replaced: signals may be ignored, as under nohup, or requeue a task
+    # of datatrove.
     defaults = (signal.SIG_DFL, signal.default_int_handler)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     handlers = {number: signal.getsignal(number) for number in numbers}
@@ -151,46 +155,47 @@ def stop_at_signals() -> Iterator[None]:
 
 
 class Status:
-    """The page and the step that a worker is at, in memory that the parent reads."""
+    """The current page and step of a worker, in memory shared with the parent process."""
 
     def __init__(self) -> None:
+        # Index of the item, step, and start of the page in seconds of the monotonic clock
         self._values = multiprocessing.RawArray("d", [_NO_PAGE, PAGE_STEP, 0.0])
 
     def begin_page(self, item: int) -> None:
-        """Notes that a page begins, with the step that makes its text."""
+        """Records that the work on a page begins, with `PAGE_STEP`."""
         self._values[:] = [item, PAGE_STEP, time.monotonic()]
 
     def begin_step(self, step: int) -> None:
-        """Notes that another step of the page begins."""
+        """Records that another step of the current page begins."""
         self._values[1] = step
 
     def end_page(self) -> None:
-        """Notes that no page is being worked on."""
+        """Records that no page is being worked on."""
         self._values[0] = _NO_PAGE
 
     def read_item_and_step(self) -> tuple[int, int] | None:
-        """Returns the page's number in the chunk, and the step; None outside pages."""
+        """Returns the index of the current item in its chunk, and the step; None between pages."""
         item, step, _ = self._values
         return None if item == _NO_PAGE else (int(item), int(step))
 
     def measure_seconds(self) -> float:
-        """Returns the seconds since the page began; 0 outside pages."""
+        """Returns the seconds since the current page began; 0 between pages."""
         item, _, start = self._values
         return 0.0 if item == _NO_PAGE else time.monotonic() - start
 
 
 @dataclass
 class _Job:
-    """A chunk to work on, and what happened to it so far."""
+    """A chunk to work on, and its earlier failures."""
 
     number: int
     chunk: Chunk
     failures: Failures = field(default_factory=dict)
-    deaths: list[int | None] = field(default_factory=list)  # pages on which workers died
+    deaths: list[int | None] = field(default_factory=list)  # item at each crash; None between pages
 
 
 class _Worker:
-    """A process and its current job."""
+    """A worker process and its current job."""
 
     def __init__(self, work: Work, memory_bytes: int) -> None:
         context = multiprocessing.get_context("fork")  # shares the data that annotators loaded
@@ -203,7 +208,7 @@ class _Worker:
         worker_end.close()
 
     def assign_job(self, job: _Job) -> None:
-        """Gives it a job. If it has died, that is noticed when its answer is awaited."""
+        """Sends a job to the process; a dead process is only noticed when the pool waits."""
         self.job = job
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send((job.chunk, job.failures))
@@ -216,9 +221,11 @@ class _Worker:
 
 
 class Pool:
-    """Worker processes that do `work`; the configuration sets their number.
+    """Worker processes that run `work` on chunks; a context manager, which ends the processes.
 
-    A pool is used in a `with` statement, which ends the processes.
+    Args:
+        config: Sets the number of processes, and the time and memory limits.
+        work: See `Work`.
     """
 
     def __init__(self, config: AnnotateConfig, work: Work) -> None:
@@ -244,10 +251,11 @@ class Pool:
         jobs = (_Job(number, chunk) for number, chunk in enumerate(chunks))
         has_more_jobs = True
         retries: deque[_Job] = deque()
-        results: dict[int, tuple[Chunk, Any]] = {}
+        results: dict[int, tuple[Chunk, Any]] = {}  # by the number of the job, not yet yielded
         taken = 0  # number of jobs taken from `jobs`
         yielded = 0  # number of results yielded
         while has_more_jobs or taken > yielded:
+            # Give each idle worker a job; chunks without items need no worker.
             for worker in self._workers:
                 while worker.job is None:
                     may_take_more = has_more_jobs and taken - yielded < self._max_pending
@@ -270,9 +278,16 @@ class Pool:
                 yielded += 1
 
     def _wait_for_results(self, retries: deque[_Job]) -> Iterator[tuple[_Job, Any]]:
-        """Waits for results; adds jobs whose worker was replaced to `retries`."""
+        """Waits for results, and replaces workers that died or exceed the time limit of a page.
+
+        Args:
+            retries: Jobs of replaced workers are appended.
+
+        Raises:
+            RuntimeError: If a worker fails for another reason than a page.
+        """
         busy = {worker.connection: worker for worker in self._workers if worker.job is not None}
-        ready = wait(list(busy), min(_POLL_S, self._page_seconds / 4)) if busy else []
+        ready = wait(list(busy), min(_MAX_POLL_S, self._page_seconds / 4)) if busy else []
         for connection, worker in busy.items():
             job = worker.job
             assert job is not None
@@ -290,33 +305,36 @@ class Pool:
                 retries.append(self._replace_worker(worker, TIME_LIMIT))
 
     def _replace_worker(self, worker: _Worker, reason: str) -> _Job:
-        """Replaces a worker; returns its job, without the step that is to blame.
+        """Replaces a worker; returns its job, to which the failed step may have been added.
+
+        Args:
+            reason: `DIED` or `TIME_LIMIT`.
 
         Raises:
-            RuntimeError: If the worker did not work on a page.
+            RuntimeError: If workers die outside of pages.
         """
         job = worker.job
         assert job is not None
         worker.kill_process()
-        step = worker.status.read_item_and_step()
+        item_and_step = worker.status.read_item_and_step()
         seconds = worker.status.measure_seconds()
         self._workers[self._workers.index(worker)] = self._start_worker()
 
         code = worker.process.exitcode
         if reason == DIED:
-            page = None if step is None else step[0]
-            job.deaths.append(page)
-            if job.deaths.count(page) < _DEATHS:
+            item = None if item_and_step is None else item_and_step[0]
+            job.deaths.append(item)
+            if job.deaths.count(item) < _MIN_DEATHS_TO_BLAME:
                 log.warning("a worker ended (exit code %s); its chunk is redone", code)
                 return job
         elif seconds <= self._page_seconds:
-            return job  # the page was done after all
-        if step is None:
+            return job  # the page was completed before the worker was killed
+        if item_and_step is None:
             raise RuntimeError(
                 f"workers end (exit code {code}) outside of pages; is worker_gb too small?"
             )
 
-        job.failures[step] = reason
+        job.failures[item_and_step] = reason
         log.warning("a page: %s; it is counted, and its chunk is redone", reason)
         return job
 
@@ -327,12 +345,12 @@ def _run_worker(
     """Runs the main loop of a worker process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        return  # the parent exited before the call
-    # Terminals and schedulers signal every process of a job; only the parent decides.
+        return  # the parent exited before the call of prctl
+    # Terminals and schedulers signal every process of a job; only the parent reacts.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     _limit_memory(memory_bytes)
-    collect_rarely()
+    reduce_garbage_collection()
 
     while True:
         chunk, failures = connection.recv()
@@ -344,14 +362,17 @@ def _run_worker(
         connection.send(answer)
 
 
-def collect_rarely() -> None:
-    """Keeps the garbage collector from visiting loaded libraries and models, and pages at work."""
+def reduce_garbage_collection() -> None:
+    """Excludes existing objects, such as models, from garbage collection, and collects rarely."""
     gc.freeze()
-    gc.set_threshold(_CONTAINERS)
+    gc.set_threshold(_GC_THRESHOLD)
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Limits the memory that this process may allocate from here on; more raises MemoryError."""
+    """Limits the memory that this process may allocate beyond its current size.
+
+    Further allocations raise MemoryError.
+    """
     with open("/proc/self/statm", encoding="ascii") as file:
         pages = int(file.read().split()[0])
     limit = pages * resource.getpagesize() + more_bytes

@@ -1,4 +1,4 @@
-"""The report of annotated shards: how many pages have each type, failures, and sample pages."""
+"""The report of annotated shards: counts of records and failures by type, and sample pages."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ from bsmeta.report.page import HTML as PAGE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DATA = "report.json"
+JSON_FILE = "report.json"
 PERCENT = "{:.1%}".format
 
-_SHOWN_TEXT = 4000  # characters of a page
-_SHOWN_HTML = 300_000
-_LONGEST_VALUE = 300
+_MAX_TEXT_CHARS = 4000  # of a sample page
+_MAX_HTML_CHARS = 300_000
+_MAX_VALUE_CHARS = 300  # of a record
 _TAGS = "metadata_html"
 _ENTITIES = "metadata_entity"
 
@@ -74,7 +74,7 @@ _ROW = ForeignDecoder(_Row)
 
 @dataclass(frozen=True)
 class Report:
-    """Counts of shards; this is also the form of `report.json`."""
+    """Counts over complete shards; `report.json` has the same fields."""
 
     annotators: list[str]  # in the order of their columns
     bytes: int  # size of the shards
@@ -83,7 +83,11 @@ class Report:
 
 
 def make_report(plans: Sequence[ShardPlan], names: Sequence[str]) -> Report:
-    """Adds up the counts in the journals of complete shards."""
+    """Sums the counts in the journals of complete shards.
+
+    Args:
+        names: The annotators to list, in the order of their columns.
+    """
     total = Counts()
     shards = {}
     size = 0
@@ -98,23 +102,26 @@ def make_report(plans: Sequence[ShardPlan], names: Sequence[str]) -> Report:
 
 
 def make_tables(report: Report) -> list[Table]:
-    """Makes the tables of the report; those without rows are not shown."""
+    """Makes the tables of the report, some of which may have no rows."""
+    total = report.total
     columns = [Column("reason"), Column("pages", COUNT), Column("share", PERCENT)]
     dropped = Table("Pages without a row", "", columns)
-    for reason, count in Counter(report.total.dropped).most_common():
-        dropped.rows.append([reason, count, count / report.total.pages])
+    for reason, count in Counter(total.dropped).most_common():
+        dropped.rows.append([reason, count, count / total.pages])
+
     heads = [Column("kind"), *columns[1:], Column("without a row", COUNT)]
     copies = Table("Duplicates", "", heads)
-    for kind, count in Counter(report.total.duplicates).most_common():
-        without_row = report.total.dropped.get(kind, 0)
-        copies.rows.append([kind, count, count / report.total.pages, without_row])
+    for kind, count in Counter(total.duplicates).most_common():
+        copies.rows.append([kind, count, count / total.pages, total.dropped.get(kind, 0)])
+
     others = Table("Records that are no pages", "", [Column("type"), Column("records", COUNT)])
-    for record_type, count in Counter(report.total.others).most_common():
+    for record_type, count in Counter(total.others).most_common():
         others.rows.append([record_type, count])
     return [_make_types_table(report), dropped, copies, others]
 
 
 def _make_types_table(report: Report) -> Table:
+    """Makes the table of the pages, records and failures of each annotator."""
     columns = [
         Column("annotator"),
         Column("pages with it", COUNT),
@@ -135,12 +142,12 @@ def _make_types_table(report: Report) -> Table:
 
 
 def _make_lengths_table(report: Report) -> Table:
+    """Makes the histogram of text lengths, with a row for each number of binary digits."""
     table = Table("Lengths", "", [Column("characters of text"), Column("pages", COUNT)])
     lengths = report.total.lengths
     if not lengths:
         return table
 
-    # Lengths are counted by their number of binary digits.
     for digits in range(min(lengths), max(lengths) + 1):
         first = 1 << digits >> 1
         last = (1 << digits) - 1
@@ -149,7 +156,7 @@ def _make_lengths_table(report: Report) -> Table:
 
 
 def summarize_report(report: Report) -> str:
-    """Summarizes the report in one line."""
+    """Returns one line with the pages, duplicates, rows and shards, and the speed."""
     total = report.total
     speed = f", {total.pages / total.cpu_s:,.0f} pages per CPU second" if total.cpu_s else ""
     duplicates = sum(total.duplicates.values())
@@ -162,7 +169,7 @@ def summarize_report(report: Report) -> str:
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Prints the tables and the summary."""
+    """Prints the tables that have rows, and the summary."""
     for table in make_tables(report):
         if table.rows:
             print_table(console, table)
@@ -172,44 +179,53 @@ def print_report(report: Report, console: Console) -> None:
 def write_report(
     report: Report, config: AnnotateConfig, plans: Sequence[ShardPlan], output: Path
 ) -> list[Path]:
-    """Writes the report as JSON and as a page; returns the files."""
+    """Writes the report as JSON and as a page; returns the paths of both files."""
     data = json.dumps(msgspec.to_builtins(report, str_keys=True), indent=1, ensure_ascii=False)
-    (output / DATA).write_text(data + "\n", encoding="utf-8", errors="backslashreplace")
+    json_path = output / JSON_FILE
+    json_path.write_text(data + "\n", encoding="utf-8", errors="backslashreplace")
 
+    shown = sample_shown_pages(config, plans)
+    page = _make_page(report, shown, output.name)
+    page_path = output / PAGE
+    template = "annotate/pages.html.j2"
+    drawings = draw_figures(page.plots, output)
+    write_html(page, drawings, [JSON_FILE], page_path, template, pages=shown.pages)
+    return [page_path, json_path]
+
+
+def _make_page(report: Report, shown: ShownPages, output_name: str) -> Page:
+    """Makes the tables and plots of the page."""
     total = report.total
     lengths = _make_lengths_table(report)
     plots: dict[str, Callable[[], Figure]] = {}
     if total.rows:
-        plots["types"] = partial(
-            _draw_bar_plot, _make_types_table(report), "share", "% of the rows"
-        )
+        types = _make_types_table(report)
+        plots["types"] = partial(_draw_bar_plot, types, "share", "% of the rows")
     if lengths.rows:
-        plots["lengths"] = partial(
-            _draw_bar_plot, lengths, "pages", "pages by characters of their text"
-        )
+        label = "pages by characters of their text"
+        plots["lengths"] = partial(_draw_bar_plot, lengths, "pages", label)
 
-    shown = sample_shown_pages(config, plans)
-    page = Page(
+    tables = [*make_tables(report), lengths, _make_unshown_table(shown)]
+    return Page(
         title="Annotated pages",
         answers=[f"{summarize_report(report)}."],
         facts={
             "pages": f"{total.pages:,}, {total.pages - total.rows:,} of them without a row",
             "annotators": ", ".join(report.annotators),
-            "output": output.name,
+            "output": output_name,
         },
-        sections=[
-            Section(tables=[*make_tables(report), lengths, _make_unshown_table(shown)], plots=plots)
-        ],
+        sections=[Section(tables=tables, plots=plots)],
         commands=describe_command(),
     )
-    drawings = draw_figures(page.plots, output)
-    write_html(page, drawings, [DATA], output / PAGE, "annotate/pages.html.j2", pages=shown.pages)
-    return [output / PAGE, output / DATA]
 
 
 @figures.style_figure
 def _draw_bar_plot(table: Table, column: str, label: str) -> Figure:
-    """Draws a bar for each row of a table, as long as the row's number in a column."""
+    """Draws the values of a column as horizontal bars, labeled with the first column.
+
+    Args:
+        label: The label of the axis.
+    """
     index = table.heads.index(column)
     is_share = table.columns[index].format is PERCENT
     values = [read_value(row[index]) * (100 if is_share else 1) for row in table.rows]
@@ -227,10 +243,9 @@ class ShownPages:
     """Sample pages of the report, for the template.
 
     Attributes:
-        pages: The raw page and its row.
-        foreign: Columns with the name, but not the form of those that annotators write: number of
-            sample pages that are shown without them.
-        unreadable: Number of sample pages that are left out, because their row cannot be decoded.
+        pages: The raw page and the row of each, see `describe_row`.
+        foreign: Number of sample pages with each foreign column, see `find_foreign_columns`.
+        unreadable: Number of sample pages that are not shown because their row cannot be decoded.
     """
 
     pages: list[dict[str, Any]] = field(default_factory=list)
@@ -239,12 +254,13 @@ class ShownPages:
 
 
 def sample_shown_pages(config: AnnotateConfig, plans: Sequence[ShardPlan]) -> ShownPages:
-    """Returns the first pages of some shards."""
+    """Returns `report_pages` pages: the first ones of evenly spaced shards."""
     shown = ShownPages()
     pages = config.report_pages
     step = max(len(plans) // max(pages, 1), 1)
     shards = plans[::step][:pages]
     for number, plan in enumerate(shards):
+        # Differences of rounded cumulative shares, so that the counts of all shards add up.
         pages_of_shard = pages * (number + 1) // len(shards) - pages * number // len(shards)
         for html, line in islice(_read_pages(config, plan), pages_of_shard):
             try:
@@ -258,7 +274,7 @@ def sample_shown_pages(config: AnnotateConfig, plans: Sequence[ShardPlan]) -> Sh
 
 
 def _read_pages(config: AnnotateConfig, plan: ShardPlan) -> Iterator[tuple[str, bytes]]:
-    """Yields the raw pages of a shard that have a row, with that row."""
+    """Yields the raw page and the row of each page of a shard that has a row."""
     journal = plan.files.open_complete()
     if journal is None:
         return
@@ -271,10 +287,7 @@ def _read_pages(config: AnnotateConfig, plan: ShardPlan) -> Iterator[tuple[str, 
 
 
 def describe_row(line: bytes) -> dict[str, Any]:
-    """Returns the parts of a row that the page shows, for the template.
-
-    Columns that came with the input may have the name of an annotator's column and another form:
-    they are `foreign`, and not shown.
+    """Returns the shown parts of a row, for the template; foreign columns are only listed.
 
     Raises:
         msgspec.DecodeError: If it is no row of a shard.
@@ -287,7 +300,7 @@ def describe_row(line: bytes) -> dict[str, Any]:
     return {
         "url": row.url,
         "parts": list(divide_text({**columns, "text": row.text})),
-        "is_cut": len(row.text) > _SHOWN_TEXT,
+        "is_cut": len(row.text) > _MAX_TEXT_CHARS,
         "values": list(_list_shown_values(columns)),
         "errors": row.annotation_errors,
         "foreign": foreign,
@@ -295,7 +308,7 @@ def describe_row(line: bytes) -> dict[str, Any]:
 
 
 def find_foreign_columns(columns: Mapping[str, Any], text: str) -> list[str]:
-    """Lists the columns with names that annotators use, and another form."""
+    """Lists columns of the input that have the name of an annotator's column, but another form."""
     foreign = []
     for name, content in columns.items():
         try:
@@ -311,6 +324,7 @@ def find_foreign_columns(columns: Mapping[str, Any], text: str) -> list[str]:
 
 
 def _make_unshown_table(shown: ShownPages) -> Table:
+    """Makes the table of foreign columns and unreadable rows."""
     table = Table(
         "Not shown",
         "The columns have names that annotators use, and another form. The shards have them as "
@@ -325,15 +339,15 @@ def _make_unshown_table(shown: ShownPages) -> Table:
 
 
 def _cut_shown_html(html: str) -> str:
-    """Returns the beginning of a raw page, for its frame."""
+    """Returns the beginning of a raw page, made inert, or a message if that is impossible."""
     try:
-        return make_inert_html(html[:_SHOWN_HTML])
+        return make_inert_html(html[:_MAX_HTML_CHARS])
     except PageError as error:
         return f"The raw page cannot be shown: {escape(str(error))}."
 
 
 def _list_shown_values(columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields column and value of global records, and the number of local ones."""
+    """Yields the name and the value of each global record, and the number of local ones by name."""
     for column, content in columns.items():
         if not column.startswith(PREFIX):
             continue
@@ -341,22 +355,23 @@ def _list_shown_values(columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         records = decode_records(column, content)
         values = [str(record.value) for record in records if record.type == "global"]
         for value in values:
-            yield name, value[:_LONGEST_VALUE]
+            yield name, value[:_MAX_VALUE_CHARS]
         if len(records) > len(values):
             yield name, format_count(len(records) - len(values), "span")
 
 
 def divide_text(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the text in parts, cut wherever a tag, a content span or an entity begins or ends.
+    """Splits the text wherever a tag, a content span or an entity begins or ends.
 
-    Each part has the tags that begin or end before it, the names of the extractors in whose main
-    content it is, and the entity that it mentions.
+    Yields:
+        `text`, `labels` (the tags that begin or end before the part), `contents` (the extractors
+        that keep the part) and `entity` (the mentioned entity, or "").
 
     Raises:
         BadDocument: If a column has another form: see `find_foreign_columns`.
     """
     whole_text = row["text"]
-    text = whole_text[:_SHOWN_TEXT]
+    text = whole_text[:_MAX_TEXT_CHARS]
     tags = decode_local_records(_TAGS, row.get(_TAGS), len(whole_text))
     labels = _label_tags(tags, len(text))
     contents = _read_contents(row.get(CONTENT_SPANS), whole_text)
@@ -368,7 +383,7 @@ def divide_text(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         cuts.update(chain.from_iterable(spans))
     positions = sorted(cut for cut in cuts if cut <= len(text))
 
-    entity = ""  # the last that has begun, and its end
+    entity = ""  # the last one that began before the part
     entity_end = 0
     for start, end in pairwise([*positions, positions[-1]]):
         if start in entities:
@@ -391,20 +406,21 @@ def _get_end(record: Record) -> int:
 
 
 def _read_contents(content: Any, text: str) -> dict[str, Spans]:
-    """Returns the content spans of each extractor that has some.
+    """Returns the content spans of each extractor that kept any.
 
     Raises:
-        BadDocument: If they have another form, or are no spans of the text.
+        BadDocument: If the column has another form, or its spans do not fit the text.
     """
     all_contents = decode_content_spans(content) or {}
     contents = {name: spans for name, spans in all_contents.items() if spans}
     for spans in contents.values():
-        KeptText(text, spans)
+        KeptText(text, spans)  # raises BadDocument
     return contents
 
 
 def _label_tags(tags: Sequence[Record], length: int) -> dict[int, list[str]]:
-    """Returns the start and end tags at each position up to a length of the text, in order."""
+    """Returns the start and end tags at each position up to `length`, in their order."""
+    # With each label its relative position among those at the same offset
     ordered_labels: dict[int, list[tuple[int, str]]] = {}
     for tag in tags:
         edges = (

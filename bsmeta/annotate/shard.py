@@ -1,9 +1,9 @@
-"""A shard being written, in a way that survives the end of its process at any moment.
+"""Crash-safe writing of shards, with journals that describe them.
 
-Every chunk is a gzip member of its own in `NAME.jsonl.gz.part`. When it is on the disk, a line of
-the journal `_annotation/NAME.journal.part` records it. After a kill, the file is truncated after
-the last chunk of the journal, and continued. When all chunks are written, both files are renamed.
-The journal is kept: it records the content and the annotators that the shard was made from.
+Every chunk is a separate gzip member in `NAME.jsonl.gz.part`. Once it is on the disk, a line of the
+journal `_annotation/NAME.journal.part` records it. After a kill, the file is truncated after the
+last chunk of the journal, and continued. When all chunks are written, both files are renamed. The
+journal is kept: its header identifies the input and the annotators that the shard was made from.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ FORMAT = 2
 
 
 class Dropped(NamedTuple):
-    """A page without a row in the shard that is updated: the reason, and its address."""
+    """A page without a row."""
 
     reason: str
     url: str
 
 
 class Counts(msgspec.Struct):
-    """Counts of pages, records and failures; they add up over chunks and shards."""
+    """Counts of pages, records and failures, which are summed over chunks and shards."""
 
-    pages: int = 0  # records read
+    pages: int = 0  # pages of the input, with and without a row
     dropped: dict[str, int] = {}  # pages without a row, by reason
     duplicates: dict[str, int] = {}  # pages that copy another one, dropped or marked, by kind
     errors: dict[str, dict[str, int]] = {}  # failures by annotator and reason
@@ -54,11 +54,11 @@ class Counts(msgspec.Struct):
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of pages with a row."""
         return self.pages - sum(self.dropped.values())
 
     def add(self, other: Counts) -> None:
-        """Adds the counts of other pages."""
+        """Adds other counts to these."""
         self.pages += other.pages
         self.cpu_s += other.cpu_s
         for name in ("dropped", "duplicates", "present", "records", "lengths", "others"):
@@ -73,16 +73,16 @@ class Written(msgspec.Struct):
     """An annotated chunk."""
 
     data: bytes  # its rows as a gzip member; empty without rows
-    dropped: list[tuple[int, str, str]]  # number in the chunk, reason and address of a page
+    dropped: list[tuple[int, str, str]]  # index in the chunk, reason and address of each page
     counts: Counts
 
 
 class PageSettings(msgspec.Struct):
-    """The settings that decide which pages have a row, and its text."""
+    """The settings that determine which pages have a row, and its text."""
 
-    parser: int  # its version
-    profile: str  # which parts of a page are its text
-    page_mb: float  # the size above which a page is not read
+    parser: int  # version of the parser
+    profile: str  # see `parse_page`
+    page_mb: float  # maximum size of a page
 
 
 class Header(msgspec.Struct):
@@ -99,7 +99,11 @@ class Header(msgspec.Struct):
     format: int = FORMAT
 
     def list_changes(self, current: Header) -> list[str]:
-        """Lists the changes of the pages, or of their text, since this header was written."""
+        """Lists the changes since this header was written that affect pages or their text.
+
+        Args:
+            current: The header that would be written now.
+        """
         is_same_input = (self.input_bytes, self.input_xxh3) == (
             current.input_bytes,
             current.input_xxh3,
@@ -116,26 +120,26 @@ class Header(msgspec.Struct):
 
 
 class Entry(msgspec.Struct):
-    """A chunk that is on the disk; the last line of a complete journal has no pages."""
+    """A line of a journal: a chunk that is on the disk, or the end of a complete shard."""
 
-    end: int  # size of the shard after it
+    end: int  # bytes of the shard up to the end of the chunk
     dropped: list[tuple[int, str, str]] = []
     counts: Counts = msgspec.field(default_factory=Counts)
     is_end: bool = False  # whether the shard is complete
 
 
 class Journal(msgspec.Struct):
-    """The content of a journal."""
+    """The content of a journal up to its first damaged line."""
 
     header: Header
-    entries: list[Entry] = []
-    bytes: int = 0  # size of the valid lines
-    end: int = 0  # size of the shard after the last of them
-    others: dict[str, int] = {}  # records that are no pages, by type; known at the end
+    entries: list[Entry] = []  # of chunks
+    bytes: int = 0  # size of these lines
+    end: int = 0  # bytes of the shard up to the last of them
+    others: dict[str, int] = {}  # records that are no pages, by type; of a complete shard
     is_complete: bool = False
 
     def sum_counts(self) -> Counts:
-        """Adds up the counts of all chunks."""
+        """Sums the counts of all chunks."""
         total = Counts(others=self.others)
         for entry in self.entries:
             total.add(entry.counts)
@@ -144,7 +148,7 @@ class Journal(msgspec.Struct):
 
 _HEADER = JSONDecoder(Header)
 _ENTRY = JSONDecoder(Entry)
-_NO_ROWS: bytes = igzip.compress(b"", mtime=0)  # a reader refuses a file of no bytes
+_NO_ROWS: bytes = igzip.compress(b"", mtime=0)  # readers refuse an empty file
 
 
 def read_journal(path: Path) -> Journal | None:
@@ -160,10 +164,8 @@ def read_journal(path: Path) -> Journal | None:
 
     journal = None
     for line in content.splitlines(keepends=True):
-        checksum, _, data = line.rstrip(b"\n").partition(b" ")
-        if not line.endswith(b"\n") or checksum.decode("ascii", "replace") != _compute_checksum(
-            data
-        ):
+        data = _check_line(line)
+        if data is None:
             break
         try:
             if journal is None:
@@ -171,46 +173,57 @@ def read_journal(path: Path) -> Journal | None:
                 if journal.header.format != FORMAT:
                     return None
             else:
-                entry = _ENTRY.decode(data)
-                journal.end = entry.end
-                journal.is_complete = entry.is_end
-                if entry.is_end:
-                    journal.others = entry.counts.others
-                else:
-                    journal.entries.append(entry)
+                _add_entry(journal, _ENTRY.decode(data))
         except msgspec.DecodeError:
             break
         journal.bytes += len(line)
     return journal
 
 
+def _check_line(line: bytes) -> bytes | None:
+    """Returns the JSON of a line of a journal; None if the line is incomplete or damaged."""
+    checksum, _, data = line.rstrip(b"\n").partition(b" ")
+    is_valid = checksum.decode("ascii", "replace") == _compute_checksum(data)
+    return data if line.endswith(b"\n") and is_valid else None
+
+
 def _compute_checksum(data: bytes) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
+def _add_entry(journal: Journal, entry: Entry) -> None:
+    journal.end = entry.end
+    journal.is_complete = entry.is_end
+    if entry.is_end:
+        journal.others = entry.counts.others
+    else:
+        journal.entries.append(entry)
+
+
 class ShardFiles:
-    """The files of a shard.
+    """The paths of a shard and of the files about it.
 
     Args:
+        output: The folder of the shards.
         name: The name of the shard and of its input file, without suffix.
 
     Raises:
-        UnsafeNameError: If no file can have the name.
+        UnsafeNameError: If the name is not possible for a file in `output`.
     """
 
     def __init__(self, output: Path, name: str) -> None:
-        def path_of(file: str) -> Path:
+        def make_path(file: str) -> Path:
             # A finished shard may have been replaced by a link to another disk.
             return join_inside(output, file, f"input: {name}", follow_links=True)
 
-        self.shard = path_of(f"{name}{SHARD_SUFFIX}")
-        self.part = path_of(f"{name}{SHARD_SUFFIX}{PART}")
-        self.journal = path_of(f"{FOLDER}/{name}{JOURNAL_SUFFIX}")
-        self.journal_part = path_of(f"{FOLDER}/{name}{JOURNAL_SUFFIX}{PART}")
-        self.lock = path_of(f"{FOLDER}/{name}.lock")
-        self.pages = path_of(f"{FOLDER}/{name}.pages")  # the titles of its pages, for links
-        self.signatures = path_of(f"{FOLDER}/{name}.signatures")
-        self.duplicates = path_of(f"{FOLDER}/{name}.duplicates")
+        self.shard = make_path(f"{name}{SHARD_SUFFIX}")
+        self.part = make_path(f"{name}{SHARD_SUFFIX}{PART}")
+        self.journal = make_path(f"{FOLDER}/{name}{JOURNAL_SUFFIX}")
+        self.journal_part = make_path(f"{FOLDER}/{name}{JOURNAL_SUFFIX}{PART}")
+        self.lock = make_path(f"{FOLDER}/{name}.lock")
+        self.pages = make_path(f"{FOLDER}/{name}.pages")  # entries of the index of links
+        self.signatures = make_path(f"{FOLDER}/{name}.signatures")
+        self.duplicates = make_path(f"{FOLDER}/{name}.duplicates")
 
     def open_complete(self) -> Journal | None:
         """Returns the journal if it and the shard are complete, else None.
@@ -228,16 +241,16 @@ class ShardFiles:
 
 
 class ShardWriter:
-    """Writes a shard, from where an earlier process stopped.
+    """Writes a shard, continuing after the chunks that an earlier process wrote.
 
-    The parts of a shard with another header are discarded.
+    Chunks of a shard with another header are discarded.
 
     Attributes:
-        pages: Number of records of the input that are written.
-        is_complete: Whether all are.
+        pages: Number of pages of the input that are written.
+        is_complete: Whether all pages are.
 
     Raises:
-        ConfigurationError: If another process writes it, or it cannot be written.
+        ConfigurationError: If another process writes the shard, or it cannot be written.
     """
 
     def __init__(self, files: ShardFiles, header: Header) -> None:
@@ -269,7 +282,11 @@ class ShardWriter:
                 self._write_line(header)
 
     def add(self, written: Written) -> None:
-        """Writes a chunk; raises ConfigurationError if the disk is full."""
+        """Appends a chunk, and waits until it is on the disk.
+
+        Raises:
+            ConfigurationError: If the disk is full.
+        """
         with self._explain_full_disk():
             self._data.write(written.data)
             _sync_file(self._data)
@@ -277,10 +294,13 @@ class ShardWriter:
         self.pages += written.counts.pages
 
     def finish(self, others: dict[str, int]) -> None:
-        """Completes the shard, and gives it its final name.
+        """Completes the shard, and renames it to its final name.
 
         Args:
-            others: Numbers of the records that are no pages, by type.
+            others: Number of records that are no pages, by type.
+
+        Raises:
+            ConfigurationError: If the disk is full.
         """
         with self._explain_full_disk():
             if not self.is_complete:
@@ -294,9 +314,9 @@ class ShardWriter:
             self._files.journal_part.replace(self._files.journal)
 
     def close(self) -> None:
-        """Leaves the shard as it is; a later process continues it."""
+        """Closes the files and releases the lock; a later process can continue the shard."""
         for file in (self._data, self._lines):
-            # Bytes that a full disk does not take are not in the journal.
+            # Bytes that cannot be flushed to a full disk are not in the journal.
             with contextlib.suppress(OSError):
                 file.close()
         self._lock.release()
@@ -308,6 +328,7 @@ class ShardWriter:
 
     @contextlib.contextmanager
     def _explain_full_disk(self) -> Iterator[None]:
+        """Closes the shard if its disk fails; raises a `ConfigurationError` if the disk is full."""
         try:
             yield
         except OSError as error:
@@ -321,11 +342,12 @@ class ShardWriter:
 
 
 def _measure_file(path: Path) -> int | None:
+    """Returns the size of a file in bytes; None if there is no file."""
     return path.stat().st_size if path.is_file() else None
 
 
 def _open_truncated(path: Path, size: int) -> BinaryIO:
-    """Opens a file for writing after its first `size` bytes; bytes after them are cut off."""
+    """Truncates a file to `size` bytes, and opens it for appending; creates a missing file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 (see `close`)
     file.truncate(size)
@@ -339,7 +361,7 @@ def _sync_file(file: BinaryIO) -> None:
 
 
 def read_existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | Dropped]:
-    """Yields for every record of the input its row in the shard, or the reason that it has none.
+    """Yields for every page of the input its row in an existing shard, or why it has none.
 
     Raises:
         DataError: If the shard is damaged.

@@ -1,4 +1,4 @@
-"""Signatures of pages, from which duplicates are found without reading a text again.
+"""Signatures of pages, by which duplicates are found without reading any text again.
 
 A first pass over the input makes a record of fixed size for each page: a hash of its text, and its
 MinHash signature. The share of equal values in two signatures estimates the Jaccard similarity of
@@ -34,21 +34,21 @@ ONLY_EXACT = 1  # too short for a signature
 SIGNED = 2
 
 _SEED = 1
-_SCHEME = "affine32"  # named, because signatures of another scheme cannot be compared
-_BATCH = 1 << 14  # shingles whose permutations are in memory at a time
+_SCHEME = "affine32"  # fixed, because signatures of different schemes cannot be compared
+_BATCH_SHINGLES = 1 << 14  # shingles that are permuted at a time, to bound the memory
 _HEADER_BYTES = 128
-_PROBE = [str(number) for number in range(50)]  # words whose signature identifies the algorithm
+_PROBE_WORDS = [str(number) for number in range(50)]  # their signature identifies the algorithm
 
 Records = NDArray[np.void]
-"""Rows of `make_record_type`, one for each record of an input file."""
+"""Structured array of the type of `make_record_type`: a record for each page of an input file."""
 Signature = NDArray[np.uint32]
 
 
 def make_record_type(permutations: int) -> np.dtype[np.void]:
-    """Returns the type of the record of a page.
+    """Returns the structured type of the record of a page.
 
-    Fields: a checksum of the others, the hash of the text (128 bits), the state (`NO_TEXT`,
-    `ONLY_EXACT`, `SIGNED`), and the signature.
+    Its fields are a checksum of the other fields, the hash of the text (128 bits), the state
+    (`NO_TEXT`, `ONLY_EXACT` or `SIGNED`), and the signature.
     """
     return np.dtype(
         [
@@ -67,15 +67,17 @@ class Signer:
         self._empty = MinHash(permutations, seed=_SEED, scheme=_SCHEME, hashfunc=int)
 
     def sign(self, hashes: shingles.Hashes) -> Signature:
-        """Computes the signature of a set of 64-bit hashes, of which it uses the upper half."""
+        """Computes the signature of a set of 64-bit hashes, whose upper 32 bits are used."""
         minhash = self._empty.copy()
-        for start in range(0, len(hashes), _BATCH):
-            minhash.update_batch((hashes[start : start + _BATCH] >> np.uint64(32)).tolist())
+        for start in range(0, len(hashes), _BATCH_SHINGLES):
+            minhash.update_batch(
+                (hashes[start : start + _BATCH_SHINGLES] >> np.uint64(32)).tolist()
+            )
         return np.asarray(minhash.hashvalues, np.uint32)
 
 
 class PageSigner:
-    """Makes the records of chunks of pages, in the worker processes."""
+    """Makes the signature records of chunks of pages, in the worker processes."""
 
     def __init__(self, config: AnnotateConfig) -> None:
         self._config = config
@@ -84,7 +86,7 @@ class PageSigner:
         self._type = make_record_type(config.duplicate_permutations)
 
     def __call__(self, chunk: pool.Chunk, failures: pool.Failures, status: pool.Status) -> bytes:
-        """Returns the records of a chunk; pages without text have empty ones."""
+        """Returns the records of a chunk as bytes: `NO_TEXT` for pages without text."""
         records = np.zeros(len(chunk.items), self._type)
         for number, item in enumerate(chunk.items):
             if (number, pool.PAGE_STEP) not in failures:
@@ -97,9 +99,9 @@ class PageSigner:
         return records.tobytes()
 
     def _fill_record(self, record: np.void, item: Item) -> None:
-        """Fills the record of a page; it stays empty if the page will have no row.
+        """Fills the record of a page; it stays `NO_TEXT` if the page has no text.
 
-        A page that cannot be signed copies no other; `Annotation` counts the reason.
+        A page that cannot be parsed is no duplicate; `Annotation` counts the reason.
         """
         try:
             page = decode_record(item, self._page_bytes)
@@ -130,7 +132,12 @@ def _compute_checksum(record: np.void) -> int:
 
 
 class SignatureFile:
-    """The records of an input file, on disk."""
+    """The file of the signature records of an input file.
+
+    Attributes:
+        path: The path of the complete file.
+        identity: Hash of everything that the records depend on.
+    """
 
     def __init__(self, config: AnnotateConfig, file: InputFile, path: Path) -> None:
         self.path = path
@@ -140,11 +147,11 @@ class SignatureFile:
         self._header = f"signatures {self.identity}".ljust(_HEADER_BYTES - 1).encode() + b"\n"
 
     def is_complete(self) -> bool:
-        """Returns whether all pages of this input, with these settings, have their record."""
+        """Returns whether the file has all records of this input with these settings."""
         return _read_header(self.path) == self._header
 
     def recover(self) -> int:
-        """Prepares the file to be continued; returns the number of whole records."""
+        """Truncates an incomplete file after its last valid record; returns their number."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if _read_header(self._part) != self._header:
             self._part.write_bytes(self._header)
@@ -162,14 +169,14 @@ class SignatureFile:
         return count
 
     def append(self, data: bytes) -> None:
-        """Adds the records of a chunk, and waits until they are on the disk."""
+        """Appends the records of a chunk, and waits until they are on the disk."""
         with open(self._part, "ab") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
 
     def finish(self) -> None:
-        """Marks the file as complete."""
+        """Renames the file to its final path, which marks it as complete."""
         self._part.replace(self.path)
 
     def open_records(self) -> Records:
@@ -181,10 +188,10 @@ class SignatureFile:
 
 
 def _identify_signatures(config: AnnotateConfig, file: InputFile) -> str:
-    """Returns a hash of all that the records of a file depend on.
+    """Returns a hash of everything that the records of a file depend on.
 
-    The signature of a fixed text is part of it, so that signatures of a version of the library that
-    computes others are made again.
+    It includes the signature of fixed words, so that all signatures are recomputed if a version of
+    the library computes different ones.
     """
     length = config.duplicate_shingle
     content: list[Any] = [
@@ -198,10 +205,11 @@ def _identify_signatures(config: AnnotateConfig, file: InputFile) -> str:
 
 @lru_cache
 def _sign_probe(permutations: int) -> list[int]:
-    return Signer(permutations).sign(shingles.hash_shingles(_PROBE, 1)).tolist()
+    return Signer(permutations).sign(shingles.hash_shingles(_PROBE_WORDS, 1)).tolist()
 
 
 def _read_header(path: Path) -> bytes:
+    """Returns the first bytes of a file; none if it is missing."""
     try:
         with open(path, "rb") as file:
             return file.read(_HEADER_BYTES)
@@ -219,10 +227,10 @@ class SignedFile(NamedTuple):
 def make_signatures(
     config: AnnotateConfig, signed_files: Sequence[SignedFile], advance: pool.Advance
 ) -> dict[Path, str]:
-    """Makes the signatures of all files, or those that are missing.
+    """Makes the signatures of all files that lack them.
 
     Returns:
-        For the path of the signatures of each damaged file, a message; they are not complete.
+        A message for each damaged file, by the path of its signatures, which stay incomplete.
 
     Raises:
         OSError: If they cannot be written.
@@ -253,5 +261,5 @@ def _read_chunks(
         begin = end
         end += file.bytes
         if not signatures.is_complete():
-            first = pool.Chunk(number, position=begin)
-            yield from pool.read_chunks(config, first, file, signatures.recover())
+            template = pool.Chunk(number, position=begin)
+            yield from pool.read_chunks(config, template, file, signatures.recover())

@@ -1,7 +1,7 @@
 """Input files, identified by their content, and readers of WARC, JSON lines and Parquet.
 
-A reader yields the records of a file in order. JSON lines are passed on undecoded: one process
-reads for all, so the processes that annotate the pages decode them.
+A reader yields the records of a file in order. JSON lines are yielded undecoded, because one
+process reads for all workers, which decode them in parallel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from bsmeta.annotate.http_response import (
-    LONGEST_HEADER,
+    MAX_HEADER_BYTES,
     find_charset,
     is_html,
     parse_response,
@@ -38,7 +38,8 @@ from bsmeta.data.io.lines import OVERLONG, LineReader
 from bsmeta.data.io.parquet_file import DAMAGED, ParquetSource
 from bsmeta.data.io.parquet_pages import LIST_BYTES, bound_rows, list_bytes
 
-READERS = 8
+READER_THREADS = 8
+"""Threads that hash input files."""
 
 LINES = tuple(suffix for suffix in shards.SUFFIXES if suffix != shards.PARQUET)
 WARCS = (".warc", ".warc.gz", ".warc.wet", ".warc.wet.gz")
@@ -53,42 +54,47 @@ ON_BAD_RECORD = (REFUSE, SKIP, SALVAGE)
 BAD_RECORD = "bad_record"
 """The problem of a damaged part of a WARC file; `url` has its offset and the reason."""
 
-_TIMESTAMPS = ("timestamp", "c4_timestamp")
-_BATCH = 64  # rows of a Parquet file in memory, at most
+_TIMESTAMP_COLUMNS = ("timestamp", "c4_timestamp")
+_MAX_BATCH_ROWS = 64  # of a Parquet file, in memory
 
 
 class InputRecord(msgspec.Struct):
     """A page as read from an input file."""
 
     url: str = ""
-    timestamp: str | None = None  # when it was crawled
+    timestamp: str | None = None  # time of the crawl
     html: str | None = None  # the raw page
-    payload: bytes | None = None  # the raw page before it is decoded
-    charset: str | None = None  # the encoding of the payload, from the HTTP header
-    text: str | None = None  # from a shard that has text; None for pages that are parsed later
-    columns: dict[str, Any] = {}  # all others, undecoded
-    problem: str = ""  # why the record cannot be used, such as `not_json`
+    payload: bytes | None = None  # the raw page in its encoding, decoded by `decode_record`
+    charset: str | None = None  # charset of the payload in the HTTP header
+    text: str | None = None  # of input that has text instead of, or beside, a raw page
+    columns: dict[str, Any] = {}  # all other columns, undecoded
+    problem: str = ""  # slug of the reason why the record cannot be used, such as `not_json`
 
 
-Item = bytes | InputRecord  # a record, or the JSON line of one
+Item = bytes | InputRecord
+"""A record of an input file: a JSON line, or a record that is read already."""
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of pages: the name of its shard, without suffix, and the hash of its content."""
+    """A file of pages, identified by its content."""
 
     path: str
-    name: str
+    name: str  # of its shard, without suffix
     bytes: int
-    xxh3: str
+    xxh3: str  # hash of the content
 
 
 def list_inputs(entries: Any, key: str = "input") -> list[tuple[str, str]]:
-    """Lists the files that a key names, with the names of their shards, sorted.
+    """Lists the files that a key names, with the names of their shards, sorted by path.
+
+    Args:
+        entries: The value of the key: a path, folder or glob, or a list of them.
+        key: The name of the key, for messages.
 
     Raises:
-        ConfigurationError: If it is not set, or two files would have one name.
-        DataError: If it names no file.
+        ConfigurationError: If the key is not set, or two files would have the same shard.
+        DataError: If an entry matches no file.
     """
     if not entries:
         raise ConfigurationError(
@@ -117,7 +123,7 @@ def list_inputs(entries: Any, key: str = "input") -> list[tuple[str, str]]:
 
 
 def _expand_entry(entry: str, key: str) -> list[str]:
-    """Returns the input files that a path of a file or folder, or a glob, names."""
+    """Returns the input files at a path, in a folder, or matching a glob."""
     if os.path.isdir(entry):
         paths = [os.path.join(entry, name) for name in os.listdir(entry)]
     elif glob.has_magic(entry) and not os.path.exists(entry):
@@ -135,12 +141,13 @@ def _expand_entry(entry: str, key: str) -> list[str]:
 
 
 def _derive_stem(path: str) -> str:
+    """Returns the name of a file without its suffix, which may have several parts."""
     name = os.path.basename(path)
     return name.removesuffix(next(suffix for suffix in SUFFIXES[::-1] if name.endswith(suffix)))
 
 
 def identify_files(files: Sequence[tuple[str, str]]) -> Iterator[InputFile]:
-    """Yields the files with sizes and hashes, in order, each as soon as it has been read.
+    """Yields the files with their sizes and hashes, in order, each as soon as it is hashed.
 
     Args:
         files: Their paths, and the names of their shards.
@@ -156,7 +163,7 @@ def identify_files(files: Sequence[tuple[str, str]]) -> Iterator[InputFile]:
         except OSError as error:
             raise DataError(f"input: {path} cannot be read: {error}") from error
 
-    with ThreadPoolExecutor(READERS) as pool:
+    with ThreadPoolExecutor(READER_THREADS) as pool:
         yield from pool.map(identify, files)
 
 
@@ -171,12 +178,13 @@ def read_items(
     """Yields the records of a file after the first `skip`, each with the bytes read so far.
 
     Args:
-        on_bad_record: Whether damage in a WARC file ends it (`refuse`), is an item with a problem
-            unless the file is cut off (`skip`), or always is (`salvage`).
+        page_bytes: Maximum size of a page of a WARC file.
+        on_bad_record: What damage in a WARC file causes: an error (`refuse`), an item with a
+            problem, but an error if the file is cut off (`skip`), or always an item (`salvage`).
         others: Counts the records of a WARC file that are no pages, by type.
 
     Raises:
-        DataError: If the file is damaged, after the records before the damage.
+        DataError: If the file is damaged; the records before the damage are yielded first.
     """
     if path.endswith(LINES):
         return _read_lines(path, skip)
@@ -203,7 +211,7 @@ def _read_lines(path: str, skip: int) -> Iterator[tuple[Item, int]]:
 
 
 def _read_rows(path: str, skip: int) -> Iterator[tuple[Item, int]]:
-    """Yields the rows of a Parquet file."""
+    """Yields the rows of a Parquet file; the bytes read so far are estimated from the rows."""
     size = os.path.getsize(path)
     number = 0
     try:
@@ -229,7 +237,7 @@ def _read_batches(
     source: ParquetSource, file: pa.NativeFile, group: int
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a row group, cast to types that Python and JSON have."""
-    bounds = bound_rows(file, source.describe_column_chunks(group), _BATCH)
+    bounds = bound_rows(file, source.describe_column_chunks(group), _MAX_BATCH_ROWS)
     for batch in source.read_batches(
         group, None, bounds.rows, indexed=bounds.indexed, use_threads=True
     ):
@@ -241,7 +249,7 @@ def _read_batches(
 
 
 def _read_batch(batch: pa.RecordBatch) -> Iterator[InputRecord]:
-    """Yields a record for each row; a row that cannot be converted becomes one with a problem.
+    """Yields a record for each row; it has a problem if the row cannot be converted.
 
     Raises:
         pa.ArrowException: If the batch is damaged.
@@ -264,13 +272,16 @@ def _read_batch(batch: pa.RecordBatch) -> Iterator[InputRecord]:
             yield from map(make_record, rows)
             return
 
-    # Row by row, so that one row does not spoil the others.
+    # Row by row, so that one bad or large row does not affect the others.
     for number in range(batch.num_rows):
         yield from _read_batch(batch.slice(number, 1))
 
 
 def _read_difficult_row(batch: pa.RecordBatch) -> InputRecord:
-    """Makes the record of one row, with half of a surrogate pair as U+FFFD in a carried column."""
+    """Makes the record of one row whose conversion failed.
+
+    Unpaired surrogates become U+FFFD in columns that are only copied; in others they are a problem.
+    """
     columns: dict[str, Any] = {}
     for field, array in zip(batch.schema, batch.columns, strict=True):
         try:
@@ -280,7 +291,7 @@ def _read_difficult_row(batch: pa.RecordBatch) -> InputRecord:
                 return InputRecord(problem="not_json")
             encoded = array.cast(_encode_type(field.type)).to_pylist()[0]
             try:
-                columns[field.name] = _replace_halves(encoded, field.type)
+                columns[field.name] = _replace_surrogates(encoded, field.type)
             except UnicodeDecodeError:
                 return InputRecord(problem="not_json")
         except (ValueError, OverflowError):
@@ -289,7 +300,7 @@ def _read_difficult_row(batch: pa.RecordBatch) -> InputRecord:
 
 
 def _encode_type(arrow_type: pa.DataType) -> pa.DataType:
-    """Returns a type with the bytes of strings instead of strings."""
+    """Replaces the string types in a type by binary ones."""
     if _is_text(arrow_type):
         return pa.large_binary()
     if types.is_struct(arrow_type):
@@ -309,11 +320,11 @@ def _is_text(arrow_type: pa.DataType) -> bool:
     )
 
 
-def _replace_halves(value: Any, arrow_type: pa.DataType) -> Any:
-    """Decodes the strings in a value of `_encode_type`, with half a surrogate pair as U+FFFD.
+def _replace_surrogates(value: Any, arrow_type: pa.DataType) -> Any:
+    """Decodes the strings in a value of `_encode_type`; unpaired surrogates become U+FFFD.
 
     Raises:
-        UnicodeDecodeError: If a string is not UTF-8 apart from that.
+        UnicodeDecodeError: If a string is not UTF-8 apart from surrogates.
     """
     if value is None:
         return None
@@ -321,21 +332,22 @@ def _replace_halves(value: Any, arrow_type: pa.DataType) -> Any:
         text = value.decode("utf-8", "surrogatepass")
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if types.is_struct(arrow_type):
-        return {field.name: _replace_halves(value[field.name], field.type) for field in arrow_type}
+        return {
+            field.name: _replace_surrogates(value[field.name], field.type) for field in arrow_type
+        }
     if types.is_map(arrow_type):
-        kinds = arrow_type.key_type, arrow_type.item_type
-        return [tuple(map(_replace_halves, pair, kinds)) for pair in value]
+        pair_types = arrow_type.key_type, arrow_type.item_type
+        return [tuple(map(_replace_surrogates, pair, pair_types)) for pair in value]
     if types.is_list(arrow_type) or types.is_large_list(arrow_type):
-        return [_replace_halves(item, arrow_type.value_type) for item in value]
+        return [_replace_surrogates(item, arrow_type.value_type) for item in value]
     return value
 
 
 @lru_cache
 def _choose_python_type(arrow_type: pa.DataType) -> pa.DataType:
-    """Replaces units and time zones in a type that Python does not have.
+    """Replaces nanoseconds, which Python lacks, and unknown time zones in a type.
 
-    Neither Python nor JSON has nanoseconds. Times are stored in UTC, so that they are known even if
-    the name of their zone is not.
+    Arrow stores times in UTC, so UTC is right for any unknown zone.
     """
     if types.is_timestamp(arrow_type):
         unit = "us" if arrow_type.unit == "ns" else arrow_type.unit
@@ -351,12 +363,12 @@ def _choose_python_type(arrow_type: pa.DataType) -> pa.DataType:
 
 
 def _choose_zone(name: str | None) -> str | None:
-    """Returns the name of a time zone, or UTC if this machine does not know it."""
+    """Returns a time zone, or UTC if it is unknown on this machine."""
     if name is None:
         return None
     try:
         pa.scalar(0, pa.timestamp("s", name)).as_py()
-    except (LookupError, ValueError):  # unknown, or not the name of a file of zones
+    except (LookupError, ValueError):
         return "UTC"
     return name
 
@@ -364,10 +376,10 @@ def _choose_zone(name: str | None) -> str | None:
 def _read_warc(
     path: str, page_bytes: int, skip: int, on_bad_record: str, others: Counter[str]
 ) -> Iterator[tuple[Item, int]]:
-    """Yields the pages of a WARC or WET file, and an item for each damage."""
+    """Yields the pages of a WARC or WET file, and an item for each damaged part."""
     number = 0
     with open(path, "rb") as file:
-        for record in read_records(file, page_bytes + LONGEST_HEADER):
+        for record in read_records(file, page_bytes + MAX_HEADER_BYTES):
             if isinstance(record, Damage):
                 if on_bad_record == REFUSE or (record.is_cut_off and on_bad_record != SALVAGE):
                     raise _make_damaged_file_error(
@@ -386,17 +398,18 @@ def _read_warc(
 
 
 def _is_page(record: Record) -> bool:
-    """Returns whether a record is a page: a response, a saved page, or the text of a page."""
+    """Returns whether a record is an HTTP response, an HTML resource, or the text of a page."""
     if record.type == "resource":
         return is_html(record.parse_header().get("content-type", "unknown"))
     return record.type in ("response", "conversion")
 
 
 def _read_page(record: Record, page_bytes: int) -> InputRecord:
+    """Makes the record of a page from one of a WARC file."""
     fields = record.parse_header()
     page = InputRecord(
         url=fields.get("warc-target-uri", "").strip("<>"),
-        timestamp=_parse_date(fields.get("warc-date", "")),
+        timestamp=_normalize_date(fields.get("warc-date", "")),
     )
     if record.type == "response":
         response = parse_response(record.content, page_bytes)
@@ -416,8 +429,8 @@ def _read_page(record: Record, page_bytes: int) -> InputRecord:
     return page
 
 
-def _parse_date(value: str) -> str | None:
-    """Returns a WARC date in UTC without fractions of a second; None if it is no date."""
+def _normalize_date(value: str) -> str | None:
+    """Formats a WARC date in UTC without fractions of a second; returns None if it is no date."""
     try:
         date = datetime.fromisoformat(value)
     except ValueError:
@@ -430,7 +443,7 @@ def _parse_date(value: str) -> str | None:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Returns a number of things for a message, such as "1 page" or "2,000 pages"."""
+    """Formats a count with its noun, such as "1 page" or "2,000 pages"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
@@ -447,7 +460,7 @@ def estimate_item_bytes(item: Item) -> int:
 
 
 class _Page(msgspec.Struct):
-    """The columns of a line that are read; all others are only carried along."""
+    """The decoded columns of a line; all other columns are copied undecoded."""
 
     url: str | None = None
     html: str | None = None
@@ -461,7 +474,11 @@ _PAGE_COLUMNS = _Page.__struct_fields__
 
 
 def decode_record(item: Item, page_bytes: int) -> InputRecord:
-    """Decodes a record; one that cannot be used has a `problem`."""
+    """Decodes a record; sets the `problem` of one that cannot be used.
+
+    Args:
+        page_bytes: Maximum characters of a raw page.
+    """
     record = item if isinstance(item, InputRecord) else decode_line(item)
     if record.payload is not None and not record.problem:
         record.html = decode_html(record.payload, record.charset)
@@ -476,12 +493,12 @@ def decode_record(item: Item, page_bytes: int) -> InputRecord:
 def decode_line(line: bytes) -> InputRecord:
     """Decodes a JSON line: `url`, `html` or `text`, `timestamp` or `c4_timestamp`.
 
-    Other columns are kept undecoded, with NaN as null and half of a surrogate pair as U+FFFD.
+    Other columns are kept undecoded, but NaN becomes null and an unpaired surrogate U+FFFD.
     """
     if line == OVERLONG:
         return InputRecord(problem="too_large")
     try:
-        line.decode("utf-8", "surrogatepass")  # columns that are kept undecoded must be UTF-8, too
+        line.decode("utf-8", "surrogatepass")  # undecoded columns must be UTF-8, too
         columns: dict[str, Any] = {**split_columns(line)}
     except (msgspec.DecodeError, UnicodeDecodeError):
         return InputRecord(problem="not_json")
@@ -490,14 +507,14 @@ def decode_line(line: bytes) -> InputRecord:
         page = _PAGE.decode(line)
     except msgspec.ValidationError:
         return InputRecord(problem="wrong_type")
-    except msgspec.DecodeError:  # half of a surrogate pair in one of these columns
+    except msgspec.DecodeError:  # an unpaired surrogate in one of these columns
         return InputRecord(problem="not_json")
     return make_record(columns | {name: getattr(page, name) for name in _PAGE_COLUMNS})
 
 
 def make_record(columns: dict[str, Any]) -> InputRecord:
-    """Makes a record from named columns, as decoded from JSON or from a row of a table."""
-    times = [columns.pop(name, None) for name in _TIMESTAMPS]
+    """Makes a record from the columns of a JSON line or of a row of a table, by name."""
+    times = [columns.pop(name, None) for name in _TIMESTAMP_COLUMNS]
     timestamp = next((str(time) for time in times if time is not None), None)
     url = columns.pop("url", None)
     html = columns.pop("html", None)

@@ -1,4 +1,4 @@
-"""Annotators of local records (sentences, paragraphs, mentions), and those with trained models."""
+"""Annotators of local records (sentences, paragraphs, mentions), and annotators with models."""
 
 from __future__ import annotations
 
@@ -25,16 +25,19 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import hash_file
 from bsmeta.data.text.sentences import find_sentences
 
-LONGEST_SAMPLE = 10_000
-"""Characters of the text that the model reads: about a second of a word detector's time."""
+MAX_SAMPLE_CHARS = 10_000
+"""Characters at the beginning of a text that a model reads: about a second of a word detector."""
 
 REMAINDER = "remainder"
-
+"""Marker of the text after the last block element."""
 BLANK_LINE = "\n\n"
-BY_BLANK_LINE = "+lf"
+BLANK_LINE_MARKER = "+lf"
+"""Added to the marker of paragraphs that end at blank lines."""
 
 
 class _OpenModel(NamedTuple):
+    """A trained model: its task, its folder, and the hashes of its files by name."""
+
     task: Any
     folder: Path
     file_hashes: dict[str, str]
@@ -46,13 +49,13 @@ def _open_model(
     """Opens the model that a key of the configuration names.
 
     Args:
-        key: The key.
-        user: The clause "… is used" of the error if the key is not set.
-        use: The use of the model, which determines the tasks of its training.
-        overrides: Keys of its run to change.
+        user: The reason why a model is needed, for the error if the key is not set: a clause such
+            as "the annotator … is used".
+        use: Capability that the model's task must have.
+        overrides: Configuration keys of the model's run to replace.
 
     Raises:
-        ConfigurationError, DataError: If it cannot be used.
+        ConfigurationError, DataError: If the key is not set, or the model cannot be used.
     """
     # Imported here because torch takes seconds, and the other annotators do not need it.
     import torch
@@ -72,7 +75,7 @@ def _open_model(
         raise ConfigurationError(message, [key])
     task, folder = open_task(checkpoint, overrides)
 
-    # There is a worker for each core, and forked workers do not have the threads of this process.
+    # There is a worker for each core, and threads do not survive a fork.
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
@@ -80,12 +83,12 @@ def _open_model(
     return _OpenModel(task, folder, {file.name: hash_file(file) for file in files})
 
 
-class _Trained(Annotator):
-    """An annotator with a trained model, which is loaded before workers are forked.
+class _ModelAnnotator(Annotator):
+    """Base class of annotators with a trained model, which is loaded before workers are forked.
 
     Attributes:
         key: The configuration key that names the model.
-        use: The use of the model, which determines the tasks of its training.
+        use: Capability that the model's task must have.
     """
 
     key: ClassVar[str]
@@ -103,10 +106,10 @@ class _Trained(Annotator):
         return self.digest({"model": self._file_hashes})
 
 
-class Spelling(_Trained):
-    """The share of the words of the beginning of the text that a spelling model flags.
+class Spelling(_ModelAnnotator):
+    """Records the share of words at the beginning of the text that a spelling model flags.
 
-    Words that the model leaves alone, as its lexicon does not have their script, do not count.
+    Words in a script that the model's lexicon lacks are not counted.
     """
 
     name = "spelling"
@@ -117,8 +120,8 @@ class Spelling(_Trained):
 
     def annotate(self, row: Row) -> Columns:
         sample = row.text
-        if len(sample) > LONGEST_SAMPLE:
-            sample = sample[:LONGEST_SAMPLE].rsplit(maxsplit=1)[0]
+        if len(sample) > MAX_SAMPLE_CHARS:
+            sample = sample[:MAX_SAMPLE_CHARS].rsplit(maxsplit=1)[0]
         all_words = sample.split()
         if not all_words:
             raise AnnotationError("no_words")
@@ -131,8 +134,8 @@ class Spelling(_Trained):
         return {"metadata_spelling": [make_global_record("spelling", f"{flagged / words:.4f}")]}
 
 
-class Label(_Trained):
-    """The labels that a trained classifier predicts for the text: one, or any number of them."""
+class Label(_ModelAnnotator):
+    """Records the labels that a trained classifier predicts: one, or of a set any number."""
 
     name = "label"
     columns = ("metadata_label",)
@@ -150,7 +153,7 @@ class Label(_Trained):
 
 
 class Length(Annotator):
-    """The number of characters of the text, and of each sentence."""
+    """Records the number of characters of the text, and of each sentence."""
 
     name = "length"
     version = 2
@@ -170,13 +173,14 @@ class Length(Annotator):
     def _make_sentence_records(self, text: str) -> Iterator[Columns]:
         splitter = self.config.sentence_splitter
         for start, end in find_sentences(text, splitter):
-            # As published, a span begins with the full stop before it, which does not count.
+            # As published, a span may begin with the previous sentence's full stop, which is not
+            # counted.
             is_stop = splitter == "full_stops" and start < end and text[start] == "."
             yield make_local_record("length", str(end - start - is_stop), start, end)
 
 
 class Paragraph(Annotator):
-    """The paragraphs of the text; `marker` is the tag that ends one."""
+    """Records the paragraphs of the text; `marker` names the element that ends a paragraph."""
 
     name = "paragraph"
     columns = ("metadata_paragraph",)
@@ -191,18 +195,18 @@ class Paragraph(Annotator):
 
 
 class ParagraphSpan(NamedTuple):
-    """The characters of a paragraph, and the marker of its end."""
+    """A paragraph of a text."""
 
-    start: int
+    start: int  # in characters
     end: int
-    marker: str
+    marker: str  # the block element that ends it, or `REMAINDER`, with `BLANK_LINE_MARKER` if cut
 
 
 def split_paragraphs(row: Row) -> Iterator[ParagraphSpan]:
-    """Yields the spans of the paragraphs, which together are the whole text.
+    """Yields the paragraphs, which cover the whole text.
 
-    The text is cut where block elements end, and further after blank lines (`+lf` is then added to
-    the marker). The text after the last block is the `remainder`.
+    The text is cut where block elements end, and blocks are cut after blank lines. The text after
+    the last block is the `remainder`.
     """
     text = row.text
     block_start = 0
@@ -217,7 +221,7 @@ def split_paragraphs(row: Row) -> Iterator[ParagraphSpan]:
                 if cut < block_end:
                     cuts.append(cut)
         if cuts:
-            marker += BY_BLANK_LINE
+            marker += BLANK_LINE_MARKER
 
         for start, end in pairwise([block_start, *cuts, block_end]):
             yield ParagraphSpan(start, end, marker)
@@ -225,8 +229,9 @@ def split_paragraphs(row: Row) -> Iterator[ParagraphSpan]:
 
 
 def _find_block_ends(row: Row) -> dict[int, str]:
-    """Maps each position where block elements end to the innermost of them."""
-    innermost: dict[int, tuple[int, str]] = {}  # order of its end, and name
+    """Maps each position where block elements end to the name of the innermost one."""
+    # By position: the relative position of the element's end (the innermost ends first), and name
+    innermost: dict[int, tuple[int, str]] = {}
     for tag in row.tags:
         if tag.value in PARAGRAPHS:
             position = tag.char_end_idx or 0
@@ -236,10 +241,10 @@ def _find_block_ends(row: Row) -> dict[int, str]:
 
 
 class Entity(Annotator):
-    """Mentions of entities; a record's value is the title, with underscores.
+    """Records mentions of entities; the value is the entity's title, with underscores.
 
-    They are the anchors of the links to other pages of the crawl (`url` is the address of the
-    page), or the mentions that a trained disambiguator detects (`entity` is the identifier).
+    Mentions are links to other pages of the crawl (`url` is the normalized address), or are
+    detected by a trained disambiguator (`entity` is the identifier).
     """
 
     name = "entity"
@@ -257,6 +262,7 @@ class Entity(Annotator):
             self._open_disambiguator(config)
 
     def _open_disambiguator(self, config: AnnotateConfig) -> None:
+        """Opens the trained model, and everything that it loads lazily."""
         min_score = config.entity_min_score
         overrides = {} if min_score is None else {"min_score": min_score}
         user = "entity_source=checkpoint"
@@ -268,7 +274,7 @@ class Entity(Annotator):
             "overrides": overrides,
         }
         self._predictor = task.predictor(task.load(opened.folder).eval())
-        self._detect_entities("")  # opens its detector of mentions, too
+        self._detect_entities("")  # loads the mention detector before workers are forked
 
     def annotate(self, row: Row) -> Columns:
         if not self.reads_links:
@@ -302,7 +308,7 @@ class Entity(Annotator):
 
 
 class EntityParagraph(Annotator):
-    """For each entity the paragraphs that mention it, once each."""
+    """Records the paragraphs that mention each entity, once for each pair."""
 
     name = "entity_paragraph"
     needs = ("metadata_entity",)
@@ -316,7 +322,7 @@ class EntityParagraph(Annotator):
         spans = split_paragraphs(row)
         start = 0
         end = 0
-        # Entities of each paragraph in the order of their first mention, without repetitions
+        # By paragraph: its entities in the order of their first mention, without repetitions
         mentioned: dict[tuple[int, int], dict[str, None]] = {}
         for entity in entities:
             position = entity.char_start_idx or 0

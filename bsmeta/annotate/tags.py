@@ -1,12 +1,12 @@
-"""The rules for the elements of a page, and the writer of its text and tags.
+"""Rules for the elements of a page, and the writer of its text and tags.
 
-`Rules` decides by its name how an element is handled. A `TagWriter` appends text and tags while the
-tree is walked in document order. It takes linear time, and removes the end of its text and tags
-again when an element turns out to be too short to keep.
+`Rules` maps element names to rules. A `TagWriter` appends text and tags while the tree is walked in
+document order. It takes linear time; when an element turns out to be too short to keep, its text
+and tags are truncated.
 
 White space outside `pre` is collapsed, and a separator (a space or line breaks) is held back until
-the next text. So the text neither begins nor ends with white space, and a tag starts at its first
-character.
+the next text. So the text neither begins nor ends with white space, and a tag starts at the first
+character of its text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from bsmeta.metadata.processors import HtmlAttributes
 
 Profile = Literal["published", "all"]
 
-LONGEST_REMOVED = 64  # characters of an element that is removed for being short
+MAX_SHORT_CHARS = 64
+"""Maximum characters of an element that is removed for being short."""
 
 NOTHING, SPACE, LINE = range(3)  # separators; each number above LINE adds an empty line
 
@@ -29,15 +30,15 @@ KEEP, HOLLOW, BREAK, SKIP = range(4)
 
 
 class Rule(NamedTuple):
-    """How nodes of one name (not text) are handled."""
+    """The handling of all nodes with one name, except text."""
 
     action: int  # `KEEP`, `HOLLOW` (the tag without its content), `BREAK`, `SKIP` (with content)
     name: str
     separator: int  # around the element, or in its place if it is removed
-    min_length: int  # shorter elements are removed; counts all text in it, removed or not
-    keeps_space: bool  # whether white space in it is kept
-    is_folded: bool  # whether it merges with an element of its name that is the only one in it
-    content_rules: Rules | None  # the rules for the elements in it, if they have others
+    min_length: int  # shorter elements are removed; includes the text of removed inner elements
+    keeps_space: bool  # whether white space in the element is kept
+    is_folded: bool  # whether it merges with its only child element, if that has the same name
+    content_rules: Rules | None  # rules for inner elements; None: the same rules
 
 
 _KNOWN_IDS = 1000  # lexbor's numbers of the names that it knows; other numbers differ by page
@@ -45,19 +46,19 @@ _NO_ATTRIBUTES = HtmlAttributes([], [])
 
 
 class OpenElement(msgspec.Struct, gc=False):
-    """An element that has begun, its rule, and the state of the `TagWriter` at its start."""
+    """An open element, and the state of the `TagWriter` at its start."""
 
     node: LexborNode
     rule: Rule
-    start: list[int]  # where it starts, as in `TagWriter._start`
+    start: list[int]  # see `TagWriter._start`
     tag_count: int
     chunk_count: int  # chunks of text
     edge_count: int  # starts and ends of elements
-    edges_before_end: int  # the starts and ends that lie before the end of the text
+    edges_before_end: int  # starts and ends before the end of the text
     length: int  # of the text
     pending: int  # the separator held back
-    raw_length: int  # of the text before any is removed
-    folds: int  # number of elements around it that it is folded into
+    raw_length: int  # of the text, including removed text
+    folds: int  # number of enclosing elements that the element is folded into
 
 
 _SPACES = re.compile(r"[ \t\n\f\r]+")
@@ -87,11 +88,13 @@ _HTML_IN_DRAWING = split_names("foreignobject title desc")
 
 
 class Rules(dict[int, Rule]):
-    """The rules of a profile by lexbor's numbers of element names; see `parse_page`.
+    """The rules of a profile, by lexbor's numbers of element names.
 
     Args:
-        html_rules: For the rules of the elements of a drawing, the rules of the HTML around it.
-            Each element of a drawing has its own position, so a space sets it off.
+        profile: See `parse_page`.
+        html_rules: None for the rules of HTML. For the rules of the elements of a drawing (SVG),
+            the rules of HTML; elements of a drawing are separated by spaces, because each has its
+            own position.
     """
 
     def __init__(self, profile: Profile, html_rules: Rules | None = None) -> None:
@@ -101,31 +104,21 @@ class Rules(dict[int, Rule]):
         self._drawing_rules = Rules(profile, self) if html_rules is None else None
 
     def add_rule(self, node: LexborNode) -> Rule:
-        """Returns the rule for a node whose name has none yet."""
+        """Makes, stores and returns the rule for a node whose name has none yet."""
         name = (node.tag or "-").lower()
-        is_element = not name.startswith("-")  # others are comments, for example
-        if name in _BLOCKS:
+        is_element = not name.startswith("-")  # other nodes are comments, for example
+        action = self._choose_action(name) if is_element else SKIP
+        if action == SKIP and is_element:
+            separator = SPACE
+        elif name in _BLOCKS:
             separator = LINE
         elif name in _SPACED or (self._html_rules is not None and is_element):
             separator = SPACE
         else:
             separator = NOTHING
 
-        action = KEEP
-        min_length = 0
-        if name == "br":
-            action = BREAK
-        elif not is_element:
-            action = SKIP
-        elif name in _NOT_TEXT:
-            action = SKIP if self._removes else HOLLOW
-        elif self._removes and name in _REMOVED:
-            action = SKIP
-        elif self._removes and name in _REMOVED_IF_SHORT:
-            min_length = LONGEST_REMOVED + 1
-        if action == SKIP and is_element:
-            separator = SPACE
-
+        is_removed_if_short = action == KEEP and self._removes and name in _REMOVED_IF_SHORT
+        min_length = MAX_SHORT_CHARS + 1 if is_removed_if_short else 0
         is_folded = self._removes and name in _FOLDED
         content_rules = None
         if self._html_rules is None:
@@ -138,9 +131,17 @@ class Rules(dict[int, Rule]):
             self[node.tag_id] = rule
         return rule
 
+    def _choose_action(self, name: str) -> int:
+        """Returns the action for elements of a name."""
+        if name == "br":
+            return BREAK
+        if name in _NOT_TEXT:
+            return SKIP if self._removes else HOLLOW
+        return SKIP if self._removes and name in _REMOVED else KEEP
+
 
 class TagRecord(msgspec.Struct, gc=False):
-    """An html tag in the form of a record of the `metadata_html` column.
+    """An HTML tag as a record of the `metadata_html` column.
 
     `relative_start_pos` and `relative_end_pos` order the starts and ends of tags that share an
     offset. Tags share their attributes, which must not be changed.
@@ -156,13 +157,13 @@ class TagRecord(msgspec.Struct, gc=False):
     type: str = "local"
 
 
-_OPEN_TAG = TagRecord("", 0, 0, 0, 0, _NO_ATTRIBUTES)
+_UNCLOSED_PLACEHOLDER = TagRecord("", 0, 0, 0, 0, _NO_ATTRIBUTES)
 
 
 def measure_raw_text(text: str) -> int:
-    """Returns the length of a text with the white space of HTML collapsed.
+    """Returns the length of a text after runs of HTML white space are collapsed.
 
-    A no-break space is not white space of HTML.
+    A no-break space is not HTML white space.
     """
     return len(_SPACES.sub(" ", text))
 
@@ -170,9 +171,13 @@ def measure_raw_text(text: str) -> int:
 class TagWriter:
     """Appends to a text and its tags; plain lists and few calls, for speed.
 
-    The edges (starts and ends) of elements are counted in document order, and only text moves the
-    offset. The relative position of an edge is this count, minus the count before the first edge at
-    the same offset.
+    The edges (starts and ends) of elements are counted in document order. The relative position of
+    an edge is its index among the edges at the same offset of the text: this count, minus the count
+    before the first edge at that offset.
+
+    Attributes:
+        pending: The separator held back: `NOTHING`, `SPACE`, or `LINE` and above.
+        raw: Length of all text so far, including removed text.
     """
 
     __slots__ = (
@@ -190,25 +195,29 @@ class TagWriter:
     )
 
     def __init__(self) -> None:
-        self.pending = NOTHING  # the separator held back
-        self.raw = 0  # length of all text so far, removed or not
+        self.pending = NOTHING
+        self.raw = 0
         self._chunks: list[str] = []
         self._length = 0
         self._wrote_pre = False
-        self._tags: list[TagRecord] = []  # `_OPEN_TAG` while open
+        self._tags: list[TagRecord] = []  # `_UNCLOSED_PLACEHOLDER` for open elements
         self._edge_count = 0
         self._edges_before_end = 0  # edges before the end of the text
-        # Shared by the elements begun since the last text, which start at one offset: the edges
-        # before the first of them and, once known, the offset and the edges before it.
+        # Shared by all elements opened since the last text, because they start at the same offset:
+        # [edges before the first of them], to which the next text or end appends that offset and
+        # the number of edges before it.
         self._start: list[int] | None = None
         self._single_attributes: dict[tuple[str, str | None], HtmlAttributes] = {}
-        self._folded: list[HtmlAttributes] = []  # of ended elements, for the one around them
+        self._folded: list[HtmlAttributes] = []  # of folded elements, for the enclosing one
 
     def write_text(self, text: str, is_pre: int) -> tuple[int, int]:
-        """Appends text, which is not empty and, outside `pre`, not blank.
+        """Appends text, which must not be empty or, outside `pre`, blank.
+
+        Args:
+            is_pre: Nonzero within `pre`.
 
         Returns:
-            Where it starts, and the number of edges before that offset.
+            The offset at which the text starts, and the number of edges before that offset.
         """
         separator = self.pending
         if is_pre:
@@ -236,7 +245,7 @@ class TagWriter:
         start = length = self._length
         if separator and length:
             space = " " if separator == SPACE else "\n" * (separator - 1)
-            if self._wrote_pre:  # its white space stands for a separator
+            if self._wrote_pre:  # white space at its end replaces the separator
                 last = self._chunks[-1][-1]
                 if last == "\n" or (separator == SPACE and last.isspace()):
                     space = space[1:]
@@ -256,7 +265,7 @@ class TagWriter:
         return start, edges_before
 
     def add_text_element(self, rule: Rule, node: LexborNode, text: str, is_pre: int) -> None:
-        """Adds an element that has only text and is kept; faster than to begin and end it."""
+        """Adds a kept element that contains only text; faster than opening and closing it."""
         separator = rule.separator
         if separator > self.pending:
             self.pending = separator
@@ -264,7 +273,7 @@ class TagWriter:
         edge_count = self._edge_count
         self._edges_before_end = edge_count + 1
         self._edge_count = edge_count + 2
-        attributes = self._attributes(node)
+        attributes = self._convert_attributes(node)
         self._tags.append(
             TagRecord(rule.name, start, edge_count - edges_before, self._length, 0, attributes)
         )
@@ -272,13 +281,17 @@ class TagWriter:
             self.pending = separator
 
     def note_space(self, text: str) -> None:
-        """Notes white space."""
+        """Counts white space, and holds back a space."""
         self.raw += measure_raw_text(text) if "\xa0" in text else 1
         if not self.pending:
             self.pending = SPACE
 
     def open_element(self, node: LexborNode, rule: Rule, folds: int = 0) -> OpenElement:
-        """Begins an element; one that is folded becomes no tag."""
+        """Opens an element.
+
+        Args:
+            folds: Number of enclosing elements that it is folded into; if any, it gets no tag.
+        """
         edge_count = self._edge_count
         start = self._start
         if start is None:
@@ -303,15 +316,15 @@ class TagWriter:
         if separator > pending:
             self.pending = separator
         if not folds:
-            tags.append(_OPEN_TAG)
+            tags.append(_UNCLOSED_PLACEHOLDER)
             self._edge_count = edge_count + 1
         return element
 
     def close_element(self, element: OpenElement) -> None:
-        """Ends an element, and removes it if it is too short."""
+        """Closes the innermost open element, and removes it if it is too short."""
         rule = element.rule
         if element.folds:
-            self._folded.append(self._attributes(element.node))
+            self._folded.append(self._convert_attributes(element.node))
         elif self.raw - element.raw_length < rule.min_length:
             self._remove_element(element)
             return
@@ -323,7 +336,7 @@ class TagWriter:
             self._start = None
             _, offset, edges_before = start
 
-            attributes = self._attributes(element.node)
+            attributes = self._convert_attributes(element.node)
             if self._folded:
                 attributes = _join_attributes([*self._folded, attributes])
                 self._folded = []
@@ -342,7 +355,7 @@ class TagWriter:
         if rule.separator > self.pending:
             self.pending = rule.separator
 
-    def _attributes(self, node: LexborNode) -> HtmlAttributes:
+    def _convert_attributes(self, node: LexborNode) -> HtmlAttributes:
         attributes = node.attributes
         if not attributes:
             return _NO_ATTRIBUTES
@@ -359,7 +372,7 @@ class TagWriter:
         return HtmlAttributes([*attributes], values)
 
     def _remove_element(self, element: OpenElement) -> None:
-        """Restores the state at the start of an element."""
+        """Restores the state of the writer at the start of an element."""
         self._edge_count = element.edge_count
         self._edges_before_end = element.edges_before_end
         self._length = element.length
@@ -367,16 +380,16 @@ class TagWriter:
         self._folded = []
         del self._tags[element.tag_count :]
         del self._chunks[element.chunk_count :]
-        del element.start[1:]  # also of the elements around it that begin with it
+        del element.start[1:]  # also for enclosing elements that start at the same offset
         self._start = element.start
 
     def finish_text(self) -> tuple[str, list[TagRecord]]:
-        """Returns the text, and the tags in document order, after the last element ended."""
+        """Returns the text, and the tags in document order; all elements must be closed."""
         return "".join(self._chunks), self._tags
 
 
 def _join_attributes(chain: list[HtmlAttributes]) -> HtmlAttributes:
-    """Joins the attributes of nested elements, innermost first, into one set."""
+    """Merges the attributes of nested elements, given innermost first; values are joined."""
     joined: dict[str, list[str]] = {}
     for attributes in reversed(chain):
         for name, value in zip(attributes.attrs, attributes.values, strict=True):

@@ -1,12 +1,12 @@
-"""Reads the records of WARC files, whoever wrote them, and continues after damage.
+"""Reads the records of WARC files from any writer, and continues after damage.
 
-A WARC file is a sequence of records (ISO 28500), in most files one gzip member each. Other writers
+A WARC file is a sequence of records (ISO 28500), in most files one gzip member each. Some writers
 compress the file as a whole or in blocks, end lines with a bare line feed (ClueWeb09), or declare
-a wrong length. A damaged member, a header without an end, or a wrong length costs one record at
-most: the reader continues at the next record.
+a wrong length. After a damaged member, a header without an end, or a wrong length, the reader
+continues at the next record, so that at most one record is lost.
 
-The readers of libraries are not used: fastwarc ends at the first damage without an error, and
-warcio takes the next record for content where a length is too large.
+The readers of libraries are not used: fastwarc stops at the first damage without an error, and
+warcio reads the next record as content if a declared length is too large.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from isal import isal_zlib
 
 from bsmeta.data.io.compression import BLOCK, COMPRESSED_BLOCK, GZIP_MEMBER
 
-LONGEST_HEADER = 16 << 20
+MAX_HEADER_BYTES = 16 << 20
 """Maximum bytes of the header of a record."""
 
-LONGEST_SEARCH = 64 << 20
-"""Maximum bytes of a record that are kept in memory until its length proves right."""
+MAX_BUFFERED_BYTES = 64 << 20
+"""Maximum bytes of a record that are buffered to verify its declared length."""
 
 MEMBER_CUT_OFF = "it ends within a gzip member"
 RECORD_CUT_OFF = "it ends within a record"
 
-_GZIP = b"\x1f\x8b\x08"
+_GZIP_MARK = b"\x1f\x8b\x08"
 _GZIP_PADDING = re.compile(rb"[\0\r\n\t ]*")  # such as the zeros of a tape block
-_INPUT = 1 << 14  # compressed bytes to decompress at a time
+_INPUT_BYTES = 1 << 14  # of compressed data, per call of the decompressor
 _VERSION = re.compile(rb"WARC/\d+\.\d+[ \t]*\r?\n")
 _VERSION_START = re.compile(rb"W(A(R(C(/[\d.]*\r?)?)?)?)?")
 _VERSION_LINE = re.compile(rb"\nWARC/\d+\.\d+[ \t]*\r?\n")
-_LONGEST_VERSION = 32  # bytes of such a line
+_MAX_VERSION_LINE_BYTES = 32
 _HEADER_END = re.compile(rb"\n(?:\r?\n|WARC/\d+\.\d+[ \t]*\r?\n)")  # empty line, or next record
 _BLANK = re.compile(rb"[\r\n]*")
 _TYPE = re.compile(rb"^warc-type[ \t]*+:([^\r\n]*+)", re.IGNORECASE | re.MULTILINE)
 _LENGTH = re.compile(
     rb"^content-length[ \t]*+:[ \t]*+(\d{1,18})[ \t]*+\r?$", re.IGNORECASE | re.MULTILINE
 )
-_TRIAL = 1 << 12  # bytes with which a possible gzip member is tried
-_SMALL_INPUT = 64  # compressed bytes at a time before damage: output of a failing call is lost
+_TRIAL_BYTES = 1 << 12  # decompressed to test whether a gzip member begins at an offset
+_SMALL_INPUT_BYTES = 64  # per call before damage, because the output of a failing call is lost
 
 
 @dataclass(slots=True)
 class Record:
-    """A record.
+    """A record of a WARC file.
 
     Attributes:
-        type: `WARC-Type` in lower case.
+        type: `WARC-Type` in lower case; "" without one.
         header: The lines of the header.
-        content: The content, at most one byte more than the limit of the reader.
-        offset: Where it begins in the file; in a compressed file, where its gzip member begins.
+        content: The content, truncated to one byte more than the limit of `read_records`.
+        offset: Offset of the record in the file, or of its gzip member in a compressed file.
     """
 
     type: str
@@ -72,11 +72,11 @@ class Record:
 
 @dataclass(slots=True)
 class Damage:
-    """A part of a file that is not a usable record.
+    """A damaged part of a file, which has no usable record.
 
     Attributes:
-        offset: Where it begins in the file, as for a record.
-        reason: Why it cannot be read.
+        offset: Offset of the part in the file, as for a record.
+        reason: Why it cannot be read, for messages.
     """
 
     offset: int
@@ -89,11 +89,11 @@ class Damage:
 
 
 def read_records(file: BinaryIO, limit: int) -> Iterator[Record | Damage]:
-    """Yields the records of a file, and its damages, in order.
+    """Yields the records and the damaged parts of a file, in order.
 
     Args:
-        file: A seekable file, plain or compressed with gzip, whatever its name.
-        limit: Maximum bytes of content to return for a record.
+        file: A seekable file, plain or compressed with gzip, which is detected.
+        limit: Maximum bytes of content; longer content is truncated to `limit + 1` bytes.
     """
     content = _Content(file)
     position = 0
@@ -114,8 +114,8 @@ def read_records(file: BinaryIO, limit: int) -> Iterator[Record | Damage]:
 
 
 def _skip_garbage(content: _Content, start: int) -> tuple[Damage, int]:
-    """Returns the damage at a position where no record begins, and the position after it."""
-    offset = content.offset_of(start)
+    """Skips content at a position where no record begins; returns the damage and its end."""
+    offset = content.find_offset(start)
     is_cut_off = content.is_plain and content.is_cut_off_at(start)
     end = content.find_record(start)
     gap = content.take_gap(end)
@@ -125,16 +125,16 @@ def _skip_garbage(content: _Content, start: int) -> tuple[Damage, int]:
 
 
 def _read_record(content: _Content, start: int, limit: int) -> tuple[Record | Damage, int]:
-    """Returns the record that begins at a position, and the position after it."""
-    offset = content.offset_of(start)
+    """Reads the record that begins at a position; returns it, or its damage, and its end."""
+    offset = content.find_offset(start)
     begin = content.find_content(start)
     if begin is None:
         next_record = content.find_record(start + 1)
         return _describe_bad_header(content, offset, start, next_record), next_record
 
     header = content.read(start, begin - start)
-    digits = _LENGTH.search(header)
-    length = None if digits is None else int(digits[1])
+    length_field = _LENGTH.search(header)
+    length = None if length_field is None else int(length_field[1])
 
     content.keep(begin, limit + 1)
     end = None if length is None else content.find_end(begin, length)
@@ -156,28 +156,32 @@ def _read_record(content: _Content, start: int, limit: int) -> tuple[Record | Da
     gap = content.take_gap_of_record(end, is_whole=end - begin == length)
     if gap is not None:
         return Damage(gap.offset, gap.reason), end
-    record_type = _TYPE.search(header)
-    name = "" if record_type is None else record_type[1].strip().decode("utf-8", "replace").lower()
-    return Record(name, header, data, offset), end
+    return Record(_read_type(header), header, data, offset), end
+
+
+def _read_type(header: bytes) -> str:
+    field = _TYPE.search(header)
+    return "" if field is None else field[1].strip().decode("utf-8", "replace").lower()
 
 
 def _describe_bad_header(content: _Content, offset: int, start: int, end: int) -> Damage:
+    """Returns the damage of a record whose header has no end; `end` is where it was given up."""
     gap = content.take_gap(end)
     if gap is not None:
         return Damage(gap.offset, gap.reason)
     if content.is_plain and content.ends_at(end):
         return Damage(offset, RECORD_CUT_OFF)
-    if end - start > LONGEST_HEADER:
-        return Damage(offset, f"the header of a record is longer than {LONGEST_HEADER:,} bytes")
+    if end - start > MAX_HEADER_BYTES:
+        return Damage(offset, f"the header of a record is longer than {MAX_HEADER_BYTES:,} bytes")
     return Damage(offset, "the header of a record has no end")
 
 
 def parse_fields(header: bytes) -> dict[str, str]:
-    """Parses the fields of a header of WARC or HTTP, which follow its first line.
+    """Parses the fields of a WARC or HTTP header, after its first line.
 
     Returns:
-        The values by the names in lower case; of repeated fields, the first counts. Lines without
-        a colon are left out; lines that begin with white space continue the field before them.
+        The values by their names in lower case; of repeated fields, the first counts. Lines without
+        a colon are skipped; lines that begin with white space continue the field before them.
     """
     fields: dict[str, str] = {}
     name = ""
@@ -207,8 +211,8 @@ class _Gap(NamedTuple):
 
     Attributes:
         start: Position in the content at which the member begins.
-        end: Position after the content that could be decompressed.
-        offset: Where the member begins in the file.
+        end: Position after the part that could be decompressed.
+        offset: Offset of the member in the file.
     """
 
     start: int
@@ -218,14 +222,14 @@ class _Gap(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """The beginning of a gzip member: position in the content, and offset in the file."""
+    """The beginning of a gzip member."""
 
-    position: int
-    offset: int
+    position: int  # in the content
+    offset: int  # in the file
 
 
 class _Content:
-    """The content of a file, decompressed as it is needed; positions count its bytes.
+    """The content of a file, decompressed on demand; positions count bytes of the content.
 
     Attributes:
         is_plain: Whether the file is not compressed.
@@ -235,17 +239,17 @@ class _Content:
         self._file = file
         self._size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        self.is_plain = file.read(len(_GZIP)) != _GZIP
+        self.is_plain = file.read(len(_GZIP_MARK)) != _GZIP_MARK
         file.seek(0)
 
         self._buffer = bytearray()  # the content from `_start` on
         self._start = 0
-        self._kept = bytearray()  # discarded content that is still needed
-        self._keeps = range(0)  # positions of the content that is still needed
+        self._kept_range = range(0)  # positions that `read_kept` may still read
+        self._kept = bytearray()  # discarded content in this range
         self._gaps: deque[_Gap] = deque()
         self._members: deque[_Member] = deque([_Member(-1, 0)])  # that begin with a record
-        self._new_members: deque[_Member] = deque()  # whose content is not yet known
-        self._member = _Member(0, 0)  # that is being decompressed
+        self._new_members: deque[_Member] = deque()  # not yet known to begin with a record
+        self._member = _Member(0, 0)  # the current one
 
         self._compressed = b""  # the last bytes read from the file
         self._cursor = 0  # number of them that are decompressed
@@ -256,51 +260,51 @@ class _Content:
         return self._start + len(self._buffer)
 
     def fill(self, position: int) -> bool:
-        """Returns whether the content extends to a position; decompresses up to there."""
+        """Decompresses the content up to a position; returns whether it extends to there."""
         while self._start + len(self._buffer) < position:
             if not self._extend():
                 return False
         return True
 
     def ends_at(self, position: int) -> bool:
-        """Returns whether there is no content from a position on."""
+        """Returns whether the content ends at a position or before."""
         return not self.fill(position + 1)
 
     def read(self, position: int, size: int) -> bytes:
-        """Returns bytes from a position on, fewer at the end of the content."""
+        """Returns `size` bytes from a position on, fewer at the end of the content."""
         self.fill(position + size)
         first = position - self._start
         with memoryview(self._buffer) as view:
             return bytes(view[first : first + size])
 
     def discard(self, position: int) -> None:
-        """Forgets the content before a position."""
+        """Frees the content before a position, except the part to keep."""
         while len(self._members) > 1 and self._members[1].position <= position:
             self._members.popleft()
-        if position - self._start >= BLOCK:  # otherwise moving the rest would cost too much
+        if position - self._start >= BLOCK:  # deleting less is not worth moving the rest
             self._kept += self._read_needed(position)
             del self._buffer[: position - self._start]
             self._start = position
 
     def keep(self, position: int, size: int) -> None:
-        """Keeps the content from a position on for `read_kept`, also where it is discarded."""
+        """Keeps `size` bytes from a position on for `read_kept`, even when they are discarded."""
         self._kept = bytearray()
-        self._keeps = range(position, position + size)
+        self._kept_range = range(position, position + size)
 
     def read_kept(self, size: int) -> bytes:
-        """Returns bytes from the position of `keep` on, at most as many as are kept."""
-        end = min(self._keeps.start + size, self._keeps.stop)
-        return bytes(self._kept + self._read_needed(end))[: end - self._keeps.start]
+        """Returns up to `size` of the kept bytes, from their beginning on."""
+        end = min(self._kept_range.start + size, self._kept_range.stop)
+        return bytes(self._kept + self._read_needed(end))[: end - self._kept_range.start]
 
     def _read_needed(self, end: int) -> bytes:
-        """Returns the content that is to be kept, from the buffer up to a position."""
-        first = max(self._keeps.start, self._start) - self._start
-        last = min(self._keeps.stop, end) - self._start
+        """Returns the part of the buffer, up to a position, that is in the kept range."""
+        first = max(self._kept_range.start, self._start) - self._start
+        last = min(self._kept_range.stop, end) - self._start
         with memoryview(self._buffer) as view:
             return bytes(view[first : max(last, first)])
 
     def skip_blank(self, position: int) -> int:
-        """Returns the position after any line ends at a position."""
+        """Returns the position after the line ends, if any, at a position."""
         while self.fill(position + 1):
             match = _BLANK.match(self._buffer, position - self._start)
             assert match is not None
@@ -310,38 +314,40 @@ class _Content:
         return position
 
     def begins_record(self, position: int) -> bool:
-        """Returns whether the first line of a record is at a position."""
-        self.fill(position + _LONGEST_VERSION)
+        """Returns whether a record begins at a position: its first line is complete."""
+        self.fill(position + _MAX_VERSION_LINE_BYTES)
         return _VERSION.match(self._buffer, position - self._start) is not None
 
     def is_cut_off_at(self, position: int) -> bool:
         """Returns whether the content ends within the first line of a record at a position."""
-        rest = self.read(position, _LONGEST_VERSION)
+        rest = self.read(position, _MAX_VERSION_LINE_BYTES)
         return _VERSION_START.fullmatch(rest) is not None and self.ends_at(position + len(rest))
 
-    def offset_of(self, position: int) -> int:
-        """Returns the offset in the file, of the gzip member if there is one."""
+    def find_offset(self, position: int) -> int:
+        """Returns the offset in the file of a position, or of its gzip member."""
         if self.is_plain:
             return position
-        self._sort_members()
+        self._check_new_members()
         members = reversed(self._members)
         return next(member.offset for member in members if member.position <= position)
 
     def take_gap(self, position: int) -> _Gap | None:
-        """Returns the first gap that ends at a position or before, once."""
+        """Removes and returns the first gap that ends at a position or before, if any."""
         if self._gaps and self._gaps[0].end <= position:
             return self._gaps.popleft()
         return None
 
     def has_gap(self, end: int) -> bool:
-        """Returns whether a gap begins, but for line ends, at a position."""
+        """Returns whether a gap begins at a position or after line ends there."""
         after = self.skip_blank(end)
         return bool(self._gaps) and end <= self._gaps[0].start <= after
 
     def take_gap_of_record(self, end: int, *, is_whole: bool) -> _Gap | None:
-        """Returns the gap that damages the record that ends at a position, once.
+        """Removes and returns the gap that damages the record that ends at a position, if any.
 
-        A whole record is not damaged if only the end of its gzip member is missing.
+        Args:
+            is_whole: Whether the record has its declared length. Such a record is not damaged if
+                only the end of its gzip member is missing.
         """
         after = self.skip_blank(end)
         if not self._gaps:
@@ -352,37 +358,42 @@ class _Content:
         return self._gaps.popleft()
 
     def find_content(self, start: int) -> int | None:
-        """Returns the position after the header of the record at a position; None without one."""
+        """Returns the position of the content of the record at a position, after its header.
+
+        Returns:
+            None if the header has no end, is too long, or is cut by a barrier.
+        """
         scanned = start
         while True:
             match = _HEADER_END.search(self._buffer, scanned - self._start)
             end = self._end if match is None else self._start + match.end()
-            barrier = self._barrier(start + 1)
+            barrier = self._find_barrier(start + 1)
             is_whole = barrier is None or end <= barrier
             if match is not None:
                 is_empty_line = match[0].endswith((b"\n\n", b"\n\r\n"))
-                is_found = is_whole and is_empty_line and end - start <= LONGEST_HEADER
+                is_found = is_whole and is_empty_line and end - start <= MAX_HEADER_BYTES
                 return end if is_found else None
-            if not is_whole or end - start > LONGEST_HEADER:
+            if not is_whole or end - start > MAX_HEADER_BYTES:
                 return None
-            scanned = max(start, end - _LONGEST_VERSION)
+            scanned = max(start, end - _MAX_VERSION_LINE_BYTES)
             if not self.fill(end + 1):
                 return None
 
     def find_end(self, begin: int, length: int) -> int | None:
-        """Returns the end of the content with a declared length; None if the length is wrong.
+        """Returns the end of content with a declared length; None if the length is wrong.
 
-        It is right if two line ends follow, or another record, or nothing. Content beyond
-        `LONGEST_SEARCH` is not kept, so its length counts unless a gzip member begins a record.
+        The length is right if two line ends follow, or another record, or the end of the file.
+        Lengths above `MAX_BUFFERED_BYTES` are not verified; the content then ends there, or where
+        a gzip member begins with a record.
         """
         end = begin + length
         if self.is_plain and end > self._size:
             return None
-        if length > LONGEST_SEARCH and self.fill(begin + LONGEST_SEARCH):
+        if length > MAX_BUFFERED_BYTES and self.fill(begin + MAX_BUFFERED_BYTES):
             return self._pass_over(begin, end)
 
         is_there = self.fill(end)
-        barrier = self._barrier(begin)
+        barrier = self._find_barrier(begin)
         if not is_there or (barrier is not None and barrier < end):
             return None
         self.fill(end + 4)
@@ -395,9 +406,13 @@ class _Content:
         return end if is_last or self.begins_record(after) else None
 
     def _pass_over(self, begin: int, end: int) -> int:
-        """Discards the content up to a position; stops before another record or a gap."""
+        """Discards the content up to `end`, the next barrier, or the end of the file.
+
+        Returns:
+            The position where it stopped.
+        """
         while True:
-            barrier = self._barrier(begin)
+            barrier = self._find_barrier(begin)
             if barrier is not None and barrier < end:
                 return barrier
             if self._end >= end:
@@ -407,29 +422,30 @@ class _Content:
                 return self._end
 
     def find_record(self, position: int) -> int:
-        """Returns where the next record, a gap or the end is, from a position on.
+        """Returns the position of the next record, barrier or end, from a position on.
 
-        The content before is discarded.
+        The content before it is discarded.
         """
         scanned = position
         while True:
             end = self._end
             match = _VERSION_LINE.search(self._buffer, scanned - self._start)
-            barrier = self._barrier(position)
+            barrier = self._find_barrier(position)
             if match is not None:
-                found = self._start + match.start() + 1
-                return found if barrier is None else min(found, barrier)
+                next_record = self._start + match.start() + 1  # after the line feed
+                return next_record if barrier is None else min(next_record, barrier)
             if barrier is not None:
                 return barrier
-            scanned = max(position, end - _LONGEST_VERSION)
+            scanned = max(position, end - _MAX_VERSION_LINE_BYTES)
             self.discard(scanned)
             if not self.fill(end + 1):
                 return end
 
-    def _barrier(self, position: int) -> int | None:
-        """Returns the first position from a position on that no record extends beyond.
+    def _find_barrier(self, position: int) -> int | None:
+        """Returns the first barrier from a position on: no record extends beyond it.
 
-        It is the beginning of a gzip member with a record, or the beginning or end of a gap.
+        Barriers are the beginnings of gzip members that begin with a record, and the beginnings and
+        ends of gaps.
         """
         edge = None
         for gap in self._gaps:
@@ -437,21 +453,21 @@ class _Content:
                 edge = gap.start if gap.start > position else gap.end
                 break
 
-        self._sort_members()
+        self._check_new_members()
         for member in self._members:
             if member.position >= position:
                 return member.position if edge is None else min(member.position, edge)
         return edge
 
-    def _sort_members(self) -> None:
-        """Forgets the gzip members that do not begin with a record."""
+    def _check_new_members(self) -> None:
+        """Moves new gzip members that begin with a record to `_members`, and drops the others."""
         while self._new_members:
             member = self._new_members.popleft()
             if member.position >= self._start and self.begins_record(member.position):
                 self._members.append(member)
 
     def _extend(self) -> bool:
-        """Adds some content; returns False at the end of the file."""
+        """Adds a block to the buffer; returns False at the end of the file."""
         if not self.is_plain:
             return self._decompress()
         data = self._file.read(BLOCK)
@@ -459,11 +475,12 @@ class _Content:
         return bool(data)
 
     def _decompress(self) -> bool:
+        """Adds a decompressed block or a gap; returns False at the end of the file."""
         while True:
             if self._decompressor is None and not self._begin_member():
                 return False
-            # The decompressor copies the input that it leaves, so it is given small parts.
-            data = self._compressed[self._cursor : self._cursor + _INPUT]
+            # In small parts, because the decompressor copies input that it does not use up.
+            data = self._compressed[self._cursor : self._cursor + _INPUT_BYTES]
             try:
                 block = self._decompressor.decompress(data, BLOCK)
             except isal_zlib.error:  # type: ignore[misc]
@@ -487,7 +504,7 @@ class _Content:
                 return True
 
     def _read_more(self) -> bool:
-        """Reads the next bytes of the file, after those that are not yet decompressed."""
+        """Appends the next bytes of the file to the compressed data; returns False at its end."""
         data = self._file.read(COMPRESSED_BLOCK)
         self._compressed = self._compressed[self._cursor :] + data
         self._cursor = 0
@@ -499,39 +516,39 @@ class _Content:
             padding = _GZIP_PADDING.match(self._compressed, self._cursor)
             assert padding is not None
             self._cursor = padding.end()
-            num_left = len(self._compressed) - self._cursor
-            if num_left < len(_GZIP) and self._read_more():
+            remaining = len(self._compressed) - self._cursor
+            if remaining < len(_GZIP_MARK) and self._read_more():
                 continue
-            if not num_left:
+            if not remaining:
                 return False
 
-            offset = self._file.tell() - num_left
+            offset = self._file.tell() - remaining
             self._member = _Member(self._end, offset)
             self._new_members.append(self._member)
-            if self._compressed.startswith(_GZIP, self._cursor):
+            if self._compressed.startswith(_GZIP_MARK, self._cursor):
                 self._decompressor = isal_zlib.decompressobj(wbits=GZIP_MEMBER)
                 return True
-            is_cut_off = _GZIP.startswith(self._compressed[self._cursor :])
+            is_cut_off = _GZIP_MARK.startswith(self._compressed[self._cursor :])
             self._add_gap(MEMBER_CUT_OFF if is_cut_off else "no gzip member begins there")
             self._seek_member(offset + 1)
 
     def _skip_member(self) -> None:
         """Moves from a member that cannot be decompressed to the next.
 
-        The last content before the damage, which the failing call did not return, is decompressed
-        again in small steps.
+        The content just before the damage, which the failing call did not return, is recovered by
+        decompressing the member again in small steps.
         """
         member = self._member
-        num_known = self._end - member.position
-        num_bytes = 0
+        known_bytes = self._end - member.position
+        decompressed_bytes = 0
         decompressor = zlib.decompressobj(GZIP_MEMBER)
         self._file.seek(member.offset)
         reason = "its checksum is wrong"
         try:
-            while not decompressor.eof and (data := self._file.read(_SMALL_INPUT)):
+            while not decompressor.eof and (data := self._file.read(_SMALL_INPUT_BYTES)):
                 block = decompressor.decompress(data)
-                self._buffer += block[max(num_known - num_bytes, 0) :]
-                num_bytes += len(block)
+                self._buffer += block[max(known_bytes - decompressed_bytes, 0) :]
+                decompressed_bytes += len(block)
         except zlib.error as error:
             reason = str(error).rpartition(": ")[2]
 
@@ -539,11 +556,12 @@ class _Content:
         self._seek_member(member.offset + 1)
 
     def _add_gap(self, reason: str) -> None:
+        """Records that the current member ends here because of damage."""
         member = self._member
         self._gaps.append(_Gap(member.position, self._end, member.offset, reason))
 
     def _seek_member(self, offset: int) -> None:
-        """Moves to the next gzip member in the file, or to the end of the file."""
+        """Moves to the next gzip member from an offset on, or to the end of the file."""
         self._decompressor = None
         self._compressed = b""
         self._cursor = 0
@@ -552,7 +570,7 @@ class _Content:
         while block := self._file.read(COMPRESSED_BLOCK):
             data += block
             first = 0
-            while (first := data.find(_GZIP, first)) >= 0:
+            while (first := data.find(_GZIP_MARK, first)) >= 0:
                 position = self._file.tell()
                 start = position - len(data) + first
                 if self._is_member(start):
@@ -560,14 +578,14 @@ class _Content:
                     return
                 self._file.seek(position)
                 first += 1
-            data = data[1 - len(_GZIP) :]
+            data = data[1 - len(_GZIP_MARK) :]
 
     def _is_member(self, offset: int) -> bool:
-        """Returns whether a gzip member begins at an offset, and not just its first bytes."""
+        """Returns whether a gzip member begins at an offset, and not just an equal mark."""
         self._file.seek(offset)
         decompressor = zlib.decompressobj(GZIP_MEMBER)
         try:
-            content = decompressor.decompress(self._file.read(_TRIAL), _TRIAL)
+            content = decompressor.decompress(self._file.read(_TRIAL_BYTES), _TRIAL_BYTES)
         except zlib.error:
             return False
         return bool(content) or decompressor.eof

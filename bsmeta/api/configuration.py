@@ -1,4 +1,4 @@
-"""Training configurations in Python: by name, by file, or as objects, with keys changed."""
+"""Composes training configurations in Python: from a name, a file or an object, and overrides."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from bsmeta.tasks import BUILT_IN, TASKS
 Configuration = str | Path | RunConfig
 
 Overrides = Mapping[str, Any]
-"""Keys to change with their values: dotted (`{"data_config.num_workers": 0}`) or nested.
+"""New values by key: dotted (`{"data_config.num_workers": 0}`) or nested.
 
-Texts are literal: `${…}` in them is not resolved. Where a configuration is composed from files, a
-choice of a group is a key, too: `{"+recipes": "meco"}`.
+Strings are literal: `${…}` in them is not resolved. Where a configuration is composed from files, a
+group may be chosen as well: `{"+recipes": "meco"}`.
 """
 
 
 def compose_configuration(config: Configuration, overrides: Overrides | None = None) -> RunConfig:
-    """Returns a training configuration of any task.
+    """Composes a training configuration of any task.
 
     Args:
         config: The name of a configuration (`bsmeta configs` lists them), the path of a YAML file,
-            or a configuration.
+            or a configuration object.
         overrides: Keys to change.
 
     Raises:
@@ -50,7 +50,11 @@ def compose_configuration(config: Configuration, overrides: Overrides | None = N
 
 
 def check_configuration(config: RunConfig) -> None:
-    """Refuses a configuration that training would refuse, except for problems of the launch."""
+    """Refuses a configuration that training would refuse, except for problems of the launch.
+
+    Raises:
+        ConfigurationError: Lists all problems.
+    """
     entry, problems = find_entry(config, TASKS)
     raise_problems(
         [*problems, *find_value_problems(config), *entry.value_problems(config, NOTHING)]
@@ -58,10 +62,10 @@ def check_configuration(config: RunConfig) -> None:
 
 
 def check_overrides(overrides: Any) -> None:
-    """Refuses overrides in any other form than keys with values.
+    """Refuses overrides that are not a mapping.
 
     Raises:
-        ConfigurationError: If it is neither None nor a mapping with texts as keys.
+        ConfigurationError: If they are neither None nor a mapping with strings as keys.
     """
     if overrides is None:
         return
@@ -93,10 +97,10 @@ def nest_overrides(overrides: Overrides | None) -> dict[str, Any]:
 
 
 def list_override_arguments(overrides: Overrides | None) -> list[str]:
-    """Returns overrides as arguments of a command line, `key=value` in Hydra's grammar.
+    """Returns overrides as command-line arguments, `key=value` in Hydra's grammar.
 
     Raises:
-        ConfigurationError: If a key is set twice, or a value has no such notation.
+        ConfigurationError: If a key is set twice, or a value cannot be written in this grammar.
     """
     leaves = _flatten(nest_overrides(overrides))
     return [f"{'.'.join(path)}={write_override_value(value)}" for path, value in leaves]
@@ -107,14 +111,19 @@ def _make_repetition_error(path: tuple[str, ...]) -> ConfigurationError:
 
 
 class _Leaf(NamedTuple):
+    """A key that is not a section, and its value."""
+
     path: tuple[str, ...]
     value: Any
 
 
 def _flatten(overrides: Overrides, sections: tuple[str, ...] = ()) -> Iterator[_Leaf]:
-    """Yields the path and the value of each key that is no section of the overrides.
+    """Yields the leaves of nested overrides.
 
-    A mapping is a section if all of its keys may be parts of a path; otherwise it is a value.
+    A nonempty mapping is a section if all its keys are identifiers; otherwise it is a value.
+
+    Args:
+        sections: The path of the section that `overrides` are in.
     """
     for key, value in overrides.items():
         path = (*sections, *key.split("."))
@@ -126,7 +135,7 @@ def _flatten(overrides: Overrides, sections: tuple[str, ...] = ()) -> Iterator[_
 
 
 def list_config_arguments(config: str | Path) -> list[str]:
-    """Returns the arguments that name a configuration on a command line.
+    """Returns the command-line arguments that name a configuration.
 
     Raises:
         ConfigurationError: If there is no such configuration.
@@ -137,14 +146,14 @@ def list_config_arguments(config: str | Path) -> list[str]:
 
 
 class _ConfigLocation(NamedTuple):
-    """The name of a configuration, and the folder of its file; None for the packaged ones."""
+    """A configuration file."""
 
     name: str
-    folder: Path | None
+    folder: Path | None  # None: the configurations of the package
 
 
 def _compose_files(config: str | Path, overrides: Overrides | None) -> RunConfig:
-    """Composes a configuration that is named, or given by the path of its file."""
+    """Composes the configuration with a name, or at the path of a file."""
     location = _locate_config(config)
     arguments = list_config_arguments(config)
     built_in = [entry.schema for entry in BUILT_IN.values()]
@@ -160,7 +169,11 @@ def _compose_files(config: str | Path, overrides: Overrides | None) -> RunConfig
 
 
 def _locate_config(config: str | Path) -> _ConfigLocation:
-    """Finds a packaged configuration by its name, or the file at a path."""
+    """Finds a configuration of the package by its name, or the file at a path.
+
+    Raises:
+        ConfigurationError: If there is none.
+    """
     if not isinstance(config, (str, Path)):
         raise ConfigurationError(
             f"config={config!r}: expected the name of a configuration, the path of a YAML file, or "

@@ -1,8 +1,8 @@
-"""Documents in Python: read with their metadata, and rendered as training sees them.
+"""Reads documents from Python values, and renders them as in training.
 
 A document is a string (only a text), `{"text": …, "metadata": {…}}` with values by type, or a
 record in the form of the training data (`metadata_…` columns, or the columns that
-`data_config.columns` maps). The decoder of the training data reads such records.
+`data_config.columns` maps), which is read by the decoder of the training data.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class RenderedDocument:
-    """A document in the form that a model reads.
+    """A document as the input of a model.
 
     Attributes:
         text: The prefix, the text with inserted local metadata, and appended metadata.
@@ -63,10 +63,10 @@ def render(
     config: Configuration | None = None,
     overrides: Overrides | None = None,
 ) -> RenderedDocument:
-    """Renders a document with its metadata, character for character like training.
+    """Renders a document with its metadata, character for character as in training.
 
-    Training samples the types to show with each document. This function renders all types that the
-    document has, or `types`.
+    Training samples the types to render for each document. This function renders all types that
+    the document has, or those in `types`.
 
     Args:
         document: A text, `{"text": …, "metadata": {…}}`, or a record of the training data.
@@ -102,14 +102,14 @@ class DocumentReader:
         self._types = list(self._metadata.metadata_list)
         self._corpus_decoder = make_decoder(self._metadata, config.columns, content=config.content)
         self._plain_decoder = DocumentDecoder(MetadataConfig(metadata_list=[]))
-        # A corpus may have an object `metadata` of its own.
+        # A corpus may have another object in a column `metadata`.
         self._corpus_has_metadata = any(
             path.split(".")[0] == METADATA for path in config.columns.values()
         )
         self._renderer = Renderer(self._metadata)
 
     def read(self, document: GivenDocument, metadata: Mapping[str, Any] | None = None) -> Document:
-        """Returns the document with its metadata as records.
+        """Reads a document; its metadata become records.
 
         Args:
             metadata: Values by type, which add to or replace values of the document.
@@ -145,7 +145,7 @@ class DocumentReader:
             raise DataError(f"{error} (it has {', '.join(map(repr, document))})") from error
 
     def _replace_metadata(self, document: Document, metadata: Mapping[str, Any]) -> Document:
-        """Returns the document with other metadata for the given types."""
+        """Returns the document with the given metadata in place of its own for these types."""
         records: list[dict[str, Any]] = []
         for key, value in metadata.items():
             records += self._make_records(key, value)
@@ -178,7 +178,7 @@ class DocumentReader:
 
     @staticmethod
     def _make_record(key: str, item: Any, is_local: bool) -> dict[str, Any]:
-        """Returns the record of a type for a single value, or completes a given record."""
+        """Makes a record from a value, or adds the key to a given record."""
         if isinstance(item, date):
             item = item.isoformat()
 
@@ -192,7 +192,7 @@ class DocumentReader:
         return {"key": key, "type": "global", "value": item}
 
     def _refuse_ignored_values(self, document: Mapping[str, Any], decoded: Document) -> None:
-        """Refuses a value under the name of a type that the training data stores elsewhere."""
+        """Refuses a value under the bare name of a type, which the decoder would ignore."""
         for key in self._types:
             is_value = isinstance(document.get(key), (str, int, float))
             if is_value and f"metadata_{key}" not in document and not decoded.has(key):
@@ -230,10 +230,10 @@ class DocumentReader:
         return RenderedDocument(rendered.whole, rendered.prefix, rendered.types)
 
     def render_types(self, document: Document, types: Sequence[str]) -> Rendered:
-        """Renders a document with the requested types that it has.
+        """Renders a decoded document; types that it does not have are skipped.
 
         Raises:
-            DataError: If a record is invalid, or the document too long to encode.
+            DataError: If a record is invalid, or the document is too long to encode.
         """
         try:
             rendered = self._renderer.render(document, types)
@@ -249,8 +249,9 @@ def read_each(
     """Reads each document of a list, a data set, or anything else that yields documents.
 
     Args:
+        read: Reads a document; raises DataError if it cannot.
         argument: The name of the argument, for messages.
-        first: The number of the first document, for messages.
+        first: Index of the first document, for messages.
 
     Raises:
         DataError: Lists all documents that cannot be read.
@@ -271,14 +272,15 @@ def read_each(
 def read_batches(
     documents: Iterable[Any], read: Callable[[Any], Item], argument: str, batch_size: int
 ) -> Iterator[list[Item]]:
-    """Yields lists of documents that are read only when they are asked for.
+    """Reads documents lazily, and yields them in batches.
 
     Args:
+        read: Reads a document; raises DataError if it cannot.
         argument: The name of the argument, for messages.
-        batch_size: Number of documents of a list.
+        batch_size: Number of documents of a batch.
 
     Raises:
-        DataError: Lists the documents of the next list that cannot be read.
+        DataError: Lists the documents of the next batch that cannot be read.
     """
     refuse_single(documents, argument)
     iterator = iter(documents)
@@ -290,7 +292,10 @@ def read_batches(
 
 
 def refuse_single(documents: Any, argument: str) -> None:
-    """Refuses a single document where several are expected, and values that are no documents.
+    """Refuses an argument that is a single document or not iterable.
+
+    Args:
+        argument: The name of the argument, for messages.
 
     Raises:
         DataError: If it is one of these.

@@ -1,8 +1,8 @@
-"""Trained models, which predict, score and generate on Python values.
+"""Trained models that predict, score and generate on Python values.
 
 `load` opens a checkpoint of any task. A language model scores and continues documents with their
-metadata, by the code of `evaluate.py` and `generate.py`; the models of the other tasks predict on
-texts, by the code of `predict.py`.
+metadata, with the code of `evaluate.py` and `generate.py`; the models of the other tasks predict on
+texts, with the code of `predict.py`.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ from bsmeta.training.task import (
     WarnsOfScripts,
 )
 
-# The names of the tasks of this package, for type checkers; the registry decides.
+# The names of this package's tasks, for type checkers; `open_model` checks them by the registry.
 LanguageModelTask = Literal["causal_lm"]
 PredictorTask = Literal["classification", "disambiguation", "sed_words", "sed_sequence", "sec"]
 Checkpoint = str | os.PathLike[str]
-"""A path, or a `Run` in place of the path of its folder."""
+"""A path, or a `Run`, which stands for its folder."""
 
 
 class Sampling(TypedDict, total=False):
-    """Settings of text generation; `GenerateConfig` has their documentation and defaults."""
+    """Settings of text generation, documented in `GenerateConfig`, which has their defaults."""
 
     max_new_tokens: int
     temperature: float
@@ -80,19 +80,19 @@ class Sampling(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The cost of a document's text to a model, with and without its metadata.
+    """The cross-entropy of a document's text under a model, with and without its metadata.
 
-    Both are sums over the same bytes: the bytes of all tokens that have a probability in both
-    cases, which excludes the first token of a text.
+    Both are sums over the same bytes: the bytes of all tokens that are predicted in both cases. So
+    the first token of a text is excluded.
 
     Attributes:
         prefix: The rendered metadata; empty if the document has none.
         types: The rendered types.
         bytes: Number of scored bytes (UTF-8) of the text.
-        nats: Negative log-probability of these bytes with the metadata.
-        nats_without: Negative log-probability of these bytes without metadata.
-        lost_bytes: Number of bytes that are not scored because the tokenizer loses them: unknown
-            tokens, and tokens of characters that it changes or drops.
+        nats: Negative log-probability of these bytes with the metadata, in nats.
+        nats_without: Negative log-probability of these bytes without metadata, in nats.
+        lost_bytes: Number of unscored bytes that the tokenizer does not preserve: unknown tokens,
+            and characters that it changes or drops.
     """
 
     prefix: str
@@ -104,26 +104,26 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        """With the metadata; NaN if nothing is scored."""
+        """Bits per byte with the metadata; NaN if no byte is scored."""
         return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
 
     @property
     def bits_per_byte_without(self) -> float:
-        """Without metadata; NaN if nothing is scored."""
+        """Bits per byte without metadata; NaN if no byte is scored."""
         return self.nats_without / math.log(2) / self.bytes if self.bytes else math.nan
 
 
 class Model:
-    """A trained model of any task.
+    """A trained model of any task; `load` returns an instance of a subclass.
 
-    A method that its task does not offer raises a `UserError` that names the offered methods.
+    A method that the model's task does not offer raises a `UserError` that names the offered ones.
 
     Attributes:
-        checkpoint: The checkpoint, as the caller named it.
-        task: The task of its training.
+        checkpoint: The checkpoint as given by the caller.
+        task: The name of the task that the model was trained on.
     """
 
-    _can = ""
+    _offered = ""
 
     def __init__(self, checkpoint: str, task: str) -> None:
         self.checkpoint = checkpoint
@@ -146,7 +146,7 @@ class Model:
         raise self._make_refusal("predict_each")
 
     def score(self, documents: Iterable[GivenDocument], *, windows: str = "sliding") -> list[Score]:
-        """Returns the cost of the text of each document, with and without its metadata."""
+        """Returns the cross-entropy of each document's text, with and without its metadata."""
         raise self._make_refusal("score")
 
     def score_each(
@@ -164,7 +164,7 @@ class Model:
     def generate_each(
         self, documents: Iterable[GivenDocument], **sampling: Unpack[Sampling]
     ) -> Iterator[Result]:
-        """Yields the continuations of each document one by one."""
+        """Yields the continuations of the documents, one document at a time."""
         raise self._make_refusal("generate_each")
 
     def generate_pieces(
@@ -175,22 +175,22 @@ class Model:
 
     def _make_refusal(self, method: str) -> ConfigurationError:
         return ConfigurationError(
-            f"{method}: {self.checkpoint} is a model of task={self.task}, which has {self._can}"
+            f"{method}: {self.checkpoint} is a model of task={self.task}, which has {self._offered}"
         )
 
 
-SCORED_BATCH_SIZE = 64
-"""Number of documents that `score_each` reads before it scores them."""
+SCORE_BATCH_SIZE = 64
+"""Number of documents that `score_each` reads and scores together."""
 
 
 def _check_windows(windows: str) -> None:
-    """Refuses the name of windows that do not exist."""
+    """Refuses an unknown value of `windows`."""
     if windows not in WINDOW_CUTTERS:
         raise ConfigurationError(f"windows={windows}: expected one of {', '.join(WINDOW_CUTTERS)}")
 
 
 def _split_sampling(sampling: Sampling) -> tuple[int, dict[str, Any]]:
-    """Returns the batch size, and the settings of a request."""
+    """Splits the settings of a call into the batch size and the settings of each request."""
     settings: dict[str, Any] = {**sampling}
     batch_size = settings.pop("batch_size", GenerateConfig().batch_size)
     if not isinstance(batch_size, int):
@@ -201,16 +201,16 @@ def _split_sampling(sampling: Sampling) -> tuple[int, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _ScoredDocument:
-    """A document to score, and its form with all its metadata."""
+    """A document to score."""
 
     document: Document
-    rendered: Rendered
+    rendered: Rendered  # with all its metadata
 
 
 class LanguageModel(Model):
     """A language model, with the tokenizer and the metadata of its training."""
 
-    _can = "score, generate and render"
+    _offered = "score, generate and render"
 
     def __init__(self, opened: OpenedModel) -> None:
         super().__init__(opened.location.name, opened.train.task)
@@ -223,7 +223,7 @@ class LanguageModel(Model):
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of transformers that it was trained with."""
+        """The tokenizer that the model was trained with."""
         return self._opened.tokenizer
 
     def render(
@@ -233,7 +233,7 @@ class LanguageModel(Model):
         *,
         types: Sequence[str] | None = None,
     ) -> RenderedDocument:
-        """Renders a document like the training of this model; see `bsmeta.render`."""
+        """Renders a document as in the training of this model; see `bsmeta.render`."""
         return self._reader.render(document, metadata, types)
 
     def score(self, documents: Iterable[GivenDocument], *, windows: str = "sliding") -> list[Score]:
@@ -257,14 +257,15 @@ class LanguageModel(Model):
     ) -> Iterator[Score]:
         """Yields the scores one by one, for more documents than fit into memory; see `score`.
 
-        Documents are read when their scores are asked for, some at a time; so are their errors.
+        Documents are read lazily, `SCORE_BATCH_SIZE` at a time, and errors are raised then.
         """
         _check_windows(windows)
         refuse_single(documents, "documents")
-        batches = read_batches(documents, self._read_scored, "documents", SCORED_BATCH_SIZE)
+        batches = read_batches(documents, self._read_scored, "documents", SCORE_BATCH_SIZE)
         return (score for batch in batches for score in self._score_documents(batch, windows))
 
     def _score_documents(self, scored: Sequence[_ScoredDocument], windows: str) -> list[Score]:
+        """Scores documents in one evaluation."""
         data = self._opened.train.data_config
         metadata = data.metadata_config
         if metadata.metadata_values == SHUFFLED:
@@ -282,7 +283,7 @@ class LanguageModel(Model):
         )
         sums = evaluation.run(self._opened.model, self._opened.device)
 
-        # Documents without metadata take part only in the comparison of the text alone.
+        # Documents without metadata are only in the comparison of the text alone.
         text_sums = sums[TEXT_ALONE.name]
         metadata_sums = sums[with_metadata.name]
         has_metadata = metadata_sums.takes_part
@@ -340,8 +341,7 @@ class LanguageModel(Model):
     ) -> Iterator[Result]:
         """Yields the result of each document as soon as it is complete; see `generate`.
 
-        Documents are read when their texts are asked for, `batch_size` at a time; so are their
-        errors.
+        Documents are read lazily, `batch_size` at a time, and errors are raised then.
         """
         batch_size, settings = _split_sampling(sampling)
         refuse_single(documents, "documents")
@@ -356,9 +356,9 @@ class LanguageModel(Model):
     def generate_pieces(
         self, document: GivenDocument, **sampling: Unpack[Sampling]
     ) -> Iterator[str]:
-        """Yields the continuation of a document while it is generated, a few characters each time.
+        """Yields the continuation of a document while it is generated, in pieces.
 
-        The joined pieces are the text that `generate` returns for the document.
+        Joined, the pieces are the text that `generate` returns for the document.
 
         Args:
             document: See `generate`.
@@ -377,7 +377,7 @@ class LanguageModel(Model):
         return writer.write_pieces(replace_defaults(settings, prompt))
 
     def _read_prompt(self, source: GivenDocument) -> dict[str, Any]:
-        """Returns the prompt and the metadata of a request for text."""
+        """Reads the prompt and the metadata values of a document, as a request for generation."""
         if isinstance(source, Mapping) and source.keys() <= {"text", "metadata"}:
             values = source.get("metadata") or {}
             if isinstance(values, Mapping):
@@ -390,7 +390,8 @@ class LanguageModel(Model):
             if not document.has(key):
                 continue
             if find_type(key).is_local:
-                # Records with positions in a text do not fit its continuation: only announce them.
+                # Positions in a given text do not apply to its continuation, so the prefix only
+                # announces the type.
                 values[key] = is_announced(key, metadata) or None
             else:
                 values[key] = [record.value for record in document.records(key)]
@@ -401,10 +402,10 @@ class Predictor(Model):
     """A classifier, a disambiguator, or a detector or corrector of spelling errors.
 
     Attributes:
-        folder: The folder of its weights.
+        folder: The folder of the exported model.
     """
 
-    _can = "predict"
+    _offered = "predict"
 
     def __init__(
         self, checkpoint: str, name: str, task: Task, folder: Path, device: torch.device
@@ -423,7 +424,7 @@ class Predictor(Model):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The keys of a record that the model reads: the columns of its training data."""
+        """Columns of the training data that a record must have for a prediction."""
         return self._task.inputs
 
     def predict(self, texts: Iterable[str | Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -447,31 +448,31 @@ class Predictor(Model):
     def predict_each(self, texts: Iterable[str | Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yields the predictions one by one, for more texts than fit into memory; see `predict`.
 
-        Texts are read when their predictions are asked for; so are their errors.
+        Texts are read lazily, and errors are raised then.
         """
         refuse_single(texts, "texts")
         batches = read_batches(texts, self._read_record, "texts", 1)
         return self._task.predict(self.module, chain.from_iterable(batches))
 
     def check_record(self, record: Mapping[str, Any]) -> None:
-        """Checks the other fields of a record beside its texts, such as mentions.
+        """Checks the fields of a record beside its texts, such as mentions.
 
         Raises:
-            DataError: If the record cannot be predicted.
+            DataError: If a field is invalid.
         """
         if isinstance(self._task, ChecksRecords):
             self._task.check_record(record)
 
     def data_fingerprint(self) -> Any:
-        """Returns a fingerprint of the data outside the model that predictions depend on.
+        """Returns a fingerprint of external data, such as an entity table, used by predictions.
 
         Returns:
-            None if they depend on the model alone.
+            None if predictions depend on the model alone.
         """
         return self._task.data_fingerprint() if isinstance(self._task, PredictsFromData) else None
 
     def _read_record(self, text: str | Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the record of a text, or checks a record."""
+        """Makes a record from a text, or checks a given one."""
         record = dict.fromkeys(self.inputs, text) if isinstance(text, str) else text
         if not isinstance(record, Mapping):
             raise DataError(f"a {type(record).__name__}; expected a text or a record")
@@ -485,7 +486,7 @@ class Predictor(Model):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """The forms in which `bsmeta predict` shows the changes of a text; () for other tasks."""
+        """Output formats for changes that `bsmeta predict` offers; empty for other tasks."""
         return self._task.forms if isinstance(self._task, ChangesText) else ()
 
     def changes(self, text: str) -> list[Any]:
@@ -566,7 +567,7 @@ def open_model(
     device: str | None = None,
     overrides: Overrides | None = None,
 ) -> Model:
-    """Opens a model like `load`, but loads its weights when they are first used."""
+    """Opens a model like `load`, but loads the weights only when they are first used."""
     if not isinstance(checkpoint, (str, os.PathLike)):
         raise ConfigurationError(
             f"checkpoint={checkpoint!r}: expected the path of a run or a checkpoint, or a Run"
@@ -592,7 +593,7 @@ def open_model(
 
 
 def _parse_device(name: str) -> torch.device:
-    """Returns a torch device by its name.
+    """Parses the name of a torch device.
 
     Raises:
         ConfigurationError: If there is no such device, or no GPU.

@@ -1,7 +1,7 @@
-"""The programs of the package in Python: each runs in processes of its own, as on a command line.
+"""Runs the programs of the package from Python, each in new processes, as on a command line.
 
-A training changes its process for good (devices, threads, signals, process groups), and may have
-several. Its output appears where `print` writes, so also in a notebook.
+Training changes its process permanently (devices, threads, signals, process groups), and may use
+several. The output is printed, so that it also appears in a notebook.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.exit_codes import EXIT_PREEMPTED, EXIT_USER_ERROR
 
-SHOWN_LINES = 30
-"""Number of the last lines of its output in the error of a program."""
+MAX_SHOWN_LINES = 30
+"""Maximum number of output lines, the last ones, in the error of a failed program."""
 
 
 def train_model(
@@ -41,20 +41,21 @@ def train_model(
     launch_file: str | Path | None = None,
     show_output: bool = True,
 ) -> Run:
-    """Trains a model of any task, as `bsmeta train` does; returns its run when it has ended.
+    """Trains a model of any task, as `bsmeta train` does; returns its run once it has ended.
 
     An interruption (Ctrl+C, or the button of a notebook) ends the run with a checkpoint. The same
-    call continues it.
+    call resumes it.
 
     Args:
         config: The name of a configuration, the path of a YAML file, or a configuration, such as
             `bsmeta.open_run(folder).config`.
         overrides: Keys to change: `{"max_train_steps": 100, "out_dir": "runs/a"}`.
         launch_file: A file of `accelerate launch`, for several processes; None: one process.
-        show_output: Print the output while the program runs; an error has its end in any case.
+        show_output: Whether to print the output while the program runs; the message of an error
+            has the last lines in any case.
 
     Raises:
-        UserError: If the configuration or the data is invalid, or a signal has ended the run.
+        UserError: If the configuration or the data is invalid, or a signal stopped the run.
         RuntimeError: If the run failed.
     """
     run_config = compose_configuration(config, overrides)
@@ -68,10 +69,10 @@ def train_model(
     if launch_file is not None:
         launcher = ["-m", "accelerate.commands.launch", "--config_file", str(launch_file)]
         module = [*launcher, *module]
-    with _write_configuration(config) as named:
-        arguments = [*list_config_arguments(named), *list_override_arguments(overrides)]
+    with _write_configuration(config) as name_or_path:
+        arguments = [*list_config_arguments(name_or_path), *list_override_arguments(overrides)]
         if isinstance(config, RunConfig) and config.trust_checkpoint:
-            arguments.append("trust_checkpoint=true")  # no file holds it
+            arguments.append("trust_checkpoint=true")  # never written to files
         _run_command([sys.executable, "-P", *module, *arguments], "train", show_output)
     return open_run(run_config.out_dir)
 
@@ -83,17 +84,18 @@ def run_program(
     arguments: Sequence[str] = (),
     show_output: bool = True,
 ) -> None:
-    """Runs a program of `bsmeta --help`: `annotate`, `predict`, `download`, `init`, …
+    """Runs a program that `bsmeta --help` lists: `annotate`, `predict`, `download`, `init`, …
 
     Args:
-        program: Its name.
-        overrides: Its keys with their values: `{"input": "raw", "output": "shards"}`.
-        arguments: Other arguments of its command line.
-        show_output: Print the output while the program runs; an error has its end in any case.
+        program: The name of the program.
+        overrides: Keys to set: `{"input": "raw", "output": "shards"}`.
+        arguments: Other command-line arguments.
+        show_output: Whether to print the output while the program runs; the message of an error
+            has the last lines in any case.
 
     Raises:
-        UserError: If it refuses the arguments or the data, or a signal has ended it.
-        RuntimeError: If it failed.
+        UserError: If the program refuses the arguments or the data, or a signal stopped it.
+        RuntimeError: If the program failed.
     """
     check_overrides(overrides)
     if isinstance(arguments, str):
@@ -105,7 +107,7 @@ def run_program(
 
 @contextmanager
 def _write_configuration(config: Configuration) -> Iterator[str | Path]:
-    """Writes a configuration that is an object to a file; yields its path, or the given name."""
+    """Writes a configuration object to a temporary file; yields its path, or a given name."""
     if not isinstance(config, RunConfig):
         yield config
         return
@@ -116,13 +118,13 @@ def _write_configuration(config: Configuration) -> Iterator[str | Path]:
 
 
 def _run_command(command: Sequence[str], program: str, show_output: bool) -> None:
-    """Runs a command, and may print its output line by line while it runs.
+    """Runs a command, and prints its output line by line if `show_output`.
 
     Raises:
-        UserError: If the user can fix its error, or a signal has ended it (by the exit code).
-        RuntimeError: If it failed for another reason.
+        UserError: If the exit code says that a user's error or a signal has ended the program.
+        RuntimeError: If the command failed with another exit code.
     """
-    # Its own session: a Ctrl+C in a terminal reaches it once, from here.
+    # In a new session, so that Ctrl+C in a terminal reaches the command once: through this process.
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -133,11 +135,12 @@ def _run_command(command: Sequence[str], program: str, show_output: bool) -> Non
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         start_new_session=True,
     )
-    last_lines: deque[str] = deque(maxlen=SHOWN_LINES)
+    last_lines: deque[str] = deque(maxlen=MAX_SHOWN_LINES)
     try:
         _read_lines(process, last_lines, show_output)
     except KeyboardInterrupt:
-        process.send_signal(signal.SIGTERM)  # saves, and ends; a background job ignores SIGINT
+        # Training saves a checkpoint and ends; a background job ignores SIGINT.
+        process.send_signal(signal.SIGTERM)
         _read_lines(process, last_lines, show_output)
         raise
     finally:
@@ -155,7 +158,7 @@ def _run_command(command: Sequence[str], program: str, show_output: bool) -> Non
 
 
 def _read_lines(process: subprocess.Popen[str], last_lines: deque[str], show_output: bool) -> None:
-    """Reads the lines of a process until it has ended."""
+    """Appends the output of a process to `last_lines` until the process ends."""
     assert process.stdout is not None
     for line in process.stdout:
         if show_output:

@@ -1,4 +1,4 @@
-"""Evaluations in Python: made by `evaluate_model`, with their figures as values and as a table."""
+"""Runs evaluations from Python, and reads their reports as values and tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def evaluate_model(
         checkpoint: A run, a checkpoint, or a model, as for `bsmeta.load`; or a list of language
             models to compare.
         overrides: Keys of `bsmeta evaluate` to change: `{"max_documents": 100}`.
-        show_output: Print the tables of the report.
+        show_output: Whether to print the tables of the report.
 
     Raises:
         UserError: If a model or the data cannot be used.
@@ -68,10 +68,10 @@ def evaluate_model(
 
 
 class Report:
-    """The report of an evaluation, as its files hold it.
+    """The report of an evaluation, read from its files.
 
     Attributes:
-        folder: The folder of the files.
+        folder: The folder of the report.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,7 +82,7 @@ class Report:
 
     @cached_property
     def results(self) -> dict[str, Any]:
-        """All figures, the content of `evaluation.json`.
+        """All metrics, the content of `evaluation.json`.
 
         Raises:
             UserError: If the file is missing or damaged.
@@ -98,16 +98,16 @@ class Report:
 
     @property
     def answers(self) -> list[str]:
-        """The sentences at the head of the report."""
+        """The sentences that summarize the report."""
         return [str(answer) for answer in self.results["answers"]]
 
     @property
     def page(self) -> Path:
-        """The report as a page for browsers."""
+        """Path of the report as an HTML page."""
         return self.folder / HTML
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Returns the compared systems as a table: a row each, with all their figures.
+        """Returns a table with a row of metrics for each compared system.
 
         The rows are the comparisons of a language model, the model and the baselines of a
         classifier, a detector or a corrector (for each test set), or the slices of mentions of a
@@ -121,7 +121,7 @@ class Report:
         return pandas.json_normalize(list(_list_rows(self.results)))
 
     def _repr_html_(self) -> str:
-        """Returns the page of the report, for notebooks, which show it in a frame of its own."""
+        """Returns the HTML page of the report in an iframe, which notebooks display."""
         try:
             content = self.page.read_text(encoding="utf-8")
         except OSError as error:
@@ -133,7 +133,11 @@ class Report:
 
 
 def _list_rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the compared systems of a report of any task, each with its figures."""
+    """Yields the metrics of each compared system in a report of any task.
+
+    A report has `models` (language models), `test_sets` (spelling), `systems` (classification) or
+    `slices` (disambiguation).
+    """
     for model in results.get("models", []):
         for comparison in model["comparisons"]:
             yield {"checkpoint": model["checkpoint"], **comparison}

@@ -27,9 +27,9 @@ class Status:
     Attributes:
         state: `running`, `done`, `preempted` or `failed`. A run is only `running` while a process
             holds the lock of its folder: a killed run is `failed`, without an exit code.
-        step: The last saved step; of a failed run, the last step before the failure.
-        exit_code: None while it runs.
-        message: The reason of a failure; empty otherwise.
+        step: The last saved step; for a failed run, the last step before the failure.
+        exit_code: Exit code of the process; None while it runs, and if it was killed.
+        message: The reason for a failure; empty otherwise.
     """
 
     state: str
@@ -42,7 +42,7 @@ class Run:
     """A run folder. Methods read the files at each call, because the run may be in progress.
 
     Attributes:
-        path: The folder.
+        path: The path of the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,7 @@ class Run:
         return f"bsmeta.open_run({str(self.path)!r})"
 
     def __fspath__(self) -> str:
-        """Returns the folder, so that a run can be passed as a path, as to `bsmeta.load`."""
+        """Returns the path of the folder, so that a run can be passed to `bsmeta.load`."""
         return str(self.path)
 
     @cached_property
@@ -66,11 +66,11 @@ class Run:
 
     @property
     def task(self) -> str:
-        """The name of the trained task: `causal_lm`, `classification`, …"""
+        """The name of the run's task: `causal_lm`, `classification`, …"""
         return self.config.task
 
     def status(self) -> Status:
-        """Returns the state of the run, its step, and the result of its end; see `Status`.
+        """Reads the current status of the run.
 
         Raises:
             UserError: If the run has not written a status yet, or the file is damaged.
@@ -132,10 +132,10 @@ class Run:
 
 
 def open_run(folder: str | Path) -> Run:
-    """Opens the folder of a training run (`out_dir`), of any task, finished or not.
+    """Opens the folder of a training run (`out_dir`) of any task, finished or not.
 
     Raises:
-        UserError: If it is not the folder of a run.
+        UserError: If there is no run in the folder.
     """
     if not isinstance(folder, (str, Path)):
         raise DataError(f"{folder!r}: expected the path of the folder of a run (its out_dir)")

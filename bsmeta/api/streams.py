@@ -1,4 +1,4 @@
-"""The batches of training in Python: a data set for any loop, loader or library."""
+"""The micro-batches of training as a torch data set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from bsmeta.data.batch import MicroBatch, Stream
 from bsmeta.tasks import TASKS
 from bsmeta.training.task import Task
 
-LOADER_PROCESSES = "data_config.num_workers"
+WORKERS_KEY = "data_config.num_workers"
+"""Configuration key of the number of worker processes of a stream."""
 
 
 def stream(
@@ -33,14 +34,14 @@ def stream(
     rank: int = 0,
     world_size: int = 1,
 ) -> BatchStream:
-    """Opens the training data of a configuration of any task, in the batches of `train.py`.
+    """Opens the training data of a configuration of any task, in the micro-batches of `train.py`.
 
     Args:
         config: The name of a configuration, the path of a YAML file, or a configuration, such as
             `bsmeta.open_run(folder).config`.
         overrides: Keys to change: `{"data_config.num_workers": 0}`, or nested.
-        rank: The number of this process, from 0.
-        world_size: Number of processes that share the batches of a step.
+        rank: Index of this process, from 0.
+        world_size: Number of processes that share the micro-batches of a step.
 
     Raises:
         UserError: If the configuration or the data is invalid.
@@ -56,10 +57,13 @@ def stream(
 
 
 class _OpenedData:
-    """The data of one process, from where it was opened.
+    """The stream of one rank, with its position within the current step.
+
+    Args:
+        saved: The merged state of all ranks at which the stream starts; None: the beginning.
 
     Attributes:
-        process: The process that opened it: one that was forked from it cannot read on.
+        process_id: The process that opened the stream; forked processes cannot use it.
         stream: The stream of the task.
         state: The state of the stream after the last complete step.
     """
@@ -67,16 +71,20 @@ class _OpenedData:
     def __init__(
         self, task: Task, rank: int, world_size: int, saved: dict[str, Any] | None
     ) -> None:
-        self.process = os.getpid()
+        self.process_id = os.getpid()
         self.stream = task.train_stream(rank, world_size, saved)
         self.state = self.stream.state
         self._steps = iter(self.stream)
         self._batches: Iterator[MicroBatch] = iter(())  # of the current step
         self._next_state = self.state  # after the current step
-        self._taken = 0  # batches of the current step
+        self._taken = 0  # batches taken from the current step
 
-    def take(self, accumulation: int) -> MicroBatch:
-        """Takes the next of the `accumulation` micro-batches of a step."""
+    def take_batch(self, accumulation: int) -> MicroBatch:
+        """Takes the next micro-batch.
+
+        Args:
+            accumulation: Number of micro-batches of a step.
+        """
         if not self._taken:
             step = next(self._steps)
             self._batches = iter(step.micro_batches)
@@ -90,8 +98,9 @@ class _OpenedData:
         return batch
 
 
-# In a forked process: what its parent had opened. Freeing it would end the parent's loaders.
-_DATA_OF_PARENTS: list[_OpenedData] = []
+# Streams that a parent process opened before a fork. They are never freed here, because that would
+# stop the parent's loaders.
+_PARENT_DATA: list[_OpenedData] = []
 
 
 class BatchStream(IterableDataset[MicroBatch]):
@@ -102,10 +111,9 @@ class BatchStream(IterableDataset[MicroBatch]):
     [rows, length]), and the number of its targets in `weight`. The loss of a step is the sum of the
     losses of its micro-batches, divided by the sum of their weights over all processes.
 
-    It is a data set of torch: `DataLoader(stream, batch_size=None)` yields the same batches, also
-    from one worker process (`num_workers=1`); more of them are the stream's own,
-    `data_config.num_workers`. The stateful loader of torchdata saves and loads its position, and a
-    pickled stream continues where it was.
+    It is a data set of torch: `DataLoader(stream, batch_size=None)` yields the same batches, with
+    `num_workers` of 0 or 1; further workers are set with `data_config.num_workers`. The stateful
+    loader of torchdata saves and loads the position, and so does pickling.
     """
 
     def __init__(self, config: RunConfig, rank: int, world_size: int) -> None:
@@ -113,15 +121,18 @@ class BatchStream(IterableDataset[MicroBatch]):
         self._rank = rank
         self._world_size = world_size
         self._accumulation = config.gradient_accumulation_steps
-        self._move(None, 0, 0)
+        self._set_position(None, 0, 0)
 
-    def _move(self, opened_from: dict[str, Any] | None, opened_step: int, taken: int) -> None:
+    def _set_position(
+        self, opened_from: dict[str, Any] | None, opened_step: int, taken: int
+    ) -> None:
         """Sets the position; the data is opened there when it is first used.
 
         Args:
-            opened_from: The saved state of all processes at which the data is opened.
+            opened_from: The merged state of all processes at which the data is opened; None: the
+                beginning.
             opened_step: Number of steps before that state.
-            taken: Number of micro-batches of this process after it.
+            taken: Number of micro-batches that this process has taken since that state.
         """
         self._opened_from = opened_from
         self._opened_step = opened_step
@@ -130,7 +141,7 @@ class BatchStream(IterableDataset[MicroBatch]):
 
     @property
     def step(self) -> int:
-        """Number of complete steps taken from it."""
+        """Number of complete steps taken from the stream."""
         return self._opened_step + self._taken // self._accumulation
 
     def open(self) -> Stream:
@@ -143,21 +154,23 @@ class BatchStream(IterableDataset[MicroBatch]):
 
     def _open_data(self) -> _OpenedData:
         data = self._data
-        if data is not None and data.process != os.getpid():
-            _DATA_OF_PARENTS.append(data)
+        if data is not None and data.process_id != os.getpid():
+            _PARENT_DATA.append(data)
             data = None
         if data is None:
             data = _OpenedData(self._make_task(), self._rank, self._world_size, self._opened_from)
             for _ in range(self._taken):
-                data.take(self._accumulation)
+                data.take_batch(self._accumulation)
             self._data = data
         return data
 
     def _make_task(self) -> Task:
-        """Makes the task; in a worker of a loader without workers of its own, which torch forbids.
+        """Makes the task; in a worker of a `DataLoader`, one whose stream has no workers.
+
+        Torch forbids worker processes to start further ones.
 
         Raises:
-            UserError: If the loader has several workers, or a library is missing.
+            UserError: If the `DataLoader` has several workers, or a library is missing.
         """
         config = self._config
         worker = get_worker_info()
@@ -165,10 +178,10 @@ class BatchStream(IterableDataset[MicroBatch]):
             if worker.num_workers > 1:
                 raise ConfigurationError(
                     f"DataLoader(num_workers={worker.num_workers}): each worker would yield all "
-                    f"batches; expected 0 or 1, and {LOADER_PROCESSES} for more processes"
+                    f"batches; expected 0 or 1, and {WORKERS_KEY} for more processes"
                 )
-            if LOADER_PROCESSES in list_key_names(type(config)):
-                config = replace_values(config, {LOADER_PROCESSES: 0})
+            if WORKERS_KEY in list_key_names(type(config)):
+                config = replace_values(config, {WORKERS_KEY: 0})
         with name_missing_extras():
             return TASKS[config.task].make(config)
 
@@ -176,17 +189,17 @@ class BatchStream(IterableDataset[MicroBatch]):
         return self
 
     def __next__(self) -> MicroBatch:
-        batch = self._open_data().take(self._accumulation)
+        batch = self._open_data().take_batch(self._accumulation)
         self._taken += 1
         return batch
 
     def rows(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Yields the rows of the batches: for each tensor's name its row.
+        """Yields each row of the micro-batches, as tensors by name.
 
-        It is a generator for `datasets.IterableDataset.from_generator(stream.rows)`.
+        Suits `datasets.IterableDataset.from_generator(stream.rows)`.
 
         Raises:
-            UserError: If the tensors of the task's batches do not have the same rows.
+            UserError: If the tensors of a micro-batch have different numbers of rows.
         """
         for batch in self:
             sizes = {name: len(tensor) for name, tensor in batch.tensors.items()}
@@ -199,9 +212,9 @@ class BatchStream(IterableDataset[MicroBatch]):
                 yield {name: tensor[number] for name, tensor in batch.tensors.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the batches taken so far, as values for JSON.
+        """Returns the current position as JSON-serializable values.
 
-        Each of several processes saves its own state; all of them load the list of all states.
+        Of several processes, each saves its state, and each loads the list of all states.
         """
         data = self._open_data()
         return {
@@ -215,12 +228,12 @@ class BatchStream(IterableDataset[MicroBatch]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Continues with the batches that follow a saved position.
+        """Moves to a saved position.
 
         A state from the end of a step may be loaded with another number of processes.
 
         Args:
-            state: The result of `state_dict`; for several processes the list of all their results.
+            state: The result of `state_dict`; for several processes the list of their results.
 
         Raises:
             UserError: If the state belongs to other data, or the state of a process is missing.
@@ -229,18 +242,19 @@ class BatchStream(IterableDataset[MicroBatch]):
         self._check_states(states)
         first = states[0]
 
-        # The states of the processes can only be merged by a stream that was opened like theirs.
+        # States can only be merged by a stream that was opened at the same position as theirs.
         if first["opened_at"] != self._opened_from:
-            self._move(first["opened_at"], 0, 0)
+            self._set_position(first["opened_at"], 0, 0)
         merged = self.open().merge([saved["data"] for saved in states])
-        self._move({"fingerprint": first["fingerprint"], **merged}, first["step"], first["taken"])
+        opened_from = {"fingerprint": first["fingerprint"], **merged}
+        self._set_position(opened_from, first["step"], first["taken"])
         self.open()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the configuration and the position, without the opened data."""
         position = (self._opened_from, self._opened_step, self._taken)
         if self._data is not None and self._world_size == 1:
-            # Without other processes the last complete step is a place where data can be opened.
+            # The states of several processes could not be merged here.
             merged = self._data.stream.merge([self._data.state])
             opened_from = {"fingerprint": self._data.stream.fingerprint, **merged}
             position = (opened_from, self.step, self._taken % self._accumulation)
@@ -253,10 +267,10 @@ class BatchStream(IterableDataset[MicroBatch]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         BatchStream.__init__(self, state["config"], state["rank"], state["world_size"])
-        self._move(*state["position"])
+        self._set_position(*state["position"])
 
     def _check_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Refuses states that are not the complete set from one position of all processes."""
+        """Refuses states unless they are of all processes at the same position."""
         expected_keys = self.state_dict().keys()
         if not all(
             isinstance(state, Mapping) and expected_keys == state.keys() for state in states

@@ -1,7 +1,7 @@
-"""The tasks that can be trained: each is one package and one entry here, or is installed.
+"""The tasks that can be trained: packages in this folder with an entry here, or installed ones.
 
-Only the task that runs is imported, in the parts that are needed: its schema by `train.py --help`,
-its model in training.
+Entries import their functions on first use, so that only the task that runs is imported, and
+`train.py --help` only imports its schema.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CLASSIFICATION = "bsmeta.tasks.classification"
 _DISAMBIGUATION = "bsmeta.tasks.disambiguation"
 _SPELLING = "bsmeta.tasks.spelling"
 
-_spelling = partial(
+_make_spelling_entry = partial(
     TaskEntry,
     value_problems=imported(f"{_SPELLING}.config:find_value_problems"),
     start_problems=imported(f"{_SPELLING}.config:find_start_problems"),
@@ -56,15 +56,15 @@ BUILT_IN: dict[str, TaskEntry] = {
         has_epochs=True,
         finishes=True,
     ),
-    "sed_words": _spelling(
+    "sed_words": _make_spelling_entry(
         schema=f"{_SPELLING}.config:SedWordsConfig",
         make=imported(f"{_SPELLING}.task:WordDetection"),
     ),
-    "sed_sequence": _spelling(
+    "sed_sequence": _make_spelling_entry(
         schema=f"{_SPELLING}.config:SedSequenceConfig",
         make=imported(f"{_SPELLING}.task:SequenceDetection"),
     ),
-    "sec": _spelling(
+    "sec": _make_spelling_entry(
         schema=f"{_SPELLING}.config:SecConfig",
         make=imported(f"{_SPELLING}.correction:make_correction"),
     ),

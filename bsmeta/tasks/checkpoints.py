@@ -1,7 +1,7 @@
 """Locates a trained model (in a checkpoint, a run, or on the Hub), and opens its task.
 
-It also holds the steps of `evaluate.py` that all tasks on tables share: checking its keys, reading
-the run's configuration, and choosing the folder of the report.
+It also has the steps of `evaluate.py` that all tasks on tables share: checking keys, reading the
+configuration of the run, and choosing the folder of the report.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from bsmeta.tasks import TASKS
 from bsmeta.training.checkpoint import list_checkpoints
 from bsmeta.training.task import Task
 
-HUB = "hf://"
+HUB_PREFIX = "hf://"
 RECIPE = "metadata.yaml"
-"""File in an exported model with the part of the run's configuration that using it requires."""
+"""File of an exported model with the keys of the run's configuration that its use requires."""
 RECIPE_KEYS = ("metadata_config", "row_budget", "row_metadata_budget")
-"""The keys of `data_config` in that file on which rendering depends. No others are used."""
+"""The keys of `data_config` in `RECIPE` on which rendering depends; all others are ignored."""
 
-SOURCE = ".source"
-"""File in the folder of a report on other data than the run's: the path of the data."""
+SOURCE_FILE = ".source"
+"""File in the folder of a report on data that are not the run's, with the path of the data."""
 
 Config = TypeVar("Config", bound=RunConfig)
 
 logger = logging.getLogger(__name__)
 
-INSTEAD = {
+REPLACED_KEYS = {
     "bootstrap_resamples": "bootstrap_resamples",
     "seed": "seed",
     "benchmarks": "validation_file",
     "benchmark_lines": "max_documents",
 }
-"""Keys of a training run that `evaluate.py` replaces with keys of its own."""
+"""Keys of a training run that `evaluate.py` replaces, with the replacing key of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The location of a checkpoint.
+    """The location of a trained model.
 
     Attributes:
-        name: The checkpoint as the user gave it.
+        name: The checkpoint as given by the user.
         model: The argument of `from_pretrained`: a folder, or a Hub name.
-        config: `config.yaml` of the run, or the model's own `metadata.yaml`, if there is one.
+        config: `config.yaml` of the run, or else the model's `metadata.yaml`, or None.
         run_folder: The run's folder (with its `metrics.jsonl`), if there is one.
-        untrained: Whether this refers to the initial model of the run.
+        untrained: Whether this is the initial model of the run, not the trained one.
     """
 
     name: str
@@ -88,8 +88,8 @@ def locate_model(checkpoint: str) -> Location:
     Raises:
         DataError: If there is no such folder, or no model in it.
     """
-    if checkpoint.startswith(HUB):
-        name = checkpoint.removeprefix(HUB)
+    if checkpoint.startswith(HUB_PREFIX):
+        name = checkpoint.removeprefix(HUB_PREFIX)
         return Location(checkpoint, name, _find_recipe_on_hub(name), None)
 
     folder = Path(checkpoint)
@@ -99,7 +99,7 @@ def locate_model(checkpoint: str) -> Location:
         raise DataError(
             f"checkpoint={checkpoint}: there is no such folder (from {Path.cwd()}). Expected a run "
             "folder, a checkpoint-{step}step folder, or a folder that from_pretrained loads; "
-            f"a model of the Hub is named {HUB}owner/name"
+            f"a model of the Hub is named {HUB_PREFIX}owner/name"
         )
 
     model = _find_model(folder, checkpoint)
@@ -109,7 +109,10 @@ def locate_model(checkpoint: str) -> Location:
 
 
 def _find_model(folder: Path, checkpoint: str) -> Path:
-    """Returns the folder of the model: the folder itself, or its newest exported model.
+    """Returns the folder of the model: the folder itself, its `model/`, or the newest exported one.
+
+    Args:
+        checkpoint: The checkpoint as given by the user, for messages.
 
     Raises:
         DataError: If there is no model; the message says how to export one, if that is possible.
@@ -130,10 +133,10 @@ def _find_model(folder: Path, checkpoint: str) -> Path:
 
 
 def _find_config(model: Path) -> Path | None:
-    """Returns the configuration of the model's run, or the model's own recipe."""
+    """Returns the path of the configuration of the model's run, or of the model's recipe."""
     folders = [model]
     resolved = model.resolve()
-    if resolved.name == "model":  # of a run; a configuration near any other model is not its own
+    if resolved.name == "model":  # otherwise a config.yaml above it belongs to something else
         folders.append(resolved.parent)
         if CHECKPOINT_NAME.fullmatch(resolved.parent.name):
             folders.append(resolved.parent.parent)
@@ -147,7 +150,7 @@ def locate_initial_model(location: Location) -> Location:
 
 
 def _find_recipe_on_hub(name: str) -> Path | None:
-    """Returns the `metadata.yaml` of a repository; None if it has none or cannot be accessed.
+    """Downloads the recipe of a repository; returns None if it has none or cannot be accessed.
 
     Problems with the repository itself are reported when its model is loaded.
     """
@@ -158,15 +161,15 @@ def _find_recipe_on_hub(name: str) -> Path | None:
 
 
 def read_recipe(file: Path) -> dict[str, Any]:
-    """Reads the `metadata.yaml` of a model: the keys on which rendering depends, and no others.
+    """Reads the recipe of a model, and ignores keys other than `RECIPE_KEYS`, with a warning.
 
     Raises:
-        ConfigurationError: If it cannot be read, or has something to resolve.
+        ConfigurationError: If it cannot be read, or has interpolations (`${…}`).
     """
     values = read_saved(file)
     data = values.get("data_config", {})
     if not isinstance(data, dict):
-        return {"data_config": data}  # which is refused with its type
+        return {"data_config": data}  # the caller refuses it by its type
 
     ignored = [f"data_config.{name}" for name in data if name not in RECIPE_KEYS]
     ignored += [str(name) for name in values if name != "data_config"]
@@ -182,10 +185,11 @@ def read_recipe(file: Path) -> dict[str, Any]:
 def read_task(location: Location, training_config: str | None = None) -> str:
     """Returns the task that a checkpoint was trained on.
 
-    It is causal_lm if no run's configuration is beside it: any model of the Hub may be evaluated.
+    Without the configuration of a run it is causal_lm, because any model of the Hub may be
+    evaluated.
 
     Args:
-        training_config: The `config.yaml` of its run; None: the one beside it, if there is one.
+        training_config: The `config.yaml` of its run; None: the one in `location`.
     """
     if training_config is not None:
         return read_saved_task(Path(training_config))
@@ -195,20 +199,20 @@ def read_task(location: Location, training_config: str | None = None) -> str:
 
 
 def list_tasks(use: ModelUse) -> list[str]:
-    """Lists the tasks whose models have a use."""
+    """Lists the tasks whose models can be used for a purpose."""
     return [name for name, entry in TASKS.items() if use in entry.uses]
 
 
 def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path]:
-    """Returns the task of a checkpoint, and the folder of its exported model.
+    """Makes the task of a checkpoint; returns it with the folder of the exported model.
 
     Args:
         checkpoint: A run folder, a checkpoint folder, or the model's folder in one of them.
-        overrides: Keys of its configuration to change.
+        overrides: Keys of the run's configuration to change.
 
     Raises:
         DataError: If there is no model.
-        ConfigurationError: If there is no configuration, or it does not fit.
+        ConfigurationError: If the run's configuration is missing or invalid.
     """
     location = locate_model(checkpoint)
     if location.config is None or not location.has_run_config:
@@ -217,16 +221,15 @@ def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path
             "it was trained for; expected a run folder, or a checkpoint folder in one"
         )
     config = _drop_permissions(read_saved_config(location.config, TASKS, overrides), overrides)
-    config = begin_with(config, location)
+    config = use_initial_model(config, location)
     return TASKS[config.task].make(config), Path(location.model)
 
 
 def _drop_permissions(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
-    """Returns a run's configuration without its permissions to write on this machine.
+    """Returns a run's configuration without permissions to write files of the user's.
 
-    The configuration may be someone else's. Data that is encoded with other settings is not
-    replaced, and the database of a table is built beside the table, not under any name.
-    `overrides` may permit both.
+    The configuration may come from someone else. So existing encoded data is not overwritten, and
+    the database of a table is built beside the table, unless `overrides` set these keys.
     """
     data = getattr(config, "data_config", None)
     overridden = overrides.get("data_config") or {}
@@ -248,10 +251,10 @@ def _drop_permissions(config: RunConfig, overrides: Mapping[str, Any]) -> RunCon
     return replace(config, **{"data_config": replace(cast(Any, data), **changes)})
 
 
-def begin_with(config: Config, location: Location) -> Config:
+def use_initial_model(config: Config, location: Location) -> Config:
     """Returns a run's configuration with the checkpoint's model as its initial model.
 
-    The initial model of the run may not be on this machine.
+    The run's own initial model may be missing on this machine.
     """
     values = {
         "model_name": location.model,
@@ -264,20 +267,19 @@ def begin_with(config: Config, location: Location) -> Config:
     return replace(config, **accepted)
 
 
-def check_keys(config: EvaluateConfig, task: str, own_key: str) -> None:
-    """Checks the keys of `evaluate.py` for a task on a table.
+def check_evaluation_keys(config: EvaluateConfig, task: str, own_key: str) -> None:
+    """Refuses keys of `evaluate.py` that have no effect for a task on a table.
 
     Args:
-        task: The task, as messages name it.
-        own_key: The key that applies to this task only, beside the keys of all tasks.
+        task: The task, for messages.
+        own_key: The key that only this task uses.
 
     Raises:
-        ConfigurationError: If a key has no meaning for the task, or an override no effect.
+        ConfigurationError: If a key or an override would have no effect.
     """
-    for key in config.overrides.keys() & INSTEAD.keys():
-        raise ConfigurationError(
-            f"overrides.{key} would have no effect; expected {INSTEAD[key]}={config.overrides[key]}"
-        )
+    for key in config.overrides.keys() & REPLACED_KEYS.keys():
+        expected = f"{REPLACED_KEYS[key]}={config.overrides[key]}"
+        raise ConfigurationError(f"overrides.{key} would have no effect; expected {expected}")
 
     used_keys = (
         "checkpoint",
@@ -295,13 +297,16 @@ def check_keys(config: EvaluateConfig, task: str, own_key: str) -> None:
 def read_training_config(
     config: EvaluateConfig, location: Location, *schemas: type[Config]
 ) -> Config:
-    """Returns a checkpoint's training configuration, with the resampling of the evaluation.
+    """Reads a checkpoint's training configuration; resampling keys come from the evaluation.
+
+    Args:
+        schemas: The schemas that the configuration may have.
 
     Raises:
-        ConfigurationError: If it does not fit any of the schemas.
+        ConfigurationError: If it has none of the schemas.
     """
     file = location.config if config.training_config is None else Path(config.training_config)
-    assert file is not None  # the task is known from it
+    assert file is not None  # the task was read from it
     entries = {}
     for schema in schemas:
         task = schema().task
@@ -319,14 +324,14 @@ def read_training_config(
 def announce_data(
     config: EvaluateConfig | GenerateConfig, location: Location, key: str, path: str | None
 ) -> None:
-    """Logs the data that an evaluation reads, and the configuration that names it.
+    """Logs the data that an evaluation reads, and where they were named.
 
-    By default that is the configuration of the model's run, which may be someone else's, and may
+    By default, the configuration of the model's run names them. It may come from someone else, and
     name any file of this machine or of a server.
 
     Args:
-        key: The key of that configuration.
-        path: A file, a folder, or an address; None: there is none.
+        key: The key that names the data in that configuration.
+        path: A file, a folder, or an address; None: nothing is logged.
     """
     if path is None:
         return
@@ -337,13 +342,16 @@ def announce_data(
     logger.info("reading %s=%r, %s", key, redact(path), source)
 
 
-def report_folder(config: EvaluateConfig, location: Location, *, has_other_data: bool) -> Path:
-    """Returns `out_dir`; by default a folder in the run folder, or next to the model.
+def choose_report_folder(
+    config: EvaluateConfig, location: Location, *, has_other_data: bool
+) -> Path:
+    """Returns `out_dir`, or by default a folder in the run folder or next to the model.
 
-    The report of the training run itself is in `evaluation/`. The folder of another checkpoint of
-    the run, or of `validation_file`, has its name appended. Where a report on another file of the
-    same name is, the name of the file's folder is appended, too, or else a hash of its path. Such a
-    folder is created, to reserve it for the file; only rank 0 calls this.
+    The default is `evaluation`, with the name of the checkpoint appended if it is not the run
+    folder itself, and the name of `validation_file` if that is not the data of the run. If a folder
+    of this name belongs to another file, the name of the file's folder is appended, too, or else a
+    hash of its path. Folders for `validation_file` are created to reserve their name, so only
+    rank 0 calls this.
 
     Args:
         has_other_data: Whether `validation_file` is not the data of the run.
@@ -374,8 +382,8 @@ def report_folder(config: EvaluateConfig, location: Location, *, has_other_data:
 
 
 def _reserve_folder(folder: Path, source: str) -> bool:
-    """Creates a folder for the reports on some data; returns False if it belongs to other data."""
-    record = folder / SOURCE
+    """Creates a folder for reports on some data; returns False if it belongs to other data."""
+    record = folder / SOURCE_FILE
     if folder.exists():
         return record.is_file() and record.read_text() == source
     folder.mkdir(parents=True)

@@ -22,10 +22,10 @@ from bsmeta.training.processes import Processes, close_device_groups
 
 
 def evaluate_checkpoints(config: EvaluateConfig) -> list[Path]:
-    """Evaluates the checkpoints on all processes; rank 0 writes and prints the reports.
+    """Evaluates checkpoints on all processes; rank 0 writes and prints the reports.
 
     Returns:
-        The folders of the reports that this process has written.
+        The folders of the reports that this process wrote; none except on rank 0.
 
     Raises:
         UserError: If a checkpoint or the data cannot be used, or the tasks differ.
@@ -47,7 +47,7 @@ def evaluate_checkpoints(config: EvaluateConfig) -> list[Path]:
 
 
 def locate_models(config: EvaluateConfig) -> list[Location]:
-    """Locates the models that the configuration names.
+    """Locates the models in `checkpoint`, and with `untrained` the first one's initial model.
 
     Raises:
         UserError: If a model does not exist, or the value is not a name or a list of names.

@@ -1,9 +1,9 @@
-"""The tasks of this package together with those of other installed distributions.
+"""The registry of the tasks of this package and of other installed distributions.
 
-A distribution adds tasks with the entry points of the group `bsmeta.tasks`: the name of the task,
-and a `TaskEntry` as `module:attribute`. Names are read from the metadata of installed packages; an
-entry is imported when its task is used. This package's own tasks are a table in Python, not entry
-points of its own, because a checkout that is not installed has no metadata.
+A distribution adds a task with an entry point in the group `bsmeta.tasks`: the name of the entry
+point is the name of the task, and its value is a `TaskEntry` as `module:attribute`. An entry is
+imported when its task is used. The tasks of this package are a table in Python instead, because a
+checkout that is not installed has no entry points.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from bsmeta.config.task_entry import TaskEntry
 from bsmeta.core.errors import ConfigurationError
 
 GROUP = "bsmeta.tasks"
-"""The group of the entry points of tasks."""
+"""The entry point group of tasks."""
 
 
 class TaskRegistry(Mapping[str, TaskEntry]):
-    """The entries of all tasks by name: those of the package in their order, then others by name.
+    """The entries of all tasks: the tasks of the package in their order, then others by name.
 
     Args:
         built_in: The tasks of this package.
@@ -35,7 +35,7 @@ class TaskRegistry(Mapping[str, TaskEntry]):
         self._loaded: dict[str, TaskEntry] = {}
 
     def __getitem__(self, name: str) -> TaskEntry:
-        installed = self._installed  # before all else: it refuses a name that is taken twice
+        installed = self._installed  # read first, because it refuses repeated names
         if name in self._built_in:
             return self._built_in[name]
         if name not in self._loaded:
@@ -52,7 +52,7 @@ class TaskRegistry(Mapping[str, TaskEntry]):
         return len(self._built_in) + len(self._installed)
 
     def list_installed_schemas(self) -> list[str]:
-        """Lists the schemas of the tasks of other distributions, whose entries it imports."""
+        """Imports the entries of other distributions, and lists their schemas."""
         return [self[name].schema for name in self._installed]
 
     @cached_property
@@ -62,11 +62,11 @@ class TaskRegistry(Mapping[str, TaskEntry]):
         for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
             if point.name in self._built_in or point.name in points:
                 other = points.get(point.name)
-                first = "bsmeta itself" if other is None else name_distribution(other)
+                first = "bsmeta itself" if other is None else describe_distribution(other)
                 raise ConfigurationError(
                     f"task={point.name} is defined twice: by {first} and by "
-                    f"{name_distribution(point)} (entry point {point.value}); expected one task of "
-                    f"a name. Fix: uninstall {name_package(point)}, or rename its task"
+                    f"{describe_distribution(point)} (entry point {point.value}); expected one "
+                    f"task of a name. Fix: uninstall {find_package_name(point)}, or rename its task"
                 )
             points[point.name] = point
         return points
@@ -76,10 +76,10 @@ def load_entry(point: EntryPoint) -> TaskEntry:
     """Imports the entry of a task of another distribution.
 
     Raises:
-        ConfigurationError: If it cannot be imported, or is something else.
+        ConfigurationError: If it cannot be imported, or is no `TaskEntry`.
     """
-    source = f"task={point.name}: the entry point {point.value} of {name_distribution(point)}"
-    fix = f"Fix: install another version of {name_package(point)}, or uninstall it"
+    source = f"task={point.name}: the entry point {point.value} of {describe_distribution(point)}"
+    fix = f"Fix: install another version of {find_package_name(point)}, or uninstall it"
     try:
         entry = point.load()
     except Exception as error:  # the code of another distribution may raise anything
@@ -95,13 +95,13 @@ def load_entry(point: EntryPoint) -> TaskEntry:
     return entry
 
 
-def name_distribution(point: EntryPoint) -> str:
-    """Returns the name and version of the distribution of an entry point."""
+def describe_distribution(point: EntryPoint) -> str:
+    """Returns the name and version of the distribution of an entry point, for messages."""
     if point.dist is None:
         return "an unknown distribution"
     return f"the distribution {point.dist.name} {point.dist.version}"
 
 
-def name_package(point: EntryPoint) -> str:
-    """Returns the name of the distribution of an entry point, as pip takes it."""
+def find_package_name(point: EntryPoint) -> str:
+    """Returns the name of an entry point's distribution for `pip`; "it" if it is unknown."""
     return "it" if point.dist is None else point.dist.name

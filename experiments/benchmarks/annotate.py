@@ -26,7 +26,7 @@ from bsmeta.annotate.annotator import Annotation, Annotator, Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import parse_page
 from bsmeta.annotate.plan import list_all_columns, make_annotators
-from bsmeta.annotate.pool import Chunk, Status, collect_rarely
+from bsmeta.annotate.pool import Chunk, Status, reduce_garbage_collection
 from bsmeta.annotate.sources import InputRecord, Item, decode_record, list_inputs, read_items
 from bsmeta.config.entry_point import run_entry_point
 
@@ -36,7 +36,7 @@ PAGE_BYTES = 100_000_000
 
 def main(config: AnnotateConfig) -> None:
     """Prints the measurements."""
-    collect_rarely()
+    reduce_garbage_collection()
     limit, repeats = int(OWN["limit"]), int(OWN["repeats"])
     paths = [path for path, _ in list_inputs(config.input)]
     items = [item for path in paths for item, _ in read_items(path, PAGE_BYTES)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.annotate.declared_charset import PRESCANNED, find_declared_charset
+from bsmeta.annotate.declared_charset import PRESCAN_BYTES, find_declared_charset
 from bsmeta.annotate.page import decode_html
 
 
@@ -56,8 +56,8 @@ from bsmeta.annotate.page import decode_html
         (b"<a title=\"<meta charset=koi8-r><meta charset=latin1>", None),
         (b"<a b = '<meta charset=koi8-r>", None),
         # The first bytes only
-        (b" " * (PRESCANNED - 21) + b"<meta charset=koi8-r>", "koi8-r"),
-        (b" " * (PRESCANNED - 20) + b"<meta charset=koi8-r>", None),
+        (b" " * (PRESCAN_BYTES - 21) + b"<meta charset=koi8-r>", "koi8-r"),
+        (b" " * (PRESCAN_BYTES - 20) + b"<meta charset=koi8-r>", None),
     ],
 )  # fmt: skip
 def test_the_charset_is_that_of_the_prescan(html: bytes, encoding: str | None) -> None:

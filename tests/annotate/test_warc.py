@@ -166,7 +166,7 @@ def test_content_beyond_the_limit_is_passed_over() -> None:
 
 
 def test_a_record_of_more_bytes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bsmeta.annotate.warc.LONGEST_SEARCH", 1000)
+    monkeypatch.setattr("bsmeta.annotate.warc.MAX_BUFFERED_BYTES", 1000)
     large = make_record(b"a" * 3_000_000)
     for compress in (bytes, gzip.compress):
         data = compress(large) + compress(make_record(b"b"))

@@ -16,7 +16,7 @@ from datasets import Dataset
 
 import bsmeta
 from bsmeta import generate
-from bsmeta.api.models import SCORED_BATCH_SIZE
+from bsmeta.api.models import SCORE_BATCH_SIZE
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.generating import GenerateConfig
 from tests.api.conftest import read_lines, run
@@ -118,7 +118,7 @@ def test_any_iterable_is_scored_and_continued_lazily(model: bsmeta.LanguageModel
     scores = model.score_each(yield_documents())
     assert taken == []
     first = next(scores)
-    assert len(taken) == SCORED_BATCH_SIZE
+    assert len(taken) == SCORE_BATCH_SIZE
     assert first.prefix == "Title: B |||"
     with pytest.raises(bsmeta.UserError, match=r"documents\[70\]: a int; expected a string"):
         list(scores)

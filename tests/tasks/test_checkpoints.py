@@ -8,7 +8,7 @@ import pytest
 
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.tasks import checkpoints
-from bsmeta.tasks.checkpoints import Location, locate_model, report_folder
+from bsmeta.tasks.checkpoints import Location, choose_report_folder, locate_model
 from tests.tasks.run_folders import write_held_out, write_run_folder
 
 
@@ -64,7 +64,7 @@ def test_files_of_one_name_have_folders_of_their_own(
 
     def folder(file: str | None) -> str:
         config = EvaluateConfig(checkpoint=location.name, validation_file=file)
-        return report_folder(config, location, has_other_data=file is not None).name
+        return choose_report_folder(config, location, has_other_data=file is not None).name
 
     x, y = write_held_out(tmp_path / "x/dev.jsonl"), write_held_out(tmp_path / "y/dev.jsonl")
     deep = write_held_out(tmp_path / "z/y/dev.jsonl")

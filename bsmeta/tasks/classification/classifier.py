@@ -1,10 +1,10 @@
 """A classifier that is a sum of linear functions: of an encoder's pooled vectors, and of words.
 
 The logits of a text are the mean over its chunks of `head(pooled vector)`, plus the logits from the
-TF-IDF features of the whole text. Either part may be absent. Because the head is linear,
-fine-tuning can begin with a solution that was fitted on frozen vectors (`systems`), and both have
-one form. If a text may have several labels, the sigmoid of a logit is the probability of its label,
-and the description has a threshold for each label.
+TF-IDF features of the whole text. Either part may be absent. Because the head is linear, it can be
+initialized with weights that were fitted on frozen vectors (`systems`) before fine-tuning. If a
+text may have several labels, the sigmoid of a logit is the probability of its label, and the
+description has a threshold for each label.
 
 An exported folder has `config.json` (the encoder's, with the entry `text_classifier`),
 `classifier.safetensors`, `ngrams.json` if there are word features, and the encoder's weights and
@@ -32,31 +32,33 @@ from bsmeta.core.parsing import decode_json, parse_json
 from bsmeta.models.layers import list_encoder_layers
 from bsmeta.tasks.classification.config import POOLINGS
 
-ENTRY = "text_classifier"
+CONFIG_ENTRY = "text_classifier"
 """The entry of `config.json` in an exported folder that describes the classifier."""
 
 # Values of transformers' `problem_type`.
-ONE_TYPE = "single_label_classification"
-SEVERAL_TYPE = "multi_label_classification"
+SINGLE_LABEL_TYPE = "single_label_classification"
+MULTI_LABEL_TYPE = "multi_label_classification"
 
 # Files of an exported folder.
-CONFIG = "config.json"
-WEIGHTS = "classifier.safetensors"
-NGRAMS = "ngrams.json"
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "classifier.safetensors"
+NGRAMS_FILE = "ngrams.json"
 
-ENCODER = "encoder."  # prefix of the encoder's weights in a classifier
-DECISIONS_AT_ONCE = 1 << 22  # limit on the logits by word features in memory at one time
+ENCODER_PREFIX = "encoder."
+"""Prefix of the encoder's weights in a classifier."""
+MAX_WORD_LOGITS = 1 << 22
+"""Maximum number of logits of word features that are computed at a time."""
 
 
 class Description(msgspec.Struct, frozen=True, omit_defaults=True):
     """The entry `text_classifier` of `config.json`."""
 
-    method: str  # how the classifier was made: a value of the key `method`, except auto
+    method: str  # the value of the key `method` by which it was trained; not auto
     labels: list[str]  # in the order of the logits
-    pooling: str | None  # how the vectors of a chunk's tokens become one; None: no encoder
+    pooling: str | None  # how the vectors of a chunk's tokens are reduced to one; None: no encoder
     has_words: bool  # whether there are word features
     thresholds: list[float] | None = None
-    """Probability from which a text has each label; None: a text has exactly one label."""
+    """Minimum probability of each label to be predicted; None: a text has exactly one label."""
 
     def __post_init__(self) -> None:
         if self.pooling not in (None, *POOLINGS):
@@ -66,20 +68,20 @@ class Description(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def check_thresholds(thresholds: Sequence[float], label_count: int) -> None:
-    """Refuses thresholds of a saved model that are no probabilities, or not one for each label.
+    """Checks the thresholds of a saved model.
 
     Raises:
-        ValueError: If they cannot be used.
+        ValueError: If they are not one probability for each label.
     """
     if len(thresholds) != label_count or not all(0 <= value <= 1 for value in thresholds):
         raise ValueError(f"thresholds: expected {label_count} values from 0 to 1")
 
 
-class Words(nn.Module):
-    """Linear functions of the TF-IDF of words and pairs of words (Wang and Manning 2012).
+class NgramModel(nn.Module):
+    """Linear functions of the TF-IDF of word unigrams and bigrams (Wang and Manning 2012).
 
     Args:
-        ngrams: The words and pairs of words of the features; there may be none.
+        ngrams: The unigrams and bigrams of the features; may be empty.
         idf: float64 [features], inverse document frequencies.
         weight: [labels, features].
         bias: [labels].
@@ -98,7 +100,7 @@ class Words(nn.Module):
         self._vectorizer: Any = None
 
     def logits(self, texts: Sequence[str]) -> np.ndarray:
-        """Computes the logits of texts, float64 [texts, labels]."""
+        """Computes the logits of whole texts, float64 [texts, labels]."""
         bias = self.bias.detach().cpu().double().numpy()
         logits = np.tile(bias, (len(texts), 1))
         if not self.ngrams:
@@ -110,15 +112,20 @@ class Words(nn.Module):
         features = self._vectorizer.transform(texts)
 
         weight = self.weight.detach().cpu().double().numpy().T
-        at_once = max(DECISIONS_AT_ONCE // len(bias), 1)
-        for start in range(0, len(texts), at_once):
-            logits[start : start + at_once] += features[start : start + at_once] @ weight
+        batch_size = max(MAX_WORD_LOGITS // len(bias), 1)
+        for start in range(0, len(texts), batch_size):
+            batch = slice(start, start + batch_size)
+            logits[batch] += features[batch] @ weight
         return logits
 
 
 def make_vectorizer(**settings: Any) -> Any:
-    """Makes scikit-learn's vectorizer of words and pairs of words, sublinear in their counts."""
-    # Imported here because scikit-learn takes seconds.
+    """Makes scikit-learn's TF-IDF vectorizer of word unigrams and bigrams, with sublinear counts.
+
+    Args:
+        settings: Further arguments of the vectorizer, such as its vocabulary.
+    """
+    # Imported here because importing scikit-learn takes seconds.
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     return TfidfVectorizer(
@@ -130,10 +137,10 @@ class Classifier(nn.Module):
     """An encoder with a linear head, linear word features, or both.
 
     Args:
-        encoder: Without a pooler of its own; None: only the words are used.
-        head: From the pooled vectors to the logits.
-        words: Linear functions of the words of the whole text.
-        dropout: Of the pooled vectors, in training.
+        encoder: A model without a pooler; None: only words are used.
+        head: Computes logits from pooled vectors.
+        words: Computes logits from the words of the whole text.
+        dropout: Dropout probability of the pooled vectors in training.
     """
 
     def __init__(
@@ -141,7 +148,7 @@ class Classifier(nn.Module):
         description: Description,
         encoder: PreTrainedModel | None = None,
         head: nn.Linear | None = None,
-        words: Words | None = None,
+        words: NgramModel | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -152,7 +159,7 @@ class Classifier(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def set_thresholds(self, thresholds: Sequence[float]) -> None:
-        """Sets the probability from which a text has each label."""
+        """Sets the minimum probability of each label to be predicted."""
         self.description = msgspec.structs.replace(self.description, thresholds=[*thresholds])
 
     @property
@@ -161,7 +168,11 @@ class Classifier(nn.Module):
         return None if self.encoder is None else self.encoder.config
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
-        """Computes the logits of chunks by the encoder alone: `logits`, float [chunks, labels]."""
+        """Computes the logits of chunks by the encoder and the head, without words.
+
+        Returns:
+            A namespace with `logits`, float [chunks, labels], like the models of transformers.
+        """
         assert self.head is not None
         vectors = self.dropout(self.vectors(input_ids, attention_mask))
         return SimpleNamespace(logits=self.head(vectors))
@@ -174,38 +185,42 @@ class Classifier(nn.Module):
         return pool_vectors(hidden.last_hidden_state, attention_mask, self.description.pooling)
 
     def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Writes the folder, without the tokenizer, with the current weights or those given."""
+        """Exports the classifier to a folder, without the tokenizer.
+
+        Args:
+            weights: The weights to export by name; None: the current ones.
+        """
         weights = self.state_dict() if weights is None else weights
         folder.mkdir(parents=True, exist_ok=True)
         if self.encoder is not None:
             encoder_weights = {
-                name.removeprefix(ENCODER): weight
+                name.removeprefix(ENCODER_PREFIX): weight
                 for name, weight in weights.items()
-                if name.startswith(ENCODER)
+                if name.startswith(ENCODER_PREFIX)
             }
             self.encoder.save_pretrained(folder, state_dict=encoder_weights)
         self.save_linear(folder, weights)
 
     def save_linear(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Writes all but the encoder into an existing folder."""
+        """Exports all parts except the encoder to an existing folder; see `save`."""
         weights = self.state_dict() if weights is None else weights
 
-        file = folder / CONFIG
+        file = folder / CONFIG_FILE
         config = parse_json(file.read_text(encoding="utf-8")) if file.exists() else {}
-        config[ENTRY] = msgspec.to_builtins(self.description)
+        config[CONFIG_ENTRY] = msgspec.to_builtins(self.description)
         if self.description.thresholds is not None:
-            config["problem_type"] = SEVERAL_TYPE
+            config["problem_type"] = MULTI_LABEL_TYPE
         file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
         linear_weights = {
             name: weight.detach().cpu().contiguous()
             for name, weight in weights.items()
-            if not name.startswith(ENCODER)
+            if not name.startswith(ENCODER_PREFIX)
         }
-        save_file(linear_weights, folder / WEIGHTS)
+        save_file(linear_weights, folder / WEIGHTS_FILE)
         if self.words is not None:
             ngrams = json.dumps(self.words.ngrams, ensure_ascii=False)
-            (folder / NGRAMS).write_text(ngrams, encoding="utf-8")
+            (folder / NGRAMS_FILE).write_text(ngrams, encoding="utf-8")
 
 
 def pool_vectors(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
@@ -213,7 +228,7 @@ def pool_vectors(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torc
 
     Args:
         hidden: float [chunks, tokens, size], the vectors of the tokens.
-        mask: int64 [chunks, tokens], 0 at the padding, which may be on either side.
+        mask: int64 [chunks, tokens], 0 for padding, which may be on either side.
         pooling: One of `POOLINGS`.
 
     Returns:
@@ -226,44 +241,42 @@ def pool_vectors(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torc
         return hidden.masked_fill(mask[..., None] == 0, -torch.inf).amax(1)
 
     if pooling == "cls":
-        positions = mask.argmax(1)
+        positions = mask.argmax(1)  # the first token that is no padding
     else:
         numbers = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-        positions = (numbers * mask).argmax(1)
+        positions = (numbers * mask).argmax(1)  # the last one
     return hidden[torch.arange(len(hidden), device=hidden.device), positions]
 
 
 def measure_depths(encoder: nn.Module) -> dict[str, int]:
-    """Counts the layers above each parameter; the embeddings count as the lowest layer.
+    """Returns the depth of each parameter by name: the number of layers above its own.
 
-    Parameters after the layers, such as a last norm, belong to the highest one.
-
-    Returns:
-        The number of layers above, by the name of the parameter.
+    The embeddings count as the lowest layer; parameters after the layers, such as a final norm,
+    belong to the highest layer.
     """
     layers = list_encoder_layers(encoder)
     prefixes = {id(module): f"{name}." for name, module in encoder.named_modules()}
     layer_prefixes = [prefixes[id(layer)] for layer in layers]
 
     depths: dict[str, int] = {}
-    depth_outside = len(layers)  # of parameters outside of the layers: first below, then above them
+    outside_depth = len(layers)  # of parameters outside of the layers: first below, then above them
     for name, _ in encoder.named_parameters():
         layer = next(
             (n for n, prefix in enumerate(layer_prefixes) if name.startswith(prefix)), None
         )
         if layer is None:
-            depths[name] = depth_outside
+            depths[name] = outside_depth
         else:
             depths[name] = len(layers) - 1 - layer
-            depth_outside = 0
+            outside_depth = 0
     return depths
 
 
 def freeze_below(encoder: PreTrainedModel, train_layers: int | None) -> None:
-    """Freezes all parameters below the last layers.
+    """Freezes all parameters below the last `train_layers` layers.
 
     Args:
-        train_layers: Number of layers that stay trainable; None: all of them and the embeddings.
+        train_layers: Number of trainable layers; None: all of them and the embeddings.
 
     Raises:
         ConfigurationError: If the encoder has fewer layers.
@@ -285,17 +298,17 @@ def freeze_below(encoder: PreTrainedModel, train_layers: int | None) -> None:
 
 
 def load_linear(folder: Path, encoder: PreTrainedModel | None) -> Classifier:
-    """Loads the classifier of a folder on an encoder that the caller has loaded.
+    """Loads an exported classifier, around an encoder that the caller has loaded.
 
     Returns:
         The classifier in evaluation mode.
 
     Raises:
-        DataError: If it is damaged or incomplete.
+        DataError: If a file is missing or damaged.
     """
     description = read_description(folder)
     try:
-        weights = load_file(folder / WEIGHTS)
+        weights = load_file(folder / WEIGHTS_FILE)
         words = _load_words(folder, weights) if description.has_words else None
         head = None
         if description.pooling is not None:
@@ -304,22 +317,24 @@ def load_linear(folder: Path, encoder: PreTrainedModel | None) -> Classifier:
 
         model = Classifier(description, encoder, head, words)
         state = model.state_dict()
-        expected_names = {name for name in state if not name.startswith(ENCODER)}
+        expected_names = {name for name in state if not name.startswith(ENCODER_PREFIX)}
         if expected_names != weights.keys():
-            raise ValueError(f"{WEIGHTS} has {sorted(weights)}, expected {sorted(expected_names)}")
+            raise ValueError(
+                f"{WEIGHTS_FILE} has {sorted(weights)}, expected {sorted(expected_names)}"
+            )
         model.load_state_dict({**state, **weights})
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise DataError(f"{folder}: the classifier cannot be loaded: {error}") from error
 
     if not all(bool(value.isfinite().all()) for value in weights.values()):
-        raise DataError(f"{folder / WEIGHTS}: has values that are not finite")
+        raise DataError(f"{folder / WEIGHTS_FILE}: has values that are not finite")
     return model.eval()
 
 
 def is_classifier(folder: Path) -> bool:
-    """Whether an exported folder holds a `Classifier`, not a model of transformers."""
+    """Returns whether an exported folder has a `Classifier`, not a model of transformers."""
     try:
-        return ENTRY in parse_json((folder / CONFIG).read_text(encoding="utf-8"))
+        return CONFIG_ENTRY in parse_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         return False
 
@@ -331,20 +346,21 @@ def read_description(folder: Path) -> Description:
         DataError: If there is none.
     """
     try:
-        config = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
-        return msgspec.convert(config[ENTRY], Description)
+        config = parse_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        return msgspec.convert(config[CONFIG_ENTRY], Description)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{folder / CONFIG}: has no valid entry {ENTRY!r} ({error}); expected the model/ of a "
-            "run or checkpoint of task=classification"
+            f"{folder / CONFIG_FILE}: has no valid entry {CONFIG_ENTRY!r} ({error}); expected the "
+            "model/ of a run or checkpoint of task=classification"
         ) from error
 
 
-def _load_words(folder: Path, weights: Mapping[str, torch.Tensor]) -> Words:
-    ngrams = decode_json((folder / NGRAMS).read_bytes(), list[str])
+def _load_words(folder: Path, weights: Mapping[str, torch.Tensor]) -> NgramModel:
+    """Loads the word features; raises ValueError if the files do not have the same ones."""
+    ngrams = decode_json((folder / NGRAMS_FILE).read_bytes(), list[str])
     idf = weights["words.idf"]
     weight = weights["words.weight"]
     bias = weights["words.bias"]
     if not weight.shape[1] == len(idf) == len(set(ngrams)) == len(ngrams):
-        raise ValueError(f"{NGRAMS} and {WEIGHTS} do not have the same features")
-    return Words(ngrams, idf.numpy(), weight.numpy(), bias.numpy())
+        raise ValueError(f"{NGRAMS_FILE} and {WEIGHTS_FILE} do not have the same features")
+    return NgramModel(ngrams, idf.numpy(), weight.numpy(), bias.numpy())

@@ -154,7 +154,7 @@ class ClassificationConfig(PretrainedConfig):
 def find_value_problems(
     config: ClassificationConfig, _: Composition = NOTHING
 ) -> Iterator[Problem]:
-    """Yields problems that do not depend on the launch."""
+    """Yields the problems of a configuration that do not depend on the launch."""
     yield from _find_table_problems(config)
     table = Path(config.data_config.csv or "")
     yield from find_label_problems(config.data_config, is_csv=table.name.endswith(_CSV_ENDINGS))
@@ -168,7 +168,7 @@ def find_value_problems(
 
 
 def _find_table_problems(config: ClassificationConfig) -> Iterator[Problem]:
-    """Yields a CSV file that is not set or does not exist."""
+    """Yields a problem if the table is not set or does not exist."""
     data = config.data_config
     if data.csv is None:
         expected = "a CSV file with a column of texts and a column of labels"
@@ -181,10 +181,10 @@ def _find_table_problems(config: ClassificationConfig) -> Iterator[Problem]:
 
 
 def find_label_problems(config: ClassificationDataConfig, *, is_csv: bool) -> Iterator[Problem]:
-    """Yields a separator of labels that does not agree with `labels`, or is missing.
+    """Yields a problem if `label_separator` is empty, missing, or contradicts `labels`.
 
     Args:
-        is_csv: Whether the cells of the table are texts, which cannot be lists.
+        is_csv: Whether the table is a CSV file, whose cells cannot be lists.
     """
     separator = config.label_separator
     field = "data_config.label_separator"
@@ -202,7 +202,7 @@ def find_label_problems(config: ClassificationDataConfig, *, is_csv: bool) -> It
 
 
 def _find_tokenizer_problems(config: ClassificationConfig) -> Iterator[Problem]:
-    """Yields a tokenizer that cannot be loaded; every method needs one to divide long texts."""
+    """Yields a problem if the tokenizer, which every method needs, cannot be loaded offline."""
     key = "model_name" if config.tokenizer_name is None else "tokenizer_name"
     name = getattr(config, key)
     is_elsewhere = config.accelerate_config_file is not None  # on the machine of the launch file
@@ -215,7 +215,7 @@ def _find_tokenizer_problems(config: ClassificationConfig) -> Iterator[Problem]:
 
 
 def _find_class_weight_problems(weights: Any) -> Iterator[Problem]:
-    """Yields weights that no table could have; labels are compared with the table later."""
+    """Yields a problem if `class_weights` is invalid for any table; labels are checked later."""
     if weights in ("none", "balanced"):
         return
 
@@ -230,7 +230,7 @@ def _find_class_weight_problems(weights: Any) -> Iterator[Problem]:
 
 
 def find_fraction_problems(shares: Sequence[float]) -> list[Problem]:
-    """Returns the problem of `split_fractions` that do not divide a table; [] if they do."""
+    """Returns a problem if `split_fractions` are not three shares that sum to 1; otherwise []."""
     is_valid = len(shares) == 3 and shares[0] > 0 and min(shares) >= 0
     if is_valid and math.isclose(sum(shares), 1, abs_tol=1e-6):
         return []
@@ -261,7 +261,7 @@ def _lacks_validation(config: ClassificationConfig) -> bool:
 
 
 def _find_method_problems(config: ClassificationConfig) -> Iterator[Problem]:
-    """Yields keys that do not fit the method."""
+    """Yields a problem for each key whose value does not suit `method`."""
     method = config.method
     if config.pooling == HEAD and method != FINE_TUNE:
         expected = f"mean, cls, max or last, because method={method} needs vectors"
@@ -292,7 +292,7 @@ def _find_method_problems(config: ClassificationConfig) -> Iterator[Problem]:
 
 
 def _find_results_dir_problems(config: ClassificationConfig) -> Iterator[Problem]:
-    """Yields a results folder that is a file."""
+    """Yields a problem if `results_dir` is a file."""
     folder = Path(config.results_dir or "")
     if config.results_dir is not None and folder.exists() and not folder.is_dir():
         fix = "results_dir=results, for example"
@@ -300,7 +300,7 @@ def _find_results_dir_problems(config: ClassificationConfig) -> Iterator[Problem
 
 
 def list_summary_rows(config: ClassificationConfig, _: Launch) -> list[Row]:
-    """Returns the rows for model and table."""
+    """Returns the rows of the start-up table for the model and the data."""
     data = config.data_config
     model = config.model_name
     if config.model_config_file is not None:
@@ -325,7 +325,7 @@ def list_summary_rows(config: ClassificationConfig, _: Launch) -> list[Row]:
 
 
 def _describe_labels(data: ClassificationDataConfig) -> str:
-    """Names the column of the labels, and whether it has several."""
+    """Describes the label column: its name, and whether a cell has several labels."""
     if data.label_separator is not None:
         return f"{data.label_column} (several labels, separated by {data.label_separator!r})"
     if data.labels == SEVERAL:
@@ -349,6 +349,7 @@ def _describe_encoder_settings(config: ClassificationConfig) -> str:
 
 
 def _name_tokenizer_source(config: ClassificationConfig) -> str:
+    """Describes where the tokenizer is loaded from."""
     name = config.tokenizer_name or config.model_name
     source = name if config.tokenizer_name else f"{name} (that of model_name)"
     return source if is_on_machine(name) else f"{source}; not on this machine, so from the Hub"

@@ -1,16 +1,16 @@
-"""Scores the test set: after the last step, and again (or another CSV file) by `evaluate.py`.
+"""Scores the test set after the last step, and again, or another table, for `evaluate.py`.
 
-After the last step, beside the CSV file or in `results_dir`: `NAME_testset_predictions.csv`,
-`NAME_train_test_stats.json`, `NAME_trained_model.sav`. In `evaluation/` of the run folder: the
-report.
+After the last step, `NAME_testset_predictions.csv`, `NAME_train_test_stats.json` and
+`NAME_trained_model.sav` are written beside the CSV file or to `results_dir`, and the report to
+`evaluation/` of the run folder.
 
-The baselines learn from the training split in the run's database; where `evaluate.py` does not find
-it, the model is scored alone. They are the most frequent label, and a linear SVM on TF-IDF features
-with fixed settings (words and pairs of words, sublinear term frequency, C = 1, as in Wang and
-Manning 2012), which sees the whole text and takes seconds: the system of `method=linear`. If a text
-may have several labels, there are two constant baselines: the set of labels that most training
-texts have, and the number of most frequent labels with the highest micro F1 on the training texts.
-The thresholds of the SVM are chosen on the validation split, like those of the model.
+The baselines are fitted on the training split in the run's database; if `evaluate.py` cannot read
+it, the model is scored alone. They are the most frequent label, and the system of `method=linear`:
+a linear SVM on TF-IDF features of the whole text with fixed settings (word unigrams and bigrams,
+sublinear term frequency, C = 1, as in Wang and Manning 2012). If a text may have several labels,
+there are two constant baselines: the most frequent set of labels, and the n most frequent labels,
+for the n with the highest micro F1 on the training texts. The thresholds of the SVM are chosen on
+the validation split, as for the model.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from bsmeta.data.text.tokenizer import load_padded_tokenizer
 from bsmeta.tasks.checkpoints import (
     Location,
     announce_data,
-    check_keys,
+    check_evaluation_keys,
+    choose_report_folder,
     read_training_config,
-    report_folder,
 )
 from bsmeta.tasks.classification.classifier import Classifier
 from bsmeta.tasks.classification.config import (
@@ -73,9 +73,9 @@ from bsmeta.tasks.classification.label_sets import Labels
 from bsmeta.tasks.classification.model import (
     AnyScored,
     Scorer,
+    compute_label_weights,
     iterate_predictions,
     join_texts,
-    label_weights,
     list_labels,
     load_model,
     read_labels,
@@ -100,8 +100,8 @@ from bsmeta.tasks.classification.systems import (
     Split,
     find_most_frequent_labels,
     find_most_frequent_set,
-    fit_words,
-    predict_words,
+    fit_word_system,
+    predict_by_words,
     read_split,
 )
 from bsmeta.tasks.classification.task_interface import ClassifierTask
@@ -110,40 +110,41 @@ from bsmeta.training.run_folder import read_steps_and_evaluations
 
 logger = logging.getLogger(__name__)
 
-# Names of the training accuracy in `metrics.jsonl`, of texts with one label and with several.
+# Names of the training accuracy in `metrics.jsonl`, for texts with one label and with several.
 ACCURACY = "accuracy"
 SUBSET_ACCURACY = "subset_accuracy"
 
-# Endings of the result files.
-PREDICTIONS = "testset_predictions.csv"
-STATS = "train_test_stats.json"
-MODEL = "trained_model.sav"
+# Name suffixes of the result files.
+PREDICTIONS_SUFFIX = "testset_predictions.csv"
+STATS_SUFFIX = "train_test_stats.json"
+MODEL_SUFFIX = "trained_model.sav"
 
 
 def run_evaluation(
     config: EvaluateConfig, locations: Sequence[Location], context: Processes
 ) -> list[Path]:
-    """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
+    """Scores checkpoints on all processes; rank 0 writes and prints a report on each.
 
     Returns:
-        The folders of the reports that this process has written.
+        The folders of the reports that this process wrote; none except on rank 0.
 
     Raises:
-        UserError: If a key has no meaning for this task, or a model or the data cannot be used.
+        UserError: If a key has no effect for this task, or a model or the data cannot be used.
     """
-    check_keys(config, "task=classification", "per_device_eval_batch_size")
+    check_evaluation_keys(config, "task=classification", "per_device_eval_batch_size")
     has_other_data = config.validation_file is not None
     folders = []
     for location in locations:
         results = _evaluate_checkpoint(config, location, context)
         if context.is_main:
-            folder = report_folder(config, location, has_other_data=has_other_data)
+            folder = choose_report_folder(config, location, has_other_data=has_other_data)
             report_results(results, [], folder, {"checkpoint": location.name})
             folders.append(folder)
     return folders
 
 
 def _evaluate_checkpoint(config: EvaluateConfig, location: Location, context: Processes) -> Results:
+    """Scores a checkpoint and, if the training table can be read, the baselines."""
     train = read_training_config(config, location, ClassificationConfig)
     data = train.data_config
     training_table = _configure_training_table(config, location, data)
@@ -158,7 +159,7 @@ def _evaluate_checkpoint(config: EvaluateConfig, location: Location, context: Pr
     examples: Examples | None = None
     try:
         examples = open_examples(training_table, tokenizer)
-        check_form(examples, location.name, has_several=has_several)
+        refuse_other_label_form(examples, location.name, has_several=has_several)
     except UserError as error:
         if config.validation_file is None:
             raise
@@ -167,7 +168,7 @@ def _evaluate_checkpoint(config: EvaluateConfig, location: Location, context: Pr
 
     if config.validation_file is None:
         assert examples is not None
-        test = test_split(train, examples)
+        test = read_test_split(train, examples)
         if not test.chunks:
             raise DataError(
                 f"checkpoint={location.name}: its table has no test split; name another CSV file: "
@@ -183,55 +184,65 @@ def _evaluate_checkpoint(config: EvaluateConfig, location: Location, context: Pr
 
     batch_size = config.per_device_eval_batch_size or data.per_device_eval_batch_size
     scored = Scorer(len(labels), tokenizer, batch_size, context).score(model, test.chunks)
-
-    baseline_predictions: dict[str, np.ndarray] = {}
-    if examples is not None:
-        training = read_split(examples, "train")
-        if config.validation_file is not None:
-            _note_training_texts(test, training.texts)
-        weights = compute_weights(train, examples)
-        validation = read_split(examples, "validation") if has_several else None
-        baseline_predictions, notes = predict_baselines(
-            test, training, weights, validation=validation
-        )
-        test.notes.extend(notes)
-
+    baselines = {} if examples is None else _fit_baselines(config, train, examples, test)
     unweighted = [1.0] * len(labels)
     return compute_results(
         test,
         scored,
         compute_scores(scored, unweighted),
-        baseline_predictions,
+        baselines,
         resamples=train.bootstrap_resamples,
         seed=train.seed,
     )
 
 
+def _fit_baselines(
+    config: EvaluateConfig, train: ClassificationConfig, examples: Examples, test: TestSet
+) -> dict[str, np.ndarray]:
+    """Fits baselines on the training table, and predicts the test set; notes go to the test set.
+
+    Args:
+        train: The configuration of the run.
+        examples: The training table.
+    """
+    training = read_split(examples, "train")
+    if config.validation_file is not None:
+        _note_training_texts(test, training.texts)
+    weights = compute_weights(train, examples)
+    validation = read_split(examples, "validation") if examples.has_several else None
+    predicted, notes = predict_baselines(test, training, weights, validation=validation)
+    test.notes.extend(notes)
+    return predicted
+
+
 def _configure_training_table(
     config: EvaluateConfig, location: Location, data: ClassificationDataConfig
 ) -> ClassificationDataConfig:
-    """Returns the configuration with which the training table is opened.
+    """Returns the configuration with which to open the training table.
 
     Args:
-        data: The configuration of the run's table, with the overrides of the evaluation.
+        data: The run's configuration of the table, with the overrides of the evaluation.
     """
     if config.validation_file is None:
         return data
 
-    # With another file, overrides describe how that file is read; of the training table they can
-    # only change the location.
+    # Overrides describe how `validation_file` is read; for the training table, only those of its
+    # location apply.
     as_saved = dataclasses.replace(config, overrides={})
     saved = read_training_config(as_saved, location, ClassificationConfig).data_config
     return dataclasses.replace(saved, csv=data.csv, database=data.database)
 
 
-def check_form(examples: Examples, model: str, *, has_several: bool) -> None:
-    """Refuses a table with one label a text for a model of several labels, and the reverse.
+def refuse_other_label_form(examples: Examples, model: str, *, has_several: bool) -> None:
+    """Refuses a table with one label per text for a model of several labels, and the reverse.
 
     Args:
         examples: The table.
-        model: The name of the model.
+        model: The name of the model, for messages.
         has_several: Whether the model predicts several labels.
+
+    Raises:
+        ConfigurationError: If the table has the other form.
     """
     if examples.has_several == has_several:
         return
@@ -245,13 +256,13 @@ def check_form(examples: Examples, model: str, *, has_several: bool) -> None:
 
 
 def compute_weights(config: ClassificationConfig, examples: Examples) -> list[float]:
-    """Computes the weight of each label in the loss."""
+    """Computes the weight of each label in the loss; see `compute_label_weights`."""
     rows = len(examples.list_sources("train")) if examples.has_several else None
-    counts = examples.label_counts("train")
-    return label_weights(config.class_weights, examples.labels, counts, rows)
+    counts = examples.count_labels("train")
+    return compute_label_weights(config.class_weights, examples.labels, counts, rows)
 
 
-def test_split(config: ClassificationConfig, examples: Examples) -> TestSet:
+def read_test_split(config: ClassificationConfig, examples: Examples) -> TestSet:
     """Reads the test split of a table."""
     return TestSet(
         source=f"{Path(str(config.data_config.csv)).name}, test split",
@@ -259,13 +270,14 @@ def test_split(config: ClassificationConfig, examples: Examples) -> TestSet:
         chunks=examples.read(examples.list_chunks("test")),
         groups=examples.list_groups("test"),
         unit=_name_unit(config),
-        distribution={split: examples.label_counts(split) for split in SPLITS},
+        distribution={split: examples.count_labels(split) for split in SPLITS},
         notes=[*examples.facts["warnings"]],
         split_sizes=_count_split_texts(examples) if examples.has_several else None,
     )
 
 
 def _count_split_texts(examples: Examples) -> dict[str, int]:
+    """Counts the source rows of each split."""
     return {split: len(examples.list_sources(split)) for split in SPLITS}
 
 
@@ -288,8 +300,8 @@ def read_table(
 
     Raises:
         DataError: If the file cannot be read, is empty, or has a label that the model lacks.
-        ConfigurationError: If a column is missing, or the rows do not have the form of labels that
-            the model predicts.
+        ConfigurationError: If a column is missing, or rows have several labels and the model
+            predicts one, or the reverse.
     """
     data = config.data_config
     bad_rows = BadRows(path, data.on_bad_row, "+overrides.data_config.on_bad_row")
@@ -324,7 +336,6 @@ def read_table(
         omitted = "1 row was" if without_tokens == 1 else f"{without_tokens:,} rows were"
         notes.append(f"{omitted} left out: no token in column {data.text_column!r}")
         logger.warning("%s: %s", path, notes[-1])
-
     return TestSet(
         source=path.name,
         labels=labels,
@@ -348,11 +359,11 @@ class _LabeledRow(NamedTuple):
 def _iterate_labeled_rows(
     path: Path, data: ClassificationDataConfig, cells: LabelCells, bad_rows: BadRows
 ) -> Iterator[_LabeledRow]:
-    """Yields the rows that have a text and labels; the others are added to `bad_rows`."""
+    """Yields the rows that have a text and labels; adds the others to `bad_rows`."""
     text_columns = [data.text_column]
     if data.split_by is not None:
         text_columns.append(data.split_by)
-    # One label is a text, too; several may be a list, or none.
+    # A single label must be a text; several may be a list, or an empty cell.
     columns = [data.text_column, data.label_column, *text_columns[1:]]
     rows = read_record_rows(path, columns, separator=data.csv_separator, encoding=data.csv_encoding)
 
@@ -381,7 +392,14 @@ def _check_known_labels(
     labels: Sequence[str],
     label_numbers: Mapping[str, int],
 ) -> None:
-    """Refuses a row with a label that the model lacks."""
+    """Refuses a row with a label that the model lacks.
+
+    Args:
+        row: The number of the row.
+        names: The labels of the row.
+        labels: The labels of the model.
+        label_numbers: Index of each label of the model.
+    """
     for name in names:
         if name not in label_numbers:
             raise DataError(
@@ -391,18 +409,18 @@ def _check_known_labels(
 
 
 def _name_unit(config: ClassificationConfig) -> str:
-    """Names the unit that is resampled for intervals, in words."""
+    """Describes the resampled units of the bootstrap, for reports."""
     group = config.data_config.split_by
     return "distinct texts" if group is None else f"values of {group}"
 
 
 def _note_training_texts(test: TestSet, training_texts: Sequence[str]) -> None:
-    """Adds a note on the texts of a test set that are also in the training split."""
-    training_keys = set(map(hash_text, training_texts))
-    seen = sum(hash_text(text) in training_keys for text in join_texts(test.chunks))
-    if seen:
+    """Adds a note with the number of texts of a test set that are also in the training split."""
+    training_hashes = set(map(hash_text, training_texts))
+    shared = sum(hash_text(text) in training_hashes for text in join_texts(test.chunks))
+    if shared:
         count = len(test.groups)
-        test.notes.append(f"{seen:,} of {count:,} texts are in the training split, too")
+        test.notes.append(f"{shared:,} of {count:,} texts are in the training split, too")
         logger.warning("%s: %s", test.source, test.notes[-1])
 
 
@@ -417,29 +435,35 @@ def predict_baselines(
 
     Args:
         test: The test set.
-        training: The training texts and their labels.
+        training: The training split.
         weights: The weight of each label in training.
-        others: Predictions of other systems by name, which are added to the result. A baseline
-            among them is not fitted again.
-        validation: The validation texts, for the thresholds of texts with several labels.
+        others: Predictions of other systems by name, which are added to the result. If the linear
+            system is among them, it is not fitted again.
+        validation: The validation split, on which thresholds are chosen if texts have several
+            labels.
 
     Returns:
-        By name, the predictions of the baselines, then of the others, int64 [texts] or bool [texts,
-        labels]; and notes on missing baselines, with the reason.
+        The predictions of the baselines, then of the others, by name: int64 [texts] or bool
+        [texts, labels]; and notes on missing baselines.
     """
     others = others or {}
     notes: list[str] = []
     predicted = _predict_constants(training.truth, len(test.groups))
     if METHOD_NAMES[LINEAR] not in others:
         with report_opaque_work():
-            model, notes = fit_words(test.labels, weights, training, validation)
+            model, notes = fit_word_system(test.labels, weights, training, validation)
             if model is not None:
-                predicted[METHOD_NAMES[LINEAR]] = predict_words(model, join_texts(test.chunks))
+                predicted[METHOD_NAMES[LINEAR]] = predict_by_words(model, join_texts(test.chunks))
     return {**predicted, **others}, notes
 
 
 def _predict_constants(truth: np.ndarray, texts: int) -> dict[str, np.ndarray]:
-    """Predicts the most frequent training labels for each text, by the name of the baseline."""
+    """Predicts the test set with each constant baseline.
+
+    Args:
+        truth: The training labels, int64 [texts] or bool [texts, labels].
+        texts: Number of texts of the test set.
+    """
     if truth.ndim == 1:
         return {MAJORITY: np.full(texts, np.bincount(truth).argmax())}
 
@@ -457,74 +481,119 @@ def finish_run(
     choice: Choice | None,
     context: FinishContext,
 ) -> dict[str, float]:
-    """Scores the test split and writes the results (rank 0).
-
-    The model and its predictions are written first, so they are kept if the baselines or the report
-    fail. Every rank calls this function and gets the same scores; {} if the split is empty.
+    """Scores the test split on all ranks; rank 0 writes the results.
 
     Args:
         model: The exported model.
-        others: By method, the other systems of `method=auto`, among which it was chosen.
+        others: The other systems of `method=auto`, by method.
+        choice: How `method=auto` chose the model; None for other methods.
+
+    Returns:
+        The scores of the model, the same on every rank; {} if the split is empty.
+    """
+    scorer = task.make_scorer(context)
+    test = read_test_split(task.config, task.examples)
+    if not test.chunks:
+        if context.rank == 0:
+            _write_run_results(task, model, None, context)
+        return {}
+
+    scored = scorer.score(model, test.chunks)
+    other_predictions = {
+        METHOD_NAMES[method]: scorer.score(system, test.chunks).predicted
+        for method, system in others.items()
+    }
+    scores = compute_scores(scored, task.weights)
+    if context.rank == 0:
+        scored_test = _ScoredTest(test, scored, scores, other_predictions, choice)
+        _write_run_results(task, model, scored_test, context)
+    return scores
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScoredTest:
+    """A test split with the predictions of the model and of other systems."""
+
+    test: TestSet
+    scored: AnyScored  # the predictions of the model
+    scores: dict[str, float]
+    other_predictions: dict[str, np.ndarray]  # by the name of the system
+    choice: Choice | None
+
+
+def _write_run_results(
+    task: ClassifierTask,
+    model: nn.Module,
+    scored_test: _ScoredTest | None,
+    context: FinishContext,
+) -> None:
+    """Writes the result files and the report of a run.
+
+    The model and its predictions are written first, so they are kept if the baselines or the report
+    fail.
+
+    Args:
+        scored_test: None: the test split is empty.
     """
     config = task.config
     examples = task.examples
-    scorer = task.scorer(context)
-    test = test_split(config, examples)
-
-    scored = scorer.score(model, test.chunks) if test.chunks else None
-    scores = {} if scored is None else compute_scores(scored, task.weights)
-    other_predictions: dict[str, np.ndarray] = {}
-    if test.chunks:
-        for method, system in others.items():
-            other_predictions[METHOD_NAMES[method]] = scorer.score(system, test.chunks).predicted
-    if context.rank != 0:
-        return scores
-
     epochs = read_epochs(
         context.folder / "metrics.jsonl",
         task.steps_per_epoch(context.size),
         SUBSET_ACCURACY if examples.has_several else ACCURACY,
     )
-    stats_file = name_result_file(config, STATS)
-    model_file = name_result_file(config, MODEL)
-    predictions_file = name_result_file(config, PREDICTIONS)
+    stats: dict[str, Any] = {"epochs": epochs, "test": None}
+    if scored_test is not None:
+        stats["test"] = {"scores": scored_test.scores}
 
-    stats = {"epochs": epochs, "test": {"scores": scores} if scores else None}
+    run_name = str(context.folder.resolve())
+    stats_file = name_result_file(config, STATS_SUFFIX)
+    model_file = name_result_file(config, MODEL_SUFFIX)
     save_model(model_file, model, config)
     write_stats(stats_file, stats)
+    if scored_test is None:
+        examples.save_results(run_name, stats)
+        return
 
-    results = None
-    if scored is not None:
-        write_predictions(
-            predictions_file, scored, examples.labels, spreadsheet_safe=config.spreadsheet_safe
-        )
-        predicted = _predict_other_systems(task, test, other_predictions)
-        if choice is not None:
-            test.notes.extend(choice.notes)
-        results = compute_results(
-            test,
-            scored,
-            scores,
-            predicted,
-            resamples=config.bootstrap_resamples,
-            seed=config.seed,
-            choice=choice,
-        )
-        stats["test"] = results.as_dict()
-        write_stats(stats_file, stats)
+    predictions_file = name_result_file(config, PREDICTIONS_SUFFIX)
+    write_predictions(
+        predictions_file,
+        scored_test.scored,
+        examples.labels,
+        spreadsheet_safe=config.spreadsheet_safe,
+    )
+    results = _compare_with_baselines(task, scored_test)
+    stats["test"] = results.as_dict()
+    write_stats(stats_file, stats)
+    examples.save_results(run_name, stats)
 
-    examples.save_results(str(context.folder.resolve()), stats)
-    if results is not None:
-        facts = {"checkpoint": str(context.exported)}
-        files = [stats_file, model_file, predictions_file]
-        report_results(results, epochs, context.folder / "evaluation", facts, files)
-    return scores
+    facts = {"checkpoint": str(context.exported)}
+    files = [stats_file, model_file, predictions_file]
+    report_results(results, epochs, context.folder / "evaluation", facts, files)
+
+
+def _compare_with_baselines(task: ClassifierTask, scored_test: _ScoredTest) -> Results:
+    """Fits the baselines, and compares the model with them and with the other systems."""
+    test = scored_test.test
+    choice = scored_test.choice
+    predicted = _predict_other_systems(task, test, scored_test.other_predictions)
+    if choice is not None:
+        test.notes.extend(choice.notes)
+    return compute_results(
+        test,
+        scored_test.scored,
+        scored_test.scores,
+        predicted,
+        resamples=task.config.bootstrap_resamples,
+        seed=task.config.seed,
+        choice=choice,
+    )
 
 
 def _predict_other_systems(
     task: ClassifierTask, test: TestSet, other_predictions: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Returns the predictions of baselines and other systems by name; notes go to the test set."""
+    """Fits the baselines, and returns their and other predictions by name; adds notes to `test`."""
     examples = task.examples
     training = read_split(examples, "train")
     validation = read_split(examples, "validation") if examples.has_several else None
@@ -538,16 +607,14 @@ def _predict_other_systems(
 
 
 def write_stats(file: Path, stats: Mapping[str, Any]) -> None:
-    """Writes losses and scores as JSON."""
+    """Writes the training curves and the test scores as JSON."""
     with _replace_when_complete(file) as part:
         text = json.dumps(stats, indent=1, ensure_ascii=False)
         part.write_text(f"{text}\n", encoding="utf-8")
 
 
 def name_result_file(config: ClassificationConfig, ending: str) -> Path:
-    """Names a result file: `leanings_ENDING` for leanings.csv, leanings.csv.gz or
-    leanings.sqlite.
-    """
+    """Returns the path of a result file: `leanings_ENDING` for the table `leanings.csv.gz`."""
     table = Path(str(config.data_config.csv))
     name = shorten_table_name(table)
     folder = table.parent if config.results_dir is None else Path(config.results_dir)
@@ -559,15 +626,15 @@ def read_epochs(
 ) -> list[dict[str, float | None]]:
     """Reads the training curves of a run from its `metrics.jsonl`.
 
-    There is a point for each evaluation, or for each epoch if there are none. Losses and accuracies
-    of the training are means over the logged steps since the previous evaluation, with dropout and
-    while the weights change. Each line is weighted by the chunks since the line before it. The
-    scores of the validation are measured with the model after these steps.
+    There is a point for each evaluation, or for each epoch if there are none. Training losses and
+    accuracies are means over the logged steps since the previous point (with dropout, while the
+    weights change), weighted by the loss weights and by the numbers of chunks. Validation scores
+    are of the model after these steps.
 
     Args:
         metrics: The file.
         steps_per_epoch: 0 for a run without steps, which has no curves.
-        accuracy: The part of the loss that is the accuracy of the chunks.
+        accuracy: Name of the training accuracy.
     """
     if steps_per_epoch == 0:
         return []
@@ -602,20 +669,22 @@ def read_epochs(
 
 
 def _compute_weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float | None:
+    """Computes a weighted mean; None if the weights sum to 0."""
     return sum(map(mul, values, weights)) / sum(weights) if sum(weights) else None
 
 
 def write_predictions(
     file: Path, scored: AnyScored, labels: Sequence[str], *, spreadsheet_safe: bool = False
 ) -> None:
-    """Writes a line for each source text: its row in the table, its label, and the prediction.
+    """Writes a CSV line for each source text: its row in the table, its label, and the prediction.
 
-    Several labels are a list in JSON.
+    Several labels are written as a list in JSON.
 
-    With `spreadsheet_safe`, labels are `escape_spreadsheet_cell`s.
+    Args:
+        spreadsheet_safe: Whether cells that a spreadsheet would compute are escaped.
     """
 
-    def safe(cells: Iterable[Any]) -> list[Any]:
+    def escape_cells(cells: Iterable[Any]) -> list[Any]:
         return [escape_spreadsheet_cell(cell) if spreadsheet_safe else cell for cell in cells]
 
     with (
@@ -624,29 +693,32 @@ def write_predictions(
     ):
         writer = csv.writer(output, lineterminator="\n")
         texts = zip(scored.sources, scored.labels, iterate_predictions(scored, labels), strict=True)
-        for number, (source, label, prediction) in enumerate(texts):
+        for position, (source, label, prediction) in enumerate(texts):
             true_labels: Any = (
                 labels[label]
                 if label.ndim == 0
                 else [labels[number] for number in np.flatnonzero(label).tolist()]
             )
             row = {"row": source, **flatten_record({"label": true_labels, **prediction})}
-            if number == 0:
-                writer.writerow(safe(row))
+            if position == 0:
+                writer.writerow(escape_cells(row))  # the header
             cells = (
                 f"{value:.6f}" if isinstance(value, float) else value for value in row.values()
             )
-            writer.writerow(safe(cells))
+            writer.writerow(escape_cells(cells))
 
 
 def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> None:
-    """Writes the weights, the labels and the model's shape for `torch.load(weights_only=True)`."""
+    """Writes weights, labels and model configuration for `torch.load(weights_only=True)`."""
     data = config.data_config
-    shape = cast(Any, model.config)
+    model_config = cast(Any, model.config)
+    config_values = None
+    if model_config is not None:
+        config_values = parse_json(model_config.to_json_string(use_diff=False))
     content: dict[str, Any] = {
         "state_dict": {name: value.cpu() for name, value in model.state_dict().items()},
         "labels": [*read_labels(model)],
-        "config": None if shape is None else parse_json(shape.to_json_string(use_diff=False)),
+        "config": config_values,
         "max_length": data.max_length,
         "fold_by": data.fold_by,
     }
@@ -660,7 +732,11 @@ def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> No
 
 @contextmanager
 def _replace_when_complete(file: Path) -> Iterator[Path]:
-    """Yields a temporary path; the file appears only when it is complete."""
+    """Yields a temporary path, which replaces the file when the block ends without an error.
+
+    Raises:
+        ConfigurationError: If the file cannot be written.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replace_atomically(file) as part:

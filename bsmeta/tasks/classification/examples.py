@@ -1,11 +1,11 @@
-"""Examples of a table: texts in chunks, which any process reads from the database by their ids.
+"""Examples of a table: chunks of texts, which any process reads from a database by their ids.
 
 One process of a machine builds the database once (`store`) while the others wait. A database that
 was built with other settings is refused. `prep_only=true` builds it, prints a summary, and stops.
 
 A text that exceeds the sequence length is folded: it continues in further chunks, and nothing is
-truncated. The tokens of its chunks, joined without the special tokens, are the tokens of the text;
-the texts of its chunks, joined, are the text.
+truncated. Joined without special tokens, the tokens of the chunks are the tokens of the text; their
+texts join to the text.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ from bsmeta.tasks.classification.config import (
     find_fraction_problems,
 )
 from bsmeta.tasks.classification.label_sets import Labels, make_truth
-from bsmeta.tasks.classification.store import CONTENT, IDS, SPLITS, Fold
+from bsmeta.tasks.classification.store import CONTENT_KEY, ID_TYPE, SPLITS, Fold
 
 FORMAT = 2
+"""Version of the database; increment it when the same table and settings give other content."""
 
-TABLE_ENDINGS = (".csv", ".jsonl", ".parquet", ".sqlite")
+TABLE_SUFFIXES = (".csv", ".jsonl", ".parquet", ".sqlite")
 
 _CONTENT_KEYS = (
     "text_column",
@@ -76,19 +77,21 @@ _CONTENT_KEYS = (
 )
 """Keys of `data_config` that determine the content of the database."""
 
-TOKENS_WITHOUT_LIMIT = 512
-"""Limit on the tokens of a chunk of words if the tokenizer states no limit of its model."""
+DEFAULT_TOKEN_LIMIT = 512
+"""Maximum tokens of a chunk of words if the tokenizer states no limit of its model."""
 
 _OPTIONAL_KEYS = ("label_separator",)
 """Keys of `data_config` that the database records only if they are set."""
 
-_STATES_NO_LIMIT = 10**6  # transformers gives such tokenizers a model_max_length of 1e30
+_MIN_UNLIMITED_LENGTH = 10**6  # model_max_length is 1e30 for tokenizers without a limit
 _WORD = re.compile(r"\S+")
-_TIMEOUT_S = 60  # wait for another process that writes to the database
-_OTHER_JOURNALS = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names others
-_MOST_LABELS_SHOWN = 20
+_BUSY_TIMEOUT_S = 60  # for another process that writes to the database
+_SUPER_JOURNAL_MAGIC = bytes.fromhex(
+    "d9d505f920a163d7"
+)  # ends a journal that names a super-journal
+_MAX_SHOWN_LABELS = 20
 
-# Positions in the header of an SQLite file, https://www.sqlite.org/fileformat2.html, section 1.3.
+# Fields in the header of an SQLite file, https://www.sqlite.org/fileformat2.html, section 1.3.
 _MAGIC = b"SQLite format 3\0"
 _HEADER_SIZE = 100
 _PAGE_SIZE = slice(16, 18)
@@ -102,15 +105,15 @@ class Folding:
 
     Args:
         tokenizer: A fast tokenizer; its special tokens surround each chunk.
-        fold_by: `tokens`: a chunk has at most `max_length` tokens, special tokens included, and
+        fold_by: `tokens`: a chunk has at most `max_length` tokens, including special tokens, and
             may end within a word. `words`: a chunk has at most `max_length` words (separated by
-            white space), and not more tokens than the tokenizer states for its model; only a word
-            that exceeds this is cut.
+            white space), and at most as many tokens as `compute_words_limit` returns; only a word
+            that exceeds this limit is cut.
         max_length: See `fold_by`.
 
     Raises:
-        ConfigurationError: If the tokenizer gives no positions in the text, or `max_length` leaves
-            no room beside the special tokens.
+        ConfigurationError: If the tokenizer does not report positions in the text, or `max_length`
+            leaves no room beside the special tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, fold_by: str, max_length: int) -> None:
@@ -138,7 +141,7 @@ class Folding:
             )
 
     def fold(self, texts: Sequence[str]) -> list[list[Fold]]:
-        """Returns the chunks of each text, in their order; none for a text without tokens."""
+        """Cuts each text into chunks, in their order; a text without tokens has none."""
         encoded = tokenize_with_places(self._tokenizer, texts)
         return [
             self._cut(text, ids, spans) if ids else []
@@ -146,7 +149,13 @@ class Folding:
         ]
 
     def _cut(self, text: str, ids: list[int], spans: np.ndarray) -> list[Fold]:
-        # A token never starts before the token that precedes it.
+        """Cuts a text into chunks.
+
+        Args:
+            ids: The tokens of the text.
+            spans: int [tokens, 2], start and end of each token in the text, in characters.
+        """
+        # Some tokenizers report a start before the start of the preceding token.
         starts = np.maximum.accumulate(spans[:, 0])
         token_cuts = self._find_cuts(text, starts)
         text_cuts = [0, *(int(starts[cut]) for cut in token_cuts[1:-1]), len(text)]
@@ -159,13 +168,17 @@ class Folding:
         return folds
 
     def _find_cuts(self, text: str, starts: np.ndarray) -> list[int]:
-        """Returns the first token of each chunk, and the number of tokens."""
+        """Returns the index of the first token of each chunk, followed by the number of tokens.
+
+        Args:
+            starts: int [tokens], where each token starts in the text.
+        """
         total = len(starts)
         if self._max_words is None:
             return [*range(0, total, self._max_tokens), total]
 
         word_ends = np.array([match.end() for match in _WORD.finditer(text)], np.int64)
-        # White space counts to the word after it; at the end of the text, to the last word.
+        # White space belongs to the word after it; at the end of the text, to the last word.
         words = np.searchsorted(word_ends[:-1], starts, side="right")
         cuts = [0]
         while cuts[-1] < total:
@@ -173,7 +186,7 @@ class Folding:
             end = np.searchsorted(words, words[first] + self._max_words)
             limit = first + self._max_tokens
             if end > limit:
-                # End with the last whole word before the limit; cut a first word that is longer.
+                # End after the last whole word within the limit; cut a first word beyond it.
                 word_begin = np.searchsorted(words, words[limit])
                 end = word_begin if word_begin > first else limit
             cuts.append(int(end))
@@ -181,19 +194,19 @@ class Folding:
 
 
 def compute_words_limit(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Returns the limit on the tokens of a chunk of words, including special tokens."""
+    """Returns the maximum tokens of a chunk of words, including special tokens."""
     stated = int(tokenizer.model_max_length)
-    return stated if stated < _STATES_NO_LIMIT else TOKENS_WITHOUT_LIMIT
+    return stated if stated < _MIN_UNLIMITED_LENGTH else DEFAULT_TOKEN_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A part of a source text that fits into the model, and the label of the text."""
 
-    ids: list[int]  # with the special tokens of the model
-    label: Labels  # number in `Examples.labels`; or the numbers, if a text may have several
-    source: int  # the number of the source row in the CSV file, from 1
-    number: int  # its position in the text, from 0
+    ids: list[int]  # tokens, with the special tokens of the model
+    label: Labels  # index in `Examples.labels`; or indexes, if a text may have several labels
+    source: int  # number of the source row in the table, from 1
+    number: int  # index among the chunks of the text
     text: str
 
 
@@ -205,8 +218,8 @@ def make_chunks(folds: Sequence[Fold], label: Labels, source: int) -> list[Chunk
 def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokenizerBase) -> Examples:
     """Opens the examples of a table; builds the database first if there is none.
 
-    Every process of a run calls this function: one process per machine builds while the others
-    wait.
+    Every process of a run calls this function: one per machine builds the database while the
+    others wait.
 
     Raises:
         ConfigurationError: If the database was built from another CSV file or with other settings,
@@ -221,18 +234,10 @@ def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokeniz
     csv = Path(config.csv)
     raise_problems(find_fraction_problems(config.split_fractions))
 
-    # Folding encodes a text, which switches truncation off. Truncation is part of the tokenizer's
-    # fingerprint, so the folding comes first.
+    # `Folding` encodes a text, which switches truncation off. Truncation is part of the tokenizer's
+    # fingerprint, so the order matters.
     folding = Folding(tokenizer, config.fold_by, config.max_length)
-    values = dataclasses.asdict(config)
-    key = {
-        "format": FORMAT,
-        "tokenizer": fingerprint_tokenizer(tokenizer),
-        **{f"data_config.{name}": values[name] for name in _CONTENT_KEYS},
-    }
-    for name in _OPTIONAL_KEYS:
-        if values[name] is not None:
-            key[f"data_config.{name}"] = values[name]
+    key = _make_key(config, tokenizer)
     if is_sqlite(csv):
         return _check_settings(Examples(csv), key, "", config)
 
@@ -245,17 +250,33 @@ def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokeniz
         )
     open_bytes(csv)[1].close()  # raises an error that explains why the file cannot be read
 
-    key = {CONTENT: hash_file(csv), **key}
+    key = {CONTENT_KEY: hash_file(csv), **key}
     if not database.exists():
         _build_database(csv, database, config, folding, key)
     return _check_settings(Examples(database), key, f" from {csv}", config)
 
 
+def _make_key(
+    config: ClassificationDataConfig, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """Returns the settings that determine the content of a database."""
+    values = dataclasses.asdict(config)
+    key = {
+        "format": FORMAT,
+        "tokenizer": fingerprint_tokenizer(tokenizer),
+        **{f"data_config.{name}": values[name] for name in _CONTENT_KEYS},
+    }
+    for name in _OPTIONAL_KEYS:
+        if values[name] is not None:
+            key[f"data_config.{name}"] = values[name]
+    return key
+
+
 def shorten_table_name(path: Path) -> str:
-    """Returns the name of a table's file without `.gz` and the ending of its format."""
+    """Returns the name of a table's file without `.gz` and the suffix of its format."""
     name = path.name.removesuffix(".gz")
-    ending = next((ending for ending in TABLE_ENDINGS if name.endswith(ending)), "")
-    return name.removesuffix(ending)
+    suffix = next((suffix for suffix in TABLE_SUFFIXES if name.endswith(suffix)), "")
+    return name.removesuffix(suffix)
 
 
 def _build_database(
@@ -265,7 +286,7 @@ def _build_database(
     folding: Folding,
     key: dict[str, Any],
 ) -> None:
-    """Builds the database, unless another process does so first."""
+    """Builds the database under a lock, unless another process has built it by then."""
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
         with hold_lock(f"{database}.lock", f"the table {database}"), report_opaque_work():
@@ -280,7 +301,14 @@ def _build_database(
 def _check_settings(
     examples: Examples, key: dict[str, Any], source: str, config: ClassificationDataConfig
 ) -> Examples:
-    """Returns the examples if their database was built with the settings of `key`."""
+    """Returns the examples if their database was built with the settings of `key`.
+
+    Args:
+        source: " from FILE" for the table that the database can be built from, for the message.
+
+    Raises:
+        ConfigurationError: Lists the settings that differ.
+    """
     saved = {name: examples.key.get(name, "absent") for name in key}
     for name in (f"data_config.{name}" for name in _OPTIONAL_KEYS):
         if name in key or name in examples.key:
@@ -304,8 +332,8 @@ def _check_settings(
 
 
 def prepare_examples(config: ClassificationConfig) -> None:
-    """Builds the database, or opens it, and prints a table of its splits and labels."""
-    release_signals()  # nothing to save: a signal ends the process, and the next build starts over
+    """Builds or opens the database, and prints a table of its splits and labels."""
+    release_signals()  # a signal may end the process at once, because nothing is saved in between
     tokenizer = load_tokenizer_from(config.tokenizer_name or config.model_name)
     examples = open_examples(config.data_config, tokenizer)
     if read_rank() != 0:
@@ -321,7 +349,7 @@ def prepare_examples(config: ClassificationConfig) -> None:
 
 
 def _make_split_table(examples: Examples) -> Table:
-    """Counts source rows and chunks of each split, and the source rows of each label."""
+    """Makes a table of source rows and chunks by split, and of source rows by label."""
     table = Table(title=f"{len(examples.labels):,} labels")
     for heading in ("", *SPLITS):
         table.add_column(heading, justify="right" if heading else "left")
@@ -336,11 +364,11 @@ def _make_split_table(examples: Examples) -> Table:
         table.add_row(name, *(f"{value:,}" for value in values))
 
     table.add_section()
-    counts = [examples.label_counts(split) for split in SPLITS]
-    for label in examples.labels[:_MOST_LABELS_SHOWN]:
+    counts = [examples.count_labels(split) for split in SPLITS]
+    for label in examples.labels[:_MAX_SHOWN_LABELS]:
         table.add_row(label, *(f"{count[label]:,}" for count in counts))
-    if len(examples.labels) > _MOST_LABELS_SHOWN:
-        table.add_row(f"and {len(examples.labels) - _MOST_LABELS_SHOWN:,} more labels")
+    if len(examples.labels) > _MAX_SHOWN_LABELS:
+        table.add_row(f"and {len(examples.labels) - _MAX_SHOWN_LABELS:,} more labels")
     return table
 
 
@@ -348,8 +376,8 @@ class SourceText(NamedTuple):
     """The whole text of a source row.
 
     Attributes:
-        row: Number of the row in the table.
-        label: Number of its label; or the numbers, if a text may have several.
+        row: Number of the row in the table, from 1.
+        label: Index of its label; or indexes, if a text may have several labels.
     """
 
     row: int
@@ -358,20 +386,20 @@ class SourceText(NamedTuple):
 
 
 class Examples:
-    """A database, opened for reading.
+    """A database of examples, opened for reading.
 
-    Forked loader processes can use it: each opens a connection of its own.
+    It can be used in forked loader processes, each of which opens its own connection.
 
     Attributes:
-        database: Its file.
-        facts: Facts about its making: the CSV file (csv), how it was read (notes), the number of
-            bad rows (skipped), and warnings about repeated texts and labels.
+        database: The path of the SQLite file.
+        facts: Facts about its creation: the table (csv), how it was read (notes), the number of bad
+            rows (skipped), and warnings about repeated texts and labels.
         key: The settings that determine its content.
-        labels: The labels in the order of their numbers.
+        labels: The labels in the order of their indexes.
         has_several: Whether a text may have several labels.
 
     Raises:
-        DataError: If it is no database of this program, or is damaged.
+        DataError: If it is no database of this task, or is damaged.
     """
 
     def __init__(self, database: Path) -> None:
@@ -388,29 +416,29 @@ class Examples:
 
     def list_sources(self, split: str) -> np.ndarray:
         """Returns the numbers of a split's source rows, ascending, int64 [rows]."""
-        return self._column("row", split)
+        return self._read_column("row", split)
 
     def list_groups(self, split: str) -> list[str]:
-        """Returns the group of each source row of a split.
+        """Returns the group of each source row of a split, in the order of the rows.
 
-        Without groups, it is the number of the first row with the same text.
+        Without `split_by`, the group is the number of the first row with the same text.
         """
         sql = "SELECT coalesce(group_name, row) FROM sources WHERE split = ? ORDER BY row"
         return [str(group) for (group,) in self._query(sql, (SPLITS.index(split),))]
 
     def list_chunks(self, split: str) -> np.ndarray:
         """Returns the ids of a split's chunks, ascending, int64 [chunks]."""
-        first = self._column("first_chunk", split)
-        counts = self._column("chunks", split)
+        first = self._read_column("first_chunk", split)
+        counts = self._read_column("chunks", split)
 
-        # The ids of a text are consecutive: its first id, plus the position within the text.
+        # The ids of a text are consecutive: its first id, plus the index within the text.
         preceding = np.cumsum(counts) - counts
         return np.repeat(first - preceding, counts) + np.arange(counts.sum())
 
-    def label_counts(self, split: str) -> dict[str, int]:
-        """Returns the number of source rows of a split with each label."""
-        numbers = self._column("label", split)
-        rows = None  # of each number; None: one
+    def count_labels(self, split: str) -> dict[str, int]:
+        """Counts the source rows of a split with each label."""
+        numbers = self._read_column("label", split)
+        rows = None  # weight of each entry of `numbers`; None: 1
         if self._sets is not None:
             rows_by_set = np.bincount(numbers, minlength=len(self._sets))
             if len(rows_by_set) > len(self._sets):
@@ -433,12 +461,12 @@ class Examples:
             sql, (json.dumps(ordered_ids),)
         ):
             chunks[chunk_id] = Chunk(
-                np.frombuffer(ids, IDS).tolist(), self._labels_of(label), source, number, text
+                np.frombuffer(ids, ID_TYPE).tolist(), self._find_labels(label), source, number, text
             )
         return [chunks[chunk_id] for chunk_id in ordered_ids]
 
     def read_texts(self, split: str) -> Iterator[SourceText]:
-        """Yields the text of each source row."""
+        """Yields the whole text of each source row of a split."""
         sql = (
             "SELECT source, text, sources.label FROM chunks JOIN sources "
             "ON sources.row = chunks.source WHERE sources.split = ? ORDER BY chunks.id"
@@ -446,15 +474,21 @@ class Examples:
         rows = self._query(sql, (SPLITS.index(split),))
         for (source, label), chunks in groupby(rows, itemgetter(0, 2)):
             whole_text = "".join(text for _, text, _ in chunks)
-            yield SourceText(source, whole_text, self._labels_of(label))
+            yield SourceText(source, whole_text, self._find_labels(label))
 
     def read_truth(self, split: str) -> np.ndarray:
         """Reads the labels of a split's texts: int64 [texts], or bool [texts, labels]."""
-        labels = [self._labels_of(number) for number in self._column("label", split).tolist()]
+        labels = [
+            self._find_labels(number) for number in self._read_column("label", split).tolist()
+        ]
         return make_truth(labels, len(self.labels), has_several=self.has_several)
 
-    def _labels_of(self, number: int) -> Labels:
-        """Returns the labels of a row: its `label` in the database, or the set of that number."""
+    def _find_labels(self, number: int) -> Labels:
+        """Returns the labels of a row from the `label` that the database stores.
+
+        Args:
+            number: Index of the label, or of the set of labels.
+        """
         if self._sets is None:
             return number
         if not 0 <= number < len(self._sets):
@@ -462,13 +496,16 @@ class Examples:
         return self._sets[number]
 
     def save_results(self, run: str, results: dict[str, Any]) -> None:
-        """Saves the results of a run in the database; call it on one process only.
+        """Saves the results of a run in the database; to be called in one process only.
 
-        A database that cannot be written is logged: the files of the run have the results, too.
+        If the database cannot be written, a warning is logged: the run folder has the results, too.
+
+        Args:
+            run: The path of the run folder.
         """
         time = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            with closing(sqlite3.connect(self.database, _TIMEOUT_S)) as connection, connection:
+            with closing(sqlite3.connect(self.database, _BUSY_TIMEOUT_S)) as connection, connection:
                 connection.execute(
                     "INSERT INTO results (run, time, results) VALUES (?, ?, ?)",
                     (run, time, json.dumps(results)),
@@ -476,26 +513,31 @@ class Examples:
         except sqlite3.Error as error:
             log.warning("%s does not keep the results of the run: %s", self.database, error)
 
-    def _column(self, name: str, split: str) -> np.ndarray:
+    def _read_column(self, name: str, split: str) -> np.ndarray:
         """Reads a column of the table of sources, int64 [rows of the split]."""
         sql = f"SELECT {name} FROM sources WHERE split = ? ORDER BY row"
         values = (value for (value,) in self._query(sql, (SPLITS.index(split),)))
         return np.fromiter(values, np.int64)
 
     def _query(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """Yields the rows of a query; raises DataError if the database is damaged."""
         try:
             process = os.getpid()
             if process not in self._connections:
-                # SQLite forbids to use a connection after a fork; the parent's is not closed here.
+                # SQLite forbids both using and closing the parent's connection after a fork.
                 uri = f"{self.database.resolve().as_uri()}?mode=ro"
-                self._connections[process] = sqlite3.connect(uri, _TIMEOUT_S, uri=True)
+                self._connections[process] = sqlite3.connect(uri, _BUSY_TIMEOUT_S, uri=True)
             yield from self._connections[process].execute(sql, values)
         except sqlite3.Error as error:
             raise _make_damaged_error(self.database, str(error)) from error
 
 
 def _read_sets(database: Path, sets: Any, label_count: int) -> list[tuple[int, ...]] | None:
-    """Returns the sets of labels of a database; None if its texts have one label each."""
+    """Validates the sets of labels of a database; None if its texts have one label each.
+
+    Raises:
+        DataError: If they are damaged.
+    """
     if sets is None:
         return None
     try:
@@ -519,27 +561,30 @@ def _make_damaged_error(database: Path, reason: str) -> DataError:
 def _refuse_other_journals(database: Path, journal: Path) -> None:
     """Refuses a journal of a transaction on several databases, which this program never makes.
 
-    Such a journal names a file with further journals, which SQLite deletes, so a table from someone
-    else could have any file deleted. https://www.sqlite.org/fileformat2.html, section 3, and
-    atomiccommit.html, section 5.
+    Such a journal names a super-journal, which SQLite deletes together with the journals listed
+    in it, so a database from someone else could have any file deleted.
+    https://www.sqlite.org/fileformat2.html, section 3, and atomiccommit.html, section 5.
     """
     with journal.open("rb") as file:
-        file.seek(max(journal.stat().st_size - len(_OTHER_JOURNALS), 0))
-        if file.read() == _OTHER_JOURNALS:
+        file.seek(max(journal.stat().st_size - len(_SUPER_JOURNAL_MAGIC), 0))
+        if file.read() == _SUPER_JOURNAL_MAGIC:
             raise _make_damaged_error(database, f"{journal.name} names a file of other journals")
 
 
 def _check_file(database: Path) -> None:
-    """Rolls back an interrupted write, and refuses a file that is no database or is cut off.
+    """Rolls back an interrupted write, and refuses a file that is no database or is truncated.
 
-    A read-only connection cannot roll back the write of a process that was killed. Of missing
-    pages, SQLite only notices those that it reads.
+    A read-only connection cannot roll back the write of a killed process, and SQLite only notices
+    missing pages when it reads them.
+
+    Raises:
+        DataError: If the file cannot be read as a database.
     """
     journal = database.with_name(f"{database.name}-journal")
     try:
         if journal.exists():
             _refuse_other_journals(database, journal)
-            with closing(sqlite3.connect(database, _TIMEOUT_S)) as connection:
+            with closing(sqlite3.connect(database, _BUSY_TIMEOUT_S)) as connection:
                 connection.execute("SELECT count(*) FROM results")  # rolls back
         size = database.stat().st_size
         with open(database, "rb") as file:

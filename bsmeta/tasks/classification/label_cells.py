@@ -1,9 +1,9 @@
-"""Reads the labels of a row: one label, or several.
+"""Reads the label column of a table, which has one label per row, or several.
 
-A list (JSON lines, Parquet) holds several labels, and `[]` none of them. In a CSV file, the texts
-of a cell between `data_config.label_separator` are the labels, and an empty cell has none. Whether
-the rows of a table have one label or several follows from `label_separator`, or else from the first
-row; `data_config.labels` must agree. A row of the other form is an error, never converted.
+Several labels are a list (JSON lines, Parquet), or a cell of a CSV file that
+`data_config.label_separator` divides; an empty list or cell has none. `label_separator`, or else
+the first row, determines the form of all rows; `data_config.labels` must agree. A row of the other
+form is an error and never converted.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from bsmeta.tasks.classification.config import (
 )
 
 MAX_LABEL_CHARS = 200
-"""Characters of a label, at most."""
+"""Maximum characters of a label."""
 
-_SHOWN = 40  # characters of a label in a message
+_MAX_SHOWN_CHARS = 40  # of a label in a message
 
 RowLabels = str | tuple[str, ...]
-"""The label of a row, or its labels in the order of the row, each once."""
+"""The label of a row, or its distinct labels in the order of the row."""
 
 
 class BadLabelsError(DataError):
-    """The labels of a row cannot be used; other rows may be."""
+    """Raised for a row with invalid labels, which `on_bad_row` may skip."""
 
 
 class LabelCells:
@@ -39,12 +39,12 @@ class LabelCells:
 
     Args:
         path: The table.
-        config: Its configuration.
-        has_several: Whether the rows must have several labels, because a model has; None: the
+        config: The configuration of the table.
+        has_several: Whether rows must have several labels, as the model predicts; None: the
             configuration or the first row decides.
 
     Attributes:
-        has_several: Whether the rows have several labels; None before the first row, if it decides.
+        has_several: Whether rows have several labels; None until the first row, if it decides.
 
     Raises:
         ConfigurationError: If `label_separator` does not agree with the table or with `labels`.
@@ -69,6 +69,7 @@ class LabelCells:
             )
 
     def _set_form(self, config: ClassificationDataConfig, *, is_csv: bool) -> None:
+        """Decides by the configuration whether rows have several labels, if it determines this."""
         raise_problems([*find_label_problems(config, is_csv=is_csv)])
 
         if config.labels in (ONE, SEVERAL):
@@ -84,13 +85,13 @@ class LabelCells:
         """Reads the label or the labels of a row.
 
         Args:
-            value: A text or a list; None if the row has no such column.
+            value: The cell of the label column; None if the row has no such column.
 
         Returns:
-            Of a table with one label a row, the text, which may be empty.
+            The label, which may be empty; or the labels, if rows have several.
 
         Raises:
-            BadLabelsError: If they cannot be used.
+            BadLabelsError: If the labels are invalid.
             ConfigurationError: If the row has several labels and the table one, or the reverse.
         """
         if not isinstance(value, (str, list)):
@@ -107,17 +108,22 @@ class LabelCells:
         if self.has_several and not is_list and self._separator is None:
             fix = "a list as label, or data_config.label_separator, which divides texts into labels"
             raise self._make_form_error(
-                row, f"the text {value[:_SHOWN]!r}", "several labels, as a list", fix
+                row, f"the text {value[:_MAX_SHOWN_CHARS]!r}", "several labels, as a list", fix
             )
 
         if not self.has_several:
             return str(value).strip()
         if not is_list:
             parts = (part.strip() for part in str(value).split(self._separator))
-            value = [part for part in parts if part]  # such as after a separator at the end
+            value = [part for part in parts if part]  # a separator at the end adds an empty part
         return tuple(dict.fromkeys(map(self._check_entry, value)))
 
     def _check_entry(self, entry: Any) -> str:
+        """Returns one of several labels without surrounding white space.
+
+        Raises:
+            BadLabelsError: If it is no text, empty, or too long.
+        """
         if not isinstance(entry, str):
             kind = type(entry).__name__
             raise BadLabelsError(

@@ -1,7 +1,7 @@
-"""The sets of labels that the rows of a table have, if a row may have several.
+"""Sets of labels of texts that may have several labels, as arrays and in stratified splits.
 
-Rows with the same labels share a set, so a table stores each set once: a row has the number of its
-set where a row of one label has the number of its label.
+The database stores each distinct set once, and for a row the index of its set where it otherwise
+has the index of its label.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 Labels = int | tuple[int, ...]
-"""The number of a text's label; or, if a text may have several, their numbers, ascending."""
+"""Index of a text's label; or, if a text may have several labels, their indexes, ascending."""
 
 
 def make_truth(labels: Sequence[Labels], label_count: int, *, has_several: bool) -> np.ndarray:
@@ -32,7 +32,7 @@ def make_truth(labels: Sequence[Labels], label_count: int, *, has_several: bool)
 
 
 def make_membership(sets: Iterable[Sequence[int]], label_count: int) -> csr_array:
-    """Makes the matrix of sets and their labels, int64 [sets, labels], with 1 for each label."""
+    """Makes the sparse indicator matrix of the labels of sets, int64 [sets, labels]."""
     ends = [0]
     columns: list[int] = []
     for numbers in sets:
@@ -45,25 +45,25 @@ def make_membership(sets: Iterable[Sequence[int]], label_count: int) -> csr_arra
 def split_label_sets(
     membership: csr_array, units: np.ndarray, fractions: Sequence[float], seed: int
 ) -> np.ndarray:
-    """Divides rows into splits in which each label has about its share of the rows.
+    """Divides rows into splits, stratified by each label.
 
-    The iterative stratification of Sechidis et al. 2011: the label with the fewest units left
-    comes first, and each of its units goes to the split that most lacks this label; among these, to
-    the split that most lacks rows. Units without a label are divided last.
+    The iterative stratification of Sechidis et al. 2011: repeatedly, the units of the label with
+    the fewest remaining units are assigned, each to the split that lacks most rows with this label
+    or, on a tie, most rows. Units without a label are assigned last.
 
     Args:
         membership: int64 [rows, labels], 1 for each label of a row.
-        units: int [rows], from 0 without gaps; no split divides a unit.
+        units: int [rows], indexes without gaps; rows of a unit are in the same split.
         fractions: The share of each split.
-        seed: Determines the result together with the rows.
+        seed: Seed of the order of the units.
 
     Returns:
-        int8 [rows], the number of the split.
+        int8 [rows], the index of the split.
     """
     rows = len(units)
     unit_count = int(units.max()) + 1
     members = csr_array((np.ones(rows, np.int64), (units, np.arange(rows))), (unit_count, rows))
-    unit_labels = (members @ membership).tocsr()  # the rows of a unit that have a label
+    unit_labels = (members @ membership).tocsr()  # number of rows of each unit with each label
     label_units = (unit_labels > 0).tocsc()
     sizes = np.bincount(units)
 
@@ -74,13 +74,13 @@ def split_label_sets(
     lacking[unused] = -np.inf
     lacking_rows[unused] = -np.inf
 
-    splits = np.full(unit_count, -1, np.int8)
+    splits = np.full(unit_count, -1, np.int8)  # of each unit; -1: not yet assigned
     rank = np.random.default_rng(seed).permutation(unit_count)
-    units_left = np.diff(label_units.indptr).astype(float)
+    units_left = np.diff(label_units.indptr).astype(float)  # of each label; inf: none
 
-    def assign(unit: int, wanted: np.ndarray) -> None:
-        """Assigns a unit to the split that most lacks `wanted`, and counts its rows and labels."""
-        most = np.flatnonzero(wanted == wanted.max())
+    def assign(unit: int, needs: np.ndarray) -> None:
+        """Assigns a unit to the split with the highest entry of `needs`, and updates all needs."""
+        most = np.flatnonzero(needs == needs.max())
         split = most[np.argmax(lacking_rows[most])]
         splits[unit] = split
         lacking_rows[split] -= sizes[unit]
@@ -96,7 +96,7 @@ def split_label_sets(
         waiting = candidates[splits[candidates] < 0]
         for unit in waiting[np.argsort(rank[waiting])].tolist():
             assign(unit, lacking[:, label])
-        units_left[label] = np.inf  # done
+        units_left[label] = np.inf
         units_left[units_left == 0] = np.inf
 
     waiting = np.flatnonzero(splits < 0)

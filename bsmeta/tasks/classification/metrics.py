@@ -1,11 +1,10 @@
 """The metrics of classification: of texts, from the counts of each label, and of chunks.
 
-The metrics of texts are also computed for many resamples at once, so they are array functions.
+The metrics of texts are vectorized over the leading dimensions, which hold bootstrap resamples.
 
-With several labels a text, `micro` metrics count all pairs of a text and a label together, `macro`
-metrics are means over the labels, and `sample` metrics means over the texts. A quotient of 0 and 0
-is 0, but for the sample metrics of a text that has no label and is predicted to have none, which
-are 1: nothing is missing and nothing is wrong.
+If a text may have several labels, `micro` metrics count all pairs of a text and a label together,
+`macro` metrics are means over the labels, and `sample` metrics means over the texts. 0/0 is 0,
+except in the sample metrics of a text without labels, for which none are predicted: they are 1.
 """
 
 from __future__ import annotations
@@ -20,51 +19,51 @@ from bsmeta.config.metric_table import MetricDefinition, MetricTable, report_row
 class LabelTotals(NamedTuple):
     """Numbers of texts by label, float64 [..., labels] each."""
 
-    true: np.ndarray  # texts that have the label
-    predicted: np.ndarray  # texts that are predicted to have it
-    right: np.ndarray  # both
+    true: np.ndarray  # texts with the label
+    predicted: np.ndarray  # texts for which the label is predicted
+    right: np.ndarray  # texts with the label for which it is predicted
 
 
 class ChunkResults(NamedTuple):
-    """The result on each chunk, [chunks] each."""
+    """The loss and the correctness of each chunk, [chunks] each."""
 
     losses: np.ndarray  # float
-    weights: np.ndarray  # float, the weight of the chunk in the loss: that of its labels
+    weights: np.ndarray  # float, weight of the chunk in the loss
     is_right: np.ndarray | None = None  # bool; None: chunks with several labels
 
 
 class SampleTotals(NamedTuple):
     """Sums over texts that may have several labels, float64 [...] each."""
 
-    texts: np.ndarray  # their number
-    exact: np.ndarray  # texts whose labels are all predicted, and no others
+    texts: np.ndarray  # number of texts
+    exact: np.ndarray  # texts whose set of labels is predicted exactly
     precision: np.ndarray  # sum of the precision of each text
     recall: np.ndarray
     f1: np.ndarray
 
 
 class Classified(NamedTuple):
-    """The measurements of an evaluation."""
+    """The measurements from which metrics are computed."""
 
     totals: LabelTotals
-    chunks: ChunkResults | None = None  # None: of resampled texts, and of systems without chunks
+    chunks: ChunkResults | None = None  # None: of resamples, and of systems without chunks
     samples: SampleTotals | None = None  # None: each text has one label
 
 
 def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Divides element by element; 0 where the denominator is not above 0."""
+    """Divides elementwise; the quotient is 0 where the denominator is not positive."""
     zeros = np.zeros(np.broadcast_shapes(np.shape(numerator), np.shape(denominator)))
     return np.divide(numerator, denominator, out=zeros, where=np.asarray(denominator) > 0)
 
 
 def compute_accuracy(classified: Classified) -> np.ndarray:
-    """Computes the share of texts that are predicted right, float64 [...]."""
+    """Computes the share of texts whose label is predicted, float64 [...]."""
     totals = classified.totals
     return divide(totals.right.sum(-1), totals.true.sum(-1))
 
 
 def compute_balanced_accuracy(classified: Classified) -> np.ndarray:
-    """Computes the mean recall of the labels that a text has, float64 [...]."""
+    """Computes the mean recall of the labels that occur, float64 [...]."""
     true, _, right = classified.totals
     return divide(divide(right, true).sum(-1), (true > 0).sum(-1))
 
@@ -77,7 +76,7 @@ def compute_macro_f1(classified: Classified) -> np.ndarray:
 
 
 def compute_mcc(classified: Classified) -> np.ndarray:
-    """Computes the MCC (Gorodkin 2004), float64 [...]; 0 where undefined: with one label only."""
+    """Computes the multiclass MCC (Gorodkin 2004), float64 [...]; 0 where it is undefined."""
     true, predicted, right = classified.totals
     total = true.sum(-1)
     covariance = right.sum(-1) * total - (true * predicted).sum(-1)
@@ -86,7 +85,7 @@ def compute_mcc(classified: Classified) -> np.ndarray:
 
 
 def compute_loss(classified: Classified) -> float | None:
-    """Computes the mean loss of the chunks, by the weights of their labels."""
+    """Computes the weighted mean loss of the chunks."""
     chunks = classified.chunks
     if chunks is None:
         return None
@@ -94,13 +93,13 @@ def compute_loss(classified: Classified) -> float | None:
 
 
 def compute_chunk_accuracy(classified: Classified) -> float | None:
-    """Computes the share of chunks that are predicted right."""
+    """Computes the share of chunks whose label is predicted; None for several labels."""
     chunks = classified.chunks
     return None if chunks is None or chunks.is_right is None else float(np.mean(chunks.is_right))
 
 
 def compute_subset_accuracy(classified: Classified) -> np.ndarray:
-    """Computes the share of texts whose labels are predicted exactly, float64 [...]."""
+    """Computes the share of texts whose set of labels is predicted exactly, float64 [...]."""
     samples = _require_samples(classified)
     return divide(samples.exact, samples.texts)
 
@@ -112,13 +111,13 @@ def compute_micro_precision(classified: Classified) -> np.ndarray:
 
 
 def compute_micro_recall(classified: Classified) -> np.ndarray:
-    """Computes the share of labels that are predicted, float64 [...]."""
+    """Computes the share of true labels that are predicted, float64 [...]."""
     totals = classified.totals
     return divide(totals.right.sum(-1), totals.true.sum(-1))
 
 
 def compute_micro_f1(classified: Classified) -> np.ndarray:
-    """Computes the F1 of all pairs of a text and a label together, float64 [...]."""
+    """Computes the F1 over all pairs of a text and a label, float64 [...]."""
     true, predicted, right = classified.totals
     return divide(2 * right.sum(-1), true.sum(-1) + predicted.sum(-1))
 
@@ -154,6 +153,7 @@ def compute_sample_f1(classified: Classified) -> np.ndarray:
 
 
 def _require_samples(classified: Classified) -> SampleTotals:
+    """Returns the sums over texts, which metrics of several labels require."""
     assert classified.samples is not None, "a metric of several labels, of texts with one label"
     return classified.samples
 
@@ -221,12 +221,12 @@ METRICS = {**ONE_LABEL, **SEVERAL_LABELS}
 
 
 def choose_metrics(*, has_several: bool) -> MetricTable[Classified]:
-    """Returns the metrics of texts with one label each, or of texts with several."""
+    """Returns the metrics for texts with one label each, or with several."""
     return SEVERAL_LABELS if has_several else ONE_LABEL
 
 
 def choose_scores(*, has_several: bool) -> MetricTable[Classified]:
-    """Returns the metrics of texts, which reports compare between systems, with intervals."""
+    """Returns the metrics of texts, by which reports compare systems, with intervals."""
     return report_rows(choose_metrics(has_several=has_several))
 
 

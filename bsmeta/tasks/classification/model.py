@@ -2,16 +2,15 @@
 
 The model is a `Classifier`, or with `pooling=head` a model of transformers. Its loss is
 cross-entropy with label smoothing, weighted by the label of each chunk. The loss of a step is
-sum(weight x cross-entropy) / sum(weight) over its global batch; the weights are known before the
-backward pass.
+sum(weight x cross-entropy) / sum(weight) over its global batch.
 
-The logits of a text are the mean over its chunks. A model with word features adds the logits of the
-words of the whole text. The logits of many texts and labels would not fit into memory, so they are
-computed for some texts at a time, and only the labels, losses and probabilities are kept.
+The logits of a text are the mean over its chunks; word features add logits of the whole text. The
+logits of many texts and labels may exceed the memory, so they are computed for some texts at a
+time, and only labels, losses and probabilities are kept.
 
-If a text may have several labels, the loss of a chunk is the binary cross-entropy of each label
-with its logit, and the sum of a step is over all pairs of a chunk and a label. A text is predicted
-to have the labels whose probabilities, the sigmoids of its logits, reach their thresholds.
+If a text may have several labels, the loss is binary cross-entropy, and the sums of a step are over
+all pairs of a chunk and a label. The predicted labels of a text are those whose probabilities, the
+sigmoids of its logits, are at least their thresholds.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.models import pretrained
 from bsmeta.models.shapes import read_hidden_size
 from bsmeta.tasks.classification.classifier import (
-    CONFIG,
-    ENTRY,
-    ONE_TYPE,
-    SEVERAL_TYPE,
+    CONFIG_ENTRY,
+    CONFIG_FILE,
+    MULTI_LABEL_TYPE,
+    SINGLE_LABEL_TYPE,
     Classifier,
     Description,
     check_thresholds,
@@ -61,32 +60,37 @@ from bsmeta.tasks.classification.classifier import (
 from bsmeta.tasks.classification.config import FINE_TUNE, ClassificationConfig
 from bsmeta.tasks.classification.examples import Chunk, compute_words_limit
 from bsmeta.tasks.classification.label_sets import make_truth
-from bsmeta.tasks.classification.thresholds import HALF, apply_thresholds
+from bsmeta.tasks.classification.thresholds import DEFAULT_THRESHOLD, apply_thresholds
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import run_on_all_ranks, sort_into_batches
 
-HEAD_DROPOUT = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "resid_pdrop")
-"""Names of the dropout before the head in the configurations of transformers, by priority."""
+HEAD_DROPOUT_NAMES = (
+    "classifier_dropout",
+    "seq_classif_dropout",
+    "hidden_dropout_prob",
+    "resid_pdrop",
+)
+"""Keys of the dropout before the head in the configurations of transformers, by priority."""
 HEAD_STD = 0.02
 """Standard deviation of a new head's weights, as in transformers."""
 
-DROPOUTS = (
+DROPOUT_NAMES = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "dropout",
     "attention_dropout", "seq_classif_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop",
     "activation_dropout", "hidden_dropout", "embedding_dropout", "mlp_dropout", "pooler_dropout",
 )  # fmt: skip
-"""Names of dropouts in the configurations of transformers."""
+"""Keys of dropout probabilities in the configurations of transformers."""
 
-MOST_PROBABILITIES = 100
-"""With more labels than this, a prediction has only the probabilities of the predicted labels."""
-MOST_PAIRS = 1 << 27
-"""Limit on the pairs of a text and a label that are scored, if a text may have several labels: the
-probability of each pair is kept, to choose thresholds."""
-THRESHOLDS = "label_thresholds"
-"""The entry of `config.json` with the thresholds of the labels, beside `problem_type`, of a model
-of transformers."""
-LOGITS_AT_ONCE = 1 << 21
-_MOST_LABELS_IN_ERROR = 20
+MAX_LISTED_PROBABILITIES = 100
+"""Maximum number of labels for which a prediction lists all probabilities."""
+MAX_SCORED_PAIRS = 1 << 27
+"""Maximum number of pairs of a text and a label that are scored if a text may have several labels:
+the probability of each pair is kept, to choose thresholds."""
+THRESHOLDS_ENTRY = "label_thresholds"
+"""The entry of `config.json` with the thresholds of the labels, in a model of transformers."""
+MAX_LOGITS = 1 << 21
+"""Maximum number of logits that are computed at a time."""
+_MAX_LABELS_IN_ERROR = 20
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +102,9 @@ def build_with_head(
     *,
     has_several: bool = False,
 ) -> PreTrainedModel:
-    """Builds the model of transformers: float32, on the CPU (on torch's device meta, without
-    weights).
+    """Builds the model of transformers with its own head, in float32 on the CPU.
+
+    On torch's default device `meta`, it has no weights.
 
     Raises:
         ConfigurationError: If it cannot be built, or has fewer positions than `max_length`.
@@ -107,7 +112,7 @@ def build_with_head(
     """
     build = _build_parts(config, tokenizer, labels, has_several=has_several)
     if has_several:
-        set_thresholds(build.model, [HALF] * len(labels))
+        set_thresholds(build.model, [DEFAULT_THRESHOLD] * len(labels))
     if build.random_weights:
         names = ", ".join(build.random_weights)
         logger.info("%s: new random weights for %s", config.model_name, names)
@@ -121,9 +126,9 @@ def build_untouched_encoder(
     *,
     has_several: bool = False,
 ) -> PreTrainedModel:
-    """Builds the encoder before any training, in evaluation mode, with all of its weights.
+    """Builds the encoder with its weights before training, in evaluation mode.
 
-    Random weights equal the initial weights of the run; torch's generator is left unchanged.
+    Random weights equal the initial weights of the run; torch's generator is not advanced.
     """
     with torch.random.fork_rng(devices=[]), pretrained.load_whole_weights():
         torch.manual_seed(config.seed)
@@ -137,17 +142,17 @@ def build_classifier(
     *,
     has_several: bool = False,
 ) -> Classifier:
-    """Builds the encoder with a new linear head; layers that are not to be trained are frozen."""
+    """Builds the encoder with a new linear head, and freezes layers below `train_layers`."""
     encoder = _build_encoder(config, tokenizer, labels, has_several=has_several)
     freeze_below(encoder, config.train_layers)
 
-    dropouts = [getattr(encoder.config, name, None) for name in HEAD_DROPOUT]
+    dropouts = [getattr(encoder.config, name, None) for name in HEAD_DROPOUT_NAMES]
     dropout = next((value for value in dropouts if value is not None), 0.0)
 
     head = nn.Linear(read_hidden_size(encoder.config), len(labels))
     nn.init.normal_(head.weight, std=HEAD_STD)
     nn.init.zeros_(head.bias)
-    thresholds = [HALF] * len(labels) if has_several else None
+    thresholds = [DEFAULT_THRESHOLD] * len(labels) if has_several else None
     description = Description(
         FINE_TUNE, list(labels), config.pooling, has_words=False, thresholds=thresholds
     )
@@ -169,7 +174,7 @@ class _Build(NamedTuple):
     """A model of transformers."""
 
     model: PreTrainedModel
-    random_weights: list[str]  # names of the weights that its files lack
+    random_weights: list[str]  # names of weights that its files lack
 
 
 def _build_parts(
@@ -179,34 +184,39 @@ def _build_parts(
     *,
     has_several: bool = False,
 ) -> _Build:
+    """Builds the model of transformers, and resizes its vocabulary for the tokenizer."""
     model_class = AutoModelForSequenceClassification
     key, source = pretrained.find_model_source(config)
 
-    shape = pretrained.read_model_shape(config, model_class)
-    shape.id2label = dict(enumerate(labels))
-    shape.label2id = {label: number for number, label in enumerate(labels)}
-    shape.problem_type = SEVERAL_TYPE if has_several else ONE_TYPE
-    if hasattr(shape, THRESHOLDS):
-        delattr(shape, THRESHOLDS)  # of the labels that the model had before
-    shape.pad_token_id = tokenizer.pad_token_id
-    _check_length(
-        config, pretrained.find_token_limit(shape, tokenizer), tokenizer, f"{key}={source}"
-    )
+    model_config = pretrained.read_model_shape(config, model_class)
+    _configure_labels(model_config, labels, has_several=has_several)
+    model_config.pad_token_id = tokenizer.pad_token_id
+    token_limit = pretrained.find_token_limit(model_config, tokenizer)
+    _check_length(config, token_limit, tokenizer, f"{key}={source}")
     if config.dropout is not None:
-        for name in DROPOUTS:
-            if hasattr(shape, name):
-                setattr(shape, name, config.dropout)
+        for name in DROPOUT_NAMES:
+            if hasattr(model_config, name):
+                setattr(model_config, name, config.dropout)
 
     has_weights = torch.get_default_device().type != "meta"
     with pretrained.explain_load_errors(key, source, model_class):
         if config.model_config_file is not None or not has_weights:
-            build = _Build(create_model(model_class, shape, dtype=torch.float32), [])
+            build = _Build(create_model(model_class, model_config, dtype=torch.float32), [])
         else:
-            build = _load_pretrained(source, f"{key}={source}", shape)
+            build = _load_pretrained(source, f"{key}={source}", model_config)
 
     if has_weights and len(tokenizer) > pretrained.count_vocabulary(build.model):
         build.model.resize_token_embeddings(len(tokenizer))
     return build
+
+
+def _configure_labels(model_config: Any, labels: Sequence[str], *, has_several: bool) -> None:
+    """Sets the labels and the problem type in the configuration of a model of transformers."""
+    model_config.id2label = dict(enumerate(labels))
+    model_config.label2id = {label: number for number, label in enumerate(labels)}
+    model_config.problem_type = MULTI_LABEL_TYPE if has_several else SINGLE_LABEL_TYPE
+    if hasattr(model_config, THRESHOLDS_ENTRY):
+        delattr(model_config, THRESHOLDS_ENTRY)  # of its previous labels
 
 
 def _check_length(
@@ -215,10 +225,10 @@ def _check_length(
     tokenizer: PreTrainedTokenizerBase,
     setting: str,
 ) -> None:
-    """Refuses chunks that may be longer than a row of the model.
+    """Refuses chunks that may be longer than the model allows.
 
     Args:
-        limit: Tokens of a row; None: no limit.
+        limit: Maximum tokens of a row of the model; None: no limit.
         setting: The key and value that name the model, for messages.
     """
     if limit is None:
@@ -239,29 +249,32 @@ def _check_length(
         )
 
 
-def _load_pretrained(source: str, setting: str, shape: Any) -> _Build:
-    """Loads the model, whose files may lack the weights of a head or pooler only.
+def _load_pretrained(source: str, setting: str, model_config: Any) -> _Build:
+    """Loads a model of transformers; only weights of a head or pooler may be missing.
 
     Args:
         source: Folder or name of the model.
         setting: The key and value that name the model, for messages.
-        shape: Its configuration.
+        model_config: The configuration of the model.
+
+    Raises:
+        DataError: If weights of the encoder are missing, unexpected or of another shape.
     """
     pretrained.check_files(source, setting)
     with _silence_warnings():
         model, info = read_model_and_report(
             AutoModelForSequenceClassification,
             source,
-            config=shape,
+            config=model_config,
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
         )
 
-    mismatched = [entry[0] for entry in info["mismatched_keys"]]
+    mismatched_names = [entry[0] for entry in info["mismatched_keys"]]
     names_by_problem = {
         "missing": info["missing_keys"],
         "unexpected": info["unexpected_keys"],
-        "of another shape": mismatched,
+        "of another shape": mismatched_names,
     }
     encoder_prefix = f"{model.base_model_prefix}."
     problems: list[str] = []
@@ -276,14 +289,14 @@ def _load_pretrained(source: str, setting: str, shape: Any) -> _Build:
             f"{setting}: the weights in {source} are not those of the encoder of its config.json "
             f"({'; '.join(problems)}); copy the folder again, or fix its config.json"
         )
-    return _Build(model, sorted({*info["missing_keys"], *mismatched}))
+    return _Build(model, sorted({*info["missing_keys"], *mismatched_names}))
 
 
 def load_model(folder: Path) -> nn.Module:
-    """Loads a trained classifier, in evaluation mode, from a folder that a run has exported.
+    """Loads an exported classifier in evaluation mode.
 
     Raises:
-        DataError: If it is damaged or incomplete.
+        DataError: If a file is missing or damaged.
     """
     task = "task=classification"
     if not is_classifier(folder):
@@ -304,7 +317,7 @@ def load_model(folder: Path) -> nn.Module:
 
 @contextmanager
 def _silence_warnings() -> Iterator[None]:
-    """Silences transformers, which prints a table of missing weights."""
+    """Keeps transformers from printing a table of missing weights."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
@@ -314,7 +327,7 @@ def _silence_warnings() -> Iterator[None]:
 
 
 def _remove_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
-    """Removes the pooler that some encoders have in addition to token vectors."""
+    """Removes the pooler of encoders that have one; only token vectors are used."""
     if isinstance(getattr(encoder, "pooler", None), nn.Module):
         encoder.pooler = None
     return encoder
@@ -332,101 +345,105 @@ def read_labels(model: nn.Module) -> tuple[str, ...]:
 def read_thresholds(model: nn.Module) -> np.ndarray | None:
     """Returns the thresholds of a trained classifier's labels, float64 [labels].
 
-    A model of transformers that others have exported with `problem_type:
-    multi_label_classification` has no thresholds of its own: those are `HALF`.
+    They are `DEFAULT_THRESHOLD` for a model of transformers that was exported elsewhere with
+    `problem_type: multi_label_classification`.
 
     Returns:
         None if a text has exactly one label.
 
     Raises:
-        DataError: If the thresholds of its `config.json` cannot be used.
+        DataError: If the thresholds in its `config.json` are invalid.
     """
     if isinstance(model, Classifier):
         thresholds = model.description.thresholds
         return None if thresholds is None else np.array(thresholds)
 
     model_config: Any = model.config
-    if model_config.problem_type != SEVERAL_TYPE:
+    if model_config.problem_type != MULTI_LABEL_TYPE:
         return None
-    values = getattr(model_config, THRESHOLDS, None)
+    values = getattr(model_config, THRESHOLDS_ENTRY, None)
     if values is None:
-        return np.full(model_config.num_labels, HALF)
+        return np.full(model_config.num_labels, DEFAULT_THRESHOLD)
     try:
         check_thresholds(values, model_config.num_labels)
     except (TypeError, ValueError) as error:
-        raise DataError(f"config.json of the model: {THRESHOLDS}: {error}") from error
+        raise DataError(f"config.json of the model: {THRESHOLDS_ENTRY}: {error}") from error
     return np.array(values, np.float64)
 
 
 def set_thresholds(model: nn.Module, thresholds: Sequence[float]) -> None:
-    """Sets the thresholds that a classifier of several labels is exported with."""
+    """Sets the thresholds with which a classifier of several labels is exported."""
     if isinstance(model, Classifier):
         model.set_thresholds(thresholds)
     else:
-        setattr(model.config, THRESHOLDS, [*thresholds])
+        setattr(model.config, THRESHOLDS_ENTRY, [*thresholds])
 
 
 def save_thresholds(folder: Path, thresholds: Sequence[float]) -> None:
-    """Replaces the thresholds in the `config.json` of an exported classifier of several labels."""
-    file = folder / CONFIG
+    """Replaces the thresholds in the `config.json` of an exported classifier.
+
+    Args:
+        folder: The folder of the exported classifier of several labels.
+        thresholds: The threshold of each label.
+    """
+    file = folder / CONFIG_FILE
     content = parse_json(file.read_text(encoding="utf-8"))
-    if ENTRY in content:
-        content[ENTRY]["thresholds"] = [*thresholds]
+    if CONFIG_ENTRY in content:
+        content[CONFIG_ENTRY]["thresholds"] = [*thresholds]
     else:
-        content[THRESHOLDS] = [*thresholds]
+        content[THRESHOLDS_ENTRY] = [*thresholds]
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def label_weights(
+def compute_label_weights(
     class_weights: Any,
     labels: Sequence[str],
     counts: Mapping[str, int],
     rows: int | None = None,
 ) -> list[float]:
-    """Computes the weight of each label.
+    """Computes the weight of each label in the loss.
 
-    If a text may have several labels, it is the weight of the texts with the label, in the loss of
-    the label; a text without it weighs 1.
+    If a text may have several labels, it is the weight of texts with the label in the loss of that
+    label, in which texts without it have the weight 1.
 
     Args:
         class_weights: The value of the key `class_weights`.
-        counts: The number of training rows of each label.
-        rows: The number of training rows, if each may have several labels; None: one label.
+        counts: Number of training rows with each label.
+        rows: Number of training rows, if a row may have several labels; None: one label.
 
     Raises:
         ConfigurationError: If a weight is for an unknown label.
     """
     if class_weights == "none":
         return [1.0] * len(labels)
-    if class_weights == "balanced" and rows is not None:
-        return [max(rows - counts.get(label, 0), 1) / max(counts.get(label, 0), 1)
-                for label in labels]  # fmt: skip
     if class_weights == "balanced":
+        label_counts = [counts.get(label, 0) for label in labels]
+        if rows is not None:  # rows without the label / rows with it
+            return [max(rows - count, 1) / max(count, 1) for count in label_counts]
         total = sum(counts.values())
-        return [total / (len(labels) * max(counts.get(label, 0), 1)) for label in labels]
+        return [total / (len(labels) * max(count, 1)) for count in label_counts]
 
     weights = {str(label): value for label, value in class_weights.items()}
     for label in weights:
         if label not in labels:
             raise ConfigurationError(
                 f"class_weights: there is no label {label}{suggest_nearest(label, labels)}; "
-                "expected some "
-                f"of {list_labels(labels)}"
+                f"expected some of {list_labels(labels)}"
             )
     return [float(weights.get(label, 1.0)) for label in labels]
 
 
 def list_labels(labels: Sequence[str]) -> str:
     """Lists the labels for a message; of many, the first ones and the number of the others."""
-    omitted = len(labels) - _MOST_LABELS_IN_ERROR
+    omitted = len(labels) - _MAX_LABELS_IN_ERROR
     ending = f", and {omitted:,} more" if omitted > 0 else ""
-    return ", ".join(labels[:_MOST_LABELS_IN_ERROR]) + ending
+    return ", ".join(labels[:_MAX_LABELS_IN_ERROR]) + ending
 
 
 def pad_chunks(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[Sequence[int]]
 ) -> dict[str, torch.Tensor]:
-    """Makes `input_ids` and `attention_mask`, int64 [chunks, longest chunk]."""
+    """Pads chunks; returns `input_ids` and `attention_mask`, int64 [chunks, longest chunk]."""
     padded = tokenizer.pad({"input_ids": [list(chunk) for chunk in ids]}, return_tensors="pt")
     return {name: padded[name] for name in ("input_ids", "attention_mask")}
 
@@ -435,19 +452,19 @@ def pad_chunks(
 class Scored:
     """The predictions of a model for texts with one label each.
 
-    The probabilities are the softmax of the mean logits, float64 [texts, labels]; of more than
-    `MOST_PROBABILITIES` labels only the probability of the predicted label, [texts, 1].
+    The probabilities are the softmax of a text's logits, float64 [texts, labels]; with more than
+    `MAX_LISTED_PROBABILITIES` labels only of the predicted label, float64 [texts, 1].
     """
 
-    chunk_labels: np.ndarray  # int64 [chunks], of all chunks, text by text
+    chunk_labels: np.ndarray  # int64 [chunks], true labels, text by text
     chunk_predicted: np.ndarray  # int64 [chunks]
     chunk_losses: np.ndarray  # float64 [chunks], cross-entropies in nats, with label smoothing
-    sources: np.ndarray  # int64 [texts], the source rows, ascending
-    labels: np.ndarray  # int64 [texts]
-    predicted: np.ndarray  # int64 [texts], by the mean logits over the chunks of a text
-    first_predicted: np.ndarray  # int64 [texts], by the first chunk: as if texts were truncated
+    sources: np.ndarray  # int64 [texts], source rows, ascending
+    labels: np.ndarray  # int64 [texts], true labels
+    predicted: np.ndarray  # int64 [texts], by the logits of the text
+    first_predicted: np.ndarray  # int64 [texts], by the first chunk, as if texts were truncated
     probabilities: np.ndarray
-    chunks: np.ndarray  # int64 [texts], the number of chunks
+    chunks: np.ndarray  # int64 [texts], number of chunks
 
     @classmethod
     def of(
@@ -457,10 +474,11 @@ class Scored:
         smoothing: float = 0.0,
         text_logits: np.ndarray | None = None,
     ) -> Scored:
-        """Derives predictions from the logits of chunks, float [chunks, labels].
+        """Derives predictions from logits.
 
         Args:
             chunks: Text by text, in the order of the source rows.
+            logits: float [chunks, labels].
             smoothing: Share of the target that is spread over all labels, for the losses.
             text_logits: float [texts, labels]; None: the mean over the chunks of each text.
         """
@@ -478,7 +496,7 @@ class Scored:
         if text_logits is None:
             text_logits = average_over_chunks(exact_logits, first, counts)
         probabilities = softmax(text_logits, axis=1)
-        if probabilities.shape[1] > MOST_PROBABILITIES:
+        if probabilities.shape[1] > MAX_LISTED_PROBABILITIES:
             probabilities = probabilities.max(1, keepdims=True)
 
         return cls(
@@ -499,13 +517,13 @@ class ScoredSets:
     """The predictions of a model for texts that may have several labels."""
 
     chunk_losses: np.ndarray
-    """float64 [chunks], mean binary cross-entropies in nats, by the weights of the labels."""
-    chunk_weights: np.ndarray  # float64 [chunks], the sums of these weights
-    sources: np.ndarray  # int64 [texts], the source rows, ascending
-    labels: np.ndarray  # bool [texts, labels]
-    probabilities: np.ndarray  # float32 [texts, labels], the sigmoids of the mean logits
+    """float64 [chunks], weighted mean over the labels of the binary cross-entropy, in nats."""
+    chunk_weights: np.ndarray  # float64 [chunks], sum of the weights of the labels
+    sources: np.ndarray  # int64 [texts], source rows, ascending
+    labels: np.ndarray  # bool [texts, labels], true labels
+    probabilities: np.ndarray  # float32 [texts, labels], sigmoids of the logits of the text
     first_probabilities: np.ndarray  # float32 [texts, labels], of the first chunk of each text
-    chunks: np.ndarray  # int64 [texts], the number of chunks
+    chunks: np.ndarray  # int64 [texts], number of chunks
     thresholds: np.ndarray  # float64 [labels]
 
     @classmethod
@@ -518,13 +536,14 @@ class ScoredSets:
         smoothing: float = 0.0,
         text_logits: np.ndarray | None = None,
     ) -> ScoredSets:
-        """Derives predictions from the logits of chunks, float [chunks, labels].
+        """Derives predictions from logits.
 
         Args:
             chunks: Text by text, in the order of the source rows.
+            logits: float [chunks, labels].
             thresholds: float64 [labels].
-            weights: Of each label, the weight of the chunks that have it; None: 1.
-            smoothing: Share of the target that is spread over yes and no, for the losses.
+            weights: See `weigh_pairs`.
+            smoothing: See `compute_pair_losses`.
             text_logits: float [texts, labels]; None: the mean over the chunks of each text.
         """
         labels = [chunk.label for chunk in chunks]
@@ -553,12 +572,15 @@ class ScoredSets:
 
     @property
     def predicted(self) -> np.ndarray:
-        """The labels by the mean logits over the chunks of a text, bool [texts, labels]."""
+        """The labels predicted by the logits of the text, bool [texts, labels]."""
         return apply_thresholds(self.probabilities, self.thresholds)
 
     @property
     def first_predicted(self) -> np.ndarray:
-        """The labels by the first chunk, as if texts were truncated, bool [texts, labels]."""
+        """The labels predicted by the first chunk, as if texts were truncated.
+
+        bool [texts, labels].
+        """
         return apply_thresholds(self.first_probabilities, self.thresholds)
 
 
@@ -566,14 +588,12 @@ AnyScored = Scored | ScoredSets
 
 
 def weigh_pairs(truth: torch.Tensor, weights: Sequence[float] | None) -> torch.Tensor:
-    """Returns the weight of each pair of a chunk and a label: the label's if the chunk has it.
+    """Returns the weight of each pair of a chunk and a label in the loss, float [chunks, labels].
 
     Args:
         truth: float [chunks, labels], 1 for the labels of a chunk.
-        weights: Of each label, the weight of the chunks that have it; None: 1.
-
-    Returns:
-        In the shape of `truth`.
+        weights: Weight of each label in chunks with the label; None: 1. In chunks without it, the
+            weight is 1.
     """
     if weights is None:
         return torch.ones_like(truth)
@@ -595,18 +615,18 @@ def compute_pair_losses(
     return functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
 
 
-class Texts(NamedTuple):
+class TextRanges(NamedTuple):
     """Source texts as ranges of a list of chunks."""
 
-    sources: np.ndarray  # int64 [texts], the source rows, ascending
-    first: np.ndarray  # int64 [texts], the position of the first chunk
-    counts: np.ndarray  # int64 [texts], the number of chunks
+    sources: np.ndarray  # int64 [texts], source rows, ascending
+    first: np.ndarray  # int64 [texts], index of the first chunk
+    counts: np.ndarray  # int64 [texts], number of chunks
 
 
-def find_texts(chunks: Sequence[Chunk]) -> Texts:
-    """Finds the source texts of chunks, which are text by text."""
+def find_texts(chunks: Sequence[Chunk]) -> TextRanges:
+    """Finds the ranges of source texts in chunks that are sorted by source."""
     sources = [chunk.source for chunk in chunks]
-    return Texts(*np.unique(sources, return_index=True, return_counts=True))
+    return TextRanges(*np.unique(sources, return_index=True, return_counts=True))
 
 
 def join_texts(chunks: Sequence[Chunk]) -> list[str]:
@@ -618,13 +638,25 @@ def join_texts(chunks: Sequence[Chunk]) -> list[str]:
 
 
 def average_over_chunks(values: np.ndarray, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Averages values, float [chunks, n], over the chunks of each text (see `find_texts`)."""
+    """Averages values over the chunks of each text.
+
+    Args:
+        values: float [chunks, n].
+        first, counts: See `TextRanges`.
+
+    Returns:
+        float [texts, n].
+    """
     return np.add.reduceat(values, first, axis=0) / counts[:, None].astype(values.dtype)
 
 
 def name_probabilities(shares: np.ndarray | None, labels: Sequence[str]) -> dict[str, Any]:
-    """Names the entries of a row of `Scored.probabilities`; None: fields without values."""
-    if len(labels) > MOST_PROBABILITIES:
+    """Makes the fields of a prediction from a row of probabilities.
+
+    Args:
+        shares: float [labels or 1], a row of `Scored.probabilities`; None: the fields are None.
+    """
+    if len(labels) > MAX_LISTED_PROBABILITIES:
         return {"probability": None if shares is None else float(shares[0])}
 
     values = [None] * len(labels) if shares is None else shares.tolist()
@@ -634,8 +666,8 @@ def name_probabilities(shares: np.ndarray | None, labels: Sequence[str]) -> dict
 def iterate_predictions(scored: AnyScored, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yields the prediction for each text, its probabilities and its number of chunks.
 
-    The prediction is a label, or a list of labels. With more than `MOST_PROBABILITIES` labels, the
-    probability of the prediction is one number, or a number for each label of the list.
+    The prediction is a label, or a list of labels. With more than `MAX_LISTED_PROBABILITIES`
+    labels, `probability` has only the probability of the predicted label, or those of the list.
     """
     if isinstance(scored, ScoredSets):
         yield from _iterate_set_predictions(scored, labels)
@@ -648,11 +680,12 @@ def iterate_predictions(scored: AnyScored, labels: Sequence[str]) -> Iterator[di
 
 
 def _iterate_set_predictions(scored: ScoredSets, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields predictions of several labels; see `iterate_predictions`."""
     rows = zip(scored.predicted, scored.probabilities, scored.chunks.tolist(), strict=True)
     for is_predicted, shares, chunks in rows:
         numbers = np.flatnonzero(is_predicted).tolist()
         probabilities = name_probabilities(shares, labels)
-        if len(labels) > MOST_PROBABILITIES:
+        if len(labels) > MAX_LISTED_PROBABILITIES:
             probabilities = {"probability": [float(shares[number]) for number in numbers]}
         names = [labels[number] for number in numbers]
         yield {"prediction": names, **probabilities, "chunks": chunks}
@@ -660,40 +693,40 @@ def _iterate_set_predictions(scored: ScoredSets, labels: Sequence[str]) -> Itera
 
 @dataclass(frozen=True)
 class Scorer:
-    """Runs models on chunks of texts; every rank calls it and gets the same results."""
+    """Runs models on chunks of texts; all ranks call it together, and get the same results."""
 
-    labels: int  # their number
+    labels: int  # number of labels
     tokenizer: PreTrainedTokenizerBase  # pads the chunks
     batch_size: int
     context: Processes
-    smoothing: float = 0.0  # share of the target that is spread over all labels, for the losses
+    smoothing: float = 0.0  # label smoothing of the losses
     weights: Sequence[float] | None = None
-    """Of the labels, in the losses of texts with several labels; None: 1."""
+    """Weight of each label in the losses of texts with several labels; see `weigh_pairs`."""
 
     def score(self, model: nn.Module, chunks: Sequence[Chunk]) -> AnyScored:
         """Predicts the labels of texts: one for each, or several if the model has thresholds.
 
         Args:
-            model: In evaluation mode, wrapped or not.
+            model: A classifier in evaluation mode, which may be wrapped by an engine.
             chunks: At least one; text by text, in the order of the source rows.
 
         Raises:
-            DataError: If there are more than `MOST_PAIRS` texts with labels to score.
+            DataError: If there are more than `MAX_SCORED_PAIRS` texts with labels to score.
         """
         counts = find_texts(chunks).counts
         thresholds = read_thresholds(getattr(model, "module", model))
-        if thresholds is not None and len(counts) * self.labels > MOST_PAIRS:
+        if thresholds is not None and len(counts) * self.labels > MAX_SCORED_PAIRS:
             raise DataError(
                 f"{len(counts):,} texts with {self.labels:,} labels, any of which a text may have, "
-                f"are too many to score at one time: expected at most {MOST_PAIRS:,} pairs; divide "
-                "the file, or set smaller shares of validation and test in "
+                f"are too many to score at one time: expected at most {MAX_SCORED_PAIRS:,} pairs; "
+                "divide the file, or set smaller shares of validation and test in "
                 "data_config.split_fractions"
             )
 
         results: dict[str, np.ndarray] = {}
-        filled: Counter[str] = Counter()
-        for part in self._divide_chunks(counts.tolist()):
-            part_chunks = chunks[part]
+        filled: Counter[str] = Counter()  # number of rows that are filled in each result
+        for batch in self._divide_chunks(counts.tolist()):
+            part_chunks = chunks[batch]
             logits, text_logits = self._compute_logits(model, part_chunks)
             scored: AnyScored
             if thresholds is None:
@@ -718,11 +751,15 @@ class Scorer:
         return Scored(**results)
 
     def _divide_chunks(self, counts: Sequence[int]) -> Iterator[slice]:
-        """Yields the chunks of consecutive texts whose logits fit in memory together."""
+        """Yields ranges of chunks of whole texts with up to `MAX_LOGITS` logits.
+
+        Args:
+            counts: Number of chunks of each text.
+        """
         begin = 0
         end = 0
         for count in counts:
-            if end > begin and (end + count - begin) * self.labels > LOGITS_AT_ONCE:
+            if end > begin and (end + count - begin) * self.labels > MAX_LOGITS:
                 yield slice(begin, end)
                 begin = end
             end += count
@@ -731,10 +768,10 @@ class Scorer:
     def _compute_logits(
         self, model: nn.Module, chunks: Sequence[Chunk]
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Computes the logits of chunks, and of texts if these are not means over their chunks."""
-        plain = getattr(model, "module", model)
-        words = plain.words if isinstance(plain, Classifier) else None
-        if words is not None and plain.encoder is None:
+        """Computes the logits of chunks, and of texts if they are not means over their chunks."""
+        unwrapped = getattr(model, "module", model)
+        words = unwrapped.words if isinstance(unwrapped, Classifier) else None
+        if words is not None and unwrapped.encoder is None:
             logits = np.zeros((len(chunks), self.labels))
         else:
             logits = self.compute_outputs(lambda **inputs: model(**inputs).logits, chunks)
@@ -750,10 +787,10 @@ class Scorer:
     def compute_outputs(
         self, function: Callable[..., torch.Tensor], chunks: Sequence[Chunk]
     ) -> np.ndarray:
-        """Applies a function of `input_ids` and `attention_mask` to chunks.
+        """Applies a function to chunks in batches, divided among the ranks.
 
         Args:
-            function: Its model is in evaluation mode.
+            function: Takes `input_ids` and `attention_mask`, and returns float [batch, n].
 
         Returns:
             float32 [chunks, n].

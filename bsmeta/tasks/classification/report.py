@@ -37,7 +37,7 @@ from bsmeta.tasks.classification.results import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Names of constant baselines.
+# Names of constant baselines
 MAJORITY = "most frequent label"
 MAJORITY_SET = "most frequent set of labels"
 MAJORITY_LABELS = "most frequent labels"
@@ -51,16 +51,18 @@ METHOD_NAMES = {
 """Names of the methods in reports."""
 
 BASELINES = (MAJORITY_SET, MAJORITY_LABELS, METHOD_NAMES[LINEAR])
-"""Names of the cheap systems that a model of several labels is compared with."""
+"""Names of the baselines of a model of several labels."""
 
-MOST_LABELS = 30
-"""Labels in tables and plots; of more, half of these are the most frequent, and half the worst."""
-LONGEST_NAME = 28  # characters of a label in a plot
-OTHERS = "all others"
-MOST_NUMBERS = 20  # with more labels, the cells of the confusion matrix do not show their counts
+MAX_SHOWN_LABELS = 30
+"""Maximum number of labels in tables and plots; see `select_labels`."""
+MAX_NAME_CHARS = 28
+"""Maximum characters of a label in a plot."""
+OTHERS_LABEL = "all others"
+MAX_NUMBERED_LABELS = 20
+"""Maximum number of labels for which the plot of the confusion matrix shows counts."""
 
-HEADLINES = ("subset_accuracy", "micro_f1", "macro_f1", "sample_f1")
-"""Scores of texts with several labels in the first tables; precision and recall have another."""
+MAIN_SCORES = ("subset_accuracy", "micro_f1", "macro_f1", "sample_f1")
+"""Scores of texts with several labels in the first tables; precision and recall have their own."""
 
 Epoch = Mapping[str, float | None]
 
@@ -75,32 +77,18 @@ def report_results(
     """Writes the report, and prints it with the paths of all files.
 
     Args:
-        epochs: The training curves; none if the test set is not the run's own.
-        facts: Facts about the scored model, beside those in the results.
-        files: Further files about the test set.
+        epochs: The training curves, see `evaluate.read_epochs`; none for another test set than
+            the run's own.
+        facts: Facts about the scored model for the page.
+        files: Further files about the test set, whose paths are printed.
     """
     test = results.test
     sentences = summarize_results(results)
-    system_tables = [_make_systems_table(results), _make_differences_table(results)]
-    if test.has_several:
-        system_tables.append(_make_precision_table(results))
-    if results.choice is not None:
-        system_tables.append(_make_choice_table(results, results.choice))
-
-    label_tables = [_make_label_table(results)]
-    if len(test.labels) <= MOST_LABELS and not test.has_several:
-        label_tables.append(_make_confusion_table(results))
-    label_tables.append(_make_distribution_table(results))
-    label_plots = {"labels": partial(draw_labels_plot, results)}
-    if not test.has_several:
-        label_plots = {"confusion": partial(draw_confusion_plot, results), **label_plots}
-
-    sections = [
-        Section(tables=system_tables, plots={"systems": partial(draw_systems_plot, results)}),
-        Section("By label", tables=label_tables, plots=label_plots),
-    ]
+    systems = _make_systems_section(results)
+    labels = _make_labels_section(results)
+    sections = [systems, labels]
     if epochs:
-        curves = {"curves": partial(draw_curves_plot, epochs, _main_accuracy(results))}
+        curves = {"curves": partial(draw_curves_plot, epochs, _choose_main_accuracy(results))}
         epochs_table = _make_epochs_table(results, epochs)
         sections.append(Section("Training", tables=[epochs_table], plots=curves))
 
@@ -119,24 +107,46 @@ def report_results(
         commands=describe_command(),
     )
     written = write_report(page, results.as_dict(), folder)
-    printed_tables = [table for table in (*system_tables, *label_tables) if table.rows]
+    printed_tables = [table for table in (*systems.tables, *labels.tables) if table.rows]
     print_report(printed_tables, sentences, [*files, *written])
+
+
+def _make_systems_section(results: Results) -> Section:
+    """Makes the tables and the plot that compare systems."""
+    tables = [_make_systems_table(results), _make_differences_table(results)]
+    if results.test.has_several:
+        tables.append(_make_precision_table(results))
+    if results.choice is not None:
+        tables.append(_make_choice_table(results, results.choice))
+    return Section(tables=tables, plots={"systems": partial(draw_systems_plot, results)})
+
+
+def _make_labels_section(results: Results) -> Section:
+    """Makes the tables and plots of the model's scores by label, and of the labels by split."""
+    test = results.test
+    tables = [_make_label_table(results)]
+    if len(test.labels) <= MAX_SHOWN_LABELS and not test.has_several:
+        tables.append(_make_confusion_table(results))
+    tables.append(_make_distribution_table(results))
+
+    plots = {"labels": partial(draw_labels_plot, results)}
+    if not test.has_several:
+        plots = {"confusion": partial(draw_confusion_plot, results), **plots}
+    return Section("By label", tables=tables, plots=plots)
 
 
 def summarize_results(results: Results) -> list[str]:
     """Describes the results in sentences: the model, the other systems, the effect of folding."""
-    model, *others = results.systems
-    text_count = results.texts
     unit_count, unit = results.units
     units = f"over {unit_count:,} resampled {unit}"
     strongest = _find_strongest_baseline(results) if results.test.has_several else None
     if results.test.has_several:
         sentences = _summarize_sets(results, strongest, units)
     else:
-        accuracy = model.scores["accuracy"]
+        accuracy = results.systems[0].scores["accuracy"]
         sentences = [
-            f"The model predicts {accuracy.value:.1%} of {text_count:,} texts right (95% interval "
-            f"{accuracy.low:.1%} to {accuracy.high:.1%}, {units})."
+            f"The model predicts {accuracy.value:.1%} of {results.texts:,} texts right (95% "
+            f"interval {accuracy.low:.1%} to {accuracy.high:.1%}, {units})."
         ]
     if results.choice is not None:
         sentences.append(
@@ -145,26 +155,36 @@ def summarize_results(results: Results) -> list[str]:
             "on the validation split."
         )
     sentences += warn_of_rough_intervals(unit_count, unit)
-
-    score = _main_score(results)
-    for other in others:
-        value = f"{other.scores[score].value:.1%}"
-        has_value = f"{value} right" if score == "accuracy" else f"micro F1 {value}"
-        difference = _describe_difference(other, score)
-        if other.name in METHOD_NAMES.values() and other is not strongest:
-            sentences.append(f"{_capitalize(other.name)}: {has_value}, {difference}.")
-        elif other.name == FIRST_CHUNK:
-            verb = "is" if results.folded == 1 else "are"
-            would_be = f"{value} of all would be right"
-            if results.test.has_several:
-                would_be = f"they would be labeled with a micro F1 of {value}"
-            sentences.append(
-                f"{results.folded:,} of {text_count:,} texts {verb} longer than a chunk. "
-                f"Truncated to the first one, {would_be}: {difference}."
-            )
+    sentences += _summarize_other_systems(results, strongest)
 
     notes = [f"{_capitalize(note)}." for note in results.test.notes]
     return [*sentences, *notes]
+
+
+def _summarize_other_systems(results: Results, strongest: Compared | None) -> list[str]:
+    """Compares other systems, and the model on truncated texts, with the model.
+
+    Args:
+        strongest: A baseline that is described already.
+    """
+    sentences = []
+    score = _choose_main_score(results)
+    for other in results.systems[1:]:
+        value = f"{other.scores[score].value:.1%}"
+        difference = _describe_difference(other, score)
+        if other.name in METHOD_NAMES.values() and other is not strongest:
+            labeled_value = f"{value} right" if score == "accuracy" else f"micro F1 {value}"
+            sentences.append(f"{_capitalize(other.name)}: {labeled_value}, {difference}.")
+        elif other.name == FIRST_CHUNK:
+            verb = "is" if results.folded == 1 else "are"
+            effect = f"{value} of all would be right"
+            if results.test.has_several:
+                effect = f"they would be labeled with a micro F1 of {value}"
+            sentences.append(
+                f"{results.folded:,} of {results.texts:,} texts {verb} longer than a chunk. "
+                f"Truncated to the first one, {effect}: {difference}."
+            )
+    return sentences
 
 
 def _find_strongest_baseline(results: Results) -> Compared | None:
@@ -174,11 +194,11 @@ def _find_strongest_baseline(results: Results) -> Compared | None:
 
 
 def _summarize_sets(results: Results, strongest: Compared | None, units: str) -> list[str]:
-    """Describes the model of several labels, beside its strongest baseline.
+    """Describes a model of several labels, and its strongest baseline.
 
     Args:
-        strongest: The baseline; None if there are none.
-        units: The clause on the resampled units.
+        strongest: The strongest baseline; None if there are no baselines.
+        units: Description of the resampled units, such as "over 100 resampled distinct texts".
     """
     model = results.systems[0]
     exact = model.scores["subset_accuracy"]
@@ -197,21 +217,21 @@ def _summarize_sets(results: Results, strongest: Compared | None, units: str) ->
     return sentences
 
 
-def _main_score(results: Results) -> str:
-    """Returns the score that sentences compare systems by."""
+def _choose_main_score(results: Results) -> str:
+    """Returns the score by which sentences compare systems."""
     return "micro_f1" if results.test.has_several else "accuracy"
 
 
-def _main_accuracy(results: Results) -> str:
-    """Returns the accuracy that training reports."""
+def _choose_main_accuracy(results: Results) -> str:
+    """Returns the name of the accuracy that training logs."""
     return "subset_accuracy" if results.test.has_several else "accuracy"
 
 
 def _list_scores(results: Results) -> MetricTable[Classified]:
-    """Returns the scores of the first tables; with several labels a text, `HEADLINES`."""
+    """Returns the scores of the first tables: all, or with several labels `MAIN_SCORES`."""
     has_several = results.test.has_several
     table = choose_scores(has_several=has_several)
-    return {name: table[name] for name in HEADLINES} if has_several else table
+    return {name: table[name] for name in MAIN_SCORES} if has_several else table
 
 
 def _capitalize(text: str) -> str:
@@ -219,6 +239,7 @@ def _capitalize(text: str) -> str:
 
 
 def _describe_difference(other: Compared, score: str) -> str:
+    """Describes the difference of a system's score from the model's, with its interval."""
     difference = other.differences[score]
     caveat = ""
     if not difference.interval.excludes_zero:
@@ -230,16 +251,20 @@ def _describe_difference(other: Compared, score: str) -> str:
 
 
 def select_labels(results: Results) -> list[int]:
-    """Selects labels for tables and plots: all, or the most frequent and the worst by F1.
+    """Selects the labels of tables and plots: all, or the most frequent and the worst by F1.
 
-    They are in the order of their numbers.
+    With more than `MAX_SHOWN_LABELS`, half of the selected labels are the most frequent ones, and
+    half those with the lowest F1 among the others.
+
+    Returns:
+        Indexes of labels, ascending.
     """
     every = range(len(results.test.labels))
-    if len(every) <= MOST_LABELS:
+    if len(every) <= MAX_SHOWN_LABELS:
         return [*every]
 
     metrics = [*results.per_label.values()]
-    half = MOST_LABELS // 2
+    half = MAX_SHOWN_LABELS // 2
     frequent = sorted(every, key=lambda label: -metrics[label]["texts"])[:half]
     others = [label for label in every if label not in frequent and metrics[label]["texts"]]
     worst = sorted(others, key=lambda label: (metrics[label]["f1"], -metrics[label]["texts"]))
@@ -247,23 +272,23 @@ def select_labels(results: Results) -> list[int]:
 
 
 def _describe_selection(results: Results) -> str:
-    """Describes the labels that a table shows, for the end of its note."""
+    """Describes how the labels of a table were selected; "" if it has all labels."""
     label_count = len(results.test.labels)
-    if label_count <= MOST_LABELS:
+    if label_count <= MAX_SHOWN_LABELS:
         return ""
 
-    half = MOST_LABELS // 2
+    half = MAX_SHOWN_LABELS // 2
     return (
         f" The {half} most frequent of {label_count:,} labels, and the {half} with the "
         "lowest F1 among the others; evaluation.json has all."
     )
 
 
-def _score_columns(table: MetricTable[Classified]) -> list[Column]:
+def _make_score_columns(table: MetricTable[Classified]) -> list[Column]:
     return [Column("system"), *(Column(score.label, score.format) for score in table.values())]
 
 
-def _difference_columns(table: MetricTable[Classified]) -> list[Column]:
+def _make_difference_columns(table: MetricTable[Classified]) -> list[Column]:
     columns = [Column(score.label, score.format_difference) for score in table.values()]
     return [Column("system"), *columns]
 
@@ -282,7 +307,7 @@ def _make_systems_table(results: Results) -> Table:
         )
     table = _list_scores(results)
     rows = _make_score_rows(results, table)
-    return Table(f"Scores on {results.test.source}", note, _score_columns(table), rows)
+    return Table(f"Scores on {results.test.source}", note, _make_score_columns(table), rows)
 
 
 def _make_score_rows(results: Results, table: MetricTable[Classified]) -> list[list[Cell]]:
@@ -293,11 +318,11 @@ def _make_score_rows(results: Results, table: MetricTable[Classified]) -> list[l
 
 
 def _make_precision_table(results: Results) -> Table:
-    """Shows the scores that are not in the first tables."""
+    """Makes the table of scores of several labels that are not in `MAIN_SCORES`."""
     every = choose_scores(has_several=True)
-    table = {name: score for name, score in every.items() if name not in HEADLINES}
+    table = {name: score for name, score in every.items() if name not in MAIN_SCORES}
     return Table(
-        "Precision and recall", "", _score_columns(table), _make_score_rows(results, table)
+        "Precision and recall", "", _make_score_columns(table), _make_score_rows(results, table)
     )
 
 
@@ -308,8 +333,8 @@ def _make_differences_table(results: Results) -> Table:
         for system in results.systems[1:]
     ]
     note = "Below 0: worse than the model. Paired: all systems on the same resamples."
-    table = Table("Difference from the model", note, _difference_columns(scores), rows)
-    return table.sorted_by(scores[_main_score(results)].label)
+    table = Table("Difference from the model", note, _make_difference_columns(scores), rows)
+    return table.sorted_by(scores[_choose_main_score(results)].label)
 
 
 def _make_choice_table(results: Results, choice: Choice) -> Table:
@@ -330,7 +355,7 @@ def _make_choice_table(results: Results, choice: Choice) -> Table:
         )
 
     columns = [
-        *_score_columns(shown_scores),
+        *_make_score_columns(shown_scores),
         Column("minus the best", "{:+.3f}".format),
         Column("settings", str),
     ]
@@ -380,7 +405,7 @@ def _make_confusion_table(results: Results) -> Table:
 
 
 class _ShownConfusion(NamedTuple):
-    """The confusion matrix of the shown labels, and of all others if some are not shown."""
+    """The confusion matrix of the selected labels; a last row and column are for all others."""
 
     counts: np.ndarray  # int64 [labels, labels], by true and then by predicted label
     shares: np.ndarray  # float64 [labels, labels], of the texts with the true label
@@ -396,7 +421,7 @@ def _select_confusion(results: Results) -> _ShownConfusion:
     if len(labels) == len(results.test.labels):
         counts = counts[:-1, :-1]
     else:
-        labels.append(OTHERS)
+        labels.append(OTHERS_LABEL)
     return _ShownConfusion(counts, counts / np.maximum(counts.sum(1, keepdims=True), 1), labels)
 
 
@@ -419,7 +444,7 @@ def _make_distribution_table(results: Results) -> Table:
 
 
 def _make_epochs_table(results: Results, epochs: Sequence[Epoch]) -> Table:
-    accuracy = _main_accuracy(results)
+    accuracy = _choose_main_accuracy(results)
     scores = _list_scores(results)
     columns = {
         "epoch": Column("epoch", "{:g}".format),
@@ -450,7 +475,7 @@ def _make_epochs_table(results: Results, epochs: Sequence[Epoch]) -> Table:
 
 @figures.style_figure
 def draw_systems_plot(results: Results) -> Figure:
-    """Draws accuracy and MCC, or micro and macro F1, of each system with its 95% interval."""
+    """Draws accuracy and MCC, or micro and macro F1, of each system with 95% intervals."""
     has_several = results.test.has_several
     names = ("micro_f1", "macro_f1") if has_several else ("accuracy", "mcc")
     table = choose_scores(has_several=has_several)
@@ -478,11 +503,11 @@ def draw_systems_plot(results: Results) -> Figure:
 
 @figures.style_figure
 def draw_confusion_plot(results: Results) -> Figure:
-    """Draws the confusion matrix, colored by the share of the true label."""
+    """Draws the confusion matrix; colors are shares of the texts with the true label."""
     from matplotlib.patches import Rectangle
 
     confusion = _select_confusion(results)
-    names = [shorten_name(label, LONGEST_NAME) for label in confusion.labels]
+    names = [shorten_name(label, MAX_NAME_CHARS) for label in confusion.labels]
     size = max(3.2, 0.48 * len(names) + 1.8)
     figure, (axes,) = figures.create_figure(size, width=size + 1.2)
 
@@ -491,7 +516,7 @@ def draw_confusion_plot(results: Results) -> Figure:
         axes.add_patch(
             Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=GOOD, alpha=share, linewidth=0)
         )
-        if len(names) <= MOST_NUMBERS:
+        if len(names) <= MAX_NUMBERED_LABELS:
             axes.text(
                 column,
                 row,
@@ -514,7 +539,7 @@ def draw_confusion_plot(results: Results) -> Figure:
 
 @figures.style_figure
 def draw_labels_plot(results: Results) -> Figure:
-    """Draws the share of each shown label by split."""
+    """Draws the share of each selected label in each split."""
     splits = results.test.distribution
     labels = [results.test.labels[number] for number in select_labels(results)]
     figure, (axes,) = figures.create_figure(1.2 + (0.15 + 0.13 * len(splits)) * len(labels))
@@ -529,7 +554,7 @@ def draw_labels_plot(results: Results) -> Figure:
         name = f"{shorten_name(split)} ({total:,})"
         legend[name] = axes.barh(rows, shares, bar_height, color=SERIES[number + 1])
 
-    figures.name_rows(axes, [shorten_name(label, LONGEST_NAME) for label in labels])
+    figures.name_rows(axes, [shorten_name(label, MAX_NAME_CHARS) for label in labels])
     axes.set_xlabel("% of the source texts of a split")
     figure.legend(
         [*legend.values()],
@@ -544,7 +569,11 @@ def draw_labels_plot(results: Results) -> Figure:
 
 @figures.style_figure
 def draw_curves_plot(epochs: Sequence[Epoch], accuracy: str = "accuracy") -> Figure:
-    """Draws loss and accuracy in training and validation."""
+    """Draws the loss and the accuracy in training and validation, by epoch.
+
+    Args:
+        accuracy: Name of the accuracy that training logs.
+    """
     figure, panels = figures.create_figure(3.4, panels=2, shares_y=False)
     looks = {"training": Look(SERIES[1], "o", "--"), "validation": Look(SERIES[2], "s", "-")}
     epoch_numbers = [read_value(epoch["epoch"]) for epoch in epochs]

@@ -1,11 +1,11 @@
-"""Scores of the model and of other systems on a test set, with intervals.
+"""Scores of the model and of other systems on a test set, with bootstrap intervals.
 
 Scores are computed from the number of texts of each label (true, predicted, and both), so
 thousands of labels need no dense confusion matrix. The labels of texts are int [texts], or, if a
 text may have several, bool [texts, labels].
 
-The resampled units are source texts, or the groups that no split divides, because texts of one
-author are not independent. All systems are scored on the same resamples, so differences are paired.
+The resampled units are distinct texts, or the groups of `split_by`, because texts of one author are
+not independent. All systems are scored on the same resamples, so differences are paired.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from bsmeta.tasks.classification.metrics import (
 from bsmeta.tasks.classification.model import AnyScored, ScoredSets
 from bsmeta.tasks.classification.set_counts import SetCounts, UnitCounts, compute_label_scores
 
-# Names of systems.
+# Names of systems
 MODEL = "model"
 FIRST_CHUNK = "model, first chunk only"
 
-_COUNTS_AT_ONCE = 1 << 22  # limit on the counts of labels in resamples that are in memory
+_MAX_COUNTS = 1 << 22  # counts of labels in resamples, in memory at a time
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """The cells of a confusion matrix that are not 0, by true and then by predicted label."""
+    """The nonzero cells of a confusion matrix, sorted by true and then by predicted label."""
 
-    true: np.ndarray  # int64 [cells], the labels
-    predicted: np.ndarray  # int64 [cells]
-    counts: np.ndarray  # int64 [cells], the number of texts
-    labels: int  # their number
+    true: np.ndarray  # int64 [cells], the true label
+    predicted: np.ndarray  # int64 [cells], the predicted label
+    counts: np.ndarray  # int64 [cells], number of texts
+    labels: int  # number of labels
 
     @classmethod
     def of(cls, truth: np.ndarray, predicted: np.ndarray, labels: int) -> Confusion:
-        """Counts the texts with each pair of labels: int [texts], both."""
+        """Counts the texts with each pair of a true and a predicted label, int [texts] both."""
         cells, counts = np.unique(truth * labels + predicted, return_counts=True)
         return cls(cells // labels, cells % labels, counts, labels)
 
@@ -76,10 +76,9 @@ class Confusion:
         return compute_label_scores(self.totals())
 
     def matrix(self, labels: Sequence[int]) -> np.ndarray:
-        """Returns the matrix of some labels; its last row and column are all other labels.
+        """Returns the dense matrix of some labels, int64 [labels + 1, labels + 1].
 
-        Returns:
-            int64 [labels + 1, labels + 1].
+        The last row and column are for all other labels.
         """
         size = len(labels) + 1
         positions = np.full(self.labels, size - 1)
@@ -90,16 +89,16 @@ class Confusion:
 
 
 Tally = Confusion | SetCounts
-"""The counts from which the scores of a system follow."""
+"""The counts from which the scores of a system are computed."""
 
 
 def count_texts(truth: np.ndarray, predicted: np.ndarray, labels: int) -> Tally:
-    """Counts the texts with their true and their predicted labels.
+    """Counts texts by their true and predicted labels.
 
     Args:
         truth: int [texts], or bool [texts, labels].
-        predicted: In the same form.
-        labels: Their number.
+        predicted: Predictions in the form of `truth`.
+        labels: Number of labels.
     """
     if truth.ndim == 2:
         return SetCounts.of(truth, predicted)
@@ -107,7 +106,7 @@ def count_texts(truth: np.ndarray, predicted: np.ndarray, labels: int) -> Tally:
 
 
 def compute_text_scores(truth: np.ndarray, predicted: np.ndarray, labels: int) -> dict[str, float]:
-    """Computes each score of the texts; see `count_texts`."""
+    """Computes the scores of texts by name; see `count_texts` for the arguments."""
     return _score_tally(count_texts(truth, predicted, labels))
 
 
@@ -128,14 +127,14 @@ def _compute_scores(totals: LabelTotals) -> dict[str, np.ndarray]:
 def compute_scores(
     scored: AnyScored, weights: Sequence[float], predicted: np.ndarray | None = None
 ) -> dict[str, float]:
-    """Computes the loss and accuracy over the chunks, and the scores of the texts.
+    """Computes the metrics of chunks and of texts by name.
 
     Args:
         scored: The predictions of a model.
-        weights: The weight of each label in the loss, as in training. With several labels a text,
-            the scorer has applied them.
-        predicted: Other predictions of several labels, by other thresholds, bool [texts, labels];
-            None: the scores of `scored`.
+        weights: The weight of each label in the loss. If texts have several labels, they are
+            ignored, because the scorer has applied them.
+        predicted: Predictions of several labels with other thresholds, bool [texts, labels]; None:
+            those of `scored`.
     """
     if isinstance(scored, ScoredSets):
         tally = SetCounts.of(scored.labels, scored.predicted if predicted is None else predicted)
@@ -156,13 +155,13 @@ def compute_scores(
 
 @dataclass(frozen=True)
 class Compared:
-    """A system among others that are scored on the same texts."""
+    """The scores of one of several systems on the same texts."""
 
     name: str
     confusion: Tally  # a confusion matrix, or the counts of texts that may have several labels
-    scores: dict[str, Estimate]  # each score of texts, with its 95% bootstrap interval
+    scores: dict[str, Estimate]  # by the name of the score, with 95% bootstrap intervals
     differences: dict[str, Estimate]
-    """Scores minus the scores of the first system, with paired intervals; {} for that system."""
+    """Scores minus those of the first system, with paired intervals; {} for the first system."""
 
 
 def compare_systems(
@@ -178,11 +177,11 @@ def compare_systems(
 
     Args:
         truth: int [texts], the true labels, or bool [texts, labels].
-        predicted: The labels that each system predicts; the others are compared with the first.
-        units: [texts], the resampled unit that each text belongs to.
-        labels: Their number.
-        resamples: The number of bootstrap resamples for intervals.
-        seed: Determines the resamples.
+        predicted: The predictions of each system by name; the first is the reference of the others.
+        units: [texts], the resampled unit of each text.
+        labels: Number of labels.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resamples.
     """
     compared: list[Compared] = []
     first_draws: dict[str, np.ndarray] = {}
@@ -212,7 +211,7 @@ def _resample_scores(
 ) -> dict[str, np.ndarray]:
     """Computes each of `SCORES` for each resample of the units, float64 [resamples].
 
-    The memory grows with the texts, never with the number of labels of the table.
+    Only labels that occur among the texts take memory.
     """
     used_labels, columns = np.unique(np.concatenate([truth, predicted]), return_inverse=True)
     true_columns, predicted_columns = np.split(columns, 2)
@@ -221,26 +220,26 @@ def _resample_scores(
     _, unit_rows = np.unique(units, return_inverse=True)
     unit_count = int(unit_rows.max()) + 1
 
-    def count(rows: np.ndarray, labels: np.ndarray) -> csr_array:
+    def count_unit_labels(rows: np.ndarray, labels: np.ndarray) -> csr_array:
         """Counts the texts of each unit by label, [units, used labels]."""
         return csr_array((np.ones(len(rows)), (rows, labels)), (unit_count, len(used_labels)))
 
-    true_counts = count(unit_rows, true_columns)
-    predicted_counts = count(unit_rows, predicted_columns)
-    right_counts = count(unit_rows[is_right], true_columns[is_right])
+    true_counts = count_unit_labels(unit_rows, true_columns)
+    predicted_counts = count_unit_labels(unit_rows, predicted_columns)
+    right_counts = count_unit_labels(unit_rows[is_right], true_columns[is_right])
 
-    at_once = max(_COUNTS_AT_ONCE // len(used_labels), 1)
-    parts: list[dict[str, np.ndarray]] = []
+    batch_size = max(_MAX_COUNTS // len(used_labels), 1)
+    batches: list[dict[str, np.ndarray]] = []
     for times in draw_resamples(unit_count, resamples=resamples, seed=seed):
-        for start in range(0, len(times), at_once):
-            part_times = times[start : start + at_once]
+        for start in range(0, len(times), batch_size):
+            batch_times = times[start : start + batch_size]
             totals = LabelTotals(
-                true=part_times @ true_counts,
-                predicted=part_times @ predicted_counts,
-                right=part_times @ right_counts,
+                true=batch_times @ true_counts,
+                predicted=batch_times @ predicted_counts,
+                right=batch_times @ right_counts,
             )
-            parts.append(_compute_scores(totals))
-    return _join_parts(parts)
+            batches.append(_compute_scores(totals))
+    return _join_batches(batches)
 
 
 def _resample_set_scores(
@@ -251,19 +250,20 @@ def _resample_set_scores(
     counts = UnitCounts.of(truth, predicted, unit_numbers)
     unit_count = len(counts.samples)
 
-    at_once = max(_COUNTS_AT_ONCE // truth.shape[1], 1)
+    batch_size = max(_MAX_COUNTS // truth.shape[1], 1)
     table = choose_scores(has_several=True)
-    parts: list[dict[str, np.ndarray]] = []
+    batches: list[dict[str, np.ndarray]] = []
     for times in draw_resamples(unit_count, resamples=resamples, seed=seed):
-        for start in range(0, len(times), at_once):
-            totals, samples = counts.resample(times[start : start + at_once])
+        for start in range(0, len(times), batch_size):
+            totals, samples = counts.resample(times[start : start + batch_size])
             classified = Classified(totals, samples=samples)
-            parts.append({name: score.compute(classified) for name, score in table.items()})
-    return _join_parts(parts)
+            batches.append({name: score.compute(classified) for name, score in table.items()})
+    return _join_batches(batches)
 
 
-def _join_parts(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+def _join_batches(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Concatenates the scores of batches of resamples, by name."""
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
 @dataclass(frozen=True)
@@ -272,12 +272,12 @@ class TestSet:
 
     __test__ = False  # not collected by pytest
 
-    source: str  # their file, and the split
-    labels: tuple[str, ...]  # in the order of their numbers
+    source: str  # name of the file, and the split
+    labels: tuple[str, ...]  # in the order of their indexes
     chunks: list[Chunk]  # text by text, in the order of the source rows
-    groups: list[str]  # the unit of each text, resampled for intervals
+    groups: list[str]  # resampled unit of each text
     unit: str  # description of the units
-    distribution: dict[str, dict[str, int]]  # number of source texts of each label by split
+    distribution: dict[str, dict[str, int]]  # number of source texts by split and label
     notes: list[str]  # facts that qualify the scores, such as repeated texts
     split_sizes: dict[str, int] | None = None
     """Number of source texts by split, if a text may have several labels; None: one label."""
@@ -298,11 +298,11 @@ class TestSet:
 class Choice:
     """The comparison of systems on the validation split by `method=auto`."""
 
-    metric: str  # the score that it chose by
+    metric: str  # the score that decided
     chosen: str  # the method whose model is exported
-    systems: list[Compared]  # by method; the best one is the first
+    systems: list[Compared]  # named by method, the best one first
     settings: dict[str, dict[str, float]]  # chosen settings of each fitted method
-    notes: list[str]  # which systems were left out, and why
+    notes: list[str]  # systems that were left out, with the reason
 
     def as_dict(self) -> dict[str, Any]:
         """Converts it to plain values for JSON."""
@@ -317,14 +317,14 @@ class Choice:
 class Results:
     """The scores on a test set.
 
-    The systems are the model; then the model on the first chunk only, if any text has several; then
-    the others.
+    The systems are the model, the model on the first chunk only if any text has several, and the
+    others.
     """
 
     test: TestSet
     systems: list[Compared]
     scores: dict[str, float]  # the loss and the scores of the model, as in `metrics.jsonl`
-    folded: int  # texts with more than one chunk
+    folded: int  # number of texts with more than one chunk
     choice: Choice | None = None  # how the model was chosen
     thresholds: list[float] | None = None  # of the labels, if a text may have several
 
@@ -340,7 +340,7 @@ class Results:
 
     @property
     def per_label(self) -> dict[str, dict[str, float]]:
-        """Precision, recall, F1 and number of texts of each label, of the model."""
+        """The model's precision, recall, F1 and number of texts by label."""
         columns = self.systems[0].confusion.by_label()
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         values = {
@@ -354,8 +354,8 @@ class Results:
     def as_dict(self) -> dict[str, Any]:
         """Converts it to plain values for JSON.
 
-        Of a confusion matrix, it has the cells that are not 0: true label, predicted label and
-        number of texts. There is none if a text may have several labels.
+        A confusion matrix is a list of nonzero cells: true label, predicted label and number of
+        texts. There is none if a text may have several labels.
         """
         count, unit = self.units
         values = {
@@ -377,6 +377,7 @@ class Results:
 
 
 def _list_system_values(system: Compared) -> dict[str, Any]:
+    """Returns the scores and the confusion matrix of a system for JSON."""
     values: dict[str, Any] = {}
     for name, score in system.scores.items():
         values[name] = {"value": score.value, "interval": astuple(score.interval)}
@@ -406,8 +407,8 @@ def compute_results(
     Args:
         scored: The predictions of the model.
         scores: The loss and the scores of the model.
-        others: The predictions of the other systems by their names, in the form of `scored`.
-        resamples, seed: See `compare`.
+        others: The predictions of other systems by name, int64 [texts] or bool [texts, labels].
+        resamples, seed: See `compare_systems`.
         choice: How the model was chosen.
     """
     folded = int((scored.chunks > 1).sum())

@@ -1,6 +1,6 @@
-"""Counts of right and wrong labels of texts that may have several, from which scores follow.
+"""Counts of true and predicted labels of texts that may have several, to compute scores from.
 
-`Confusion` of `results` is the counterpart for texts with one label each.
+`Confusion` in `results` is the counterpart for texts with one label each.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from bsmeta.tasks.classification.metrics import LabelTotals, SampleTotals, divid
 
 @dataclass(frozen=True)
 class SetCounts:
-    """The counts of each label, and sums over the texts."""
+    """The counts of each label, and the sums of sample scores over the texts."""
 
     label_totals: LabelTotals  # float64 [labels] each
     samples: SampleTotals  # float64 scalars
 
     @classmethod
     def of(cls, truth: np.ndarray, predicted: np.ndarray) -> SetCounts:
-        """Compares true and predicted labels: bool [texts, labels], both."""
+        """Counts true and predicted labels, bool [texts, labels] both."""
         totals = LabelTotals(
             true=truth.sum(0, dtype=np.float64),
             predicted=predicted.sum(0, dtype=np.float64),
@@ -78,7 +78,7 @@ def compute_samples(truth: np.ndarray, predicted: np.ndarray) -> SampleTotals:
 
 @dataclass(frozen=True)
 class UnitCounts:
-    """The counts of each resampled unit, from which the counts of any resample are sums."""
+    """The counts of each resampled unit; the counts of a resample are weighted sums of them."""
 
     true: csr_array  # float64 [units, labels]
     predicted: csr_array
@@ -92,7 +92,7 @@ class UnitCounts:
         Args:
             truth: bool [texts, labels], the true labels.
             predicted: bool [texts, labels].
-            unit_numbers: int [texts], from 0 without gaps.
+            unit_numbers: int [texts], index of the unit of each text, without gaps.
         """
         texts = np.arange(len(truth))
         shape = (int(unit_numbers.max()) + 1, len(truth))
@@ -106,13 +106,13 @@ class UnitCounts:
         )
 
     def resample(self, times: np.ndarray) -> tuple[LabelTotals, SampleTotals]:
-        """Sums the counts of resamples.
+        """Computes the counts of resamples.
 
         Args:
-            times: int [resamples, units], how often each resample has each unit.
+            times: int [resamples, units], number of times that each unit was drawn.
 
         Returns:
-            float64 [resamples, labels] each; float64 [resamples] each.
+            Totals of float64 [resamples, labels]; sums of float64 [resamples].
         """
         totals = LabelTotals(
             true=times @ self.true, predicted=times @ self.predicted, right=times @ self.right

@@ -5,19 +5,18 @@
 The database is built row by row in bounded memory, written to a temporary file, and renamed. It
 records every setting that determines its content.
 
-The rows are divided into training, validation and test. A split takes whole texts (rows with equal
-texts stay together) or whole groups of rows, so that neither a text nor a group is in two splits.
-The division is stratified by label and determined by the seed. The database stores the result, so
-it does not change with the version of scikit-learn.
+The rows are divided into training, validation and test. All rows with equal texts, or all rows of a
+group, are in the same split. The division is stratified by label and determined by the seed. The
+database stores the result, so it does not change with the version of scikit-learn.
 
-If a row may have several labels, the database stores each set of labels once, and the number of its
+If a row may have several labels, the database stores each set of labels once, and the index of its
 set as the label of a row (`label_sets`).
 
-Texts are equal if they differ in white space only. A text in two splits would be trained on and
-then count as a success of the model; a text with two labels cannot be predicted right both times.
-Notes describe both cases, as well as labels that are nearly equal.
+Texts that differ only in white space are equal. A text in both the training and the test split
+would inflate the scores; a text with two different labels cannot be predicted right both times.
+Warnings describe both cases, as well as labels that are nearly equal.
 
-The rows, texts and groups of a table are numbered from 0 without gaps; equal texts share a number.
+Arrays of rows, texts and groups have indexes without gaps; equal texts share an index.
 """
 
 from __future__ import annotations
@@ -57,32 +56,33 @@ from bsmeta.tasks.classification.label_sets import make_membership, split_label_
 SPLITS = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
 LEFT_OUT = 3
-"""Instead of a split: the text of the row is also in a later split, in another group."""
+"""In place of a split, for a row whose text is also in a later split, in another group."""
 
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), TRAIN),
     **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
     **dict.fromkeys(("test", "testing"), TEST),
 }
-"""The values of a split column, in lower case."""
+"""Splits by the values of a split column, in lower case."""
 
-CONTENT = "content of the CSV file"
-"""Name of the database's setting that holds the hash of its CSV file."""
+CONTENT_KEY = "content of the CSV file"
+"""Name of the setting in the database with the hash of the table."""
 
-IDS = np.dtype("<i4")  # how the database stores the ids of a chunk
+ID_TYPE = np.dtype("<i4")
+"""Type in which the database stores the tokens of a chunk."""
 
 # A batch of rows is encoded and written when it reaches either limit.
-BATCH_ROWS = 1000
-BATCH_CHARACTERS = 2_000_000
+MAX_BATCH_ROWS = 1000
+MAX_BATCH_CHARS = 2_000_000
 
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d{1,3})?", re.ASCII)
-_MOST_FOLDS = 100
-_MANY_GROUPS = 2000  # scikit-learn takes about a millisecond for each
-_MOST_LABELS_IN_ERROR = 10
-_MOST_EXAMPLES_IN_NOTE = 5
-_SHORTEST_NAMED_LABEL = 3  # characters; shorter ones are in many texts by chance
-_LEAKING_SHARE = 0.5  # of the texts with a label
+_MAX_FOLDS = 100
+_MAX_STRATIFIED_GROUPS = 2000  # scikit-learn takes about a millisecond per group
+_MAX_LABELS_IN_ERROR = 10
+_MAX_EXAMPLES_IN_NOTE = 5
+_MIN_NAMED_LABEL_CHARS = 3  # shorter labels are in many texts by chance
+_MAX_NAMING_SHARE = 0.5  # of texts that contain one of their labels, without a warning
 
 _SCHEMA = """
 PRAGMA journal_mode=OFF;
@@ -104,14 +104,14 @@ CREATE TABLE results (
 
 
 class Fold(NamedTuple):
-    """One chunk of a text."""
+    """A chunk of a text."""
 
-    ids: list[int]  # with the special tokens of the model
+    ids: list[int]  # tokens, with the special tokens of the model
     text: str
 
 
 FoldTexts = Callable[[Sequence[str]], list[list[Fold]]]
-"""Texts → the chunks of each; none for a text without tokens."""
+"""A function that cuts each text into chunks; a text without tokens has none."""
 
 
 def build_database(
@@ -121,10 +121,16 @@ def build_database(
     fold: FoldTexts,
     key: dict[str, Any],
 ) -> None:
-    """Builds the database of a CSV file, which appears only when it is complete.
+    """Builds the database of a table in a temporary file, and renames it when it is complete.
 
     Args:
+        csv: The table: CSV, JSON lines or Parquet.
+        fold: Cuts texts into chunks.
         key: The settings that determine the content of the database.
+
+    Raises:
+        DataError: If the table cannot be used, or changes while it is read.
+        ConfigurationError: If a column is missing.
     """
     table = open_table(csv, config)
     with build_atomically(database) as part:
@@ -133,19 +139,19 @@ def build_database(
             builder = _TableBuilder(connection, csv, table, config, fold)
             builder.read()
             builder.finish(key)
-            if hash_file(csv) != key[CONTENT]:
+            if hash_file(csv) != key[CONTENT_KEY]:
                 raise DataError(f"{csv} has changed while it was read; start again")
 
         sync_to_disk(part)
 
 
 class SourceTable(NamedTuple):
-    """The rows of a table, with the columns that are used."""
+    """An opened table."""
 
     notes: tuple[str, ...]  # for the user, on detected settings
     read: Callable[[Callable[[int], None]], Iterator[tuple[Row, Mapping[str, Any]]]]
-    """Yields each row with its values; none if it has a problem. The argument is called
-    periodically with the number of bytes read."""
+    """Yields each row with its values by column; {} for a row with a problem. The argument is a
+    function that is called periodically with the number of bytes read."""
 
 
 def open_table(path: Path, config: ClassificationDataConfig) -> SourceTable:
@@ -179,7 +185,7 @@ def open_table(path: Path, config: ClassificationDataConfig) -> SourceTable:
 
 
 class _Source(NamedTuple):
-    """A row of the table, in the columns that are used; "" for a column that is not."""
+    """A row with its values; `group` and `split` are "" without such columns."""
 
     row: Row
     text: str
@@ -189,15 +195,14 @@ class _Source(NamedTuple):
 
 
 class _SourceArrays:
-    """Compact columns with one entry for each source row that is written."""
+    """Compact columns with an entry for each source row that is written to the database."""
 
     def __init__(self) -> None:
-        self.rows = array("q")  # numbers of the rows in the CSV file
-        self.labels = array("i")
-        """Number of the label, or of the set of labels, in the order of their appearance."""
-        self.splits = array("b")  # the declared splits
-        self.text_keys = array("Q")
-        self.group_keys = array("Q")
+        self.rows = array("q")  # numbers of the rows in the table
+        self.labels = array("i")  # index of the label or the set, in order of appearance
+        self.splits = array("b")  # by the split column
+        self.text_keys = array("Q")  # hashes of the texts
+        self.group_keys = array("Q")  # hashes of the groups
 
 
 class _TableBuilder:
@@ -219,14 +224,18 @@ class _TableBuilder:
 
         self._bad_rows = BadRows(csv, config.on_bad_row, "data_config.on_bad_row")
         self._label_cells = LabelCells(csv, config)
-        self._label_numbers: dict[str, int] = {}  # in the order of their appearance
-        self._set_numbers: dict[tuple[int, ...], int] = {}  # of the sets of several labels
+        self._label_numbers: dict[str, int] = {}  # in order of appearance
+        self._set_numbers: dict[tuple[int, ...], int] = {}  # of sets of these, in the same order
         self._named = _NamedLabels()
         self._arrays = _SourceArrays()
         self._next_chunk = 0
 
     def read(self) -> None:
-        """Reads all rows and writes their chunks."""
+        """Reads all rows and writes their chunks in batches; `finish` must be called next.
+
+        Raises:
+            DataError: If no row is valid, or a bad row is refused.
+        """
         batch: list[_Source] = []
         characters = 0
 
@@ -239,12 +248,12 @@ class _TableBuilder:
 
                 batch.append(source)
                 characters += len(source.text)
-                if len(batch) == BATCH_ROWS or characters >= BATCH_CHARACTERS:
-                    self._write(batch)
+                if len(batch) == MAX_BATCH_ROWS or characters >= MAX_BATCH_CHARS:
+                    self._write_batch(batch)
                     batch = []
                     characters = 0
 
-            self._write(batch)
+            self._write_batch(batch)
 
         self._bad_rows.close()
         if not self._arrays.rows:
@@ -255,7 +264,7 @@ class _TableBuilder:
     def _read_source(
         self, row: Row, values: Mapping[str, Any]
     ) -> tuple[_Source | None, str | None]:
-        """Returns the source of a row, and the reason to refuse it; None if it is valid."""
+        """Parses a row; returns it, and the problem if it is invalid."""
         if row.problem is not None:
             return None, row.problem
 
@@ -272,10 +281,10 @@ class _TableBuilder:
             group=_read_text(values, config.split_by).strip(),
             split=_read_text(values, config.split_column).strip().lower(),
         )
-        return source, self._problem(source)
+        return source, self._find_problem(source)
 
-    def _problem(self, source: _Source) -> str | None:
-        """Returns the reason to refuse a row; None if it is valid."""
+    def _find_problem(self, source: _Source) -> str | None:
+        """Returns the problem of a parsed row; None if it is valid."""
         config = self._config
         required = {config.text_column: source.text.strip()}
         if isinstance(source.labels, str):
@@ -297,7 +306,8 @@ class _TableBuilder:
             )
         return None
 
-    def _write(self, batch: list[_Source]) -> None:
+    def _write_batch(self, batch: list[_Source]) -> None:
+        """Writes the chunks of rows, and appends the rows to the arrays."""
         source_rows: list[tuple[Any, ...]] = []
         chunk_rows: list[tuple[Any, ...]] = []
 
@@ -318,11 +328,11 @@ class _TableBuilder:
             self._arrays.text_keys.append(hash_text(source.text))
             self._arrays.group_keys.append(xxhash.xxh3_64_intdigest(source.group.encode()))
 
-            # `finish` replaces the label and the split.
+            # `finish` updates the label and the split.
             group = source.group or None
             source_rows.append((row, label, split, self._next_chunk, len(folds), group))
             for number, fold in enumerate(folds):
-                ids = np.array(fold.ids, IDS).tobytes()
+                ids = np.array(fold.ids, ID_TYPE).tobytes()
                 chunk_rows.append((self._next_chunk + number, row, number, ids, fold.text))
             self._next_chunk += len(folds)
 
@@ -330,7 +340,7 @@ class _TableBuilder:
         self._insert("INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", chunk_rows)
 
     def _number_labels(self, source: _Source) -> int:
-        """Returns the number of a row's label, or of its set of labels."""
+        """Returns the index of a row's label, or of its set of labels, in order of appearance."""
         numbers = self._label_numbers
         if isinstance(source.labels, str):
             return numbers.setdefault(source.labels, len(numbers))
@@ -340,63 +350,48 @@ class _TableBuilder:
         return self._set_numbers.setdefault(tuple(sorted(labels)), len(self._set_numbers))
 
     def finish(self, key: dict[str, Any]) -> None:
-        """Numbers the labels, divides the rows into splits, and writes notes on the table."""
-        config = self._config
-        has_several = bool(self._label_cells.has_several)
-        names = sorted(self._label_numbers, key=_order_of_labels)
-        if len(names) < 2:
-            labels_there = f"have the label {names[0]!r}" if names else "have no label"
-            raise DataError(
-                f"{self._csv}: all rows {labels_there} in column "
-                f"{config.label_column!r}; expected at least two labels"
-            )
+        """Numbers the labels, divides the rows into splits, and writes facts about the table.
 
+        Args:
+            key: The settings that determine the content of the database.
+
+        Raises:
+            DataError: If there are too few labels or rows, or the split column is invalid.
+        """
         rows = np.asarray(self._arrays.rows)
         texts = _number_keys(self._arrays.text_keys)
-        groups = None if config.split_by is None else _number_keys(self._arrays.group_keys)
-        new_numbers = np.argsort([self._label_numbers[name] for name in names])
-        labels = np.asarray(self._arrays.labels)
-        sets: list[list[int]] | None = None
-        if has_several:
-            sets = [sorted(new_numbers[list(numbers)].tolist()) for numbers in self._set_numbers]
-            membership = make_membership(sets, len(names))[labels]
-            set_names = [", ".join(names[number] for number in numbers) for numbers in sets]
-        else:
-            labels = new_numbers[labels]
-            membership = make_membership(([label] for label in labels.tolist()), len(names))
-            set_names = names
+        groups = None
+        if self._config.split_by is not None:
+            groups = _number_keys(self._arrays.group_keys)
+        labeling = self._number_sorted_labels()
 
-        if config.split_column is None:
-            if has_several:
-                splits = split_set_rows(
-                    membership, groups, texts, config.split_fractions, config.split_seed
-                )
-                self._check_declared(rows, membership, splits, None, names)
-            else:
-                splits = split_rows(
-                    labels, groups, texts, config.split_fractions, names, config.split_seed
-                )
+        if self._config.split_column is None:
+            splits = self._divide_rows(rows, texts, groups, labeling)
             split_warnings = self._warn_of_left_out(splits)
         else:
             splits = np.asarray(self._arrays.splits)
-            self._check_declared(rows, membership, splits, groups, names)
+            self._check_splits(rows, labeling, splits, groups)
             split_warnings = describe_leaks(splits, texts)
 
-        updates = zip(map(int, labels), map(int, splits), map(int, rows), strict=True)
+        updates = zip(map(int, labeling.labels), map(int, splits), map(int, rows), strict=True)
         self._insert("UPDATE sources SET label = ?, split = ? WHERE row = ?", updates)
         if groups is None:
             self._group_equal_texts(rows, texts)
-        self._insert("INSERT INTO labels VALUES (?, ?)", enumerate(names))
+        self._insert("INSERT INTO labels VALUES (?, ?)", enumerate(labeling.names))
 
-        warnings = [
-            *describe_similar_labels(names),
-            *describe_repeats(rows, texts, labels, set_names, has_several=has_several),
-            *split_warnings,
-        ]
+        repeats = describe_repeats(
+            rows,
+            texts,
+            labeling.labels,
+            labeling.list_set_names(),
+            has_several=labeling.has_several,
+        )
+        warnings = [*describe_similar_labels(labeling.names), *repeats, *split_warnings]
         notes = [*self._table.notes]
-        if has_several:
-            warnings += [*describe_absent_labels(membership, splits, names), *self._named.warn()]
-            notes.append(_describe_label_counts(membership))
+        if labeling.has_several:
+            warnings += describe_absent_labels(labeling.membership, splits, labeling.names)
+            warnings += self._named.warn()
+            notes.append(_describe_label_counts(labeling.membership))
 
         facts = {
             "key": key,
@@ -405,19 +400,58 @@ class _TableBuilder:
             "skipped": self._bad_rows.count,
             "warnings": warnings,
         }
-        if sets is not None:
-            facts["label_sets"] = sets
+        if labeling.sets is not None:
+            facts["label_sets"] = labeling.sets
         fact_rows = ((name, json.dumps(value)) for name, value in facts.items())
         self._insert("INSERT INTO facts VALUES (?, ?)", fact_rows)
 
+    def _number_sorted_labels(self) -> _Labeling:
+        """Replaces the indexes of labels in order of appearance by those in sorted order."""
+        names = sorted(self._label_numbers, key=_make_label_sort_key)
+        if len(names) < 2:
+            only_label = f"have the label {names[0]!r}" if names else "have no label"
+            raise DataError(
+                f"{self._csv}: all rows {only_label} in column "
+                f"{self._config.label_column!r}; expected at least two labels"
+            )
+
+        new_numbers = np.argsort([self._label_numbers[name] for name in names])
+        labels = np.asarray(self._arrays.labels)
+        if self._label_cells.has_several:
+            sets = [sorted(new_numbers[list(numbers)].tolist()) for numbers in self._set_numbers]
+            membership = make_membership(sets, len(names))[labels]
+            return _Labeling(names, labels, membership, sets)
+
+        labels = new_numbers[labels]
+        membership = make_membership(([label] for label in labels.tolist()), len(names))
+        return _Labeling(names, labels, membership, None)
+
+    def _divide_rows(
+        self,
+        rows: np.ndarray,
+        texts: np.ndarray,
+        groups: np.ndarray | None,
+        labeling: _Labeling,
+    ) -> np.ndarray:
+        """Divides the rows by `split_fractions`; returns int8 [rows]."""
+        fractions = self._config.split_fractions
+        seed = self._config.split_seed
+        if not labeling.has_several:
+            return split_rows(labeling.labels, groups, texts, fractions, labeling.names, seed)
+
+        splits = split_set_rows(labeling.membership, groups, texts, fractions, seed)
+        self._check_splits(rows, labeling, splits, None)
+        return splits
+
     def _group_equal_texts(self, rows: np.ndarray, texts: np.ndarray) -> None:
-        """Makes rows with equal texts a group, named after its first row."""
+        """Makes rows with equal texts a group, which is named after its first row."""
         _, first = np.unique(texts, return_index=True)
         repeated = np.flatnonzero(np.bincount(texts)[texts] > 1)
         updates = ((str(rows[first[texts[index]]]), int(rows[index])) for index in repeated)
         self._insert("UPDATE sources SET group_name = ? WHERE row = ?", updates)
 
     def _warn_of_left_out(self, splits: np.ndarray) -> list[str]:
+        """Returns a warning if rows are in no split; otherwise []."""
         count = int((splits == LEFT_OUT).sum())
         if not count:
             return []
@@ -426,22 +460,22 @@ class _TableBuilder:
             f"validation, test), in another group of data_config.split_by={self._config.split_by}"
         ]
 
-    def _check_declared(
+    def _check_splits(
         self,
         rows: np.ndarray,
-        membership: csr_array,
+        labeling: _Labeling,
         splits: np.ndarray,
         groups: np.ndarray | None,
-        names: list[str],
     ) -> None:
-        """Refuses splits that divide a group, or leave a label out of the training.
+        """Refuses splits that divide a group, or leave no training row with a label.
 
         Args:
-            rows: int64 [rows], their numbers.
-            membership: int64 [rows, labels], 1 for each label of a row.
+            rows: int64 [rows], numbers of the rows in the table.
             splits: int8 [rows].
-            groups: int64 [rows]; None if no group can be divided.
-            names: The labels.
+            groups: int64 [rows]; None: groups are not checked.
+
+        Raises:
+            DataError: Names the rows or the labels.
         """
         column = f"{self._csv}: the division by data_config.split_fractions"
         if self._config.split_column is not None:
@@ -459,30 +493,54 @@ class _TableBuilder:
                     f"the same group in {SPLITS[splits[other]]}"
                 )
 
-        counts = np.asarray(membership[splits == TRAIN].sum(0))
-        unseen = [repr(names[label]) for label in np.flatnonzero(counts == 0)]
+        counts = np.asarray(labeling.membership[splits == TRAIN].sum(0))
+        unseen = [repr(labeling.names[label]) for label in np.flatnonzero(counts == 0)]
         if unseen:
-            labels_unseen = ", ".join(unseen[:_MOST_EXAMPLES_IN_NOTE])
-            raise DataError(f"{column} leaves no row for training with the label {labels_unseen}")
+            examples = ", ".join(unseen[:_MAX_EXAMPLES_IN_NOTE])
+            raise DataError(f"{column} leaves no row for training with the label {examples}")
+
+
+class _Labeling(NamedTuple):
+    """The labels of the rows, with indexes in the sorted order of the labels."""
+
+    names: list[str]  # of the labels, sorted
+    labels: np.ndarray  # int64 [rows], index of the label, or in `sets`
+    membership: csr_array  # int64 [rows, labels], 1 for each label of a row
+    sets: list[list[int]] | None  # distinct sets of labels, if a row may have several
+
+    @property
+    def has_several(self) -> bool:
+        """Whether a row may have several labels."""
+        return self.sets is not None
+
+    def list_set_names(self) -> list[str]:
+        """Names the sets of labels, or the labels if rows have one each."""
+        if self.sets is None:
+            return self.names
+        return [", ".join(self.names[number] for number in numbers) for numbers in self.sets]
 
 
 def _read_text(values: Mapping[str, Any], column: str | None) -> str:
-    """Returns the text of a column; a whole number is one, and any other value is none."""
+    """Returns the text of a column; integers are converted, and other values are "".
+
+    Args:
+        column: None for a column that is not configured.
+    """
     value = values.get(column) if column is not None else None
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return str(value) if is_number or isinstance(value, str) else ""
 
 
 class _NamedLabels:
-    """Counts the texts with several labels that contain the name of one of them."""
+    """Counts texts that contain the name of one of their labels."""
 
     def __init__(self) -> None:
-        self._labeled = 0
-        self._naming = 0
+        self._labeled = 0  # texts with labels that are long enough to search for
+        self._naming = 0  # those of them that contain such a label
 
     def add(self, text: str, labels: Sequence[str]) -> None:
         """Counts a text."""
-        names = [label for label in labels if len(label) >= _SHORTEST_NAMED_LABEL]
+        names = [label for label in labels if len(label) >= _MIN_NAMED_LABEL_CHARS]
         if not names:
             return
 
@@ -493,8 +551,8 @@ class _NamedLabels:
         )
 
     def warn(self) -> list[str]:
-        """Returns a warning if most texts contain one of their labels; [] if not."""
-        if self._naming <= _LEAKING_SHARE * self._labeled:
+        """Returns a warning if most texts contain one of their labels; otherwise []."""
+        if self._naming <= _MAX_NAMING_SHARE * self._labeled:
             return []
         return [
             f"{self._naming:,} of {self._labeled:,} texts contain one of their labels, word for "
@@ -503,6 +561,7 @@ class _NamedLabels:
 
 
 def _describe_label_counts(membership: csr_array) -> str:
+    """Describes the number of labels per row, in a note."""
     counts = np.asarray(membership.sum(1))
     return (
         f"several labels: {counts.mean():.2f} a row, at most {counts.max():,}; "
@@ -511,12 +570,12 @@ def _describe_label_counts(membership: csr_array) -> str:
 
 
 def _number_keys(keys: array[int]) -> np.ndarray:
-    """Numbers distinct keys from 0, int64 [rows]."""
+    """Replaces keys by indexes of distinct keys, int64 [rows]."""
     return np.unique(np.asarray(keys), return_inverse=True)[1]
 
 
-def _order_of_labels(name: str) -> tuple[bool, float, str]:
-    """Sorts whole numbers first, by value, then all other labels by their letters."""
+def _make_label_sort_key(name: str) -> tuple[bool, float, str]:
+    """Returns a sort key: integers come first, by value, then all other labels as strings."""
     is_number = name.removeprefix("-").isdecimal() and name.isascii()
     return (not is_number, int(name) if is_number else 0, name)
 
@@ -529,15 +588,16 @@ def split_rows(
     names: Sequence[str],
     seed: int,
 ) -> np.ndarray:
-    """Assigns each source row to a split.
+    """Assigns each source row to a split, stratified by label.
 
     Args:
-        labels: int [rows], the label of each row.
-        groups: int [rows]; no split divides a group. None: no split divides a text.
-        texts: int [rows], the text of each row.
+        labels: int [rows], index of the label of each row.
+        groups: int [rows], index of the group; rows of a group are in the same split. None: rows
+            of a text are in the same split.
+        texts: int [rows], index of the text.
         fractions: The shares of training, validation and test.
         names: The labels.
-        seed: Determines the result together with the rows.
+        seed: Seed of the division.
 
     Returns:
         int8 [rows]: TRAIN, VALIDATION or TEST; LEFT_OUT for a row whose text is in a later split,
@@ -556,7 +616,7 @@ def split_rows(
 
     state = derive_seed(seed, "splits") % 2**32
     if groups is not None:
-        divide = _split_by_group if groups.max() < _MANY_GROUPS else _split_by_many_groups
+        divide = _split_by_group if groups.max() < _MAX_STRATIFIED_GROUPS else _split_by_many_groups
         splits = leave_out_duplicates(divide(labels, groups, fractions, state), texts)
     elif texts.max() + 1 < len(texts):
         splits = _split_by_many_groups(labels, texts, fractions, state)
@@ -576,14 +636,14 @@ def split_set_rows(
     fractions: Sequence[float],
     seed: int,
 ) -> np.ndarray:
-    """Assigns each source row to a split, if a row may have several labels.
+    """Assigns each source row, which may have several labels, to a split.
 
     Args:
         membership: int64 [rows, labels], 1 for each label of a row.
         groups, texts, fractions, seed: See `split_rows`.
 
     Returns:
-        int8 [rows]: see `split_rows`.
+        int8 [rows], as from `split_rows`.
 
     Raises:
         DataError: If there are too few rows.
@@ -602,7 +662,8 @@ def split_set_rows(
 
 
 def _split_by_row(labels: np.ndarray, fractions: Sequence[float], state: int) -> np.ndarray:
-    # Imported here because scikit-learn takes seconds, and only a new database needs it.
+    """Divides rows with distinct texts, stratified by label."""
+    # Imported here because importing scikit-learn takes seconds, and only a new database needs it.
     from sklearn.model_selection import StratifiedShuffleSplit
 
     splits = np.zeros(len(labels), np.int8)
@@ -627,14 +688,14 @@ def _split_by_row(labels: np.ndarray, fractions: Sequence[float], state: int) ->
 def _split_by_group(
     labels: np.ndarray, groups: np.ndarray, fractions: Sequence[float], state: int
 ) -> np.ndarray:
-    """Makes folds of whole groups with about the same labels, and assigns each fold to a split."""
+    """Divides groups by stratified folds of whole groups, each of which goes to one split."""
     from sklearn.model_selection import StratifiedGroupKFold
 
-    # With this number of folds, the splits would have exactly the fractions.
+    # The smallest number of folds of which each fraction is a whole number
     exact_folds = math.lcm(
-        *(Fraction(share).limit_denominator(_MOST_FOLDS).denominator for share in fractions)
+        *(Fraction(share).limit_denominator(_MAX_FOLDS).denominator for share in fractions)
     )
-    folds = min(exact_folds, _MOST_FOLDS, len(np.unique(groups)), int(np.bincount(labels).min()))
+    folds = min(exact_folds, _MAX_FOLDS, len(np.unique(groups)), int(np.bincount(labels).min()))
     splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=state)
     remaining_folds = splitter.split(np.zeros(len(labels)), labels, groups)
 
@@ -651,9 +712,9 @@ def _split_by_many_groups(
 ) -> np.ndarray:
     """Assigns whole groups, the largest first, each to the split that most lacks its label.
 
-    The label of a group is the label that most of its rows have. A group that is larger than the
-    need of any split goes where most rows are lacking, which is usually the training. The last
-    groups of a label go to the splits that have none.
+    The label of a group is its most frequent one. A group with more rows than any split lacks goes
+    to the split that lacks most rows, usually training. The last groups of a label go to splits
+    that have none of its groups.
     """
     group_labels = _find_most_common_labels(labels, groups)
     sizes = np.bincount(groups)
@@ -661,9 +722,9 @@ def _split_by_many_groups(
     order = shuffled[np.argsort(-sizes[shuffled], kind="stable")]
 
     groups_left = np.bincount(group_labels, minlength=labels.max() + 1).tolist()  # of each label
-    rows_of_labels = np.bincount(group_labels, sizes, minlength=len(groups_left)).tolist()
-    targets: list[dict[int, int]] = []  # of each label, the rows that each split shall have
-    for rows in rows_of_labels:
+    label_rows = np.bincount(group_labels, sizes, minlength=len(groups_left)).tolist()
+    targets: list[dict[int, int]] = []  # for each label, the rows to assign to each split
+    for rows in label_rows:
         target = {
             split: max(round(share * rows), 1) for split, share in enumerate(fractions) if share > 0
         }
@@ -689,9 +750,9 @@ def _choose_neediest_split(
 
     Args:
         lacking: Rows that each split still lacks.
-        target: Rows that each split shall have.
-        size: Rows of the group.
-        groups_left: Number of groups of the label that have no split yet, including this one.
+        target: Rows to assign to each split.
+        size: Number of rows of the group.
+        groups_left: Number of unassigned groups of the label, including this one.
     """
     empty = [split for split in lacking if lacking[split] == target[split]]
     if groups_left <= len(empty):
@@ -704,8 +765,9 @@ def _choose_neediest_split(
 
 
 def _find_most_common_labels(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Returns the most common label of each group (on a tie the first), int64 [groups]."""
+    """Returns the most common label of each group (on a tie the lowest), int64 [groups]."""
     label_count = int(labels.max()) + 1
+    # A cell is a pair of a group and a label.
     cells, counts = np.unique(groups * label_count + labels, return_counts=True)
     group_of_cell = cells // label_count
 
@@ -717,9 +779,9 @@ def _find_most_common_labels(labels: np.ndarray, groups: np.ndarray) -> np.ndarr
 
 
 def leave_out_duplicates(splits: np.ndarray, texts: np.ndarray) -> np.ndarray:
-    """Returns the splits, with LEFT_OUT for each row whose text is also in a later split.
+    """Replaces the split of each row whose text is also in a later split by `LEFT_OUT`.
 
-    The order is training, validation, test, so the test split is always complete.
+    The order is training, validation, test, so that no row is removed from the test split.
     """
     latest = np.zeros(texts.max() + 1, np.int8)
     np.maximum.at(latest, texts, splits)
@@ -740,11 +802,14 @@ def _check_counts(
     """Refuses labels with fewer texts or groups than splits: some split would lack the label.
 
     Args:
-        labels: int [rows], the label of each row.
-        units: int [rows], the text or the group of each row.
+        labels: int [rows], index of the label of each row.
+        units: int [rows], index of the text or the group of each row.
         unit_name: "text" or "group", for the message.
         splits: Number of splits.
         names: The labels.
+
+    Raises:
+        DataError: Lists such labels.
     """
     pairs = np.unique(units * len(names) + labels)
     counts = np.bincount(pairs % len(names), minlength=len(names))
@@ -753,7 +818,7 @@ def _check_counts(
     if rare:
         raise DataError(
             f"{len(rare)} of {len(names)} labels have fewer {unit_name}s than there are splits "
-            f"({splits}): {list_some(rare, _MOST_LABELS_IN_ERROR)}. Is data_config.label_column "
+            f"({splits}): {list_first(rare, _MAX_LABELS_IN_ERROR)}. Is data_config.label_column "
             "the column of the labels? Merge or remove rare labels, set a fraction of "
             "data_config.split_fractions to 0, or divide the rows yourself: "
             "data_config.split_column"
@@ -761,12 +826,12 @@ def _check_counts(
 
 
 def hash_text(text: str) -> int:
-    """Returns a 64-bit hash that is equal for texts that differ in white space only."""
+    """Returns a 64-bit hash of a text that ignores differences in white space."""
     return xxhash.xxh3_64_intdigest(" ".join(text.split()).encode())
 
 
-def list_some(items: Sequence[str], limit: int, separator: str = ", ") -> str:
-    """Joins the first items, and states how many more there are."""
+def list_first(items: Sequence[str], limit: int, separator: str = ", ") -> str:
+    """Joins the first items, and appends the number of further ones."""
     listed_items = list(items[:limit])
     if len(items) > limit:
         listed_items.append(f"and {len(items) - limit:,} more")
@@ -781,13 +846,13 @@ def describe_repeats(
     *,
     has_several: bool = False,
 ) -> list[str]:
-    """Describes repeated texts, and texts whose rows differ in their labels, by their row numbers.
+    """Describes repeated texts, and texts whose rows have different labels, in warnings.
 
     Args:
-        rows: int64 [rows], their numbers.
-        texts: int64 [rows], the text of each row.
-        labels: int64 [rows], the label or the set of labels of each row.
-        names: The labels, or the sets of labels.
+        rows: int64 [rows], numbers of the rows in the table.
+        texts: int64 [rows], index of the text of each row.
+        labels: int64 [rows], index of the label, or of the set of labels, of each row.
+        names: The labels, or the names of the sets.
         has_several: Whether a row may have several labels.
     """
     text_count = int(texts.max()) + 1
@@ -799,13 +864,13 @@ def describe_repeats(
         "(compared without differences in white space)"
     ]
 
-    # A cell is a text with one of its labels.
+    # A cell is a pair of a text and a label.
     cells, first_of_cell = np.unique(texts * len(names) + labels, return_index=True)
     text_of_cell = cells // len(names)
     ambiguous = np.flatnonzero(np.bincount(text_of_cell) > 1)
     if len(ambiguous):
         examples = []
-        for text in ambiguous[:_MOST_EXAMPLES_IN_NOTE]:
+        for text in ambiguous[:_MAX_EXAMPLES_IN_NOTE]:
             first, second = np.sort(first_of_cell[text_of_cell == text])[:2]
             examples.append(
                 f"row {rows[first]:,} ({names[labels[first]]}) and "
@@ -813,7 +878,7 @@ def describe_repeats(
             )
 
         count = len(ambiguous)
-        omitted = count - _MOST_EXAMPLES_IN_NOTE
+        omitted = count - _MAX_EXAMPLES_IN_NOTE
         ending = f"; and {omitted:,} more" if omitted > 0 else ""
         verb = "text has" if count == 1 else "texts have"
         kind = "set of labels" if has_several else "label"
@@ -824,7 +889,7 @@ def describe_repeats(
 def describe_absent_labels(
     membership: csr_array, splits: np.ndarray, names: Sequence[str]
 ) -> list[str]:
-    """Describes the labels that no row of validation or of test has."""
+    """Describes labels without a row in the validation or the test split, in warnings."""
     notes = []
     for split in (VALIDATION, TEST):
         is_inside = splits == split
@@ -837,39 +902,41 @@ def describe_absent_labels(
             verb = "label has" if len(absent) == 1 else "labels have"
             notes.append(
                 f"{len(absent):,} {verb} no row in the {SPLITS[split]} split: "
-                f"{list_some(absent, _MOST_EXAMPLES_IN_NOTE)}"
+                f"{list_first(absent, _MAX_EXAMPLES_IN_NOTE)}"
             )
     return notes
 
 
 def describe_leaks(splits: np.ndarray, texts: np.ndarray) -> list[str]:
-    """Describes how much of each held-out split is also in the training split."""
+    """Describes rows of held-out splits whose text is also in the training split, in warnings."""
     notes = []
     for split in (VALIDATION, TEST):
         split_texts = texts[splits == split]
-        seen = int(np.isin(split_texts, texts[splits == TRAIN]).sum())
-        if seen:
+        leaked = int(np.isin(split_texts, texts[splits == TRAIN]).sum())
+        if leaked:
             notes.append(
-                f"{seen:,} of {len(split_texts):,} rows of the {SPLITS[split]} split have a text "
+                f"{leaked:,} of {len(split_texts):,} rows of the {SPLITS[split]} split have a text "
                 "that is also in the training split: scores on them are too high"
             )
     return notes
 
 
 def describe_similar_labels(names: Sequence[str]) -> list[str]:
-    """Describes labels that differ only in case, white space, or the form of their characters or
-    of their number (`1` and `1.0`).
+    """Describes labels that may be meant as one, in a warning.
+
+    Such labels differ only in case, white space, Unicode form, or notation of a number (`1` and
+    `1.0`).
     """
-    plain = {name: _simplify_label(name) for name in names}
-    ordered = sorted(names, key=lambda name: (plain[name], name))
+    simplified = {name: _simplify_label(name) for name in names}
+    ordered = sorted(names, key=lambda name: (simplified[name], name))
     pairs = [
         f"{first!r} and {second!r}"
         for first, second in pairwise(ordered)
-        if plain[first] == plain[second]
+        if simplified[first] == simplified[second]
     ]
     if not pairs:
         return []
-    return [f"labels that may be meant as one: {list_some(pairs, _MOST_EXAMPLES_IN_NOTE)}"]
+    return [f"labels that may be meant as one: {list_first(pairs, _MAX_EXAMPLES_IN_NOTE)}"]
 
 
 def _simplify_label(name: str) -> str:

@@ -1,13 +1,13 @@
-"""Systems that are fitted instead of trained by steps: on words, on frozen vectors, and on both.
+"""Linear systems that are fitted without training steps: on words, on frozen vectors, or on both.
 
     training split -> TF-IDF features, pooled vectors of the untouched encoder -> linear solutions
 
-Each system is fitted on the training split with scikit-learn. The remaining settings (strength of
-the regularization, weight of the vectors relative to the words, scale of the logits) are chosen on
-the validation split. If a text may have several labels, each label has a solution of its own, which
-separates the texts with the label from all others, and the validation split also gives its
-threshold (`thresholds`). The solvers are deterministic. One process fits while the others wait, and
-writes the solutions to `systems/` of the run folder, from which a resumed run reads them.
+Each system is fitted on the training split with scikit-learn, whose solvers are deterministic.
+Hyperparameters (strength of the regularization, weight of the vectors relative to the words, scale
+of the logits) are chosen on the validation split. If a text may have several labels, each label has
+its own one-vs-rest solution, and a threshold chosen on the validation split (`thresholds`). One
+process fits while the others wait, and writes the solutions to `systems/` of the run folder, from
+which a resumed run reads them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bsmeta.models.shapes import read_hidden_size
 from bsmeta.tasks.classification.classifier import (
     Classifier,
     Description,
-    Words,
+    NgramModel,
     load_linear,
     make_vectorizer,
 )
@@ -55,7 +55,7 @@ from bsmeta.tasks.classification.model import average_over_chunks, find_texts
 from bsmeta.tasks.classification.results import Compared, compare_systems, compute_text_scores
 from bsmeta.tasks.classification.task_interface import ClassifierTask
 from bsmeta.tasks.classification.thresholds import (
-    HALF,
+    DEFAULT_THRESHOLD,
     apply_thresholds,
     choose_thresholds,
     predict_across_folds,
@@ -64,24 +64,26 @@ from bsmeta.training.processes import Processes
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "systems"  # in the run folder
-FACTS = "systems.json"
+SYSTEMS_FOLDER = "systems"
+"""Subfolder of the run folder."""
+FACTS_FILE = "systems.json"
+"""File of `SYSTEMS_FOLDER` with predictions, settings and notes."""
 
-MOST_WEIGHTS = 1 << 26
-"""Limit on the weights of a linear model of words: half a gigabyte, held twice."""
-MOST_LOGITS = 1 << 23
-"""Limit on the logits of all training texts, which each iteration of the logistic regression
-computes.
+MAX_WORD_WEIGHTS = 1 << 26
+"""Maximum weights of a linear model of words: half a gigabyte, held twice."""
+MAX_TRAINING_LOGITS = 1 << 23
+"""Maximum logits of the training texts, all of which an iteration of logistic regression computes.
 """
-STRENGTHS = (0.001, 0.01, 0.1, 1.0)
+INVERSE_STRENGTHS = (0.001, 0.01, 0.1, 1.0)
 """Inverse regularization strengths of the logistic regression on standardized vectors."""
 VECTOR_WEIGHTS = (0.25, 0.5, 1.0, 2.0)
-"""Norms of the vectors relative to the norm of the words, which is 1; 0 is the linear system."""
+"""Norms of the vectors relative to the norm of the word features, which is 1; 0 is the system on
+words alone."""
 
-_ABSENT = -1e4  # the logit of a label without a training text
-_NORMAL_95 = 1.96  # half the width of a 95% interval, in standard errors
-_LARGEST_SCALE = 5.0  # of logits, as a natural logarithm
-_LEAST_DEVIATION = 1e-5  # of a dimension, as a share of the largest; float32 has seven digits
+_ABSENT_LOGIT = -1e4  # of a label without training texts
+_Z_95 = 1.96  # half the width of a 95% interval, in standard errors
+_MAX_LOG_SCALE = 5.0  # natural logarithm of the maximum scale of logits
+_MIN_RELATIVE_DEVIATION = 1e-5  # standard deviation / the largest one; float32 has seven digits
 
 Array = np.ndarray
 
@@ -90,27 +92,31 @@ class Systems:
     """The fitted systems of a run, read from their folder.
 
     Attributes:
-        predicted: By method, the simplest first: the predicted labels of the validation texts,
-            int [texts] or bool [texts, labels].
-        settings: By method: the settings chosen on the validation split.
-        notes: Which systems were left out, and why.
+        predicted: Predicted labels of the validation texts by method, the simplest first: int
+            [texts] or bool [texts, labels].
+        settings: Hyperparameters chosen on the validation split, by method.
+        notes: Systems that were left out, with the reason.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        content = parse_json((folder / FACTS).read_text(encoding="utf-8"))
+        content = parse_json((folder / FACTS_FILE).read_text(encoding="utf-8"))
         facts = content["systems"]
         self.predicted = {method: _read_predicted(entry) for method, entry in facts.items()}
         self.settings = {method: entry["settings"] for method, entry in facts.items()}
         self.notes: list[str] = content["notes"]
 
     def load(self, method: str, encoder: PreTrainedModel | None) -> Classifier:
-        """Loads a fitted system, with the untouched encoder if it is to be applied to vectors."""
+        """Loads a fitted system.
+
+        Args:
+            encoder: The encoder before training; None: only the linear parts are used.
+        """
         return load_linear(self._folder / method, encoder)
 
 
 def _read_predicted(entry: Mapping[str, Any]) -> Array:
-    """Returns the predictions in an entry of `FACTS`: labels, or the labels of each text."""
+    """Reads the predictions in an entry of `FACTS_FILE`, int [texts] or bool [texts, labels]."""
     predicted = entry["predicted"]
     if "labels" not in entry:
         return np.array(predicted, int)
@@ -118,17 +124,20 @@ def _read_predicted(entry: Mapping[str, Any]) -> Array:
 
 
 def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
-    """Opens the fitted systems of a run; fits them first if they are not in its folder.
+    """Opens the fitted systems of a run; fits them first if they are missing or out of date.
 
     Every process calls this function: one fits while the others wait.
 
+    Args:
+        methods: The methods of the systems to fit.
+
     Raises:
-        DataError: If there is no validation split to choose on.
+        DataError: If a method needs a validation split, but the table has none.
     """
     config = task.config
     examples = task.examples
-    folder = Path(config.out_dir) / FOLDER
-    metric = score_to_choose(config, has_several=examples.has_several)
+    folder = Path(config.out_dir) / SYSTEMS_FOLDER
+    metric = choose_metric(config, has_several=examples.has_several)
     key = {
         "examples": examples.key,
         "methods": list(methods),
@@ -139,19 +148,19 @@ def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
     }
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with hold_lock(folder.with_name(f".{FOLDER}.lock"), "linear systems are fitted"):
+    with hold_lock(folder.with_name(f".{SYSTEMS_FOLDER}.lock"), "linear systems are fitted"):
         if _has_key(folder, key):
             return Systems(folder)
 
-        only_words = {*methods} == {LINEAR}
-        if not only_words and not len(examples.list_sources("validation")):
+        needs_only_words = {*methods} == {LINEAR}
+        if not needs_only_words and not len(examples.list_sources("validation")):
             raise DataError(
                 f"method={config.method}: the table has no validation split to choose on; "
                 "expected some rows of validation, or method=linear, or method=fine_tune "
                 "head_start=random"
             )
 
-        encoder = None if only_words else task.untouched_encoder()
+        encoder = None if needs_only_words else task.build_untouched_encoder()
         with report_opaque_work():
             train, validation = _read_splits(task, encoder)
             fitting = Fitting(
@@ -162,10 +171,10 @@ def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
     return Systems(folder)
 
 
-def score_to_choose(config: ClassificationConfig, *, has_several: bool = False) -> str:
-    """Returns the score by which systems are chosen, of which higher is better.
+def choose_metric(config: ClassificationConfig, *, has_several: bool = False) -> str:
+    """Returns the score by which systems are chosen; higher is better.
 
-    It is `keep_best_by` if that is such a score of texts, otherwise macro_f1.
+    It is `keep_best_by` if that is a score of texts of which higher is better, otherwise macro_f1.
     """
     name = config.keep_best_by or ""
     scores = choose_scores(has_several=has_several)
@@ -173,15 +182,20 @@ def score_to_choose(config: ClassificationConfig, *, has_several: bool = False) 
 
 
 def _has_key(folder: Path, key: Mapping[str, Any]) -> bool:
-    """Whether a folder has the systems that a key describes."""
+    """Returns whether a folder has the systems that a key describes."""
     try:
-        saved_key = parse_json((folder / FACTS).read_text(encoding="utf-8"))["key"]
+        saved_key = parse_json((folder / FACTS_FILE).read_text(encoding="utf-8"))["key"]
     except (OSError, ValueError, KeyError):
         return False
     return bool(saved_key == json.loads(json.dumps(key)))
 
 
 def _write_systems(folder: Path, key: Mapping[str, Any], fitting: Fitting) -> None:
+    """Writes the fitted systems to a folder, which replaces an earlier one.
+
+    Args:
+        key: Identifies the data, the model and the settings of the fit.
+    """
     delete_path(folder)
     with build_atomically(folder) as part:
         part.mkdir()
@@ -191,24 +205,24 @@ def _write_systems(folder: Path, key: Mapping[str, Any], fitting: Fitting) -> No
 
         facts = {name: fitting.facts[name] for name in FITTED if name in fitting.facts}
         content = {"key": key, "systems": facts, "notes": fitting.notes}
-        (part / FACTS).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (part / FACTS_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         follow_umask(part)
 
 
 def _read_splits(task: ClassifierTask, encoder: PreTrainedModel | None) -> tuple[Split, Split]:
-    """Reads the training and the validation split, and runs the encoder, if any, on them."""
+    """Reads the training and the validation split, with the vectors of an encoder, if any."""
     examples = task.examples
     device = choose_device()
-    scorer = task.scorer(Processes(device=device))
+    scorer = task.make_scorer(Processes(device=device))
 
     model = None
     if encoder is not None:
         pooling = task.config.pooling
-        # A description without thresholds: only the vectors of this classifier are used.
+        # Only `vectors` is called, so the description needs no thresholds.
         description = Description(FROZEN, list(examples.labels), pooling, has_words=False)
         model = Classifier(description, encoder).to(device).eval()
 
-    def read(split: str) -> Split:
+    def read_with_vectors(split: str) -> Split:
         labeled = read_split(examples, split)
         vectors = None
         if model is not None:
@@ -221,7 +235,7 @@ def _read_splits(task: ClassifierTask, encoder: PreTrainedModel | None) -> tuple
                 )
         return replace(labeled, vectors=vectors)
 
-    return read("train"), read("validation")
+    return read_with_vectors("train"), read_with_vectors("validation")
 
 
 def read_split(examples: Examples, split: str) -> Split:
@@ -233,12 +247,12 @@ def read_split(examples: Examples, split: str) -> Split:
 
 @dataclass(frozen=True)
 class Split:
-    """Labeled texts to fit systems on, or to choose with."""
+    """Labeled texts of a split."""
 
-    truth: Array  # int64 [texts], the labels; bool [texts, labels], if a text may have several
+    truth: Array  # true labels, int64 [texts], or bool [texts, labels] if a text may have several
     texts: Sequence[str]
-    vectors: Array | None = None  # float32 [texts, hidden size], the means over their chunks
-    units: Array | None = None  # [texts], the unit of each text, which no fold divides; None: texts
+    vectors: Array | None = None  # float32 [texts, hidden size], means over the chunks of a text
+    units: Array | None = None  # [texts], unit of each text for folds; None: the text itself
 
     @property
     def has_several(self) -> bool:
@@ -254,14 +268,19 @@ class Solution:
     head: Array | None  # float [labels, hidden size]
     bias: Array  # float [labels]
 
-    def scaled(self, factor: float) -> Solution:
-        """Returns the function with all logits multiplied."""
+    def scale(self, factor: float) -> Solution:
+        """Returns the function whose logits are multiplied by a factor."""
         words = None if self.words is None else self.words * factor
         head = None if self.head is None else self.head * factor
         return Solution(words, head, self.bias * factor)
 
     def logits(self, words: csr_matrix | None, vectors: Array | None) -> Array:
-        """Computes the logits from word features and vectors, float64 [texts, labels]."""
+        """Computes logits, float64 [texts, labels].
+
+        Args:
+            words: Word features, [texts, features].
+            vectors: float [texts, hidden size].
+        """
         logits = np.asarray(self.bias)[None]
         if self.words is not None:
             logits = logits + words @ self.words.T
@@ -273,27 +292,27 @@ class Solution:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A solution, and the settings that it was fitted with."""
+    """A solution with its hyperparameters."""
 
     settings: dict[str, float]
     solution: Solution
 
 
 class Fitting:
-    """Fits systems on the training split, and chooses by a score on the validation split.
+    """Fits systems on the training split, and chooses hyperparameters on the validation split.
 
     Args:
         labels: The names of the labels.
         weights: The weight of each label in training.
-        train: Must have a text.
-        validation: May be empty; then the first candidate of each system is kept.
-        pooling: How the vectors of a chunk's tokens become one vector.
-        metric: The score to choose by.
+        train: The training split; must not be empty.
+        validation: The validation split; if it is empty, the first candidate of a system is kept.
+        pooling: The pooling of the vectors, for the exported description.
+        metric: The score by which candidates are chosen.
 
     Attributes:
         models: The fitted systems by method.
-        facts: By method, the entries that `Systems` reads.
-        notes: Which systems were left out, and why.
+        facts: Entries of `FACTS_FILE` by method.
+        notes: Systems that were left out, with the reason.
     """
 
     def __init__(
@@ -322,7 +341,7 @@ class Fitting:
         self.notes: list[str] = []
 
     def fit(self, methods: Sequence[str]) -> None:
-        """Fits the systems of some methods."""
+        """Fits the systems of the given methods."""
         if LINEAR in methods or COMBINED in methods:
             self._fit_words(methods)
         if FROZEN in methods:
@@ -339,10 +358,10 @@ class Fitting:
         if words is None or (len(self._training_labels) < 2 and not self._has_several):
             self._keep_majority()
             return
-        if len(self._training_labels) * words.shape[1] > MOST_WEIGHTS:
+        if len(self._training_labels) * words.shape[1] > MAX_WORD_WEIGHTS:
             self.notes.append(
                 f"TF-IDF + linear SVM left out: with {len(self._labels):,} "
-                f"labels it would have more than {MOST_WEIGHTS:,} weights"
+                f"labels it would have more than {MAX_WORD_WEIGHTS:,} weights"
             )
             return
 
@@ -352,7 +371,7 @@ class Fitting:
 
         words_alone = self._fit_svm(words, None, 0.0)
         if LINEAR in methods:
-            self._choose(LINEAR, [Candidate({}, words_alone)], features, validation_words)
+            self._choose_candidate(LINEAR, [Candidate({}, words_alone)], features, validation_words)
 
         vectors = self._train.vectors
         if COMBINED in methods and vectors is not None:
@@ -361,23 +380,23 @@ class Fitting:
             for weight in VECTOR_WEIGHTS:
                 solution = self._fit_svm(words, vectors, weight)
                 candidates.append(Candidate({"vector_weight": weight}, solution))
-            self._choose(COMBINED, candidates, features, validation_words)
+            self._choose_candidate(COMBINED, candidates, features, validation_words)
 
     def _keep_majority(self) -> None:
-        """Keeps a linear system that always predicts the most frequent label or set of labels."""
+        """Keeps a linear system that always predicts the most frequent label, or set of labels."""
         no_weights = np.zeros((len(self._labels), 0))
         if self._has_several:
             set_of_labels = find_most_frequent_set(self._train.truth)
-            bias = np.where(set_of_labels, -_ABSENT, _ABSENT)
+            bias = np.where(set_of_labels, -_ABSENT_LOGIT, _ABSENT_LOGIT)
             predictions = np.tile(set_of_labels, (len(self._validation.texts), 1))
-            self._keep(LINEAR, Solution(no_weights, None, bias), predictions)
+            self._keep_solution(LINEAR, Solution(no_weights, None, bias), predictions)
             return
 
         majority = int(np.bincount(self._train.truth).argmax())
         bias = np.zeros(len(self._labels))
         bias[majority] = 1.0
         predictions = np.full(len(self._validation.texts), majority)
-        self._keep(LINEAR, Solution(no_weights, None, bias), predictions)
+        self._keep_solution(LINEAR, Solution(no_weights, None, bias), predictions)
 
     def _fit_svm(self, words: csr_matrix, vectors: Array | None, weight: float) -> Solution:
         """Fits a linear SVM with C = 1 on words, and on standardized vectors of the norm `weight`.
@@ -394,7 +413,7 @@ class Fitting:
             coefficients, bias = self._fit_labels(make_model, words)
             return Solution(coefficients, None, bias)
 
-        standard = Standard.of(vectors, weight)
+        standard = Standardization.of(vectors, weight)
         columns = hstack([words, csr_matrix(standard.apply(vectors))], "csr")
         coefficients, bias = self._fit_labels(make_model, columns)
         word_count = words.shape[1]
@@ -412,45 +431,46 @@ class Fitting:
         reason = None
         if label_count < 2 and not self._has_several:
             reason = "the training texts have one label"
-        elif label_count * len(vectors) > MOST_LOGITS:
-            reason = f"with {label_count:,} labels it would need more than {MOST_LOGITS:,} logits"
+        elif label_count * len(vectors) > MAX_TRAINING_LOGITS:
+            limit = f"more than {MAX_TRAINING_LOGITS:,} logits"
+            reason = f"with {label_count:,} labels it would need {limit}"
         if reason is not None:
             self.notes.append(f"there is no logistic regression on frozen vectors: {reason}")
             return
 
-        standard = Standard.of(vectors, vectors.shape[1] ** 0.5)
+        standard = Standardization.of(vectors, vectors.shape[1] ** 0.5)
         columns = standard.apply(vectors)
         candidates: list[Candidate] = []
-        for strength in STRENGTHS:
+        for inverse_strength in INVERSE_STRENGTHS:
 
-            def make_model(weights: Mapping[int, float], strength: float = strength) -> Any:
-                return LogisticRegression(C=strength, class_weight=weights, max_iter=300, tol=1e-3)
+            def make_model(weights: Mapping[int, float], c: float = inverse_strength) -> Any:
+                return LogisticRegression(C=c, class_weight=weights, max_iter=300, tol=1e-3)
 
             head, bias = standard.fold(*self._fit_labels(make_model, columns))
-            candidates.append(Candidate({"C": strength}, Solution(None, head, bias)))
-        self._choose(FROZEN, candidates)
+            candidates.append(Candidate({"C": inverse_strength}, Solution(None, head, bias)))
+        self._choose_candidate(FROZEN, candidates)
 
     def _fit_labels(
         self, make_model: Callable[[Mapping[int, float]], Any], columns: Any
     ) -> tuple[Array, Array]:
-        """Fits a linear model of all labels, or of each label if a text may have several.
+        """Fits a linear model of all labels, or one of each label if a text may have several.
 
         Args:
-            make_model: Makes a linear model of scikit-learn from the weight of each class.
+            make_model: Makes a linear model of scikit-learn from the weights of its classes.
             columns: The features of the training texts, [texts, features].
 
         Returns:
-            The coefficients, float64 [labels, features], and the biases, float64 [labels].
+            Coefficients, float64 [labels, features], and biases, float64 [labels].
         """
         if not self._has_several:
             return self._expand_labels(make_model(self._weights).fit(columns, self._train.truth))
 
         coefficients = np.zeros((len(self._labels), columns.shape[1]))
-        biases = np.full(len(self._labels), _ABSENT)
+        biases = np.full(len(self._labels), _ABSENT_LOGIT)
         for label, weight in self._weights.items():
             has_label = self._train.truth[:, label].astype(np.int64)
-            if has_label.all():  # there is nothing to separate
-                biases[label] = -_ABSENT
+            if has_label.all():  # a model needs two classes
+                biases[label] = -_ABSENT_LOGIT
                 continue
             model = make_model({1: weight}).fit(columns, has_label)
             coefficients[label] = model.coef_[0]
@@ -459,9 +479,10 @@ class Fitting:
         return coefficients, biases
 
     def _expand_labels(self, model: Any) -> tuple[Array, Array]:
-        """Returns coefficients and biases of all labels from a model of the training labels.
+        """Expands the coefficients and biases of the training labels to all labels.
 
-        With two labels, scikit-learn has a single row, of the difference between them.
+        With two labels, scikit-learn has a single row, the difference between theirs, which is
+        divided equally between them.
         """
         rows = model.coef_
         bias = model.intercept_
@@ -470,12 +491,12 @@ class Fitting:
             bias = np.concatenate([-bias, bias]) / 2
 
         coefficients = np.zeros((len(self._labels), rows.shape[1]))
-        biases = np.full(len(self._labels), _ABSENT)
+        biases = np.full(len(self._labels), _ABSENT_LOGIT)
         coefficients[model.classes_] = rows
         biases[model.classes_] = bias
         return coefficients, biases
 
-    def _choose(
+    def _choose_candidate(
         self,
         method: str,
         candidates: Sequence[Candidate],
@@ -484,6 +505,8 @@ class Fitting:
     ) -> None:
         """Keeps the candidate with the best score on the validation split, on a tie the first.
 
+        The logits of the candidate are calibrated, and thresholds are chosen.
+
         Args:
             features: The fitted vectorizer, if the solutions have word features.
             words: The word features of the validation texts.
@@ -491,7 +514,7 @@ class Fitting:
         truth = self._validation.truth
         if not len(truth):
             first = candidates[0]
-            self._keep(method, first.solution, truth, first.settings, features)
+            self._keep_solution(method, first.solution, truth, first.settings, features)
             return
 
         logits: list[Array] = []
@@ -510,9 +533,9 @@ class Fitting:
         if self._has_several:
             probabilities = compute_probabilities(logits[best] * scale)
             thresholds = choose_thresholds(probabilities, truth).tolist()
-        self._keep(
+        self._keep_solution(
             method,
-            candidates[best].solution.scaled(scale),
+            candidates[best].solution.scale(scale),
             predicted[best],
             candidates[best].settings,
             features,
@@ -520,7 +543,7 @@ class Fitting:
         )
 
     def _predict(self, logits: Array) -> Array:
-        """Predicts the labels of the validation texts; several, with thresholds across folds."""
+        """Predicts labels of the validation texts; several labels by thresholds across folds."""
         if not self._has_several:
             labels: Array = logits.argmax(1)
             return labels
@@ -528,7 +551,7 @@ class Fitting:
         units = np.arange(len(logits)) if validation.units is None else validation.units
         return predict_across_folds(compute_probabilities(logits), validation.truth, units)
 
-    def _keep(
+    def _keep_solution(
         self,
         method: str,
         solution: Solution,
@@ -537,20 +560,20 @@ class Fitting:
         features: Any = None,
         thresholds: list[float] | None = None,
     ) -> None:
-        """Turns a solution into a classifier, whose bias is in the words, or else in the head.
+        """Converts a solution to a classifier, and adds it to `models` and `facts`.
 
         Args:
             predicted: The predicted labels of the validation texts.
-            settings: The chosen settings.
+            settings: The chosen hyperparameters.
             features: The fitted vectorizer, if the solution has word features.
-            thresholds: Of the labels, if a text may have several; None: `HALF`.
+            thresholds: Of the labels, if a text may have several; None: `DEFAULT_THRESHOLD`.
         """
-        bias = solution.bias
+        bias = solution.bias  # of the words if there are any, otherwise of the head
         words = None
         if solution.words is not None:
             ngrams = [] if features is None else features.get_feature_names_out().tolist()
             idf = np.zeros(0) if features is None else features.idf_
-            words = Words(ngrams, idf, solution.words, bias)
+            words = NgramModel(ngrams, idf, solution.words, bias)
             bias = np.zeros_like(bias)
 
         head = None
@@ -566,7 +589,7 @@ class Fitting:
         pooling = None if head is None else self._pooling
         facts: dict[str, Any] = {"predicted": predicted.tolist(), "settings": settings or {}}
         if self._has_several:
-            thresholds = thresholds or [HALF] * len(self._labels)
+            thresholds = thresholds or [DEFAULT_THRESHOLD] * len(self._labels)
             facts["predicted"] = [np.flatnonzero(row).tolist() for row in predicted]
             facts["labels"] = len(self._labels)
         description = Description(method, self._labels, pooling, words is not None, thresholds)
@@ -576,22 +599,22 @@ class Fitting:
 
 
 @dataclass(frozen=True)
-class Standard:
-    """Standardizes vectors: each dimension to mean 0 and an equal variance.
+class Standardization:
+    """An affine map of vectors that gives each dimension the mean 0 and the same variance.
 
-    A dimension that hardly varies is left out (scale 0). Pretrained encoders have dimensions of
-    rounding errors (all-MiniLM-L6-v2: two of 1e-31, one of 1e-8). Scaled up, they are noise, and
-    the folded weights become so large that gradients through them overflow.
+    Dimensions that hardly vary get the scale 0. Pretrained encoders have dimensions of rounding
+    errors (all-MiniLM-L6-v2: two of 1e-31, one of 1e-8). Scaled up, they would be noise, and the
+    folded weights so large that gradients through them overflow.
     """
 
     mean: Array  # float64 [hidden size]
-    scale: Array
+    scale: Array  # float64 [hidden size]
 
     @classmethod
-    def of(cls, vectors: Array, norm: float) -> Standard:
-        """Fits the standardization in which the root mean square norm of the vectors is `norm`."""
+    def of(cls, vectors: Array, norm: float) -> Standardization:
+        """Fits the standardization after which the root mean square norm of vectors is `norm`."""
         deviation = vectors.std(0, dtype=np.float64)
-        varies = deviation > _LEAST_DEVIATION * deviation.max()
+        varies = deviation > _MIN_RELATIVE_DEVIATION * deviation.max()
         scale = np.zeros_like(deviation)
         scale[varies] = norm / max(varies.sum(), 1) ** 0.5 / deviation[varies]
         return cls(vectors.mean(0, dtype=np.float64), scale)
@@ -601,18 +624,27 @@ class Standard:
         return (vectors - self.mean) * self.scale
 
     def fold(self, coefficients: Array, bias: Array) -> tuple[Array, Array]:
-        """Converts a linear function of standardized vectors to one of the vectors themselves."""
+        """Converts a linear function of standardized vectors to one of the original vectors.
+
+        Args:
+            coefficients: float [labels, hidden size].
+            bias: float [labels].
+        """
         weight = coefficients * self.scale
         return weight, bias - weight @ self.mean
 
 
 def find_best_scale(logits: Array, labels: Array) -> float:
-    """Finds the factor of the logits, float64 [texts, labels], with the lowest cross-entropy.
+    """Finds the factor of the logits with the lowest cross-entropy: temperature scaling.
 
     Source: Guo et al. 2017, arXiv 1706.04599.
+
+    Args:
+        logits: float64 [texts, labels].
+        labels: int64 [texts].
     """
     target_logits = logits[np.arange(len(labels)), labels]
-    is_trained = target_logits > _ABSENT / 2  # texts whose label has a training text
+    is_trained = target_logits > _ABSENT_LOGIT / 2  # texts whose label has a training text
     if not is_trained.any():
         return 1.0
 
@@ -623,37 +655,38 @@ def find_best_scale(logits: Array, labels: Array) -> float:
         scale = np.exp(log_scale)
         return float(np.mean(logsumexp(scale * logits, axis=1) - scale * target_logits))
 
-    bounds = (-_LARGEST_SCALE, _LARGEST_SCALE)
+    bounds = (-_MAX_LOG_SCALE, _MAX_LOG_SCALE)
     return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x))
 
 
 def compute_probabilities(logits: Array) -> Array:
-    """Computes the probabilities of labels, any of which a text may have, float32 as in scoring."""
+    """Computes the sigmoids of logits of several labels, float32 [texts, labels], as in scoring."""
     probabilities: Array = expit(logits).astype(np.float32)
     return probabilities
 
 
 def find_best_set_scale(logits: Array, truth: Array) -> float:
-    """Finds the factor of the logits with the lowest binary cross-entropy of all labels.
+    """Finds the factor of the logits with the lowest mean binary cross-entropy.
 
     Args:
         logits: float64 [texts, labels].
         truth: bool [texts, labels].
     """
-    is_trained = np.abs(logits) < -_ABSENT / 2
+    is_trained = np.abs(logits) < -_ABSENT_LOGIT / 2
     if not is_trained.any():
         return 1.0
+    # The loss of a pair is log(1 + exp(-z)) with z = logit if the text has the label, else -logit.
     signed_logits = np.where(truth, logits, -logits)[is_trained]
 
     def loss(log_scale: float) -> float:
         return float(np.mean(np.logaddexp(0, -np.exp(log_scale) * signed_logits)))
 
-    bounds = (-_LARGEST_SCALE, _LARGEST_SCALE)
+    bounds = (-_MAX_LOG_SCALE, _MAX_LOG_SCALE)
     return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x))
 
 
 def find_most_frequent_set(truth: Array) -> Array:
-    """Returns the set of labels that most texts have, bool [labels]; on a tie the first."""
+    """Returns the most frequent set of labels, bool [labels]; on a tie the first in `truth`."""
     sets, first, counts = np.unique(truth, axis=0, return_index=True, return_counts=True)
     most = np.flatnonzero(counts == counts.max())
     frequent: Array = sets[most[np.argmin(first[most])]]
@@ -661,9 +694,13 @@ def find_most_frequent_set(truth: Array) -> Array:
 
 
 def find_most_frequent_labels(truth: Array) -> Array:
-    """Returns the constant prediction with the highest micro F1 on some texts, bool [labels].
+    """Returns the constant prediction with the highest micro F1, bool [labels].
 
-    It is a number of the most frequent labels: any other set of this size has fewer right.
+    It consists of the n most frequent labels, for the best n: no other n labels have more true
+    pairs.
+
+    Args:
+        truth: bool [texts, labels].
     """
     counts = truth.sum(0)
     order = np.argsort(-counts, kind="stable")
@@ -674,7 +711,7 @@ def find_most_frequent_labels(truth: Array) -> Array:
     return is_frequent
 
 
-def fit_words(
+def fit_word_system(
     labels: Sequence[str],
     weights: Sequence[float],
     train: Split,
@@ -685,11 +722,12 @@ def fit_words(
     Args:
         labels: The names of the labels.
         weights: The weight of each label in training.
-        train: The training texts.
-        validation: To choose the thresholds of texts with several labels; None: not.
+        train: The training split.
+        validation: The split on which thresholds of several labels are chosen; None: they are
+            `DEFAULT_THRESHOLD`.
 
     Returns:
-        The system and notes; None with a note if it would have more than `MOST_WEIGHTS` weights.
+        The system, or None if it would have more than `MAX_WORD_WEIGHTS` weights; and notes.
     """
     if validation is None:
         validation = Split(train.truth[:0], [])
@@ -698,7 +736,7 @@ def fit_words(
     return fitting.models.get(LINEAR), fitting.notes
 
 
-def predict_words(model: Classifier, texts: Sequence[str]) -> Array:
+def predict_by_words(model: Classifier, texts: Sequence[str]) -> Array:
     """Predicts the labels of texts by their words alone: int64 [texts], or bool [texts, labels]."""
     assert model.words is not None
     logits = model.words.logits(texts)
@@ -721,17 +759,18 @@ def choose_system(
 ) -> tuple[str, list[Compared]]:
     """Chooses the simplest system that is within one standard error of the best one.
 
-    The rule of Breiman et al. (1984): on a small split, the best of several systems owes a part of
-    its lead to chance. The error is the standard error of the paired difference, by bootstrap over
-    the units.
+    The rule of Breiman et al. (1984), because on a small split the best of several systems owes a
+    part of its lead to chance. The error is the standard error of the paired difference, by
+    bootstrap over the units.
 
     Args:
-        truth: int64 [texts] or bool [texts, labels], the labels of the validation split.
-        predicted: The labels that each system predicts, the simplest system first.
-        units, labels, resamples, seed: See `compare`.
+        truth: int64 [texts] or bool [texts, labels], the true labels of the validation split.
+        predicted: The predictions of each system by name, the simplest system first.
+        metric: The score by which systems are compared.
+        units, labels, resamples, seed: See `compare_systems`.
 
     Returns:
-        Its name, and the scores of all systems, the best one first.
+        The name of the chosen system, and the scores of all systems, the best one first.
     """
     scores = {
         name: compute_text_scores(truth, guesses, labels)[metric]
@@ -744,7 +783,7 @@ def choose_system(
     close_to_best = {best}
     for system in compared[1:]:
         difference = system.differences[metric]
-        standard_error = (difference.high - difference.low) / (2 * _NORMAL_95)
+        standard_error = (difference.high - difference.low) / (2 * _Z_95)
         if difference.value >= -standard_error:
             close_to_best.add(system.name)
     return next(name for name in predicted if name in close_to_best), compared

@@ -1,12 +1,12 @@
 """The task: model, steps, loss, evaluation and export; `finish_run` scores the test set at the end.
 
-If a text may have several labels, each evaluation scores the validation split with thresholds that
-were chosen across its folds, and then chooses the thresholds that are exported with the model, on
-the whole split.
+If a text may have several labels, each evaluation scores the validation split with thresholds
+chosen across its folds, and chooses thresholds on the whole split, which are exported with the
+model.
 
-The methods without training steps have a run of no steps, whose model is fitted before it. Under
-`method=auto` these systems are fitted first, then the encoder is trained, and `finish_run` compares
-all of them on the validation split.
+A run of a method without training steps has no steps; its model is fitted first. Under
+`method=auto`, all systems are fitted first, then the encoder is trained, and `finish` chooses one
+of them on the validation split.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from bsmeta.data.text.tokenizer import load_padded_tokenizer
 from bsmeta.models.layers import list_layers
 from bsmeta.tasks.classification import model as models
 from bsmeta.tasks.classification.classifier import (
-    ENCODER,
-    SEVERAL_TYPE,
+    ENCODER_PREFIX,
+    MULTI_LABEL_TYPE,
     Classifier,
     measure_depths,
 )
@@ -66,9 +66,9 @@ from bsmeta.tasks.classification.metrics import METRICS, choose_metrics
 from bsmeta.tasks.classification.results import Choice, compute_scores
 from bsmeta.tasks.classification.systems import (
     Systems,
+    choose_metric,
     choose_system,
     open_systems,
-    score_to_choose,
 )
 from bsmeta.tasks.classification.thresholds import choose_thresholds, predict_across_folds
 from bsmeta.tasks.model_card import write_task_card
@@ -79,11 +79,15 @@ from bsmeta.training.task import Loss, Metric, Shape, Task, split_into_lists
 logger = logging.getLogger(__name__)
 
 _LABELS_ON_CARD = 20
-TEXTS_AT_ONCE = 1000  # texts that `predict` folds and sorts by length at one time
+PREDICTION_BATCH_SIZE = 1000
+"""Number of texts that `predict` folds and sorts by length together."""
 
 
 class TextClassifier(Task):
-    """Predicts the label of a text; a long text is folded into chunks, each a row of a batch."""
+    """Predicts the label of a text, or several labels.
+
+    A long text is folded into chunks, each of which is a row of a batch.
+    """
 
     def __init__(self, config: ClassificationConfig) -> None:
         transformers.utils.logging.disable_progress_bar()
@@ -92,7 +96,7 @@ class TextClassifier(Task):
         self._systems: Systems | None = None
         self._validation: list[Chunk] | None = None
         self._depths: dict[str, int] = {}  # of the encoder's parameters, see `measure_depths`
-        self._chosen: str | None = None  # the fitted system that `finish_run` has chosen for export
+        self._chosen: str | None = None  # the fitted system that `finish` has chosen for export
         self._thresholds: list[float] | None = None  # of the last evaluation; see `thresholds`
 
     @cached_property
@@ -100,7 +104,7 @@ class TextClassifier(Task):
         """The table, whose database is built first if there is none.
 
         Raises:
-            ConfigurationError: If `keep_best_by` is no metric of its form of labels.
+            ConfigurationError: If `keep_best_by` is no metric for the table's form of labels.
         """
         examples = open_examples(self.config.data_config, self.tokenizer)
         _check_best_metric(self.config, examples)
@@ -108,11 +112,11 @@ class TextClassifier(Task):
 
     @cached_property
     def weights(self) -> list[float]:
-        """The weight of each label."""
+        """The weight of each label in the loss."""
         return compute_weights(self.config, self.examples)
 
     def fit_systems(self) -> Systems:
-        """Fits the systems that the method needs, on the first call, or reads them from the run."""
+        """Returns the fitted systems that the method needs; fits them on the first call."""
         if self._systems is None:
             method = self.config.method
             methods: tuple[str, ...]
@@ -125,8 +129,8 @@ class TextClassifier(Task):
             self._systems = open_systems(self, methods)
         return self._systems
 
-    def untouched_encoder(self) -> PreTrainedModel:
-        """Builds the encoder before it is trained."""
+    def build_untouched_encoder(self) -> PreTrainedModel:
+        """Builds the encoder with its weights before training."""
         examples = self.examples
         return models.build_untouched_encoder(
             self.config, self.tokenizer, examples.labels, has_several=examples.has_several
@@ -142,7 +146,7 @@ class TextClassifier(Task):
             )
         if method == LINEAR:
             return systems.load(method, None)
-        return systems.load(method, encoder or self.untouched_encoder())
+        return systems.load(method, encoder or self.build_untouched_encoder())
 
     def build_model(self) -> nn.Module:
         config = self.config
@@ -169,10 +173,10 @@ class TextClassifier(Task):
         assert model.head is not None
         self._depths = measure_depths(model.encoder)
         if is_trained and starts_linear:
-            self._start_linear(model.head)
+            self._copy_frozen_head(model.head)
         return model
 
-    def _start_linear(self, head: nn.Linear) -> None:
+    def _copy_frozen_head(self, head: nn.Linear) -> None:
         """Copies the weights of `method=frozen` into the head."""
         systems = self.fit_systems()
         if FROZEN not in systems.predicted:
@@ -185,8 +189,8 @@ class TextClassifier(Task):
 
     def rate_scale(self, name: str) -> float:
         depth = 0
-        if name.startswith(ENCODER):
-            depth = self._depths.get(name.removeprefix(ENCODER), 0)
+        if name.startswith(ENCODER_PREFIX):
+            depth = self._depths.get(name.removeprefix(ENCODER_PREFIX), 0)
         return float(self.config.layer_decay**depth)
 
     def shape(self) -> Shape:
@@ -205,10 +209,10 @@ class TextClassifier(Task):
             outputs=len(self.examples.labels),
         )
 
-    def _order(self, world_size: int) -> FixedSize:
-        """Plans the steps of every epoch; the last of an epoch has the remaining chunks.
+    def _plan_steps(self, world_size: int) -> FixedSize:
+        """Plans the steps of every epoch; the last step of an epoch has the remaining chunks.
 
-        They depend on the size of a step alone: processes x micro-batch x accumulation.
+        The plan depends only on the global batch: processes x micro-batch x accumulation.
         """
         batch_size = BatchPlan.of(self.config, world_size).global_batch
         return FixedSize(len(self.examples.list_chunks("train")), batch_size, self.config.seed)
@@ -216,7 +220,7 @@ class TextClassifier(Task):
     def steps_per_epoch(self, world_size: int) -> int:
         if self.config.method in FITTED:
             return 0
-        return self._order(world_size).steps_per_epoch
+        return self._plan_steps(world_size).steps_per_epoch
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
         config = self.config
@@ -232,7 +236,7 @@ class TextClassifier(Task):
             return build_micro_batch(chunks, self.tokenizer, weights, file_name)
 
         return TableStream(
-            self._order(world_size),
+            self._plan_steps(world_size),
             read,
             rank=rank,
             world_size=world_size,
@@ -243,10 +247,10 @@ class TextClassifier(Task):
         )
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """Computes the weighted loss of the chunks, and the share that is predicted right.
+        """Computes the weighted loss of the chunks, and their accuracy.
 
-        Chunks with several labels are right if all of them, and no others, are more likely than
-        not.
+        With several labels, a chunk counts as right if exactly its labels have a probability above
+        0.5.
         """
         labels = batch["labels"]
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
@@ -254,10 +258,10 @@ class TextClassifier(Task):
             pair_losses = models.compute_pair_losses(
                 logits.float(), labels, self.config.label_smoothing
             )
-            has_all = ((logits.detach() > 0) == (labels > 0)).all(1).float()
+            is_exact = ((logits.detach() > 0) == (labels > 0)).all(1).float()
             return Loss(
                 (pair_losses * batch["weights"]).sum(),
-                {SUBSET_ACCURACY: (has_all.sum(), torch.ones_like(has_all).sum())},
+                {SUBSET_ACCURACY: (is_exact.sum(), torch.ones_like(is_exact).sum())},
             )
 
         losses = functional.cross_entropy(
@@ -276,7 +280,7 @@ class TextClassifier(Task):
             self._validation = self.examples.read(self.examples.list_chunks("validation"))
         if not self._validation:
             return []
-        scored = self.scorer(context).score(model, self._validation)
+        scored = self.make_scorer(context).score(model, self._validation)
         predicted = None
         if isinstance(scored, models.ScoredSets):
             self._thresholds = choose_thresholds(scored.probabilities, scored.labels).tolist()
@@ -284,21 +288,21 @@ class TextClassifier(Task):
         return make_metrics(METRICS, compute_scores(scored, self.weights, predicted))
 
     def _predict_validation(self, scored: models.AnyScored) -> np.ndarray:
-        """Predicts the labels of the validation texts; several, with thresholds across folds."""
+        """Predicts labels of the validation texts; several labels by thresholds across folds."""
         if not isinstance(scored, models.ScoredSets):
             return scored.predicted
         units = np.array(self.examples.list_groups("validation"))
         return predict_across_folds(scored.probabilities, scored.labels, units)
 
     def state(self) -> Any:
-        """Returns the thresholds of several labels; None with one label a text."""
+        """Returns the thresholds of the last evaluation; None if a text has one label."""
         return self._thresholds
 
     def restore(self, state: Any) -> None:
         self._thresholds = msgspec.convert(state, list[float] | None)
 
-    def scorer(self, context: Processes) -> models.Scorer:
-        """Returns a scorer of models in evaluations of this run."""
+    def make_scorer(self, context: Processes) -> models.Scorer:
+        """Makes the scorer of models in evaluations of this run."""
         examples = self.examples
         return models.Scorer(
             labels=len(examples.labels),
@@ -310,17 +314,17 @@ class TextClassifier(Task):
         )
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Scores the test split, once, with the exported model; writes results and report.
+        """Scores the test split with the exported model, and writes the results and the report.
 
-        Under `method=auto`, it first chooses the system to export, on the validation split.
+        Under `method=auto`, the system to export is first chosen on the validation split.
         """
         exported = models.load_model(context.exported / "model").to(context.device)
         self._choose_exported_thresholds(exported, context)
         others: dict[str, nn.Module] = {}
         choice = None
         if self.config.method == AUTO:
-            choice = self._choose(exported, context)
-            encoder = self.untouched_encoder()
+            choice = self._choose_system(exported, context)
+            encoder = self.build_untouched_encoder()
             for method in self.fit_systems().predicted:
                 others[method] = self._load_system(method, encoder).to(context.device)
             others[FINE_TUNE] = exported
@@ -329,10 +333,10 @@ class TextClassifier(Task):
         return make_metrics(METRICS, scores, "test")
 
     def _choose_exported_thresholds(self, model: nn.Module, context: Processes) -> None:
-        """Sets the thresholds of a trained model of several labels, by the validation split.
+        """Chooses the thresholds of a trained model of several labels on the validation split.
 
-        The checkpoint that is exported has those of the last evaluation before it, which may have
-        been of an earlier step.
+        The thresholds in its checkpoint are from the last evaluation, which may be of an
+        earlier step.
         """
         examples = self.examples
         if not examples.has_several or self.config.method in FITTED:
@@ -341,20 +345,20 @@ class TextClassifier(Task):
         chunks = examples.read(examples.list_chunks("validation"))
         if not chunks:
             return
-        scored = self.scorer(context).score(model, chunks)
+        scored = self.make_scorer(context).score(model, chunks)
         assert isinstance(scored, models.ScoredSets)
         self._thresholds = choose_thresholds(scored.probabilities, scored.labels).tolist()
         models.set_thresholds(model, self._thresholds)
 
-    def _choose(self, trained: nn.Module, context: FinishContext) -> Choice:
+    def _choose_system(self, trained: nn.Module, context: FinishContext) -> Choice:
         """Scores all systems on the validation split, and chooses the one to export."""
         config = self.config
         examples = self.examples
         fitted = self.fit_systems()
 
         chunks = examples.read(examples.list_chunks("validation"))
-        scored = self.scorer(context).score(trained, chunks)
-        metric = score_to_choose(config, has_several=examples.has_several)
+        scored = self.make_scorer(context).score(trained, chunks)
+        metric = choose_metric(config, has_several=examples.has_several)
         chosen, compared = choose_system(
             scored.labels,
             {**fitted.predicted, FINE_TUNE: self._predict_validation(scored)},
@@ -395,7 +399,7 @@ class TextClassifier(Task):
         """Describes the model in sentences, for its card.
 
         Args:
-            labels: The labels, or the first of them.
+            labels: The labels, or the first of them, separated by commas.
         """
         column = self.config.data_config.label_column
         if not self.examples.has_several:
@@ -404,13 +408,13 @@ class TextClassifier(Task):
             f"A classifier of texts by {column}, of which a text may have several or none: "
             f"{labels}. A text has each label whose probability, the sigmoid of its logit, reaches "
             "the threshold of the label in config.json, which was chosen on the validation split "
-            f"(problem_type: {SEVERAL_TYPE})."
+            f"(problem_type: {MULTI_LABEL_TYPE})."
         )
 
     def finalize_export(self, folder: Path) -> None:
         """Replaces the fine-tuned model by the system that `finish_run` has chosen.
 
-        If it stays, its folder gets the thresholds that `finish` has chosen.
+        If the model stays, its folder gets the thresholds that `finish` has chosen.
         """
         if self._chosen is None:
             if self._thresholds is not None and self.config.method not in FITTED:
@@ -431,12 +435,12 @@ class TextClassifier(Task):
     def predict(
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]
     ) -> Iterator[dict[str, Any]]:
-        """Yields the predicted label of each record's text, its probabilities, and its chunks.
+        """Yields the prediction for the text of each record; see `model.iterate_predictions`.
 
-        The prediction of a model of several labels is a list of labels, which may be empty.
+        The prediction for a text without tokens is None.
 
-        The text is in the text column of the training table, `data_config.text_column`. For a text
-        without tokens the prediction is None.
+        Args:
+            records: The text is in the column `data_config.text_column`.
         """
         data = self.config.data_config
         folding = Folding(self.tokenizer, data.fold_by, data.max_length)
@@ -452,7 +456,7 @@ class TextClassifier(Task):
             **models.name_probabilities(None, labels),
             "chunks": 0,
         }
-        for batch in split_into_lists(records, TEXTS_AT_ONCE):
+        for batch in split_into_lists(records, PREDICTION_BATCH_SIZE):
             texts = [str(record[data.text_column]) for record in batch]
             chunks: list[Chunk] = []
             for number, folds in enumerate(folding.fold(texts)):
@@ -468,10 +472,10 @@ class TextClassifier(Task):
 
 
 def _check_best_metric(config: ClassificationConfig, examples: Examples) -> None:
-    """Refuses a `keep_best_by` of texts with one label for a table with several, and the reverse.
+    """Refuses a `keep_best_by` for texts with one label if the table has several, and the reverse.
 
     Raises:
-        ConfigurationError: If evaluations will not have it.
+        ConfigurationError: If the metric is not computed for the table's form of labels.
     """
     name = config.keep_best_by
     table = choose_metrics(has_several=examples.has_several)
@@ -491,11 +495,11 @@ def build_set_batch(
 ) -> MicroBatch:
     """Builds a micro-batch of chunks that may have several labels.
 
-    Its weight is the sum over all pairs of a chunk and a label (see `model.weigh_pairs`).
+    Its weight is the sum over all pairs of a chunk and a label.
 
     Args:
-        weights: The weight of each label, for the chunks that have it.
-        name: The file that `log_documents` names, with the source row.
+        weights: See `model.weigh_pairs`.
+        name: The name of the table, for `log_documents`.
     """
     labels = [chunk.label for chunk in chunks]
     truth = torch.from_numpy(make_truth(labels, len(weights), has_several=True)).float()
@@ -507,11 +511,11 @@ def build_set_batch(
 def build_micro_batch(
     chunks: Sequence[Chunk], tokenizer: PreTrainedTokenizerBase, weights: Sequence[float], name: str
 ) -> MicroBatch:
-    """Builds a micro-batch, in which the weight of a chunk is the weight of its label.
+    """Builds a micro-batch of chunks with one label each.
 
     Args:
-        weights: The weight of each label.
-        name: The file that `log_documents` names, with the source row.
+        weights: The weight of each label, which is the weight of its chunks.
+        name: The name of the table, for `log_documents`.
     """
     labels = make_truth([chunk.label for chunk in chunks], len(weights), has_several=False)
     chunk_weights = [weights[label] for label in labels]
@@ -526,7 +530,13 @@ def _assemble_batch(
     weight: float,
     name: str,
 ) -> MicroBatch:
-    """Pads chunks, and makes a micro-batch of them and their targets."""
+    """Pads chunks, and makes a micro-batch of the inputs and the targets.
+
+    Args:
+        targets: Further tensors by name.
+        weight: The weight of the micro-batch in the loss of a step.
+        name: The name of the table, for `log_documents`.
+    """
     inputs = models.pad_chunks(tokenizer, [chunk.ids for chunk in chunks])
     tokens = sum(len(chunk.ids) for chunk in chunks)
     return MicroBatch(

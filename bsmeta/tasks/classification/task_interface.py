@@ -1,4 +1,4 @@
-"""The interface of the task that fitting (`systems`) and the final report (`evaluate`) use."""
+"""The interface of the task for fitting systems (`systems`) and the final report (`evaluate`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bsmeta.training.processes import Processes
 
 
 class ClassifierTask(Protocol):
-    """A run that trains a classifier of texts, as `task.TextClassifier` implements it."""
+    """The run of a text classifier; implemented by `task.TextClassifier`."""
 
     @property
     def config(self) -> ClassificationConfig:
@@ -25,13 +25,13 @@ class ClassifierTask(Protocol):
 
     @property
     def weights(self) -> list[float]:
-        """The weight of each label."""
+        """The weight of each label in the loss."""
 
-    def untouched_encoder(self) -> PreTrainedModel:
-        """Builds the encoder before it is trained."""
+    def build_untouched_encoder(self) -> PreTrainedModel:
+        """Builds the encoder with its weights before training."""
 
-    def scorer(self, context: Processes) -> Scorer:
-        """Returns a scorer of models in evaluations of this run."""
+    def make_scorer(self, context: Processes) -> Scorer:
+        """Makes the scorer of models in evaluations of this run."""
 
     def steps_per_epoch(self, world_size: int) -> int:
         """Returns the number of steps of an epoch; 0 for a method without training steps."""

@@ -1,26 +1,26 @@
-"""Thresholds of the labels of texts that may have several: chosen on the validation split.
+"""Decision thresholds for the labels of texts that may have several labels.
 
-A text is predicted to have a label if the probability of the label reaches the label's threshold.
-The threshold of a label is the one with the highest F1 on the validation texts. A label with few
-validation texts would fit a threshold to their noise, so such labels share one, with the highest F1
-over all pairs of a validation text and a label (the fallback of Yang 2001, SCutFBR).
+A label is predicted if its probability is at least its threshold, which is the one with the highest
+F1 of the label on the validation split. For labels with few validation texts, such a threshold
+would overfit, so they share one with the highest F1 over all pairs of a validation text and a label
+(the fallback of Yang 2001, SCutFBR).
 
-The scores of a validation split with thresholds that were chosen on the same texts would be too
-high. `predict_across_folds` therefore predicts each fold of the split with the thresholds of the
-others.
+Validation scores with thresholds chosen on the same texts would be too high, so
+`predict_across_folds` predicts each fold of the split with the thresholds of the other folds.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-HALF = 0.5
-"""The threshold of every label without a validation split."""
+DEFAULT_THRESHOLD = 0.5
+"""The threshold of every label if there is no validation split."""
 
 MIN_TEXTS_PER_LABEL = 5
-"""Validation texts from which a label has a threshold of its own."""
+"""Minimum number of validation texts with a label for a threshold of its own."""
 
-FOLDS = 5
+FOLD_COUNT = 5
+"""Number of folds of `predict_across_folds`."""
 
 
 def choose_thresholds(probabilities: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -31,9 +31,9 @@ def choose_thresholds(probabilities: np.ndarray, truth: np.ndarray) -> np.ndarra
         truth: bool [texts, labels], whether a text has a label.
 
     Returns:
-        `HALF` for each label if no text has a label.
+        `DEFAULT_THRESHOLD` for each label if no text has a label.
     """
-    thresholds = np.full(truth.shape[1], HALF)
+    thresholds = np.full(truth.shape[1], DEFAULT_THRESHOLD)
     if not truth.any():
         return thresholds
 
@@ -46,9 +46,10 @@ def choose_thresholds(probabilities: np.ndarray, truth: np.ndarray) -> np.ndarra
 
 
 def find_best_threshold(probabilities: np.ndarray, truth: np.ndarray) -> float:
-    """Finds the threshold with the highest F1; on a tie, the one nearest to `HALF`.
+    """Finds the threshold with the highest F1; on a tie, the one nearest to `DEFAULT_THRESHOLD`.
 
-    It lies halfway between two probabilities, so rounding errors do not change a prediction.
+    Thresholds are midpoints between consecutive probabilities, so that rounding errors do not
+    change a prediction.
 
     Args:
         probabilities: float [pairs].
@@ -58,20 +59,20 @@ def find_best_threshold(probabilities: np.ndarray, truth: np.ndarray) -> float:
     descending = probabilities[order].astype(np.float64)
     right = np.cumsum(truth[order])
 
-    # Equal probabilities are on the same side of any threshold.
+    # Thresholds are only possible after the last of equal probabilities.
     ends = np.flatnonzero(np.append(descending[1:] < descending[:-1], True))
-    f1 = 2 * right[ends] / (ends + 1 + right[-1])
+    f1 = 2 * right[ends] / (ends + 1 + right[-1])  # `ends + 1` pairs are predicted
 
     next_lower = np.append(descending[1:], 0.0)[ends]
     thresholds = (descending[ends] + next_lower) / 2
-    best = np.lexsort((np.abs(thresholds - HALF), -f1))[0]
+    best = np.lexsort((np.abs(thresholds - DEFAULT_THRESHOLD), -f1))[0]
     return float(thresholds[best])
 
 
 def apply_thresholds(probabilities: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Predicts labels: whether a probability reaches the threshold, bool [texts, labels]."""
-    reached: np.ndarray = probabilities >= thresholds
-    return reached
+    """Predicts the labels whose probability is at least their threshold, bool [texts, labels]."""
+    predicted: np.ndarray = probabilities >= thresholds
+    return predicted
 
 
 def predict_across_folds(
@@ -82,13 +83,13 @@ def predict_across_folds(
     Args:
         probabilities: float [texts, labels].
         truth: bool [texts, labels].
-        units: [texts], the unit of each text, which no fold divides.
+        units: [texts], the unit of each text; texts of a unit are in the same fold.
 
     Returns:
         bool [texts, labels].
     """
     _, unit_numbers = np.unique(units, return_inverse=True)
-    folds = unit_numbers % FOLDS
+    folds = unit_numbers % FOLD_COUNT
 
     predicted = np.zeros(truth.shape, bool)
     for fold in np.unique(folds).tolist():

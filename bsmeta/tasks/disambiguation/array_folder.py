@@ -1,14 +1,13 @@
-"""Named arrays in a folder: memory-mapped, and replaced or appended to in one operation.
+"""Memory-mapped arrays in a folder, which are replaced or appended to atomically.
 
-Each array is a file of bare values. `manifest.json` lists the files of the current version, and the
-number of values of each that belong to it. Replacing the manifest changes the whole folder at once:
-values after the end of an array, and files that are not listed, were left by an interrupted change.
-The manifest also has a checksum of each array. numpy's own `.npy` files can neither be appended to
-nor replaced together.
+Each array is a file of bare values. `manifest.json` lists the files of the current version, with
+the number of values and a checksum of each. Replacing the manifest changes the whole folder at
+once: values after the end of an array, and files that are not listed, were left by an interrupted
+change. numpy's own `.npy` files can neither be appended to nor replaced together.
 
-A folder may come from someone else. The names and types of the arrays are a `Layout` in the code of
-the reader; the manifest must agree with it, and names no file outside the folder. An array of
-Python objects, which numpy would read as addresses in memory, is in no layout.
+A folder may come from someone else. The reader requires a `Layout` of names and types; the manifest
+must agree with it, and files outside the folder are refused. No layout has arrays of Python
+objects, whose values numpy would use as memory addresses.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from bsmeta.core.parsing import decode_json
 
 MANIFEST = "manifest.json"
 FORMAT = 2
-_BLOCK = 1 << 20  # values that are hashed at a time
+_BLOCK_VALUES = 1 << 20  # hashed at a time
 
 Layout = Mapping[str, str]
-"""Name of an array -> its numpy type, such as `<i4`. Every array has one dimension."""
+"""The numpy type of each one-dimensional array, such as `<i4`, by its name."""
 
 Facts = TypeVar("Facts", bound=msgspec.Struct)
 
@@ -55,7 +54,7 @@ class ArrayFile(msgspec.Struct):
 
 
 class _FormatOnly(msgspec.Struct):
-    """The manifest of any format."""
+    """The field that manifests of all formats have."""
 
     format: Any = None
 
@@ -70,20 +69,20 @@ class _Manifest(msgspec.Struct):
 
 
 class ArrayFolder(Generic[Facts]):
-    """The arrays of a folder as its manifest describes them when it is opened.
+    """The arrays of a folder, in the version that is current when it is opened.
 
     Args:
-        layout: The arrays that the folder must have, and no others.
+        layout: The arrays that the folder must have; others are refused.
         facts: Type of the facts that the writer saves beside the arrays.
-        verify: Whether to compare the arrays with their checksums, which the first process that
-            opens the folder does.
+        verify: Whether to check the checksums; forked or spawned processes need not repeat this.
 
     Attributes:
         version: Number of changes of the folder.
-        files: File, type, length and checksum of each array.
+        files: The manifest's entries by the name of the array.
+        facts: The saved facts.
 
     Raises:
-        DataError: If there is no such folder, or it is damaged.
+        DataError: If the folder is missing or damaged.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class ArrayFolder(Generic[Facts]):
         try:
             self._load()
         except FileNotFoundError:
-            # A writer may have replaced files after the manifest was read, so it is read again.
+            # A writer may have replaced a file after the manifest was read.
             try:
                 self._load()
             except FileNotFoundError as error:
@@ -106,10 +105,11 @@ class ArrayFolder(Generic[Facts]):
             self._compare_checksums()
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Returns the array of a name, of one dimension and the type in the layout."""
+        """Returns an array by name; it has one dimension and the type in the layout."""
         return self._arrays[name]
 
     def _load(self) -> None:
+        """Reads the manifest, and maps the arrays."""
         manifest = _read_manifest(self.folder)
         self.version: int = manifest.version
         self.files = manifest.arrays
@@ -127,17 +127,18 @@ class ArrayFolder(Generic[Facts]):
                     self.folder, f"{MANIFEST} has an unknown array {name!r}"
                 )
 
-        self._arrays = {name: self._map(name) for name in self._layout}
+        self._arrays = {name: self._map_array(name) for name in self._layout}
 
     def _compare_checksums(self) -> None:
+        """Raises DataError if an array does not match its checksum."""
         for name, entry in self.files.items():
             if _compute_checksum(self._arrays[name]) != entry.xxh3:
                 raise make_damaged_folder_error(
                     self.folder, f"{entry.file} does not match its checksum"
                 )
 
-    def _map(self, name: str) -> np.ndarray:
-        """Compares the entry of an array with the layout, and maps its file."""
+    def _map_array(self, name: str) -> np.ndarray:
+        """Checks the entry of an array, and maps its file."""
         entry = self.files[name]
         dtype = self._layout[name]
         if entry.dtype != dtype:
@@ -159,7 +160,7 @@ class ArrayFolder(Generic[Facts]):
 class ArrayWriter:
     """Changes the arrays of a folder; `commit` makes all changes visible together.
 
-    The caller holds a lock: there is one writer at a time.
+    The caller must hold a lock, so that there is one writer at a time.
 
     Args:
         before: The existing folder, whose arrays are appended to or replaced; None for a new one.
@@ -186,24 +187,24 @@ class ArrayWriter:
         with open(self._folder / entry.file, "r+b" if entry.length else "wb") as file:
             file.truncate(end)  # removes values that an interrupted change has appended
             file.seek(end)
-            _write_arrays(file, values)
+            _write_array(file, values)
 
         entry.length += len(values)
         entry.xxh3 = None
 
     def replace(self, name: str, values: np.ndarray) -> None:
-        """Writes an array to a new file; readers of the previous version keep the old one."""
+        """Writes an array to a new file; readers of the previous version keep the old file."""
         values = self._check_type(name, values)
         file_name = f"{name}.{self._version}.bin"
         with open(self._folder / file_name, "wb") as file:
-            _write_arrays(file, values)
+            _write_array(file, values)
 
         self._files[name] = ArrayFile(
             file_name, self._layout[name], len(values), _compute_checksum(values)
         )
 
-    def content_hash(self) -> str:
-        """Returns the xxh3 of all arrays after the change, in hexadecimal."""
+    def compute_content_hash(self) -> str:
+        """Computes the xxh3 of all arrays after the changes, in hexadecimal."""
         for entry in self._files.values():
             if entry.xxh3 is None:
                 values = map_array(self._folder / entry.file, entry.dtype, entry.length)
@@ -213,8 +214,12 @@ class ArrayWriter:
         return xxhash.xxh3_128_hexdigest(json.dumps(content).encode())
 
     def commit(self, facts: msgspec.Struct) -> None:
-        """Makes the change visible, and removes files that are no longer used."""
-        self.content_hash()  # computes the missing checksums
+        """Makes the changes visible, and removes unused files.
+
+        Args:
+            facts: Facts to save beside the arrays.
+        """
+        self.compute_content_hash()  # computes the missing checksums
         assert self._files.keys() == self._layout.keys()
 
         manifest = {
@@ -236,6 +241,7 @@ class ArrayWriter:
                 path.unlink(missing_ok=True)
 
     def _check_type(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Asserts the type in the layout; returns contiguous values."""
         dtype = self._layout[name]
         assert values.dtype.str == dtype, f"{name}: {values.dtype.str} instead of {dtype}"
         return np.ascontiguousarray(values)
@@ -246,7 +252,7 @@ def map_array(path: Path, dtype: str, length: int) -> np.ndarray:
 
     Raises:
         DataError: If the file is shorter.
-        FileNotFoundError: If there is none.
+        FileNotFoundError: If the file is missing.
     """
     expected = length * np.dtype(dtype).itemsize
     actual = path.stat().st_size
@@ -262,11 +268,16 @@ def map_array(path: Path, dtype: str, length: int) -> np.ndarray:
 
 
 def make_damaged_folder_error(folder: Path, reason: str) -> DataError:
-    """Returns the error for a folder with content that no writer writes."""
+    """Returns the error for a folder with content that `ArrayWriter` would not write."""
     return DataError(f"{folder} is damaged ({reason}); delete the folder and build it again")
 
 
 def _read_manifest(folder: Path) -> _Manifest:
+    """Reads the manifest of a folder.
+
+    Raises:
+        DataError: If it is missing, damaged, or of another format.
+    """
     path = folder / MANIFEST
     try:
         content = path.read_bytes()
@@ -291,12 +302,13 @@ def _read_manifest(folder: Path) -> _Manifest:
 
 def _compute_checksum(values: np.ndarray) -> str:
     content = xxhash.xxh3_128()
-    for start in range(0, len(values), _BLOCK):
-        content.update(np.ascontiguousarray(values[start : start + _BLOCK]).data)
+    for start in range(0, len(values), _BLOCK_VALUES):
+        content.update(np.ascontiguousarray(values[start : start + _BLOCK_VALUES]).data)
     return content.hexdigest()
 
 
-def _write_arrays(file: BinaryIO, values: np.ndarray) -> None:
+def _write_array(file: BinaryIO, values: np.ndarray) -> None:
+    """Writes the values of an array, and waits until they are on the disk."""
     file.write(values.data)
     file.flush()
     os.fsync(file.fileno())

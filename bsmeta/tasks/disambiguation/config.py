@@ -1,6 +1,4 @@
-"""The schema of `task=disambiguation` (mentions in sentences, each with its entity), its checks and
-its summary.
-"""
+"""The configuration of `task=disambiguation`: its schema, checks and summary."""
 
 from __future__ import annotations
 
@@ -18,16 +16,16 @@ from bsmeta.core.errors import HYDRA, Problem, format_value, look_up
 from bsmeta.core.keys import inherited, key
 
 ENTITY_TEXT = ("title", "types", "relations", "description")
-"""The parts that the text of an entity may have, in order."""
+"""The possible parts of the text of an entity, in order."""
 
-FILES = {
+FILE_DESCRIPTIONS = {
     **dict.fromkeys(
         ("train_file", "dev_file", "test_file"),
         "a .jsonl or .jsonl.gz file of sentences with mentions",
     ),
     "entity_table": "a folder that was built from profiles of entities",
 }
-REQUIRED = ("train_file", "entity_table")
+REQUIRED_FILES = ("train_file", "entity_table")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +225,7 @@ class DisambiguationConfig(PretrainedConfig):
 def find_value_problems(
     config: DisambiguationConfig, _: Composition = NOTHING
 ) -> Iterator[Problem]:
-    """Yields problems that do not depend on the launch."""
+    """Yields the problems of a configuration that do not depend on the launch."""
     yield from _find_file_problems(config)
     yield from find_model_problems(config)
     yield from _find_encoder_problems(config)
@@ -259,18 +257,20 @@ def find_value_problems(
 
 
 def _find_file_problems(config: DisambiguationConfig) -> Iterator[Problem]:
+    """Yields a problem for each required file that is not set, and each missing one."""
     # The paths of a launch on another machine cannot be checked here.
     is_local = config.accelerate_config_file is None
-    for name, description in FILES.items():
+    for name, description in FILE_DESCRIPTIONS.items():
         key = f"data_config.{name}"
         path = getattr(config.data_config, name)
-        if path is None and name in REQUIRED:
+        if path is None and name in REQUIRED_FILES:
             yield Problem(key, HYDRA, "null", description, f"{key}=PATH")
         elif path is not None and is_local and not os.path.exists(path):
             yield describe_missing_file(key, path, description, f"correct {key}")
 
 
 def _find_encoder_problems(config: DisambiguationConfig) -> Iterator[Problem]:
+    """Yields a problem for each key that contradicts `model_config_file` or `share_encoders`."""
     if config.model_config_file is not None:
         expected = "null, because the weights of entities' encoder before training are used"
         for key, is_set in (
@@ -294,7 +294,11 @@ def _find_encoder_problems(config: DisambiguationConfig) -> Iterator[Problem]:
 def find_start_problems(
     config: DisambiguationConfig, _: Launch, document: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
-    """Yields problems that depend on the launch."""
+    """Yields the problems of a configuration that depend on the launch.
+
+    Args:
+        document: The DeepSpeed JSON, if there is one.
+    """
     stage = None if document is None else look_up(document, "zero_optimization.stage")
     if config.train_entity_layers and stage == 3:
         expected = "null or 0 under ZeRO-3, whose processes must run the layers equally often"

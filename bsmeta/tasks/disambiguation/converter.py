@@ -26,12 +26,12 @@ from bsmeta.core.printable import make_printable
 from bsmeta.core.process import exit_code
 from bsmeta.tasks.disambiguation.config import ENTITY_TEXT
 
-# Defaults of Bootleg, by generation.
+# Defaults of Bootleg, by generation
 FIRST_ENCODER = "google-bert/bert-base-cased"
 FIRST_EPOCHS = 10
 SECOND_EPOCHS = 1
 
-HEADER = """\
+YAML_HEADER = """\
 # Converted from {source} by python -m bsmeta.tasks.disambiguation.converter
 defaults:
   - disambiguation_config
@@ -47,40 +47,41 @@ _JSON_PARTS = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
-"""Strings (to keep), and comments and commas before a closing bracket, which JSON does not allow.
+"""Matches strings (group `kept`), and comments and trailing commas, which are invalid JSON.
 
-An unclosed string or comment, which is invalid JSON too, is kept up to the end.
+An unclosed string or comment is kept, so that the parser reports it.
 """
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-"""A number that YAML 1.1 reads as a string, such as 2e-5."""
+"""Matches numbers that YAML 1.1 reads as strings, such as 2e-5."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The conversion of one key of the old configuration."""
+    """The conversion of a key of Bootleg's configuration."""
 
-    key: str  # dotted; empty if our keys follow from a default there
+    key: str  # dotted; empty if our keys follow from a default of Bootleg
     value: Any
     ours: dict[str, Any]  # our keys and their values; empty if there is no replacement
-    note: str  # the meaning of our keys, or the reason why there is none
+    note: str  # the meaning of our keys, or the reason why there are none
 
 
 class BootlegConfig(dict[str, Any]):
     """A configuration of Bootleg: values by dotted key.
 
-    The second generation has the block `emmental`.
+    Attributes:
+        is_first_generation: Whether it lacks the block `emmental`, which the second generation has.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(_flatten_blocks(config))
         self.is_first_generation = "emmental" not in config
 
-    def path(self, name: str) -> str:
-        """Returns a path in the data folder."""
+    def join_data_path(self, name: str) -> str:
+        """Returns the path of a file in the data folder."""
         return str(PurePosixPath(str(self.get("data_config.data_dir", "data")), name))
 
     def convert_defaults(self) -> Iterator[Row]:
-        """Yields our keys that follow from the generation or its defaults, not from a key."""
+        """Yields our keys that follow from Bootleg's defaults instead of a key."""
 
         def row(name: str, value: Any, note: str = "") -> Row:
             return Row("", None, {name: value}, note)
@@ -97,7 +98,7 @@ class BootlegConfig(dict[str, Any]):
         for split in ("train", "dev", "test"):
             is_named = f"data_config.{split}_dataset.file" in self
             if "data_config.data_dir" in self and not is_named:
-                yield row(f"data_config.{split}_file", self.path(f"{split}.jsonl"))
+                yield row(f"data_config.{split}_file", self.join_data_path(f"{split}.jsonl"))
 
         if self.is_first_generation:
             epochs_key = "run_config.max_epochs"
@@ -115,9 +116,9 @@ class BootlegConfig(dict[str, Any]):
 
 
 Conversion = tuple[dict[str, Any], str]
-"""Our keys for a key, and a note; without keys, the reason why there is no replacement."""
+"""Our keys with their values, and a note; without keys, the reason why there are none."""
 Rule = str | Callable[[Any, BootlegConfig], Conversion]
-"""Converts a key: our key of the same meaning, or a function of the value and all others."""
+"""Our key for the same value, or a function of the value and the whole configuration."""
 
 
 def _convert_entity_dir(value: Any, source: BootlegConfig) -> Conversion:
@@ -169,7 +170,12 @@ def _convert_total_eval_batch_size(value: Any, source: BootlegConfig) -> Convers
 
 
 def _convert_frequency(value: float, unit: str, name: str) -> Conversion:
-    """Converts an interval to steps, or to a number per epoch; `name` is eval or save."""
+    """Converts an interval to `NAME_steps`, or to `NAMEs_per_epoch`.
+
+    Args:
+        unit: Bootleg's `counter_unit`: batch or epoch.
+        name: eval or save.
+    """
     if unit == "batch" or value == 0:
         return {f"{name}_steps": int(value)}, ""
     if unit != "epoch":
@@ -252,8 +258,8 @@ def _drop_with_note(condition: Callable[[Any], bool], note: str, otherwise: str)
 
 
 def _move_path(name: str) -> Rule:
-    """Returns a rule that turns a path in the data folder into the value of our key."""
-    return lambda value, source: ({name: source.path(str(value))}, "")
+    """Returns a rule for a path in the data folder, which becomes the value of our key."""
+    return lambda value, source: ({name: source.join_data_path(str(value))}, "")
 
 
 def _make_drop_rule(reason: str) -> Rule:
@@ -262,7 +268,7 @@ def _make_drop_rule(reason: str) -> Rule:
 
 
 def _drop_all(keys_by_reason: Mapping[str, str]) -> dict[str, Rule]:
-    """Returns the rules of keys without a replacement, from the keys of each reason."""
+    """Returns the rules of keys without a replacement, given as lists of keys by reason."""
     rules: dict[str, Rule] = {}
     for reason, keys in keys_by_reason.items():
         for key in keys.split():
@@ -435,7 +441,7 @@ SECOND_RULES: dict[str, Rule] = {
 
 
 def convert_keys(config: Mapping[str, Any]) -> list[Row]:
-    """Converts each key of a configuration, and the defaults that it implies.
+    """Converts each key of a configuration, and the defaults of its generation.
 
     Raises:
         ConfigurationError: If a value cannot be converted.
@@ -456,7 +462,11 @@ def convert_keys(config: Mapping[str, Any]) -> list[Row]:
 def _apply_rule(
     rule: Callable[[Any, BootlegConfig], Conversion], key: str, value: Any, source: BootlegConfig
 ) -> Conversion:
-    """Applies a rule to a value that may have any type, as may the other values that it reads."""
+    """Applies a rule to a value of any type.
+
+    Raises:
+        ConfigurationError: If the rule cannot convert the value, or others that it reads.
+    """
     try:
         return rule(value, source)
     except ConfigurationError:
@@ -480,7 +490,7 @@ def _flatten_blocks(config: Mapping[str, Any], prefix: str = "") -> Iterator[tup
 
 
 def _find_rule(rules: Mapping[str, Rule], key: str) -> Rule:
-    """Finds the rule of a key: its own, or else the rule of the innermost block around it."""
+    """Returns the rule of a key, or else of the innermost block around it that has a rule."""
     if key in rules:
         return rules[key]
     block = key
@@ -492,10 +502,13 @@ def _find_rule(rules: Mapping[str, Rule], key: str) -> Rule:
 
 
 def write_yaml(rows: list[Row], source: str) -> str:
-    """Returns our configuration as YAML; `source` is the name of the old file.
+    """Returns our configuration as YAML.
+
+    Args:
+        source: The name of the converted file, for the header.
 
     Raises:
-        ConfigurationError: If two keys become one with different values.
+        ConfigurationError: If two keys are converted to the same key with different values.
     """
     values: dict[str, Any] = {}
     for row in rows:
@@ -507,35 +520,39 @@ def write_yaml(rows: list[Row], source: str) -> str:
                 )
 
     nested: dict[str, Any] = {}
-    for name in sorted(values, key=lambda name: ("." in name, name)):  # sections come last
+    for name in sorted(values, key=lambda name: ("." in name, name)):  # top-level keys first
         *sections, last = name.split(".")
         block = nested
         for section in sections:
             block = block.setdefault(section, {})
         block[last] = values[name]
 
-    header = HEADER.format(source=make_printable(source, one_line=True))
+    header = YAML_HEADER.format(source=make_printable(source, one_line=True))
     return header + yaml.safe_dump(nested, sort_keys=False)
 
 
 def format_rows(rows: list[Row]) -> str:
-    """Returns the rows for the terminal: each key with its value, and its replacement indented."""
+    """Formats rows for the terminal: each key with its value, and its replacements indented."""
     lines = []
     for row in rows:
-        lines.append(f"{row.key}={_show_value(row.value)}" if row.key else "(not stated there)")
-        lines += [f"    -> {name}={_show_value(value)}" for name, value in row.ours.items()]
+        lines.append(f"{row.key}={_format_value(row.value)}" if row.key else "(not stated there)")
+        lines += [f"    -> {name}={_format_value(value)}" for name, value in row.ours.items()]
         if row.note:
             lines.append(f"    {'' if row.ours else '-> nothing: '}{row.note}")
     return "\n".join(lines)
 
 
-def _show_value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
     return text.removesuffix("...\n").strip()
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the rows and writes the YAML; returns the exit code."""
+    """Converts the file that the arguments name, prints each key, and writes the YAML.
+
+    Returns:
+        The exit code.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("config", type=Path, help="JSON or YAML file of Bootleg")
     parser.add_argument("--out", type=Path, help="our YAML file")

@@ -1,10 +1,9 @@
 """The data of a run: entity table, encoded sentences of each split, and training micro-batches.
 
-A micro-batch turns rows of the store into tensors: the texts of mentions, the entities that they
-are compared with, and the masks. In training, a mention is compared with the candidates of all
-mentions of its micro-batch (or only its own); the text of an entity is encoded once, regardless of
-the number of mentions that have it as a candidate. Masks depend on (seed, epoch, row) alone, not on
-the number of processes or the other rows of a micro-batch.
+A micro-batch has the texts of mentions, the compared entities, and masks of comparisons. In
+training, a mention is compared with the candidates of all mentions of its micro-batch (or only its
+own); the text of each entity is encoded once. Which texts are masked depends on (seed, epoch, row)
+alone, not on the number of processes or the other rows of a micro-batch.
 """
 
 from __future__ import annotations
@@ -36,30 +35,30 @@ from bsmeta.tasks.disambiguation.texts import (
 )
 
 SPLITS = ("train", "dev", "test")
-FLOOR = 0.1
-"""Added to the score of every candidate before its share is computed, so that no share is 0."""
+SCORE_FLOOR = 0.1
+"""Added to the score of every candidate before shares are computed, so that no share is 0."""
 _NO_CANDIDATES = (np.empty(0, np.int32), np.empty(0, np.float32))
 
 Draw = Callable[[str, int], np.ndarray]
-"""Draws uniform random numbers for a row and an epoch, given their purpose and their number."""
+"""Draws uniform random numbers of a row and an epoch, given a purpose and a count."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of some mentions, the most popular ones first."""
+    """The candidates of mentions, the most popular ones first."""
 
     entities: np.ndarray  # int64 [mentions, K]; -1 pads
     prior: np.ndarray  # float32 [mentions, K, 2]: log share of the scores, -log rank (from 1)
-    floor: np.ndarray  # float32 [mentions, 2]: the prior of an entity that is no candidate
+    floor: np.ndarray  # float32 [mentions, 2]: prior of entities that are no candidates
     is_gold: np.ndarray  # bool [mentions, K]: whether the candidate is a meaning of the mention
 
     @property
     def gold_position(self) -> np.ndarray:
-        """int64 [mentions]: the position of the most popular gold candidate; -1 without one."""
+        """Index of the most popular gold candidate, int64 [mentions]; -1 without one."""
         return np.where(self.is_gold.any(1), self.is_gold.argmax(1), -1)
 
     def limit(self, count: int) -> Candidates:
-        """Limits each mention to its gold candidates and the most popular others."""
+        """Limits each mention to `count` candidates: the gold ones and the most popular others."""
         if self.entities.shape[1] <= count:
             return self
 
@@ -75,7 +74,11 @@ class Candidates:
 
 
 class DocumentCounts:
-    """Counts of training mentions by document, alias and entity (all int64 [mentions])."""
+    """Counts of training mentions by document, alias and entity.
+
+    Args:
+        documents, aliases, entities: int64 [mentions].
+    """
 
     def __init__(self, documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray) -> None:
         keys = _hash_triples(documents, aliases, entities)
@@ -84,14 +87,14 @@ class DocumentCounts:
     def look_up(
         self, documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray
     ) -> np.ndarray:
-        """Returns the counts of some triples (arrays that broadcast) as int64."""
+        """Returns the counts of triples as int64; the arrays are broadcast."""
         keys = _hash_triples(documents, aliases, entities)
         positions = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
         return np.where(self._keys[positions] == keys, self._counts[positions], 0)
 
 
 def _hash_triples(documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray) -> np.ndarray:
-    """Hashes each triple to 64 bits (multiplicative, with odd constants)."""
+    """Hashes triples to 64 bits, by multiplication with odd constants."""
     mixed = documents.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ aliases.astype(np.uint64)) * np.uint64(0xC2B2AE3D27D4EB4F)
     mixed ^= mixed >> np.uint64(29)
@@ -108,22 +111,15 @@ def find_candidates(
     """Looks up the candidates of mentions, with their priors.
 
     Args:
-        aliases: The number of each mention's alias; -1 has no candidates.
-        golds: int64 [mentions, most entities of a mention]: the meanings of each mention; -1 pads.
-            (NIL is no candidate.)
-        documents: The document of each mention; needed with `counts`.
-        counts: If given, the mentions of the same document are subtracted from the scores, as if
-            the document were not part of the training data that the scores count.
+        aliases: Number of the alias of each mention in the table; -1: no candidates.
+        golds: int64 [mentions, meanings]: the meanings of each mention; -1 pads. NIL is no
+            candidate.
+        documents: The document of each mention; required with `counts`.
+        counts: If given, the mentions of the same document are subtracted from the scores
+            (leave-one-out), for tables whose scores count the training mentions.
     """
-    lists = [table.candidates(int(alias)) if alias >= 0 else _NO_CANDIDATES for alias in aliases]
-    longest = max((len(candidates) for candidates, _ in lists), default=0)
-    entities = np.full((len(lists), max(longest, 1)), -1, np.int64)
-    scores = np.zeros(entities.shape, np.float64)
-    for row, (candidates, candidate_scores) in enumerate(lists):
-        entities[row, : len(candidates)] = candidates
-        scores[row, : len(candidates)] = candidate_scores
+    entities, scores = _pad_candidate_lists(table, aliases)
     is_candidate = entities >= 0
-
     if counts is not None:
         assert documents is not None
         alias_numbers = np.asarray(aliases)[:, None]
@@ -131,30 +127,49 @@ def find_candidates(
         scores -= own_counts * is_candidate
         scores = scores.clip(min=0)
 
-    totals = scores.sum(1) + FLOOR * is_candidate.sum(1)
-    log_totals = np.log(np.maximum(totals, FLOOR))
+    totals = scores.sum(1) + SCORE_FLOOR * is_candidate.sum(1)
+    log_totals = np.log(np.maximum(totals, SCORE_FLOOR))
 
     # Subtracting the document's mentions may change the order; ties keep the order of the table.
     order = np.argsort(np.where(is_candidate, -scores, np.inf), axis=1, kind="stable")
     ranks = np.argsort(order, axis=1) + 1
 
-    prior = np.stack([np.log(scores + FLOOR) - log_totals[:, None], -np.log(ranks)], axis=2)
-    floor = np.stack([np.log(FLOOR) - log_totals, -np.log(is_candidate.sum(1) + 1)], axis=1)
+    prior = np.stack([np.log(scores + SCORE_FLOOR) - log_totals[:, None], -np.log(ranks)], axis=2)
+    floor = np.stack([np.log(SCORE_FLOOR) - log_totals, -np.log(is_candidate.sum(1) + 1)], axis=1)
     is_gold = is_candidate & (entities[:, :, None] == golds[:, None, :]).any(2)
     return Candidates(entities, prior.astype(np.float32), floor.astype(np.float32), is_gold)
 
 
+def _pad_candidate_lists(
+    table: EntityTable, aliases: Sequence[int] | np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the candidates of aliases and their scores, padded.
+
+    Returns:
+        int64 [aliases, K], -1 pads; and float64 [aliases, K], 0 pads.
+    """
+    lists = [table.candidates(int(alias)) if alias >= 0 else _NO_CANDIDATES for alias in aliases]
+    max_count = max((len(candidates) for candidates, _ in lists), default=0)
+    entities = np.full((len(lists), max(max_count, 1)), -1, np.int64)
+    scores = np.zeros(entities.shape, np.float64)
+    for row, (candidates, candidate_scores) in enumerate(lists):
+        entities[row, : len(candidates)] = candidates
+        scores[row, : len(candidates)] = candidate_scores
+    return entities, scores
+
+
 def compute_popularity_percentiles(counts: np.ndarray) -> np.ndarray:
-    """Returns the popularity of each entity as float64, from 0 (unseen or rarest) to 1.
+    """Computes the popularity of each entity, from 0 (unseen or rarest) to 1, float64 [entities].
 
     The percentile is the share of the entities in the training data with a smaller count.
     """
-    seen = np.sort(counts[counts > 0])
-    return np.searchsorted(seen, counts, side="left") / max(len(seen) - 1, 1)
+    positive_counts = np.sort(counts[counts > 0])
+    ranks = np.searchsorted(positive_counts, counts, side="left")
+    return ranks / max(len(positive_counts) - 1, 1)
 
 
-class Data:
-    """Entity table, tokenizer and encoded splits of a run, each opened when it is first used."""
+class RunData:
+    """Entity table, tokenizer and encoded splits of a run, each opened on first use."""
 
     def __init__(self, config: DisambiguationConfig) -> None:
         self.config = config
@@ -187,7 +202,7 @@ class Data:
 
     @property
     def limits(self) -> Limits:
-        """The largest size of a row."""
+        """The maximum size of a row."""
         data = self.config.data_config
         prefix, suffix = find_special_tokens(self.tokenizer)
         max_tokens = find_max_text_tokens(self.config, self.tokenizer)
@@ -226,10 +241,10 @@ class Data:
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """int64 [entities]: training mentions of each entity, including weak labels."""
+        """Number of training mentions of each entity, with weak labels, int64 [entities]."""
         return np.bincount(self.train.read_meanings().entities, minlength=len(self.table))
 
-    def fill_frozen(self) -> None:
+    def compute_frozen_outputs(self) -> None:
         """Computes the missing outputs of the frozen layers for the entities used in training."""
         if self.frozen is None:
             return
@@ -242,7 +257,7 @@ class Data:
 
     @cached_property
     def frozen(self) -> FrozenVectors | None:
-        """The outputs of the frozen layers of the entities' encoder; None if it is all trained."""
+        """The outputs of the frozen layers of the entity encoder; None if all are trained."""
         if self.config.train_entity_layers is None:
             return None
         if self.config.train_entity_layers == 0:
@@ -251,12 +266,12 @@ class Data:
 
     @cached_property
     def _initial_vectors(self) -> FrozenVectors:
-        """The vectors of the entities' encoder before training."""
+        """The vectors of the entity encoder before training."""
         return FrozenVectors(self.config, self.texts, self.vectors_dir)
 
     @cached_property
     def neighbors(self) -> Neighbors | None:
-        """The hard negatives of each entity of the training data; None without hard negatives."""
+        """The hard negatives of each entity in the training data; None if there are none."""
         count = self.config.hard_negatives
         if count == 0:
             return None
@@ -268,18 +283,18 @@ class Data:
 
 @dataclass(frozen=True)
 class Comparisons:
-    """The entities of a micro-batch, a column each, and the comparisons of mentions with them.
+    """The comparisons of mentions with the entities of a micro-batch, which are columns.
 
-    The same entity with and without its title makes two columns.
+    An entity may have two columns, with and without its title.
     """
 
     entities: np.ndarray  # int64 [columns]
     has_masked_title: np.ndarray  # bool [columns]
-    allowed: np.ndarray  # bool [mentions, columns]: the entities that a mention is compared with
+    allowed: np.ndarray  # bool [mentions, columns]: whether mention and entity are compared
     targets: np.ndarray
-    """bool [mentions, columns (+1)]: the entities that a mention means.
+    """bool [mentions, columns (+1)]: whether the entity is a meaning of the mention.
 
-    If NIL is an answer, it is the first column. A mention without a target is not trained on.
+    If NIL is an answer, it is the first column. Mentions without a target are not trained on.
     """
     prior: np.ndarray | None  # float32 [mentions, columns, 2]; None if the model has no prior
 
@@ -295,14 +310,14 @@ class Comparisons:
 
 
 class TrainingBatches:
-    """Builds the micro-batches of the training."""
+    """Builds the training micro-batches of a run."""
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: RunData) -> None:
         config = data.config
         self._config = config
         self._data = data
 
-        data.fill_frozen()
+        data.compute_frozen_outputs()
         # Opened here, before any worker is forked.
         self._frozen = data.frozen
         self._neighbors = data.neighbors
@@ -321,7 +336,7 @@ class TrainingBatches:
         self._mask_probability = lowest + (highest - lowest) * popularity
 
     def build_micro_batch(self, rows: Sequence[Row], epoch: int) -> MicroBatch:
-        """Builds the micro-batch of all mentions (at least one) of some rows, gold and weak."""
+        """Builds the micro-batch of all mentions, gold and weak, of rows with at least one."""
         mentions = Mentions(rows)
         candidates = find_candidates(
             self._data.table,
@@ -351,7 +366,9 @@ class TrainingBatches:
             tensors |= entity_tensors
             tokens += entity_tokens
 
-        padded = [tensors[name].numel() for name in ("input_ids", "entity_ids") if name in tensors]
+        padded_tokens = sum(
+            tensors[name].numel() for name in ("input_ids", "entity_ids") if name in tensors
+        )
         tensors |= comparisons.build_tensors()
 
         trained = int(comparisons.targets.any(1).sum())
@@ -360,7 +377,7 @@ class TrainingBatches:
             tensors=tensors,
             weight=float(trained),
             tokens=tokens,
-            padding=sum(padded) - tokens,
+            padding=padded_tokens - tokens,
             documents=[
                 f"{sentence}:{position}"
                 for sentence, position in zip(mentions.sentences, mentions.positions, strict=True)
@@ -376,18 +393,18 @@ class TrainingBatches:
     def _compare(
         self, mentions: Mentions, candidates: Candidates, draws: Sequence[Draw]
     ) -> Comparisons:
-        """Gives each entity of a micro-batch a column, and compares the mentions with them."""
+        """Assigns columns to the entities of a micro-batch, and compares the mentions with them."""
         compared = candidates.entities
         is_gold = candidates.is_gold
-        num_candidates = compared.shape[1]
+        candidate_count = compared.shape[1]
         if self._neighbors is not None:
             negatives = self._neighbors.look_up(mentions.entities[:, 0])
-            # A meaning of the mention is no negative.
+            # Other meanings of the mention are no negatives.
             negatives[(negatives[:, :, None] == mentions.entities[:, None, :]).any(2)] = -1
             compared = np.concatenate([compared, negatives], axis=1)
             is_gold = np.concatenate([is_gold, np.zeros(negatives.shape, bool)], axis=1)
 
-        # An even key stands for an entity with its title, an odd key for it without.
+        # The key of a column is 2 * entity, plus 1 if its title is masked.
         masked_titles = self._mask_titles(compared, mentions.rows, draws)
         keys, columns = assign_columns(np.where(compared >= 0, compared * 2 + masked_titles, -1))
         entities = keys // 2
@@ -395,7 +412,7 @@ class TrainingBatches:
         all_false = np.zeros((len(compared), len(keys)), bool)
         targets = scatter_columns(all_false, np.where(is_gold, columns, -1), True)
         if self._config.negatives == "batch":
-            # All entities of the batch, except the mention's meanings in their other form.
+            # All entities of the batch, except meanings of the mention in the other column.
             is_meaning = (entities[None, :, None] == mentions.entities[:, None, :]).any(2)
             allowed = ~is_meaning | targets
         else:
@@ -408,7 +425,7 @@ class TrainingBatches:
         prior = None
         if self._config.log_prior != "none":
             floor = np.repeat(candidates.floor[:, None], len(keys), axis=1)
-            prior = scatter_columns(floor, columns[:, :num_candidates], candidates.prior)
+            prior = scatter_columns(floor, columns[:, :candidate_count], candidates.prior)
 
         return Comparisons(
             entities=entities,
@@ -421,18 +438,19 @@ class TrainingBatches:
     def _mask_titles(
         self, entities: np.ndarray, rows: np.ndarray, draws: Sequence[Draw]
     ) -> np.ndarray:
-        """Draws the titles to mask, the same for all mentions of a row.
+        """Draws which titles are masked; the same for all mentions of a row.
 
         Args:
-            entities: int64 [mentions, candidates]; -1 for none.
-            rows: The row of each mention.
+            entities: int64 [mentions, candidates]; -1 pads.
+            rows: Index of the row of each mention.
+            draws: Random numbers of each row.
 
         Returns:
             bool [mentions, candidates].
         """
         masked = np.zeros(entities.shape, bool)
         for number, draw in enumerate(draws):
-            # The padding is left out because it depends on other rows.
+            # Padding is excluded, because it depends on the other rows.
             in_row = (rows == number)[:, None] & (entities >= 0)
             distinct, indices = np.unique(entities[in_row], return_inverse=True)
             is_masked = draw("titles", len(distinct)) < self._mask_probability[distinct]
@@ -441,16 +459,17 @@ class TrainingBatches:
 
 
 def _draw_uniform(seed: int, epoch: int, row: int, purpose: str, count: int) -> np.ndarray:
+    """Draws `count` uniform numbers in [0, 1) that depend on all other arguments, float64."""
     words = np.random.PCG64(derive_seed(seed, "mask", epoch, row, purpose)).random_raw(count)
     return words / 2.0**64
 
 
 def assign_columns(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Assigns a column to each distinct number of a matrix, except -1.
+    """Assigns a column to each distinct number in a matrix, except -1.
 
     Returns:
-        The distinct numbers, ascending ([0] if there is none, because a batch needs a column), and
-        the column of each element of the matrix, -1 for -1.
+        The number of each column, ascending ([0] if there are none, because a batch needs a
+        column); and the column of each element of the matrix, -1 for -1.
     """
     distinct, indices = np.unique(np.append(numbers, -1), return_inverse=True)
     distinct = distinct[1:] if len(distinct) > 1 else np.zeros(1, np.int64)

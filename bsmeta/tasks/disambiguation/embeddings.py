@@ -1,10 +1,10 @@
-"""Vectors and embeddings of entities: from a model in training, its frozen layers, or from disk.
+"""Vectors and embeddings of entities: of a model in training, of frozen layers, or cached on disk.
 
-A vector is the output of the entities' encoder, an embedding the output of the layer on top of it.
+A vector is the output of the entity encoder, an embedding the output of the layer on top of it.
 
-Those on disk are memory-mapped, and each is computed when it is first requested. A folder belongs
-to one encoder and one form of texts, by the hash in its name. Beside the vector of an entity stands
-the hash of its text, so that only vectors of added or changed entities are computed again.
+Cached ones are memory-mapped, and each is computed on first request. The name of a folder has a
+hash of the encoder and of the form of the texts. Beside each vector, the hash of the entity's text
+is stored, so that only vectors of added or changed entities are computed again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bsmeta.models.pretrained import choose_device
 from bsmeta.models.shapes import read_hidden_size
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.model import (
-    TOKENS_AT_ONCE,
+    MAX_BATCH_TOKENS,
     BiEncoder,
     build_frozen_model,
     run_model,
@@ -38,23 +38,26 @@ from bsmeta.training.task import run_on_all_ranks, sort_into_batches, sort_into_
 
 Inputs = Mapping[str, torch.Tensor]
 Embeddings = Callable[[np.ndarray], np.ndarray]
-"""Looks up the embeddings of entities, float32 [entities, size], by their numbers."""
+"""A function that returns the embeddings of entities, float32 [entities, size]."""
 
-VECTORS_AT_ONCE = 8192
+VECTOR_BATCH_SIZE = 8192
+"""Number of vectors that are read or embedded together."""
 _VECTORS_FILE = "vectors.f{bits}"
 _HASHES_FILE = "texts.u64"
-_COMPUTED_AT_ONCE = 4096  # vectors between two writes to disk
-QUERIES_AT_ONCE = 1024  # entities whose neighbors are searched at a time
-_BLOCK = 1 << 16  # entities that the queries are compared with at a time
+_WRITE_BATCH_SIZE = 4096  # vectors that are computed and written together
+QUERY_BATCH_SIZE = 1024
+"""Number of entities whose neighbors are searched together."""
+_BLOCK_ENTITIES = 1 << 16  # entities that queries are compared with at a time
 _NO_COSINE = -2.0  # lower than any cosine
 
 
 def _hash_settings(*settings: Any) -> str:
-    """Hashes the settings that determine some vectors (JSON-serializable) to a folder name."""
+    """Hashes JSON-serializable settings that determine vectors, for the name of a folder."""
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(settings, order="sorted"))
 
 
 def _hash_weights(weights: Mapping[str, torch.Tensor]) -> str:
+    """Hashes the names, types, shapes and values of weights."""
     content = xxhash.xxh3_128()
     for name in sorted(weights):
         value = weights[name].detach().cpu().contiguous()
@@ -64,14 +67,15 @@ def _hash_weights(weights: Mapping[str, torch.Tensor]) -> str:
 
 
 class EntityVectors:
-    """The vectors of a table's entities, in a folder that is created if it does not exist.
+    """A cache of the vectors of a table's entities in a folder.
 
     Args:
+        folder: Created if it does not exist.
         count: Number of entities, which may have grown since the folder was written.
         size: Length of a vector.
         text: Returns the text of an entity.
-        encode: Computes vectors; those shorter than `size` are padded with zeros.
-        dtype: The type of the numbers, as numpy writes it.
+        encode: Computes the vectors of entities; shorter ones are padded with zeros.
+        dtype: The numpy type of the values.
     """
 
     def __init__(
@@ -91,17 +95,17 @@ class EntityVectors:
 
         self._text = text
         self._encode = encode
-        self._is_current = np.zeros(count, bool)
+        self._is_current = np.zeros(count, bool)  # whether the vector is known to fit the text
 
     def get(self, entities: np.ndarray) -> np.ndarray:
-        """Returns the vectors of entities, [entities, size], after computing the missing ones.
+        """Returns the vectors of entities, [entities, size]; computes missing ones first.
 
         If several processes need the same vectors, one computes them while the others wait.
         """
         unchecked = np.unique(entities[~self._is_current[entities]])
         if len(unchecked):
             texts = (self._text(entity).encode() for entity in report_each(unchecked.tolist()))
-            # 0 means that there is no vector.
+            # The hash 0 marks entities without a vector.
             hashes = np.fromiter((xxhash.xxh3_64_intdigest(text) or 1 for text in texts), np.uint64)
             if (self._hashes[unchecked] != hashes).any():
                 with self._writing():
@@ -111,24 +115,25 @@ class EntityVectors:
         return np.asarray(self._vectors[entities])
 
     def _compute_missing(self, entities: np.ndarray, hashes: np.ndarray) -> None:
+        """Computes and writes vectors whose text hash on disk differs; requires the lock."""
         # Compared again, because another process may have computed some in the meantime.
         is_missing = self._hashes[entities] != hashes
         entities = entities[is_missing]
         hashes = hashes[is_missing]
 
-        for start in range(0, len(entities), _COMPUTED_AT_ONCE):
-            part = slice(start, start + _COMPUTED_AT_ONCE)
-            _write_rows(self._vectors, entities[part], self._encode(entities[part]))
-            _write_rows(self._hashes, entities[part], hashes[part])
+        for start in range(0, len(entities), _WRITE_BATCH_SIZE):
+            batch = slice(start, start + _WRITE_BATCH_SIZE)
+            # The hashes last: they mark complete vectors.
+            _write_rows(self._vectors, entities[batch], self._encode(entities[batch]))
+            _write_rows(self._hashes, entities[batch], hashes[batch])
 
 
 def _write_rows(
     array: np.memmap, rows: np.ndarray, values: Sequence[np.ndarray] | np.ndarray
 ) -> None:
-    """Writes rows of a mapped array, or their first values, to its file.
+    """Writes values to the beginnings of rows in the file of a mapped array.
 
-    It writes to the file and not to the mapping, where a full disk would end the process by a
-    signal.
+    Writing to the mapping instead would kill the process by a signal if the disk is full.
     """
     with Path(str(array.filename)).open("r+b") as file:
         for row, value in zip(rows.tolist(), values, strict=True):
@@ -137,7 +142,7 @@ def _write_rows(
 
 
 def _map_extended(path: Path, dtype: str, shape: tuple[int, ...]) -> np.memmap:
-    """Maps the array in a file, which is extended with zeros if it is shorter."""
+    """Maps an array read-only; extends its file with zeros if it is shorter."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     with path.open("ab") as file:
         if file.tell() < size:
@@ -146,9 +151,11 @@ def _map_extended(path: Path, dtype: str, shape: tuple[int, ...]) -> np.memmap:
 
 
 class EntityEncoder:
-    """Encodes the texts of entities with a model (wrapped or not, in evaluation mode).
+    """Encodes the texts of entities with a model.
 
-    With the precision `bf16`, it computes in bfloat16, with any other in float32.
+    Args:
+        model: A `BiEncoder` in evaluation mode, which may be wrapped by an engine.
+        precision: `bf16` computes in bfloat16, all other values in float32.
     """
 
     def __init__(
@@ -160,21 +167,24 @@ class EntityEncoder:
         self._precision = precision
 
     def batch_entities(self, entities: np.ndarray, is_masked: bool = False) -> list[np.ndarray]:
-        """Groups entities with texts of similar length into batches of a bounded size.
+        """Groups entities with texts of similar length into batches of up to `MAX_BATCH_TOKENS`.
+
+        Args:
+            is_masked: Whether the titles are masked.
 
         Returns:
             The indices of the entities of each batch.
         """
         lengths = [len(self._texts.tokens(int(entity), is_masked)) for entity in entities]
-        return sort_into_budgeted_batches(lengths, TOKENS_AT_ONCE)
+        return sort_into_budgeted_batches(lengths, MAX_BATCH_TOKENS)
 
     def build_inputs(self, entities: np.ndarray, is_masked: bool = False) -> Inputs:
-        """Builds the inputs of the model for entities, all with their titles or all without."""
+        """Builds the inputs of the model for entities, with or without masked titles."""
         tensors, _ = self._texts.build_tensors(entities, np.full(len(entities), is_masked))
         return tensors
 
     def compute_embeddings(self, inputs: Inputs) -> np.ndarray:
-        """Computes embeddings, float32 [entities, size], from any inputs of the model for them."""
+        """Computes embeddings, float32 [entities, size], from inputs for entities in any form."""
         return self._compute("entities", inputs)
 
     def compute_vectors(self, inputs: Inputs) -> np.ndarray:
@@ -187,10 +197,10 @@ class EntityEncoder:
         return output.float().cpu().numpy()
 
     def compute_states(self, inputs: Inputs) -> list[np.ndarray]:
-        """Computes the states of tokens before the trained layers.
+        """Computes the token states before the trained layers, from the inputs of `build_inputs`.
 
         Returns:
-            For each entity, float16 [tokens x hidden].
+            float16 [tokens * hidden] for each entity.
         """
         assert isinstance(self._model, BiEncoder)
         ids = inputs["entity_ids"].to(self._device)
@@ -208,7 +218,7 @@ class EntityEncoder:
         run: Callable[[Inputs], Sequence[np.ndarray] | np.ndarray],
         is_masked: bool = False,
     ) -> list[np.ndarray]:
-        """Runs one of the `compute_` methods on any number of entities, batch by batch."""
+        """Runs a method of this encoder, such as `compute_vectors`, on entities in batches."""
         outputs: list[np.ndarray] = [np.empty(0)] * len(entities)
         for batch in self.batch_entities(entities, is_masked):
             values = run(self.build_inputs(entities[batch], is_masked))
@@ -219,11 +229,11 @@ class EntityEncoder:
 
 
 class FrozenVectors:
-    """The vectors of an entities' encoder that is not trained, in a folder that all runs share."""
+    """The vectors of a frozen entity encoder, in a folder that all runs share."""
 
     def __init__(self, config: DisambiguationConfig, texts: EntityTexts, folder: Path) -> None:
-        # Loading draws random numbers for weights that it then replaces; the run must not change by
-        # them.
+        # Loading draws random numbers for weights that it then replaces; they must not affect the
+        # run.
         with torch.random.fork_rng(devices=[]):
             model = build_frozen_model(config, texts.tokenizer).eval()
         weights = _hash_weights(model.text_encoder.state_dict())
@@ -238,7 +248,7 @@ class FrozenVectors:
         self._without_title = self._open_outputs(folder, is_masked=True)
 
     def _open_outputs(self, folder: Path, is_masked: bool) -> EntityVectors:
-        """Opens the outputs for whole texts, or for texts with a masked title."""
+        """Opens the cache of outputs for texts with or without a masked title."""
         encode = partial(
             self._encoder.encode, run=self._encoder.compute_vectors, is_masked=is_masked
         )
@@ -249,13 +259,13 @@ class FrozenVectors:
         """Builds the inputs of `BiEncoder.forward` for entities.
 
         Args:
-            is_masked: bool [entities]: whose titles are masked.
+            is_masked: bool [entities], whether the title is masked.
         """
         return {"entity_vectors": torch.from_numpy(self.get(entities, is_masked))}
 
     def batch_entities(self, entities: np.ndarray) -> list[np.ndarray]:
         """Groups entities into batches of a bounded size; returns the indices of each batch."""
-        return sort_into_batches(np.zeros(len(entities)), VECTORS_AT_ONCE)
+        return sort_into_batches(np.zeros(len(entities)), VECTOR_BATCH_SIZE)
 
     def get(self, entities: np.ndarray, is_masked: np.ndarray) -> np.ndarray:
         """Returns the outputs for entities, [entities, size]; see `build_inputs`."""
@@ -269,19 +279,23 @@ class FrozenVectors:
         return outputs
 
     def hash_settings(self, *settings: Any) -> str:
-        """Returns a name for a file or folder that depends on these vectors and some settings."""
+        """Returns a name for a file or folder that depends on these vectors and on settings."""
         return _hash_settings(*self._settings, *settings)
 
     def fill(self, entities: np.ndarray, *, masked: bool) -> None:
-        """Computes the missing outputs for entities; if `masked`, also those without a title."""
+        """Computes the missing outputs for entities.
+
+        Args:
+            masked: Whether outputs for masked titles are needed as well.
+        """
         stores = [self._with_title, self._without_title] if masked else [self._with_title]
         for store in stores:
-            for start in range(0, len(entities), VECTORS_AT_ONCE):
-                store.get(entities[start : start + VECTORS_AT_ONCE])
+            for start in range(0, len(entities), VECTOR_BATCH_SIZE):
+                store.get(entities[start : start + VECTOR_BATCH_SIZE])
 
 
 class FrozenStates(FrozenVectors):
-    """The states of tokens before the layers that are trained, in half precision."""
+    """The token states before the trained layers of an entity encoder, in half precision."""
 
     def _open_outputs(self, folder: Path, is_masked: bool) -> EntityVectors:
         folder = folder / self.hash_settings("states", self._trained_layers, is_masked)
@@ -300,21 +314,21 @@ class FrozenStates(FrozenVectors):
         }
 
     def batch_entities(self, entities: np.ndarray) -> list[np.ndarray]:
-        return sort_into_budgeted_batches(self._count_tokens(entities), TOKENS_AT_ONCE)
+        return sort_into_budgeted_batches(self._count_tokens(entities), MAX_BATCH_TOKENS)
 
     def _count_tokens(self, entities: np.ndarray) -> list[int]:
         return [len(self.texts.tokens(entity)) for entity in entities.tolist()]
 
 
 class Neighbors:
-    """Hard negatives: the entities with the texts most similar to the text of a given entity.
+    """Hard negatives: for each entity, the entities with the most similar texts.
 
-    As in BLINK (Wu et al. 2020), but by the encoder before training, so that they are searched once
-    and every step can be repeated exactly. They are kept in a folder.
+    As in BLINK (Wu et al. 2020), but by the encoder before training, so that they are searched only
+    once, and training is reproducible. They are cached in a folder.
 
     Args:
         entities: int64, distinct and ascending: the entities of the training mentions.
-        count: Neighbors of each entity.
+        count: Number of neighbors of each entity.
     """
 
     def __init__(
@@ -331,41 +345,47 @@ class Neighbors:
         self._neighbors = np.load(file, mmap_mode="r")
 
     def look_up(self, entities: np.ndarray) -> np.ndarray:
-        """Returns int64 [entities, count]; -1 for an entity that no training mention has."""
+        """Returns the neighbors of entities, int64 [entities, count].
+
+        They are -1 for entities that are not in the training data.
+        """
         indices = np.searchsorted(self._entities, entities).clip(max=len(self._entities) - 1)
         has_neighbors = (self._entities[indices] == entities)[:, None]
         return np.where(has_neighbors, self._neighbors[indices], -1)
 
     def distinct(self) -> np.ndarray:
-        """Returns all neighbors as int64, each once, ascending."""
+        """Returns all distinct neighbors as int64, ascending."""
         entities = np.unique(self._neighbors)
         return entities[entities >= 0]
 
 
 def _find_nearest(vectors: FrozenVectors, entities: np.ndarray, count: int) -> np.ndarray:
-    """Finds the nearest entities by cosine, the nearest first, without the entity itself and NIL.
+    """Finds the nearest entities by cosine, the nearest first, except the entity itself and NIL.
 
     Returns:
         int64 [entities, count]; -1 pads.
     """
 
-    def unit_vectors(numbers: np.ndarray) -> torch.Tensor:
+    def compute_unit_vectors(numbers: np.ndarray) -> torch.Tensor:
         outputs = vectors.get(numbers, np.zeros(len(numbers), bool))
         return functional.normalize(torch.from_numpy(outputs), dim=1)
 
     total = vectors.texts.count
     nearest = np.full((len(entities), count), -1, np.int64)
     # From entity 1, because entity 0 is NIL.
-    blocks = [np.arange(first, min(first + _BLOCK, total)) for first in range(1, total, _BLOCK)]
+    blocks = [
+        np.arange(first, min(first + _BLOCK_ENTITIES, total))
+        for first in range(1, total, _BLOCK_ENTITIES)
+    ]
 
-    for first in range(0, len(entities), QUERIES_AT_ONCE):
-        queries = entities[first : first + QUERIES_AT_ONCE]
-        query_vectors = unit_vectors(queries)
+    for first in range(0, len(entities), QUERY_BATCH_SIZE):
+        queries = entities[first : first + QUERY_BATCH_SIZE]
+        query_vectors = compute_unit_vectors(queries)
         best_cosines = torch.full((len(queries), count), _NO_COSINE)
         best_entities = torch.full((len(queries), count), -1, dtype=torch.int64)
 
         for block in blocks:
-            cosines = query_vectors @ unit_vectors(block).T
+            cosines = query_vectors @ compute_unit_vectors(block).T
             is_itself = torch.from_numpy(queries[:, None] == block[None, :])
             cosines[is_itself] = _NO_COSINE
 
@@ -374,8 +394,8 @@ def _find_nearest(vectors: FrozenVectors, entities: np.ndarray, count: int) -> n
             report_progress()
             best_entities = torch.cat([best_entities, numbers], 1).gather(1, indices)
 
-        valid = torch.where(best_cosines > _NO_COSINE, best_entities, -1)
-        nearest[first : first + QUERIES_AT_ONCE] = valid.numpy()
+        valid_entities = torch.where(best_cosines > _NO_COSINE, best_entities, -1)
+        nearest[first : first + QUERY_BATCH_SIZE] = valid_entities.numpy()
     return nearest
 
 
@@ -385,11 +405,14 @@ def compute_split_embeddings(
     frozen: FrozenVectors | None,
     context: Processes,
 ) -> Embeddings:
-    """Computes the embeddings of a split's entities by a model in training, on all processes.
+    """Computes the embeddings of entities with a model in training, on all processes.
 
     Args:
-        entities: Distinct and ascending, at least one.
-        frozen: The outputs of the frozen layers of the entities' encoder; None without any.
+        entities: int64, distinct and ascending, at least one.
+        frozen: The outputs of the frozen layers of the entity encoder; None if it has none.
+
+    Returns:
+        A function that returns the embeddings of these entities.
     """
     if frozen is not None:
         frozen.fill(entities, masked=False)
@@ -417,9 +440,10 @@ def compute_split_embeddings(
 def open_embeddings(
     model: BiEncoder, encoder: EntityEncoder, texts: EntityTexts, folder: Path
 ) -> EntityVectors:
-    """Opens the embeddings of a trained model on disk, each computed when first requested.
+    """Opens the cached embeddings of a trained model, each computed on first request.
 
-    `folder` has a subfolder for each model.
+    Args:
+        folder: The folder of the caches, which has a subfolder for each model.
     """
     name = _hash_settings("trained", _hash_weights(model.state_dict()), texts.settings)
     size = model.settings.embedding_size

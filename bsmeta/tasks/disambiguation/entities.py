@@ -1,8 +1,7 @@
-"""The table of entities that a mention may refer to, with the candidates of each alias.
+"""The table of entities that mentions may refer to, with the candidates of each alias.
 
-Entities and aliases have numbers, from 0, which never change when entities are added: a prep store
-or vectors that were built with a table remain valid for the table with more entities. Entity 0 is
-NIL, which stands for no entity of the table.
+Entities and aliases are numbered from 0. Numbers do not change when entities are added, so prep
+stores and vectors remain valid. Entity 0 is NIL, which stands for any entity not in the table.
 """
 
 from __future__ import annotations
@@ -26,41 +25,41 @@ from bsmeta.tasks.disambiguation.string_table import (
     check_names,
     check_numbers,
     check_strings,
-    list_layout,
-    list_range,
+    find_list_range,
+    make_list_layout,
+    make_name_layout,
     make_string_layout,
-    name_layout,
 )
 
 NIL = 0
 NIL_ID = "NIL"
 
 ENTITY_LAYOUT = {
-    **name_layout("ids"),
-    **name_layout("aliases"),
+    **make_name_layout("ids"),
+    **make_name_layout("aliases"),
     **make_string_layout("titles"),
     **make_string_layout("descriptions"),
     **make_string_layout("type_names"),
     **make_string_layout("relation_names"),
-    **list_layout("types", "<i4"),  # of each entity: numbers of type names
-    **list_layout("relations", "<i4"),  # of each entity: numbers of relation names
-    "relation_objects": "<i4",  # of each relation: the entity that it leads to
-    **list_layout("candidates", "<i4"),  # of each alias: entities
+    **make_list_layout("types", "<i4"),  # for each entity, numbers of type names
+    **make_list_layout("relations", "<i4"),  # for each entity, numbers of relation names
+    "relation_objects": "<i4",  # for each relation, its object
+    **make_list_layout("candidates", "<i4"),  # for each alias, entities
     "candidate_scores": "<f4",
 }
 """The arrays of a table."""
 
-_ALIASES_AT_ONCE = 1 << 16
-_IS_PLAIN = np.zeros(256, bool)  # bytes that are the same in the caseless form
+_ALIAS_BATCH_SIZE = 1 << 16  # aliases that are checked together
+_IS_PLAIN = np.zeros(256, bool)  # by byte: whether the caseless form leaves it unchanged
 _IS_PLAIN[ord(" ") : ord("~") + 1] = True
 _IS_PLAIN[ord("A") : ord("Z") + 1] = False
 
 
 class TableVersion(msgspec.Struct):
-    """A table as it was after a change.
+    """A version of a table; each change makes a new one.
 
     Attributes:
-        fingerprint: Hash of its content.
+        fingerprint: Hash of the content.
         entities: Number of entities, including NIL.
     """
 
@@ -72,7 +71,7 @@ class TableFacts(msgspec.Struct):
     """Facts about a table.
 
     Attributes:
-        max_candidates: The most entities that an alias keeps.
+        max_candidates: Maximum number of candidates of an alias.
         versions: All versions, oldest first.
     """
 
@@ -84,18 +83,28 @@ class Aliases(Names):
     """The aliases of a table, stored and looked up in their caseless form."""
 
     def find(self, string: str) -> int:
-        """Returns the number of an alias in any case, composition and white space; -1: none."""
+        """Returns the number of an alias; -1 if there is none.
+
+        Differences in case, Unicode composition and white space are ignored.
+        """
         return super().find(make_caseless(string))
 
 
 class EntityTable:
-    """The entities and aliases of a folder, which processes share in memory.
+    """The entities and aliases in a folder, memory-mapped, so that processes share them.
 
-    A description may be empty; NIL's title is empty.
+    A description may be empty; the title of NIL is empty.
 
     Attributes:
+        folder: The folder of the table.
+        ids: Identifiers of the entities.
+        aliases: The aliases, in caseless form.
+        titles: Titles of the entities.
+        descriptions: Descriptions of the entities.
+        type_names: Names of types.
+        relation_names: Names of relations.
+        max_candidates: Maximum number of candidates of an alias.
         fingerprint: Hash of the content.
-        max_candidates: The most entities that an alias keeps.
     """
 
     def __init__(self, arrays: ArrayFolder[TableFacts]) -> None:
@@ -117,7 +126,8 @@ class EntityTable:
         """Opens the table in a folder.
 
         Args:
-            verify: Whether to check all values, which the first process that opens it does.
+            verify: Whether to check checksums and values; forked or spawned processes need not
+                repeat this.
 
         Raises:
             DataError: If there is no table, or it is damaged.
@@ -128,14 +138,14 @@ class EntityTable:
         return cls(arrays)
 
     def __reduce__(self) -> tuple[Callable[..., EntityTable], tuple[Path, bool]]:
-        return EntityTable.open, (self.folder, False)  # another process maps the files, too
+        return EntityTable.open, (self.folder, False)  # the other process maps the files
 
     def __len__(self) -> int:
         """Returns the number of entities, including NIL."""
         return len(self.ids)
 
     def summary(self) -> str:
-        """Returns the numbers of entities, aliases, types and relations in one line of text."""
+        """Describes the table in one line: numbers of entities, aliases, types and relations."""
         counts = np.diff(self._arrays["candidates_ends"], prepend=0)
         return (
             f"{len(self) - 1:,} entities, {len(counts):,} aliases ({int((counts > 1).sum()):,} of "
@@ -143,11 +153,13 @@ class EntityTable:
             f"types, {len(self._arrays['relations']):,} relations"
         )
 
-    def count_entities_of(self, fingerprint: str) -> int | None:
-        """Returns the number of entities of the version of this table with a fingerprint.
+    def find_entity_count(self, fingerprint: str) -> int | None:
+        """Returns the number of entities in the version of this table with a fingerprint.
 
-        Files that were built with that version are valid for this table. Returns None if no version
-        had this fingerprint.
+        Files that were built with that version are valid for this table.
+
+        Returns:
+            None if the table never had this fingerprint.
         """
         for version in self._versions:
             if version.fingerprint == fingerprint:
@@ -156,11 +168,11 @@ class EntityTable:
 
     def candidates(self, alias: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the candidates of an alias (int32) and their scores (float32), highest first."""
-        candidates = list_range(self._arrays["candidates_ends"], alias)
-        return self._arrays["candidates"][candidates], self._arrays["candidate_scores"][candidates]
+        positions = find_list_range(self._arrays["candidates_ends"], alias)
+        return self._arrays["candidates"][positions], self._arrays["candidate_scores"][positions]
 
     def find_all_candidates(self, aliases: np.ndarray) -> np.ndarray:
-        """Returns the distinct candidates of some aliases (-1: none) as int64, ascending."""
+        """Returns the distinct candidates of aliases as int64, ascending; -1 is skipped."""
         distinct = np.unique(aliases)
         lists = [np.empty(0, np.int64)]
         for alias in report_each(distinct[distinct >= 0].tolist()):
@@ -170,12 +182,12 @@ class EntityTable:
 
     def list_types(self, entity: int) -> list[str]:
         """Returns the names of an entity's types in all type systems."""
-        types = self._arrays["types"][list_range(self._arrays["types_ends"], entity)]
+        types = self._arrays["types"][find_list_range(self._arrays["types_ends"], entity)]
         return [self.type_names[number] for number in types.tolist()]
 
     def list_relations(self, entity: int) -> list[tuple[str, int]]:
-        """Returns the relations of an entity: name, and number of the entity it leads to."""
-        relations = list_range(self._arrays["relations_ends"], entity)
+        """Returns the relations of an entity: the name and the object of each."""
+        relations = find_list_range(self._arrays["relations_ends"], entity)
         names = self._arrays["relations"][relations].tolist()
         objects = self._arrays["relation_objects"][relations].tolist()
         return [
@@ -184,12 +196,12 @@ class EntityTable:
 
 
 def check_table(arrays: ArrayFolder[TableFacts]) -> None:
-    """Checks the values of a table: every number in it must refer to an existing value.
+    """Checks that all numbers and offsets in a table refer to existing values.
 
-    Checksums cannot show this, because whoever writes a folder also writes its checksums.
+    Checksums cannot ensure this, because whoever writes a folder also writes its checksums.
 
     Raises:
-        DataError: If it is damaged.
+        DataError: If the table is damaged.
     """
     entities = check_names(arrays, "ids")
     aliases = check_names(arrays, "aliases")
@@ -211,19 +223,19 @@ def check_table(arrays: ArrayFolder[TableFacts]) -> None:
 
 
 def _check_caseless(arrays: ArrayFolder[TableFacts]) -> None:
-    """Checks that every alias is in its caseless form; others would never be found.
+    """Checks that every alias is in its caseless form, because others would never be found.
 
     Raises:
         DataError: If an alias is not.
     """
     aliases = Strings(arrays, "aliases")
-    for first in range(0, len(aliases), _ALIASES_AT_ONCE):
-        ends = arrays["aliases_ends"][first : first + _ALIASES_AT_ONCE]
+    for first in range(0, len(aliases), _ALIAS_BATCH_SIZE):
+        ends = arrays["aliases_ends"][first : first + _ALIAS_BATCH_SIZE]
         start = int(arrays["aliases_ends"][first - 1]) if first else 0
         text = arrays["aliases"][start : int(ends[-1])]
         unclear = start + _find_unclear_bytes(text, ends - start)
 
-        # Only these few aliases are compared as strings.
+        # Only aliases with such bytes, usually few, are compared as strings.
         numbers = first + np.unique(np.searchsorted(ends, unclear, side="right"))
         for number in numbers.tolist():
             alias = aliases[number]
@@ -231,16 +243,15 @@ def _check_caseless(arrays: ArrayFolder[TableFacts]) -> None:
                 raise DataError(
                     f"{arrays.folder}: its alias {alias!r} is not in the form in which aliases are "
                     f"looked up, {make_caseless(alias)!r}: an earlier version of bsmeta has built "
-                    "it; "
-                    "delete the folder and build it again"
+                    "it; delete the folder and build it again"
                 )
         report_progress()
 
 
 def _find_unclear_bytes(text: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Returns the offsets of bytes that may not be in a caseless form as int64.
+    """Returns the offsets of bytes that a caseless form may not have, as int64.
 
-    These are capitals, bytes that are not printable ASCII, and spaces at the edges of a string or
+    These are capitals, bytes other than printable ASCII, and spaces at the edges of a string or
     after another space.
 
     Args:

@@ -9,8 +9,8 @@
                                  {qid: {qid: weight}}, and tab-separated pairs of qids (.txt)
 
 Only `qid2title.json` and `alias2qids` are required. Without `qid2eid`, the entities have the order
-of their titles. Types and relations may be numbers in a vocabulary ({name: number}). Types and
-relations of entities without a title are left out and counted.
+of `qid2title.json`. Types and relations may be numbers in a vocabulary ({name: number}). Types and
+relations of entities without a title are skipped and counted.
 
 A mapping is a JSON object, or from release 1.1 on marisa tries:
 
@@ -49,30 +49,30 @@ from bsmeta.tasks.disambiguation.profiles import (
 
 log = logging.getLogger(__name__)
 
-# Files of a folder of tries.
+# Files in a folder of tries
 RECORD_TRIE = "record_trie.marisa"
 VOCABULARY_TRIE = "vocabulary_trie.marisa"
-NUMBERS = "itoexti.npy"
-MAX_PAIRS = "max_value.json"
+NUMBERS_FILE = "itoexti.npy"
+MAX_PAIRS_FILE = "max_value.json"
 
-NO_NAME = -1
-"""The number that pads the pairs of a key in a record trie."""
+PADDING_NUMBER = -1
+"""Pads the pairs of a key in a record trie."""
 
-# Names in the first generation's tutorial.
+# File names in the first generation's tutorial
 TYPES_FILE = "qid2types.json"
 TYPE_VOCABULARY = "type_vocab.json"
 RELATION_FILES = ("qid2relations.json", "kg_conn.txt")
 RELATION_VOCABULARY = "relation_vocab.json"
 
 CONNECTED = "connected to"
-"""The relation of a pair of entities without a named relation."""
+"""Name of the relation between entities that are given as unnamed pairs."""
 
 NameLists = dict[str, list[int | str]]
-"""The names of each entity's types, or their numbers in a vocabulary."""
+"""Names of types, or their numbers in a vocabulary, by entity."""
 
 
 def locate_mapping(folder: Path, name: str) -> Path | None:
-    """Locates the mapping of a name in a folder, as tries or as JSON; None if there is neither."""
+    """Returns the path of a mapping in a folder, as tries or JSON; None if there is neither."""
     paths = (folder / name, folder / f"{name}.json")
     return next((path for path in paths if path.exists()), None)
 
@@ -82,7 +82,7 @@ class _MappingFile(Problems):
 
     Args:
         form: The type of the content.
-        vocabulary: The file with the numbers of names; without it, the content has names itself.
+        vocabulary: The file with the number of each name; None: the content has names.
 
     Attributes:
         content: The mapping. The value of a key in a record trie is a list of `(name, score)`; with
@@ -120,7 +120,7 @@ class _MappingFile(Problems):
             self.names = {number: name for name, number in numbers.items()}
 
     def refuse(self, key: str, reason: str, occurrence: int = 1) -> None:
-        """Adds a problem of a key, at the line of one of its occurrences (from 1)."""
+        """Adds a problem of a key, with the line of its n-th occurrence, n = `occurrence`."""
         offset = -1
         for _ in range(occurrence):
             spellings = (json.dumps(key, ensure_ascii=False), json.dumps(key))
@@ -129,6 +129,7 @@ class _MappingFile(Problems):
         self.add(line if self._text else None, reason)
 
     def _build_object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Builds a JSON object, and records repeated keys."""
         content = dict(pairs)
         if len(content) < len(pairs):
             counts = Counter(key for key, _ in pairs)
@@ -136,7 +137,7 @@ class _MappingFile(Problems):
         return content
 
     def items_with_title(self, titles: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-        """Returns the items whose keys are entities with a title; logs the number of others."""
+        """Returns the items of entities with a title; logs the number of skipped ones."""
         unknown = len(self.content.keys() - titles.keys())
         if unknown:
             count = len(self.content)
@@ -144,10 +145,11 @@ class _MappingFile(Problems):
         return ((qid, value) for qid, value in self.content.items() if qid in titles)
 
     def look_up_names(self, qid: str, numbers: Sequence[int | str], kind: str) -> list[str]:
-        """Returns the names of an entity's types or relations; a number without one is a problem.
+        """Returns the names of an entity's types or relations; unknown numbers are problems.
 
         Args:
-            kind: `type` or `relation`, for the message.
+            numbers: Numbers in the vocabulary, or names.
+            kind: `type` or `relation`, for messages.
         """
         for number in numbers:
             if isinstance(number, int) and number not in self.names:
@@ -157,75 +159,88 @@ class _MappingFile(Problems):
 
 
 def _read_mapping(path: Path, form: Any) -> Any:
-    """Reads the content of a mapping; raises DataError with its problems."""
+    """Reads the content of a mapping; raises DataError if it has problems."""
     file = _MappingFile(path, form)
     file.close()
     return file.content
 
 
 def _read_tries(folder: Path) -> dict[str, Any]:
-    """Reads a mapping from a folder of tries; see the module for their forms."""
+    """Reads a mapping from a folder of tries, in any of the forms that the module describes.
+
+    Raises:
+        DataError: If the tries cannot be read, or the library is not installed.
+    """
     try:
-        import marisa_trie
+        import marisa_trie  # noqa: F401
     except ImportError as error:
         raise DataError(
             f"{folder} holds marisa tries, and the library that reads them is not installed: "
             "pip install -e .[bootleg]"
         ) from error
 
-    def load_trie(name: str) -> Any:
-        return marisa_trie.Trie().load(str(folder / name))
-
     try:
-        if not (folder / RECORD_TRIE).exists():
-            keys = load_trie(VOCABULARY_TRIE)
-            numbers = np.load(folder / NUMBERS)
-            return {key: int(numbers[number]) for key, number in keys.items()}
-
-        max_pairs = int(parse_json((folder / MAX_PAIRS).read_text()))
-        has_scores = (folder / VOCABULARY_TRIE).exists()
-        records = marisa_trie.RecordTrie("<" + ("lf" if has_scores else "ll") * max_pairs)
-        if has_scores:
-            names = load_trie(VOCABULARY_TRIE)
-        else:
-            names = load_trie(f"key_{VOCABULARY_TRIE}")
-            other_names = load_trie(f"value_{VOCABULARY_TRIE}")
-
-        content: dict[str, Any] = {}
-        for key, values in records.load(str(folder / RECORD_TRIE)).items():
-            pairs = [
-                (names.restore_key(number), value)
-                for number, value in zip(values[::2], values[1::2], strict=True)
-                if number != NO_NAME
-            ]
-            if has_scores:
-                content[key] = pairs
-            else:
-                groups = defaultdict(list)
-                for name, other in pairs:
-                    groups[name].append(other_names.restore_key(other))
-                content[key] = dict(groups)
-        return content
+        if (folder / RECORD_TRIE).exists():
+            return _read_record_trie(folder)
+        numbers = np.load(folder / NUMBERS_FILE)
+        trie = _load_trie(folder / VOCABULARY_TRIE)
+        return {key: int(numbers[number]) for key, number in trie.items()}
     except (RuntimeError, LookupError, EOFError, TypeError) as error:  # marisa's are RuntimeErrors
         raise DataError(
             f"{folder}: its tries cannot be read ({error}); copy the folder again"
         ) from error
 
 
+def _load_trie(path: Path) -> Any:
+    import marisa_trie
+
+    return marisa_trie.Trie().load(str(path))
+
+
+def _read_record_trie(folder: Path) -> dict[str, Any]:
+    """Reads a record trie: `[(name, score), …]`, or `{name: [other name, …]}`, by key."""
+    import marisa_trie
+
+    max_pairs = int(parse_json((folder / MAX_PAIRS_FILE).read_text()))
+    has_scores = (folder / VOCABULARY_TRIE).exists()
+    records = marisa_trie.RecordTrie("<" + ("lf" if has_scores else "ll") * max_pairs)
+    if has_scores:
+        names = _load_trie(folder / VOCABULARY_TRIE)
+    else:
+        names = _load_trie(folder / f"key_{VOCABULARY_TRIE}")
+        other_names = _load_trie(folder / f"value_{VOCABULARY_TRIE}")
+
+    content: dict[str, Any] = {}
+    for key, values in records.load(str(folder / RECORD_TRIE)).items():
+        pairs = [
+            (names.restore_key(number), value)
+            for number, value in zip(values[::2], values[1::2], strict=True)
+            if number != PADDING_NUMBER
+        ]
+        if has_scores:
+            content[key] = pairs
+            continue
+        groups = defaultdict(list)
+        for name, other in pairs:
+            groups[name].append(other_names.restore_key(other))
+        content[key] = dict(groups)
+    return content
+
+
 Files = list[tuple[Path, Path]]
-"""Files of types or relations, each with its vocabulary, which may not exist."""
+"""Files of types or relations, each with the path of its vocabulary, which may not exist."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The folders of entity files, with the selected files.
+    """The folders of entity files, and the selected files.
 
     Attributes:
         entity_dir: The folder with `entity_mappings/`.
-        emb_dir: The first generation's folder of types and relations.
-        types: Files of `emb_dir` (`FILE` or `FILE:VOCABULARY`), or type systems; None: all systems,
-            or the file of the tutorial.
-        relations: Files of `emb_dir` or `kg_mappings/`; None: those of the tutorial.
+        emb_dir: The first generation's folder of types and relations; None: second generation.
+        types: Files in `emb_dir` (`FILE` or `FILE:VOCABULARY`), or names of type systems; None: the
+            file of the tutorial, or all type systems.
+        relations: Files in `emb_dir` or `kg_mappings/`; None: the default ones.
     """
 
     entity_dir: Path
@@ -233,11 +248,11 @@ class Sources:
     types: Sequence[str] | None = None
     relations: Sequence[str] | None = None
 
-    def type_files(self) -> Files:
-        """Returns the files of types.
+    def list_type_files(self) -> Files:
+        """Lists the files of types.
 
         Raises:
-            ConfigurationError: If there is none, although types were requested.
+            ConfigurationError: If a named file, or every default one, is missing.
         """
         if self.emb_dir is not None:
             return _select_files("types", self.types, self.emb_dir, [TYPES_FILE], TYPE_VOCABULARY)
@@ -250,11 +265,11 @@ class Sources:
             files.append((mapping, system / TYPE_VOCABULARY))
         return files
 
-    def relation_files(self) -> Files:
-        """Returns the files of relations.
+    def list_relation_files(self) -> Files:
+        """Lists the files of relations.
 
         Raises:
-            ConfigurationError: If there is none, although relations were requested.
+            ConfigurationError: If a named file, or every default one, is missing.
         """
         if self.emb_dir is not None:
             folder = self.emb_dir
@@ -273,9 +288,15 @@ def _select_files(
     defaults: Sequence[str],
     default_vocabulary: str,
 ) -> Files:
-    """Returns the files of a folder that are named as `FILE` or `FILE:VOCABULARY`.
+    """Returns the files that are named as `FILE` or `FILE:VOCABULARY` in a folder.
 
-    Without names, it returns the existing ones of `defaults`.
+    Args:
+        key: The configuration key, for messages.
+        names: The value of the key; None: the existing ones of `defaults`.
+        default_vocabulary: The vocabulary of files without a named one.
+
+    Raises:
+        ConfigurationError: If a named file, or every default one, is missing.
     """
     listing = sorted(path.name for path in folder.glob("*"))
     if names is None:
@@ -308,12 +329,13 @@ def build_from_files(
 ) -> EntityTable:
     """Builds a table in a new folder from the files of either generation.
 
-    An alias keeps at most `max_candidates`; None: the number in `config.json`. An alias with more
-    candidates than that number is a problem.
+    Args:
+        max_candidates: Maximum number of candidates of an alias in the table; None: the number in
+            `config.json`, which limits the candidates in the files in any case.
 
     Raises:
         ConfigurationError: If the folder exists, or named files do not.
-        DataError: With the problems of a file.
+        DataError: Lists the problems of a file.
     """
     mappings = sources.entity_dir / "entity_mappings"
     path = mappings / "config.json"
@@ -323,15 +345,15 @@ def build_from_files(
         raise DataError(
             f"{path}: max_candidates={format_value(configured_max)}; expected a number of 1 or more"
         )
-    type_files = sources.type_files()
-    relation_files = sources.relation_files()
+    list_type_files = sources.list_type_files()
+    list_relation_files = sources.list_relation_files()
 
     titles = _read_titles(mappings)
     mentions = _read_mentions(mappings, titles, configured_max)
     path = mappings / "qid2desc.json"
     descriptions = _read_mapping(path, dict[str, str]) if path.exists() else {}
-    types = _read_types(type_files, titles)
-    relations = _read_relations(relation_files, titles)
+    types = _read_types(list_type_files, titles)
+    relations = _read_relations(list_relation_files, titles)
 
     profiles = (
         Profile(
@@ -403,6 +425,7 @@ def _find_candidate_problems(
     titles: Mapping[str, str],
     max_candidates: int,
 ) -> Iterator[str]:
+    """Yields the problems of an alias and its candidates."""
     qids = [qid for qid, _ in candidates]
     scores = [score for _, score in candidates]
 
@@ -423,7 +446,7 @@ def _find_candidate_problems(
 
 
 def _read_types(files: Files, titles: Mapping[str, str]) -> dict[str, dict[str, list[str]]]:
-    """Reads the types of each entity by the path of their file."""
+    """Reads the types of each entity, by the path of their file."""
     types: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for path, vocabulary in files:
         form: Any = dict[str, list[tuple[str, float]]] if path.is_dir() else NameLists
@@ -440,35 +463,17 @@ def _read_types(files: Files, titles: Mapping[str, str]) -> dict[str, dict[str, 
 
 def _read_relations(files: Files, titles: Mapping[str, str]) -> dict[str, list[Relation]]:
     """Reads the relations of each entity; the object of a relation that only has a name is NIL."""
-    # The keys of each inner dict are (relation, object), each once and in order.
+    # For each entity, ordered and distinct (relation, object)
     relations: dict[str, dict[tuple[str, str], None]] = defaultdict(dict)
     connected: list[tuple[str, str]] = []
     for path, vocabulary in files:
         if path.suffix == ".txt":
             connected += _read_pairs(path, titles)
-            continue
+        else:
+            for qid, pairs in _read_relation_mapping(path, vocabulary, titles):
+                relations[qid] |= dict.fromkeys(pairs)
 
-        form = dict[str, dict[str, list[str] | float] | list[int | str]]
-        file = _MappingFile(path, form, vocabulary)
-        unknown = 0
-        for qid, value in file.items_with_title(titles):
-            if isinstance(value, dict):
-                pairs = []
-                for relation, other in _list_objects(value, file.names):
-                    if other in titles:
-                        pairs.append((relation, other))
-                    else:
-                        unknown += 1
-            else:
-                names = file.look_up_names(qid, value, "relation")
-                pairs = [(relation, NIL_ID) for relation in names]
-            relations[qid] |= dict.fromkeys(pairs)
-        file.close()
-        if unknown:
-            log.warning(
-                "%s: %d relations lead to entities without a title; left out", path, unknown
-            )
-
+    # A pair adds a relation only between entities that have none yet.
     for subject, other in connected:
         if all(existing != other for _, existing in relations[subject]):
             relations[subject][CONNECTED, other] = None
@@ -480,10 +485,35 @@ def _read_relations(files: Files, titles: Mapping[str, str]) -> dict[str, list[R
     return lists
 
 
+def _read_relation_mapping(
+    path: Path, vocabulary: Path, titles: Mapping[str, str]
+) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yields each entity with its pairs of a relation and an object.
+
+    Relations to entities without a title are skipped, and their number is logged.
+    """
+    form = dict[str, dict[str, list[str] | float] | list[int | str]]
+    file = _MappingFile(path, form, vocabulary)
+    unknown = 0
+    for qid, value in file.items_with_title(titles):
+        if isinstance(value, dict):
+            all_pairs = list(_list_objects(value, file.names))
+            pairs = [(relation, other) for relation, other in all_pairs if other in titles]
+            unknown += len(all_pairs) - len(pairs)
+        else:
+            names = file.look_up_names(qid, value, "relation")
+            pairs = [(relation, NIL_ID) for relation in names]
+        yield qid, pairs
+
+    file.close()
+    if unknown:
+        log.warning("%s: %d relations lead to entities without a title; left out", path, unknown)
+
+
 def _list_objects(
     relations: Mapping[str, list[str] | float], names: Mapping[int | str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yields the relations of an entity, each with the entity that it leads to."""
+    """Yields the name and the object of each relation of an entity."""
     for key, objects in relations.items():
         if isinstance(objects, list):
             name = names.get(key, key)
@@ -493,7 +523,11 @@ def _list_objects(
 
 
 def _read_pairs(path: Path, titles: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields pairs of connected entities, in both directions; a third column is a weight."""
+    """Yields pairs of connected entities, each in both directions.
+
+    A third column, the weight, is ignored. Pairs with an entity without a title are skipped, and
+    their number is logged.
+    """
     problems = Problems(path)
     count = 0
     unknown = 0

@@ -1,9 +1,9 @@
-"""Scores a model and its baselines on a split, in training, after the last step and later.
+"""Scores a model and its baselines on a split: in training, after the last step, and later.
 
-A mention is scored by the rank of its gold entity among its candidates; all processes share the
-mentions. `evaluate.py` scores the test split again, or another file of sentences. Bands depend on
-the training data of the run, which must still exist. `+overrides.compare_with=RUN` scores another
-model on the same mentions.
+A mention is scored by the rank of its gold entity among its candidates; the mentions are divided
+among all processes. `evaluate.py` scores the test split again, or another file of sentences. It
+needs the training data of the run, which determine the bands. `+overrides.compare_with=RUN` scores
+another model on the same mentions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bsmeta.tasks import TASKS, checkpoints
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import (
     Candidates,
-    Data,
+    RunData,
     assign_columns,
     find_candidates,
     scatter_columns,
@@ -39,7 +39,7 @@ from bsmeta.tasks.disambiguation.entities import NIL
 from bsmeta.tasks.disambiguation.model import BiEncoder, load_model, run_model
 from bsmeta.tasks.disambiguation.prep import Sentences
 from bsmeta.tasks.disambiguation.report import (
-    BUILT_IN,
+    BUILT_IN_SLICES,
     Scored,
     build_mention_records,
     compute_results,
@@ -52,7 +52,7 @@ from bsmeta.training.task import run_on_all_ranks, sort_into_batches
 
 log = logging.getLogger(__name__)
 
-_RECORD = {
+_RECORD_FIELDS = {
     "rank": "i8",
     "gold_position": "i8",
     "candidates": "i8",
@@ -60,16 +60,15 @@ _RECORD = {
     "answers": "i8",
     "shares": "f8",
 }
-"""The fields of `Scored` that processes exchange for each mention, with their types."""
+"""Fields of `Scored` that processes exchange for each mention, with their types."""
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """The candidates of some mentions with their scores.
+class ScoredCandidates:
+    """The candidates of mentions, with their scores.
 
     Attributes:
-        scores: float32 [mentions, K (+1)]: -inf where there is no candidate. If the model has a
-            NIL, its score is the last column.
+        scores: float32 [mentions, K (+1)]; -inf pads. The last column is NIL, if the model has one.
     """
 
     candidates: Candidates
@@ -101,7 +100,7 @@ class Ranked:
         return np.where(is_right.any(1), is_higher.sum(1), -1)
 
     def compute_losses(self) -> np.ndarray:
-        """Computes minus the log-probability of the right answers.
+        """Computes the negative log-probability of the right answers, in nats.
 
         Returns:
             float64 [mentions]; NaN if no answer is right.
@@ -114,8 +113,8 @@ class Ranked:
         """Picks the best candidate of each mention.
 
         Returns:
-            Its entity, int64 [mentions] (-1: no candidates, 0: NIL), and its probability among the
-            mention's candidates, float64 [mentions].
+            The entities, int64 [mentions] (-1: no candidates, 0: NIL), and their probabilities
+            among the candidates of the mention, float64 [mentions].
         """
         shares = np.exp(self.compute_log_probabilities())
         rows = np.arange(len(shares))
@@ -126,8 +125,9 @@ class Ranked:
         return entities[rows, best], shares[rows, best]
 
     def build_records(self) -> np.ndarray:
-        """Builds a structured array [mentions] with the fields of `_RECORD`."""
+        """Builds a structured array [mentions] with the fields of `_RECORD_FIELDS`."""
         entities, shares = self.pick_answers()
+        # In the order of the fields
         columns = [
             self.rank_gold(),
             self.candidates.gold_position,
@@ -136,10 +136,10 @@ class Ranked:
             entities,
             shares,
         ]
-        return np.rec.fromarrays(columns, dtype=[*_RECORD.items()])
+        return np.rec.fromarrays(columns, dtype=[*_RECORD_FIELDS.items()])
 
     def compute_log_probabilities(self) -> np.ndarray:
-        """Computes the log-probability of each answer among the candidates of its mention.
+        """Computes the log-probability of each answer among the answers of its mention.
 
         Returns:
             float64 [mentions, K (+1)].
@@ -152,10 +152,15 @@ class Ranked:
 
 
 class Scorer:
-    """Runs a model (wrapped or not, in evaluation mode) on rows."""
+    """Scores the candidates of mentions with a model.
+
+    Args:
+        model: The bi-encoder in evaluation mode, which may be wrapped by an engine.
+        embeddings: Returns the embeddings of entities.
+    """
 
     def __init__(
-        self, model: nn.Module, data: Data, embeddings: Embeddings, device: torch.device
+        self, model: nn.Module, data: RunData, embeddings: Embeddings, device: torch.device
     ) -> None:
         self._model = model
         self._table = data.table
@@ -164,12 +169,12 @@ class Scorer:
         self._device = device
         self._precision = data.config.mixed_precision
 
-    def __call__(self, rows: Sequence[Row]) -> Ranked:
-        """Scores the candidates of all mentions (at least one) of some rows."""
+    def __call__(self, rows: Sequence[Row]) -> ScoredCandidates:
+        """Scores the candidates of all mentions of rows with at least one mention."""
         mentions = Mentions(rows)
         candidates = find_candidates(self._table, mentions.aliases, mentions.entities)
 
-        # All mentions are compared with all candidates of the batch, a column each.
+        # The model compares all mentions with all candidates of the batch, which are columns.
         entities, columns = assign_columns(candidates.entities)
         shape = (len(columns), len(entities))
         prior = scatter_columns(np.zeros((*shape, 2), np.float32), columns, candidates.prior)
@@ -188,20 +193,20 @@ class Scorer:
         nil_scores, scores = np.split(all_scores, [all_scores.shape[1] - len(entities)], axis=1)
         scores = np.take_along_axis(scores, columns.clip(min=0), axis=1)
         scores = np.where(columns >= 0, scores, -np.inf)
-        return Ranked(candidates, np.concatenate([scores, nil_scores], axis=1))
+        return ScoredCandidates(candidates, np.concatenate([scores, nil_scores], axis=1))
 
 
 def compute_candidate_embeddings(
-    data: Data, model: nn.Module, rows: Sequence[Row], context: Processes
+    data: RunData, model: nn.Module, rows: Sequence[Row], context: Processes
 ) -> Embeddings:
-    """Computes the embeddings of all candidates of some rows; see `score` for the arguments."""
+    """Computes the embeddings of all candidates in rows; see `score_mentions` for the arguments."""
     entities = np.union1d(data.table.find_all_candidates(Mentions(rows).aliases), [NIL])
     encoder = EntityEncoder(model, data.texts, context.device, data.config.mixed_precision)
     return compute_split_embeddings(entities, encoder, data.frozen, context)
 
 
 def score_mentions(
-    data: Data,
+    data: RunData,
     model: nn.Module,
     rows: Sequence[Row],
     context: Processes,
@@ -209,16 +214,15 @@ def score_mentions(
     counts: np.ndarray | None = None,
     embeddings: Embeddings | None = None,
 ) -> Scored:
-    """Scores the mentions of some rows, all of them gold.
+    """Scores the mentions of rows, all of them gold.
 
-    Every process calls it, and gets the same result.
+    Every process calls this function, and gets the same result.
 
     Args:
-        model: The bi-encoder, wrapped or not, in evaluation mode.
+        model: The bi-encoder in evaluation mode, which may be wrapped by an engine.
         rows: At least one, each with a mention.
-        counts: int64 [entities]: the training counts that determine the band of each mention; None:
-            the counts of `data`.
-        embeddings: The embeddings of the candidates; None computes them.
+        counts: int64 [entities]: the training counts that determine bands; None: those of `data`.
+        embeddings: The embeddings of the candidates; None: they are computed.
     """
     if embeddings is None:
         embeddings = compute_candidate_embeddings(data, model, rows, context)
@@ -241,7 +245,7 @@ def score_mentions(
         slice_names += row.slices
 
     return Scored(
-        **{name: records[name] for name in _RECORD},
+        **{name: records[name] for name in _RECORD_FIELDS},
         counts=np.where(gold >= 0, training_counts[gold], 0).max(1),
         documents=mentions.documents,
         line_slices=mark_line_slices(slice_names),
@@ -255,23 +259,23 @@ def score_mentions(
 def run_evaluation(
     config: EvaluateConfig, locations: Sequence[checkpoints.Location], context: Processes
 ) -> list[Path]:
-    """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
+    """Scores checkpoints on all processes; rank 0 writes and prints a report on each.
 
     Returns:
-        The folders of the reports that this process has written.
+        The folders of the reports that this process wrote; none except on rank 0.
 
     Raises:
-        UserError: If a key has no meaning for this task, or a model or the data cannot be used.
+        UserError: If a key has no effect for this task, or a model or the data cannot be used.
     """
-    checkpoints.check_keys(config, "task=disambiguation", "per_device_eval_batch_size")
+    checkpoints.check_evaluation_keys(config, "task=disambiguation", "per_device_eval_batch_size")
     folders = []
     for location in locations:
         train = checkpoints.read_training_config(config, location, DisambiguationConfig)
-        train = checkpoints.begin_with(train, location)
+        train = checkpoints.use_initial_model(train, location)
         batch_size = config.per_device_eval_batch_size
         if batch_size is not None:
             train = replace_values(train, {"data_config.per_device_eval_batch_size": batch_size})
-        data = Data(train)
+        data = RunData(train)
 
         if context.is_main:
             _announce_sentences(config, location, train)
@@ -289,7 +293,9 @@ def run_evaluation(
         folder = Path()  # only rank 0 writes
         if context.is_main:
             has_other_data = config.validation_file is not None
-            folder = checkpoints.report_folder(config, location, has_other_data=has_other_data)
+            folder = checkpoints.choose_report_folder(
+                config, location, has_other_data=has_other_data
+            )
             folders.append(folder)
         score_and_report(data, model, sentences, context, location.name, folder)
     return folders
@@ -304,27 +310,27 @@ def _announce_sentences(
     checkpoints.announce_data(config, location, key, path)
 
 
-def open_final_split(data: Data) -> Sentences | None:
+def open_final_split(data: RunData) -> Sentences | None:
     """Opens the split of the final evaluation: test, or dev if there is no test split."""
     return data.open_split("test") or data.open_split("dev")
 
 
 def score_and_report(
-    data: Data,
+    data: RunData,
     model: BiEncoder,
     sentences: Sentences,
     context: Processes,
     checkpoint: str,
     folder: Path,
 ) -> Scored:
-    """Scores sentences with a trained model, and writes the report on rank 0; see `score`.
+    """Scores sentences with a trained model on all processes; rank 0 writes the report.
 
     Args:
         checkpoint: The name of the model in the report.
         folder: The folder of the report.
     """
     config = data.config
-    slice_names = {*BUILT_IN, *sentences.facts["slices"]}
+    slice_names = {*BUILT_IN_SLICES, *sentences.facts["slices"]}
     missing = [name for name in config.eval_slices or [] if name not in slice_names]
     if missing and context.rank == 0:
         log.warning("%s: its lines define no slice %s", sentences.path, ", ".join(missing))
@@ -355,12 +361,12 @@ def score_and_report(
 
 
 def _score_compared_model(
-    data: Data, sentences: Sentences, scored: Scored, context: Processes
+    data: RunData, sentences: Sentences, scored: Scored, context: Processes
 ) -> Scored:
-    """Scores the same mentions with the model of `compare_with`, its texts and its encoding.
+    """Scores the same mentions with the model of `compare_with` and its own settings.
 
     Raises:
-        DataError: If rows of its tokens cannot hold the same mentions.
+        DataError: If its rows do not have the same mentions.
     """
     location, other_data = open_compared_data(data.config)
     model = load_model(Path(location.model)).to(context.device)
@@ -377,8 +383,8 @@ def _score_compared_model(
     return other
 
 
-def open_compared_data(config: DisambiguationConfig) -> tuple[checkpoints.Location, Data]:
-    """Locates the model of `compare_with`, and opens the data of this run as that model reads it.
+def open_compared_data(config: DisambiguationConfig) -> tuple[checkpoints.Location, RunData]:
+    """Locates the model of `compare_with`, and opens this run's data with that model's settings.
 
     Raises:
         ConfigurationError: If it is no model of this task.
@@ -400,5 +406,5 @@ def open_compared_data(config: DisambiguationConfig) -> tuple[checkpoints.Locati
         max_mentions=data.max_mentions,
         max_words=data.max_words,
     )
-    other = checkpoints.begin_with(replace(other, data_config=other_data), location)
-    return location, Data(other)
+    other = checkpoints.use_initial_model(replace(other, data_config=other_data), location)
+    return location, RunData(other)

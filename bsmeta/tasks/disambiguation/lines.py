@@ -1,7 +1,7 @@
-"""Reads files of JSON lines, collecting their problems, and training lines in particular.
+"""Reads files of JSON lines, and training lines in particular, and collects their problems.
 
-A training line of Bootleg is a sentence with its mentions. The first generation gives mentions in
-words (`spans`), the second in characters (`char_spans`); both are converted to characters.
+A training line of Bootleg is a sentence with its mentions. The first generation has the spans of
+mentions in words (`spans`), the second in characters (`char_spans`); both become characters.
 """
 
 from __future__ import annotations
@@ -23,33 +23,43 @@ from bsmeta.data.text.caseless import make_caseless
 from bsmeta.metadata.records import WholeLine
 
 Form = TypeVar("Form")
-Advance = Callable[[int], None]  # called periodically with the number of bytes read
+Advance = Callable[[int], None]
+"""A function that is called periodically with the number of bytes read."""
 
-MAX_PROBLEMS = 20  # problems that an error lists
-LINES_AT_ONCE = 1000  # lines that are read at a time
+MAX_PROBLEMS = 20
+"""Maximum number of problems that an error lists."""
+LINE_BATCH_SIZE = 1000
+"""Number of lines that are read together."""
 
 ALL_MENTIONS = "final_loss"
-"""The slice of every gold mention; lines must not define it. Its metrics have no prefix."""
-SLICE_THRESHOLD = 0.5  # a mention is in a slice if its value there is greater
+"""The slice of all gold mentions, whose metrics have no prefix; lines must not define it."""
+SLICE_THRESHOLD = 0.5
+"""A mention is in a slice if its value in `slices` is greater."""
 
 _WORD = re.compile(r"\S+")
-_INT64 = 1 << 63
+_INT64_LIMIT = 1 << 63
 _KNOWN_UNUSED = {"doc_sent_idx", "parent_title", "sources"}
-"""Fields of Bootleg's own lines that mean nothing to the training."""
+"""Fields of Bootleg's own lines that training does not use."""
 
 
 class Problems:
-    """The problems of a file; reading stops when an error can list no more."""
+    """Collects the problems of a file, and raises them as one error.
+
+    The error is raised by `close`, or as soon as there are `MAX_PROBLEMS`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._messages: list[str] = []
 
     def add(self, line: int | None, reason: str) -> None:
-        """Adds a problem of a line, numbered from 1; None in a file without lines.
+        """Adds a problem.
+
+        Args:
+            line: Number of the line, from 1; None: the file has no lines.
 
         Raises:
-            DataError: If it is the last problem that an error lists.
+            DataError: If there are now `MAX_PROBLEMS` problems.
         """
         self._messages.append(reason if line is None else f"line {line:,}: {reason}")
         if len(self._messages) == MAX_PROBLEMS:
@@ -68,29 +78,34 @@ class Problems:
 def read_json_lines(
     path: Path, form: type[Form], problems: Problems, advance: Advance = lambda _: None
 ) -> Iterator[tuple[int, Form]]:
-    """Yields the number of each line of a `.jsonl(.gz|.zst)` file, from 1, and its content.
+    """Yields the number (from 1) and the content of each line of a `.jsonl(.gz|.zst)` file.
 
-    Empty lines are skipped. Lines that are not of the type `form` are left out and added to
-    `problems`; the caller may add others, and closes it at the end.
+    Empty lines are skipped.
+
+    Args:
+        form: The type of the content. Lines of other types are skipped, and added to `problems`.
+        problems: The caller may add further problems, and must close it at the end.
 
     Raises:
-        DataError: If the file cannot be read to its end, or has too many problems.
+        DataError: If the file cannot be read to its end, or has `MAX_PROBLEMS` problems.
     """
     return _decode_lines(_read_all_lines(path, advance), form, problems)
 
 
 def _read_all_lines(path: Path, advance: Advance) -> Iterator[tuple[int, WholeLine]]:
+    """Yields the number (from 1) and the bytes of each line of a file."""
     try:
         reader = LineReader(str(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     with closing(reader):
         while not reader.ended:
-            yield from _read_numbered(reader, reader.line, LINES_AT_ONCE)
+            yield from _read_numbered(reader, reader.line, LINE_BATCH_SIZE)
             advance(reader.bytes_read)
 
 
 def _read_numbered(reader: LineReader, first: int, count: int) -> Iterator[tuple[int, WholeLine]]:
+    """Yields up to `count` lines from line `first` (from 0) on, with their numbers from 1."""
     yield from enumerate(reader.read(first, count), first + 1)
     if reader.damage:
         raise DataError(f"{reader.path}: damaged after line {reader.line:,}: {reader.damage}")
@@ -111,31 +126,31 @@ def _decode_lines(
 
 
 class Mention(NamedTuple):
-    """A range of characters of a sentence that means an entity."""
+    """A mention of an entity in a sentence."""
 
-    start: int
+    start: int  # in characters
     end: int
-    alias: str  # look-up key of its candidates in any case, which may differ from the text
-    entities: tuple[str, ...]  # the ids of its meanings: one, or several that are all right
+    alias: str  # by which its candidates are looked up; may differ from the text
+    entities: tuple[str, ...]  # ids of its meanings: one, or several that are all right
     is_gold: bool  # False for a weak label, which is trained on but not scored
-    slices: tuple[str, ...]  # the slices that the line puts it in; none for a weak label
+    slices: tuple[str, ...]  # slices of the line that contain it; none for a weak label
 
 
 class Line(NamedTuple):
     """A sentence with its mentions."""
 
     number: int  # of the line in its file, from 1
-    sentence: int  # its unique number
+    sentence: int  # `sent_idx_unq`
     text: str
-    document: str  # the document that the line names, or else the number of the sentence
+    document: str  # `document` or `parent_qid`, or else the number of the sentence
     mentions: tuple[Mention, ...]
 
 
 class _RawLine(msgspec.Struct):
-    """A training line as it is in the file."""
+    """The fields of a training line that are used."""
 
     sentence: str
-    sent_idx_unq: Annotated[int, msgspec.Meta(ge=-_INT64, le=_INT64 - 1)]
+    sent_idx_unq: Annotated[int, msgspec.Meta(ge=-_INT64_LIMIT, le=_INT64_LIMIT - 1)]
     aliases: list[str]
     qids: list[str | list[str]]
     gold: list[bool]
@@ -146,17 +161,17 @@ class _RawLine(msgspec.Struct):
     parent_qid: str | int | None = None
 
 
-class Scan(NamedTuple):
+class FileScan(NamedTuple):
     """The results of a first pass over a file."""
 
     lines: int  # number of lines
     slices: list[str]  # names of the slices that lines define
-    unused: dict[str, int]  # field that is not used -> lines that have it
-    respelled: int  # aliases that are looked up in another form than the line's
+    unused: dict[str, int]  # number of lines by unused field
+    respelled: int  # aliases that are not in their caseless form
 
 
-def scan_lines(path: Path, advance: Advance = lambda _: None) -> Scan:
-    """Reads the names of all fields and slices; `read_lines` reports invalid lines.
+def scan_lines(path: Path, advance: Advance = lambda _: None) -> FileScan:
+    """Collects the names of fields and slices of a file; invalid lines are ignored.
 
     Raises:
         DataError: If the file cannot be read, or an unknown field is similar to a known one.
@@ -186,7 +201,7 @@ def scan_lines(path: Path, advance: Advance = lambda _: None) -> Scan:
         if similar:
             problems.add(first_lines[name], f"there is no field {name!r}{similar}")
     problems.close()
-    return Scan(number, sorted(slices), dict(unused.most_common()), respelled)
+    return FileScan(number, sorted(slices), dict(unused.most_common()), respelled)
 
 
 def read_lines(path: Path, problems: Problems, advance: Advance = lambda _: None) -> Iterator[Line]:
@@ -201,7 +216,7 @@ def read_part(reader: LineReader, problems: Problems, first: int, count: int) ->
 
 
 def _convert_lines(lines: Iterable[tuple[int, _RawLine]], problems: Problems) -> Iterator[Line]:
-    """Yields the valid lines, and adds the problems of the others."""
+    """Yields the valid lines; adds the problems of the others to `problems`."""
     for number, raw in lines:
         reasons = list(_find_problems(raw))
         for reason in reasons:
@@ -211,6 +226,7 @@ def _convert_lines(lines: Iterable[tuple[int, _RawLine]], problems: Problems) ->
 
 
 def _find_problems(raw: _RawLine) -> Iterator[str]:
+    """Yields the problems of a line: spans, lists of unequal lengths, entities and slices."""
     if raw.char_spans is not None:
         name = "char_spans"
         spans = raw.char_spans
@@ -254,7 +270,11 @@ def _find_problems(raw: _RawLine) -> Iterator[str]:
 
 
 def _find_slice_problems(slices: dict[str, dict[str, float]], count: int) -> Iterator[str]:
-    """Yields the problems of the slices of a line with `count` mentions."""
+    """Yields the problems of the slices of a line.
+
+    Args:
+        count: Number of mentions of the line.
+    """
     positions = {str(position) for position in range(count)}
     for name, members in slices.items():
         if name == ALL_MENTIONS:
@@ -265,6 +285,7 @@ def _find_slice_problems(slices: dict[str, dict[str, float]], count: int) -> Ite
 
 
 def _convert_line(number: int, raw: _RawLine) -> Line:
+    """Converts a valid line; spans become characters."""
     spans = raw.char_spans
     if spans is None:
         words = find_word_spans(raw.sentence).tolist()
@@ -283,6 +304,7 @@ def _convert_line(number: int, raw: _RawLine) -> Line:
 
 
 def _list_slices(raw: _RawLine, position: int) -> tuple[str, ...]:
+    """Lists the slices of a line that contain the mention at a position."""
     slices = raw.slices or {}
     key = str(position)
     return tuple(
@@ -291,5 +313,5 @@ def _list_slices(raw: _RawLine, position: int) -> tuple[str, ...]:
 
 
 def find_word_spans(text: str) -> np.ndarray:
-    """Returns the range of characters of each word of a text, int64 [words, 2]."""
+    """Returns the start and end of each word of a text in characters, int64 [words, 2]."""
     return np.array([match.span() for match in _WORD.finditer(text)], np.int64).reshape(-1, 2)

@@ -1,7 +1,7 @@
-"""The metrics of disambiguation, on the mentions of each slice.
+"""The metrics of disambiguation, for each slice of mentions.
 
-A metric of a slice is named `SLICE_NAME`, one of all mentions `NAME`; `NAME_in_candidates` is the
-same over the mentions whose entity is a candidate.
+A metric is named `NAME` for all mentions, `SLICE_NAME` for a slice, and `…_in_candidates` for those
+of the mentions whose entity is a candidate.
 """
 
 from __future__ import annotations
@@ -13,24 +13,21 @@ import numpy as np
 
 from bsmeta.config.metric_table import MetricDefinition, report_rows
 
-TOP = 5
+TOP_COUNT = 5
 IN_CANDIDATES = "_in_candidates"
-"""Ends the name of a metric over the mentions whose entity is a candidate."""
+"""Suffix of the name of a metric over the mentions whose entity is a candidate."""
 
 
-class Ranked(NamedTuple):
-    """The ranks and losses of the gold entities of some mentions, [mentions] each.
+class RankedMentions(NamedTuple):
+    """The ranks and losses of mentions, [mentions] each; see `report.Scored`."""
 
-    See `bsmeta.tasks.disambiguation.report.Scored`.
-    """
-
-    rank: np.ndarray  # int, candidates with a higher score; -1 if there is no right answer
+    rank: np.ndarray  # int, number of candidates above the right answer; -1 if there is none
     popular_is_right: np.ndarray  # bool, whether the most popular candidate is right
-    loss: np.ndarray  # float, NaN where the gold entity is no candidate
+    loss: np.ndarray  # float, NaN if the gold entity is no candidate
 
 
 def compute_mean(values: np.ndarray) -> float:
-    """Computes a mean over mentions; NaN without a mention."""
+    """Computes a mean over mentions; NaN if there are none."""
     return float(values.mean()) if len(values) else math.nan
 
 
@@ -45,35 +42,35 @@ def format_points(share: float) -> str:
 
 
 METRICS = {
-    "loss": MetricDefinition[Ranked](
+    "loss": MetricDefinition[RankedMentions](
         label="loss",
         better="min",
         format="{:.4f}".format,
         compute=lambda ranked: float(np.nanmean(ranked.loss)),
         in_report=False,
     ),
-    "mentions": MetricDefinition[Ranked](
+    "mentions": MetricDefinition[RankedMentions](
         label="mentions",
         better=None,
         format="{:,.0f}".format,
         format_difference="{:+,.0f}".format,
         compute=lambda ranked: float(len(ranked.rank)),
     ),
-    "accuracy": MetricDefinition[Ranked](
+    "accuracy": MetricDefinition[RankedMentions](
         label="model",
         better="max",
         format=format_percent,
         format_difference=format_points,
         compute=lambda ranked: compute_mean(ranked.rank == 0),
     ),
-    "top5": MetricDefinition[Ranked](
+    "top5": MetricDefinition[RankedMentions](
         label="top 5",
         better="max",
         format=format_percent,
         format_difference=format_points,
-        compute=lambda ranked: compute_mean((ranked.rank >= 0) & (ranked.rank < TOP)),
+        compute=lambda ranked: compute_mean((ranked.rank >= 0) & (ranked.rank < TOP_COUNT)),
     ),
-    "popular_accuracy": MetricDefinition[Ranked](
+    "popular_accuracy": MetricDefinition[RankedMentions](
         label="most popular candidate",
         better="max",
         format=format_percent,
@@ -84,11 +81,15 @@ METRICS = {
 """The metrics by name."""
 
 SLICE_METRICS = report_rows(METRICS)
-"""The metrics of each slice; the others are metrics of all mentions only."""
+"""The metrics of each slice; the others are only computed for all mentions."""
 
 
 def list_slice_metrics(slice_prefix: str) -> list[str]:
-    """Lists the metrics of a slice that may select the best checkpoint."""
+    """Lists the metrics of a slice by which the best checkpoint may be selected.
+
+    Args:
+        slice_prefix: `SLICE_`, or "" for all mentions.
+    """
     names: list[str] = []
     for name, metric in SLICE_METRICS.items():
         if metric.better is not None:

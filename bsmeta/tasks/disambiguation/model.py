@@ -1,9 +1,9 @@
-"""The bi-encoder: a mention in its context and the text of an entity, compared by their cosine.
+"""The bi-encoder, which compares mentions in context with texts of entities by their cosine.
 
-The vector of each encoder goes through a linear layer and tanh to an embedding of length 1, as in
+The vector of each encoder goes through a linear layer and tanh to an embedding of norm 1, as in
 Bootleg 1.1. The score of a candidate is the cosine divided by the temperature, plus trained weights
-times the logarithms of its share of the alias's scores and of its rank. The first layers of the
-entities' encoder, of any architecture, can run separately from the last ones, which are trained.
+times the logarithms of its share of the alias's scores and of its rank. The frozen first layers of
+the entity encoder, of any architecture, can run separately from the trained last ones.
 """
 
 from __future__ import annotations
@@ -43,26 +43,29 @@ from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
 from bsmeta.training.task import sort_into_budgeted_batches
 
 INITIAL_PRIOR_WEIGHTS = (1.0, 0.0)
-"""The weights of share and rank before training: the share alone, as a probability."""
+"""The initial weights of the log share and the log rank, by which the prior is the share."""
 PRIOR_SCALE = 10.0
-"""The change of these weights per unit of the trained parameters. Adam moves every parameter by
-about the learning rate a step, which suits matrices and is too little for a single weight."""
+"""Factor of the trained parameters in these weights. Adam changes each parameter by about the
+learning rate per step, which suits matrices, but is too little for a single weight."""
 
-TOKENS_AT_ONCE = 8192  # padded tokens of a batch of entity texts
-KEPT_CHUNKS = 2  # batches of a step whose activations are kept for the backward pass
-DEFAULT_MAX_TOKENS = 512  # limit of a text, which encoders may lower
+MAX_BATCH_TOKENS = 8192
+"""Maximum number of tokens, with padding, in a batch of entity texts."""
+MAX_KEPT_CHUNKS = 2
+"""Maximum number of batches per step whose activations are kept for the backward pass."""
+DEFAULT_MAX_TOKENS = 512
+"""Maximum tokens of a text for encoders without a lower limit."""
 
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
 
 
 def run_first_layers(
     encoder: PreTrainedModel, last: int, ids: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Runs an encoder up to its last layers, and returns the states of all tokens there.
+    """Runs an encoder except its last layers.
 
     Args:
-        last: The number of last layers that are not run, at least 1.
+        last: Number of last layers that are not run, at least 1.
         ids, mask: int64 [texts, tokens].
 
     Returns:
@@ -87,7 +90,10 @@ class _LastLayersReached(Exception):
 def run_last_layers(
     encoder: PreTrainedModel, last: int, states: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Runs the last layers on the states of `run_first_layers`.
+    """Runs the last layers of an encoder on the states from `run_first_layers`.
+
+    Args:
+        last: Number of last layers to run, at least 1.
 
     Returns:
         float [texts, tokens, hidden].
@@ -103,13 +109,13 @@ def run_last_layers(
     layers = list_encoder_layers(encoder)
     hook = layers[-last].register_forward_pre_hook(insert_states, with_kwargs=True)
 
-    # The first layers return the states instead of running. Encoders that expect a tuple of a layer
-    # take its first part, which the next layer ignores.
+    # The first layers are replaced by functions that return the states. Encoders that expect tuples
+    # from layers take the first element of the states, which the hook of the next layer replaces.
     for layer in layers[:-last]:
         layer.forward = lambda *_, **__: states
     try:
         with hook:
-            # The encoder makes masks and positions for its layers; its tokens are not used.
+            # The encoder derives masks and positions from its inputs; the tokens have no effect.
             output = encoder(input_ids=torch.zeros_like(mask), attention_mask=mask)
     finally:
         for layer in layers[:-last]:
@@ -119,7 +125,7 @@ def run_last_layers(
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of the configuration that the model needs; saved with it."""
+    """The settings of the model that its configuration saves."""
 
     embedding_size: int
     temperature: float
@@ -132,7 +138,7 @@ class Settings:
 
 @dataclass
 class Output(ModelOutput):
-    """The outputs of a forward pass; None where the inputs were not given."""
+    """The outputs of a forward pass; None without the inputs for it."""
 
     mentions: torch.Tensor | None = None  # embeddings, float [mentions, size]
     entity_vectors: torch.Tensor | None = None  # from the encoder, float [entities, hidden]
@@ -145,7 +151,7 @@ class BiEncoder(nn.Module):
 
     Args:
         mention_encoder: Encodes sentences or windows.
-        entity_encoder: Encodes the texts of entities; None: `mention_encoder` does.
+        entity_encoder: Encodes the texts of entities; None: `mention_encoder` is shared.
     """
 
     def __init__(
@@ -171,18 +177,18 @@ class BiEncoder(nn.Module):
         return self.mention_encoder if self.entity_encoder is None else self.entity_encoder
 
     def initialize_layers(self) -> None:
-        """Initializes both layers as the same orthogonal map (a projection, if it lowers the size).
+        """Initializes both layers with the same orthogonal map, or projection to a smaller size.
 
-        The cosine of two embeddings then starts close to the cosine of the encoders' vectors, so
-        the similarities that pretrained encoders have learned also help with entities that training
-        never shows.
+        Initially, the cosine of two embeddings is then close to the cosine of the encoders'
+        vectors. So similarities learned in pretraining also help with entities that are not in the
+        training data.
         """
         nn.init.orthogonal_(self.mention_layer.weight)
         nn.init.zeros_(self.mention_layer.bias)
         self.entity_layer.load_state_dict(self.mention_layer.state_dict())
 
     def train(self, mode: bool = True) -> BiEncoder:
-        """Sets the mode of all parts; a frozen encoder is always in evaluation mode."""
+        """Sets the mode of all parts; a frozen encoder stays in evaluation mode."""
         super().train(mode)
         if self.settings.entity_layers == 0 and self.entity_encoder is not None:
             self.entity_encoder.eval()
@@ -206,15 +212,16 @@ class BiEncoder(nn.Module):
 
         Args:
             input_ids, attention_mask: int64 [texts, tokens] of sentences or windows.
-            mention_tokens: int64 [mentions, most tokens of a mention]: indices in the flattened
-                texts, whose mean is the vector of the mention; -1 pads.
-            entity_ids, entity_mask: int64 [entities, tokens] of the texts of entities, or
-            entity_states: float [entities, tokens, hidden] before the layers that are trained, with
-                `entity_mask`, or
-            entity_vectors: float [entities, hidden], the outputs of their encoder, or
-            entities: float [entities, size], their embeddings.
-            prior: float [mentions, entities, 2]: logarithms of share and rank (`Candidates`).
-            allowed: bool [mentions, entities]: the entities that a mention is compared with.
+            mention_tokens: int64 [mentions, tokens]: indices in the flattened texts, whose mean is
+                the vector of the mention; -1 pads.
+            entity_ids, entity_mask: int64 [entities, tokens] of the texts of entities.
+            entity_states: float [entities, tokens, hidden] before the trained layers, with
+                `entity_mask`, in place of `entity_ids`.
+            entity_vectors: float [entities, hidden], outputs of the entity encoder, in place of
+                both.
+            entities: float [entities, size], embeddings, in place of all of these.
+            prior: float [mentions, entities, 2]: see `Candidates.prior`.
+            allowed: bool [mentions, entities]: whether mention and entity are compared.
         """
         output = Output(entity_vectors=entity_vectors, entities=entities)
         if entity_states is not None:
@@ -240,26 +247,26 @@ class BiEncoder(nn.Module):
         return output
 
     def compute_entity_states(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Computes the token states of entities' texts before the layers that are trained."""
+        """Computes the token states of entity texts before the trained layers."""
         assert self.settings.entity_layers
         return run_first_layers(self.text_encoder, self.settings.entity_layers, ids, mask)
 
     def _encode_states(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Computes the vectors of texts from their states, in chunks of similar length.
+        """Computes the vectors of texts from token states, in chunks of similar length.
 
-        After the first chunks, the backward pass computes the trained layers again, so that memory
-        does not grow with the number of texts; the gradients are the same.
+        Except in the first chunks, the activations of the trained layers are recomputed in the
+        backward pass, so that the memory does not grow with the number of texts.
         """
         lengths = mask.sum(1).cpu().numpy()
-        chunks = sort_into_budgeted_batches(lengths, TOKENS_AT_ONCE)
+        chunks = sort_into_budgeted_batches(lengths, MAX_BATCH_TOKENS)
 
         vectors = []
         for number, chunk in enumerate(chunks):
             texts = torch.from_numpy(chunk).to(mask.device)
-            longest = int(lengths[chunk].max())
-            chunk_states = states[texts, :longest].float()
-            chunk_mask = mask[texts, :longest]
-            if number < KEPT_CHUNKS or not torch.is_grad_enabled():
+            max_length = int(lengths[chunk].max())
+            chunk_states = states[texts, :max_length].float()
+            chunk_mask = mask[texts, :max_length]
+            if number < MAX_KEPT_CHUNKS or not torch.is_grad_enabled():
                 chunk_vectors = self._run_trained_layers(chunk_states, chunk_mask)
             else:
                 chunk_vectors = checkpoint(
@@ -276,6 +283,7 @@ class BiEncoder(nn.Module):
         return self._pool(hidden, mask)
 
     def _pool(self, hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Reduces token states, [texts, tokens, hidden], to vectors, float32 [texts, hidden]."""
         if self.settings.pooling == "first":
             return hidden[:, 0].float()
         assert mask is not None
@@ -289,6 +297,7 @@ class BiEncoder(nn.Module):
         prior: torch.Tensor | None,
         allowed: torch.Tensor,
     ) -> torch.Tensor:
+        """Computes the scores of embeddings, float [mentions, (NIL +) entities]; see `forward`."""
         scores = mentions @ entities.T / self.settings.temperature
 
         if self.prior_weights is not None:
@@ -308,7 +317,7 @@ class BiEncoder(nn.Module):
 def run_model(
     model: nn.Module, inputs: Mapping[str, torch.Tensor], device: torch.device, precision: str
 ) -> Output:
-    """Runs a bi-encoder, wrapped or not, without gradients; `bf16` computes in bfloat16."""
+    """Runs a bi-encoder, which may be wrapped, without gradients; `bf16` computes in bfloat16."""
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
     with torch.no_grad(), autocast:
         output: Output = model(**{name: tensor.to(device) for name, tensor in inputs.items()})
@@ -320,7 +329,7 @@ def average_tokens(hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
     Args:
         hidden: float [texts, tokens, size].
-        tokens: int64 [mentions, most tokens of a mention]: indices in the flattened texts; -1 pads.
+        tokens: int64 [mentions, tokens]: indices in the flattened texts; -1 pads.
 
     Returns:
         float [mentions, size].
@@ -335,10 +344,10 @@ def _make_embedding(layer: nn.Linear, vectors: torch.Tensor) -> torch.Tensor:
 
 
 def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> BiEncoder:
-    """Builds the model to train: float32, on the CPU (or torch's default device, if it is meta).
+    """Builds the model to train in float32, on the CPU, or on torch's default device `meta`.
 
     Raises:
-        ConfigurationError, DataError: If an encoder cannot be built, or has other weights.
+        ConfigurationError, DataError: If an encoder cannot be built or loaded.
     """
     max_tokens = find_max_text_tokens(config, tokenizer)
     for name in ("max_entity_length", "window_length"):
@@ -375,7 +384,7 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
 
 
 def find_max_text_tokens(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Returns the most tokens of a text, with special ones, that encoder and tokenizer accept."""
+    """Returns the maximum tokens of a text, with special ones, for encoder and tokenizer."""
     shape = _read_trained_shape(config) or pretrained.read_model_shape(config, AutoModel)
     limit = pretrained.find_token_limit(shape, tokenizer)
     return min(limit or DEFAULT_MAX_TOKENS, DEFAULT_MAX_TOKENS)
@@ -384,10 +393,10 @@ def find_max_text_tokens(config: DisambiguationConfig, tokenizer: PreTrainedToke
 def build_frozen_model(
     config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
 ) -> BiEncoder:
-    """Builds or loads a model with the layers of a run that are not trained.
+    """Builds or loads a model with the frozen layers of a run.
 
-    It is the model before training; or if `model_name` is the folder of the trained model, that
-    model, whose frozen layers are the same.
+    It is the model before training, or if `model_name` is the folder of the trained model, that
+    one, whose frozen layers are the same.
 
     Raises:
         ConfigurationError, DataError: If it cannot be built or loaded.
@@ -398,9 +407,13 @@ def build_frozen_model(
 
 
 def _read_trained_shape(config: DisambiguationConfig) -> PretrainedConfig | None:
-    """Reads the shape of the mentions' encoder of a trained model; None for any other model."""
+    """Reads the transformers config of a trained model's mention encoder.
+
+    Returns:
+        None if `model_name` is not a trained model of this task.
+    """
     with suppress(OSError, ValueError, KeyError, TypeError):
-        content = parse_json((Path(config.model_name) / CONFIG).read_text(encoding="utf-8"))
+        content = parse_json((Path(config.model_name) / CONFIG_FILE).read_text(encoding="utf-8"))
         return _parse_shape(content["mention_encoder"])
     return None
 
@@ -408,7 +421,11 @@ def _read_trained_shape(config: DisambiguationConfig) -> PretrainedConfig | None
 def _build_encoder(
     config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase, layers: int | None
 ) -> PreTrainedModel:
-    """Builds an encoder with its first `layers` layers (None: all)."""
+    """Builds an encoder, with weights unless torch's default device is `meta`.
+
+    Args:
+        layers: Number of first layers to use; None: all.
+    """
     key, source = pretrained.find_model_source(config)
     shape = pretrained.read_model_shape(config, AutoModel)
     if layers is not None:
@@ -437,8 +454,11 @@ def _freeze_first_layers(encoder: PreTrainedModel, key: str, trained: int) -> No
     """Freezes an encoder except its last layers.
 
     Args:
-        key: The configuration key with the number of trained layers.
-        trained: This number.
+        key: The configuration key, for messages.
+        trained: Number of trained layers.
+
+    Raises:
+        ConfigurationError: If the encoder has fewer layers.
     """
     layers = list_encoder_layers(encoder)
     count = len(layers)
@@ -454,7 +474,15 @@ def _freeze_first_layers(encoder: PreTrainedModel, key: str, trained: int) -> No
 
 
 def _load_pretrained(source: str, setting: str, shape: Any) -> PreTrainedModel:
-    """Loads an encoder; `setting` is the key and value that name it, for messages."""
+    """Loads an encoder with all of its weights except a pooler.
+
+    Args:
+        setting: The key and value that name the model, for messages.
+        shape: Its transformers config.
+
+    Raises:
+        DataError: If weights are missing, or have another shape.
+    """
     pretrained.check_files(source, setting)
     model, info = read_model_and_report(AutoModel, source, config=shape, dtype=torch.float32)
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
@@ -468,9 +496,9 @@ def _load_pretrained(source: str, setting: str, shape: Any) -> PreTrainedModel:
 
 
 def _add_special_tokens(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Adds the special tokens of the task.
+    """Adds embeddings of the task's special tokens, copied from the token that ends a text.
 
-    They start with the embedding of the token that ends a text, so that they separate texts.
+    That token separates texts, as the special tokens do.
     """
     if len(tokenizer) > pretrained.count_vocabulary(encoder):
         encoder.resize_token_embeddings(len(tokenizer), mean_resizing=False)
@@ -487,7 +515,7 @@ def _add_special_tokens(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizer
 
 
 def _strip_encoder(model: PreTrainedModel) -> PreTrainedModel:
-    """Returns the encoder without a pooler or decoder, which would get no gradient."""
+    """Returns the encoder without pooler or decoder, whose weights would get no gradient."""
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
     if getattr(model, "pooler", None) is not None:
@@ -496,9 +524,13 @@ def _strip_encoder(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def save_model(model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Writes the model for `load_model`."""
+    """Writes the model to a folder for `load_model`.
+
+    Args:
+        weights: The weights to write, by name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.contiguous() for name, value in weights.items()}, folder / WEIGHTS)
+    save_file({name: value.contiguous() for name, value in weights.items()}, folder / WEIGHTS_FILE)
 
     entity_encoder = model.entity_encoder
     content = {
@@ -506,19 +538,19 @@ def save_model(model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Pa
         "mention_encoder": model.mention_encoder.config.to_dict(),
         "entity_encoder": None if entity_encoder is None else entity_encoder.config.to_dict(),
     }
-    (folder / CONFIG).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    (folder / CONFIG_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def load_model(folder: Path) -> BiEncoder:
-    """Loads a trained model, in evaluation mode, from a folder that `save_model` has written.
+    """Loads a trained model in evaluation mode from a folder that `save_model` wrote.
 
     Raises:
-        DataError: If it is damaged, incomplete or another model.
+        DataError: If the folder is damaged, incomplete, or has another model.
     """
     pretrained.check_files(str(folder), f"{folder}")
     refuse_unsafe_model(folder)
     try:
-        content = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
+        content = parse_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         settings = Settings(**content["settings"])
         with pretrained.load_whole_weights():
             mention_encoder = _rebuild_encoder(content["mention_encoder"])
@@ -526,7 +558,7 @@ def load_model(folder: Path) -> BiEncoder:
             if content["entity_encoder"] is not None:
                 entity_encoder = _rebuild_encoder(content["entity_encoder"])
         model = BiEncoder(mention_encoder, entity_encoder, settings)
-        model.load_state_dict(load_file(folder / WEIGHTS))
+        model.load_state_dict(load_file(folder / WEIGHTS_FILE))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise DataError(
             f"{folder}: the model cannot be loaded: {error}; expected the model/ of a run or "

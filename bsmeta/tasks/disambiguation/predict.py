@@ -1,13 +1,12 @@
-"""Disambiguates the mentions of new texts, either given or detected.
+"""Disambiguates the mentions of new texts, which are given or detected.
 
-The detector finds the longest forms of aliases, at word boundaries, in any case (`CaselessText`);
-in scripts without spaces, at the boundaries of letters (`find_word_edges`).
-A form of an alias is its spelling in texts: the alias itself, or its lemma (`vice_president.n`:
-"vice president").
+The detector finds the longest forms of aliases in any case (`CaselessText`), at word boundaries; in
+scripts without spaces, at the boundaries of letters (`find_word_edges`). A form of an alias is its
+spelling in texts: the alias itself, or its lemma (`vice_president.n`: "vice president").
 
 The training lines add the forms of their mentions ("presidents"), and the share of a form's
-occurrences that are mentions: "in" may be an alias, of indium, but is hardly ever a mention. (With
-links as mentions, this share is the keyphraseness of Mihalcea and Csomai, 2007.)
+occurrences that are mentions: "in" may be an alias, of indium, but is hardly ever a mention. (If
+mentions are links, this share is the keyphraseness of Mihalcea and Csomai, 2007.)
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from bsmeta.tasks.disambiguation.array_folder import (
     make_damaged_folder_error,
 )
 from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
-from bsmeta.tasks.disambiguation.data import Data
+from bsmeta.tasks.disambiguation.data import RunData
 from bsmeta.tasks.disambiguation.embeddings import EntityEncoder, open_embeddings
 from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
 from bsmeta.tasks.disambiguation.evaluate import Scorer
@@ -54,58 +53,59 @@ from bsmeta.training.task import sort_into_batches, split_into_lists
 
 log = logging.getLogger(__name__)
 
-DETECTION = 2
-"""Version of the detection. Increase it whenever other forms are found in the same text."""
+DETECTION_VERSION = 2
+"""Version of the detection; increment it when other forms are found in the same text."""
 
-TEXTS_AT_ONCE = 200  # texts whose rows are sorted by length and scored together
-_NAMED_ALIASES = 5  # aliases that a warning names
+TEXT_BATCH_SIZE = 200
+"""Number of texts whose rows are sorted by length and scored together."""
+_MAX_NAMED_ALIASES = 5  # in a warning
 
 _EDGE = "\1"
-"""Stands at both ends of every word while matching, so that matches end where words do: twice
-between words that touch, as mentions do not overlap. No caseless form has it."""
-_LONGEST_FORM = 200  # characters; building an automaton takes the square of the longest
+"""Inserted at both edges of every word while matching, so that matches begin and end at words:
+twice between adjacent words, because matches do not overlap. No caseless form has it."""
+_MAX_FORM_CHARS = 200  # the time to build the automaton is quadratic in it
 
-_COUNTS = ("alias", "mentions", "occurrences")
-_FORM_LAYOUT = {**make_string_layout("forms"), **dict.fromkeys(_COUNTS, "<i4")}
+_COUNT_ARRAYS = ("alias", "mentions", "occurrences")
+_FORM_LAYOUT = {**make_string_layout("forms"), **dict.fromkeys(_COUNT_ARRAYS, "<i4")}
 
 
 class Span(NamedTuple):
-    """A mention in a text: its range of characters, and the number of its alias."""
+    """A mention in a text."""
 
-    start: int
+    start: int  # in characters
     end: int
-    alias: int
+    alias: int  # its number in the table
 
 
 class Match(NamedTuple):
-    """A form in a text: its range of characters, and its index in `Detector.forms`."""
+    """An occurrence of a form in a text."""
 
-    start: int
+    start: int  # in characters
     end: int
-    form: int
+    form: int  # index in `Detector.forms`
 
 
 class FormCount(NamedTuple):
-    """The occurrences of a form in the training lines."""
+    """Counts of a form in the training lines."""
 
-    alias: int  # the most frequent alias of its mentions; -1 if it is never a mention
+    alias: int  # most frequent alias of its mentions; -1 without mentions
     mentions: int  # occurrences as a mention
     occurrences: int  # occurrences in the text
 
     @property
     def share(self) -> float:
-        """The share of the occurrences that are mentions, smoothed by one for each."""
+        """The share of occurrences that are mentions, with add-one smoothing of both counts."""
         return (self.mentions + 1) / (max(self.occurrences, self.mentions) + 1)
 
 
 class FormFacts(msgspec.Struct):
-    """The sources of the counts of forms.
+    """Identifies the sources of saved counts of forms.
 
     Attributes:
         file: Hash of the training lines.
-        alias_form: The configuration key of the same name.
+        alias_form: The configuration key of this name.
         entities: Fingerprint of the table.
-        detection: The version of the detection (`DETECTION`) that counted them.
+        detection: `DETECTION_VERSION` at the time of counting.
     """
 
     file: str
@@ -117,16 +117,16 @@ class FormFacts(msgspec.Struct):
 class Detector:
     """Detects mentions of the aliases of a table.
 
-    The form of an alias is the alias as it is (`text`); or without its last dot and the part after
-    it, and with spaces for underscores (`lemma_pos`). Left out are forms that are mentions in less
-    than `min_share` of their occurrences in the training lines, and forms of more than
-    `_LONGEST_FORM` characters.
+    Forms of more than `_MAX_FORM_CHARS` characters are not detected.
 
     Args:
-        counts: The counts of forms in the training lines.
+        alias_form: How forms are derived from aliases. `text`: the alias itself; `lemma_pos`:
+            without the last dot and the part after it, and with spaces in place of underscores.
+        counts: The counts of forms in the training lines, which may add forms.
+        min_share: Minimum share of the occurrences of a form that are mentions, if it was counted.
 
     Attributes:
-        forms: The forms that are detected.
+        forms: The detected forms.
     """
 
     def __init__(
@@ -143,12 +143,12 @@ class Detector:
             elif count.alias >= 0:
                 forms[form] = count.alias
 
-        # A form needs a letter, a digit or an emoji: "|" may be an alias of the number one, but the
-        # vertical lines of a table in a text are no mentions of it.
+        # A form must have a letter, a digit or an emoji: "|" may be an alias of the number one, but
+        # vertical lines in texts are no mentions of it.
         forms = {
             form: alias
             for form, alias in forms.items()
-            if len(form) <= _LONGEST_FORM and has_word(form)
+            if len(form) <= _MAX_FORM_CHARS and has_word(form)
         }
         self._aliases = np.fromiter(forms.values(), np.int64, len(forms))
         self.forms = tuple(forms)
@@ -157,15 +157,17 @@ class Detector:
         self._automaton = AhoCorasick(patterns, MatchKind.LeftmostLongest)
 
     def find_matches(self, text: str) -> Iterator[Match]:
-        """Yields the matches in a text; of forms that begin at the same place, the longest."""
-        folded = CaselessText.of(text)
-        edges = find_word_edges(folded.text)
-        marks = [edge + number for number, edge in enumerate(edges)]  # offsets in the marked text
-        matches = self._automaton.find_matches_as_indexes(_mark_edges(folded.text, edges))
+        """Yields the matches in a text; of forms that begin at the same position, the longest."""
+        caseless = CaselessText.of(text)
+        edges = find_word_edges(caseless.text)
+        matches = self._automaton.find_matches_as_indexes(_mark_edges(caseless.text, edges))
+
+        # Offsets in the marked text are converted by subtracting the number of marks before them.
+        marks = [edge + number for number, edge in enumerate(edges)]
         for form, marked_start, marked_end in matches:
             start = marked_start - bisect_left(marks, marked_start)
             end = marked_end - bisect_left(marks, marked_end)
-            original = folded.find_original(start, end)
+            original = caseless.find_original(start, end)
             if original is not None:
                 yield Match(*original, form)
 
@@ -178,11 +180,12 @@ class Detector:
 
 
 def _mark_edges(text: str, edges: Sequence[int]) -> str:
+    """Inserts `_EDGE` at each offset of a text."""
     return _EDGE.join(text[start:end] for start, end in pairwise([0, *edges, len(text)]))
 
 
 def _collect_forms(table: EntityTable, alias_form: str) -> dict[str, int]:
-    """Returns the alias of each form; of several, the one with the highest total score."""
+    """Maps each form to its alias; of several aliases, to the one with the highest total score."""
     forms: dict[str, int] = {}
     total_scores: dict[str, float] = {}
     for alias, name in enumerate(table.aliases):
@@ -198,16 +201,17 @@ def _collect_forms(table: EntityTable, alias_form: str) -> dict[str, int]:
 
 
 def open_detector(config: DisambiguationDataConfig, table: EntityTable, folder: Path) -> Detector:
-    """Opens the detector of a configuration, and counts the forms in the training lines if needed.
+    """Opens the detector of a configuration; counts forms in the training lines if necessary.
 
-    The counts are kept in a folder. If the training lines are gone, they are used as they are.
+    Args:
+        folder: The folder of saved counts. If the training lines are missing, they are used anyway.
 
     Raises:
-        DataError: If the training lines cannot be read, or the counts cannot be used.
+        DataError: If the training lines cannot be read, or the saved counts cannot be used.
     """
     path = None if config.train_file is None else Path(config.train_file)
     if path is not None and path.is_file():
-        facts = FormFacts(hash_file(path), config.alias_form, table.fingerprint, DETECTION)
+        facts = FormFacts(hash_file(path), config.alias_form, table.fingerprint, DETECTION_VERSION)
         with hold_write_lock(folder, "the forms of aliases in the training sentences"):
             if not _has_counts(folder, facts, table):
                 _write_counts(folder, facts, count_forms(path, table, config.alias_form))
@@ -217,33 +221,37 @@ def open_detector(config: DisambiguationDataConfig, table: EntityTable, folder: 
 
 
 def _has_counts(folder: Path, facts: FormFacts, table: EntityTable) -> bool:
-    """Whether a folder has counts of the same lines, for this table or an earlier version of it."""
+    """Returns whether a folder has counts of these lines, for any version of the table."""
     if not (folder / MANIFEST).exists():
         return False
     saved = ArrayFolder(folder, _FORM_LAYOUT, FormFacts).facts
     is_same = msgspec.structs.replace(saved, entities=facts.entities) == facts
-    return is_same and table.count_entities_of(saved.entities) is not None
+    return is_same and table.find_entity_count(saved.entities) is not None
 
 
 def _read_counts(folder: Path, table: EntityTable) -> dict[str, FormCount]:
-    """Reads the counts of forms; raises DataError if they are damaged."""
+    """Reads saved counts of forms.
+
+    Raises:
+        DataError: If they are damaged, or made for another table or by another version.
+    """
     arrays = ArrayFolder(folder, _FORM_LAYOUT, FormFacts)
-    if table.count_entities_of(arrays.facts.entities) is None:
+    if table.find_entity_count(arrays.facts.entities) is None:
         raise DataError(
             f"{folder} has counts of the aliases of another table than {table.folder}; delete it, "
             "and name the training lines in data_config.train_file, to count again"
         )
 
-    if arrays.facts.detection != DETECTION:
+    if arrays.facts.detection != DETECTION_VERSION:
         raise DataError(
             f"{folder} was written by another version of bsmeta, which found words in another "
             "way; delete it, and name the training lines in data_config.train_file, to "
             "count again"
         )
 
-    num_forms = check_strings(arrays, "forms")
-    for name in _COUNTS:
-        check_length(arrays, name, num_forms)
+    form_count = check_strings(arrays, "forms")
+    for name in _COUNT_ARRAYS:
+        check_length(arrays, name, form_count)
 
     aliases = arrays["alias"]
     if len(aliases) and not (aliases.min() >= -1 and aliases.max() < len(table.aliases)):
@@ -251,12 +259,12 @@ def _read_counts(folder: Path, table: EntityTable) -> dict[str, FormCount]:
             folder, f"alias has a number that {table.folder} does not have"
         )
 
-    counts = zip(*(arrays[name].tolist() for name in _COUNTS), strict=True)
+    counts = zip(*(arrays[name].tolist() for name in _COUNT_ARRAYS), strict=True)
     return dict(zip(Strings(arrays, "forms"), map(FormCount._make, counts), strict=True))
 
 
 def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, FormCount]:
-    """Counts the forms in training lines, first as mentions, then as words of the text.
+    """Counts the forms in training lines in two passes: as mentions, and in the text.
 
     Raises:
         DataError: If lines are invalid.
@@ -272,7 +280,7 @@ def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, Fo
                     alias_counts.setdefault(form, Counter())[alias] += 1
     problems.close()
 
-    # The text is searched for the forms of the aliases and of the mentions.
+    # The detector finds the forms of aliases and of mentions.
     mention_counts: dict[str, FormCount] = {}
     for form, aliases in alias_counts.items():
         alias, count = aliases.most_common(1)[0]
@@ -293,6 +301,7 @@ def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, Fo
 
 
 def _write_counts(folder: Path, facts: FormFacts, counts: dict[str, FormCount]) -> None:
+    """Writes the counts of forms, and replaces earlier ones."""
     folder.mkdir(exist_ok=True)
     has_counts = (folder / MANIFEST).exists()
     before = ArrayFolder(folder, _FORM_LAYOUT, FormFacts) if has_counts else None
@@ -301,25 +310,22 @@ def _write_counts(folder: Path, facts: FormFacts, counts: dict[str, FormCount]) 
     texts = [form.encode() for form in counts]
     writer.replace("forms", np.frombuffer(b"".join(texts), np.uint8))
     writer.replace("forms_ends", np.cumsum([len(text) for text in texts], dtype=np.int64))
-    for name in _COUNTS:
+    for name in _COUNT_ARRAYS:
         values: Iterable[int] = (getattr(count, name) for count in counts.values())
         writer.replace(name, np.fromiter(values, np.int32, len(counts)))
     writer.commit(facts)
 
 
 class GivenMention(msgspec.Struct):
-    """A mention that a record names: its range of characters, and its alias.
+    """A mention that a record names."""
 
-    Without an alias, its text is looked up.
-    """
-
-    start: int
+    start: int  # in characters
     end: int
-    alias: str | None = None
+    alias: str | None = None  # None: detected in its text
 
 
 def parse_given_mentions(record: Mapping[str, Any]) -> list[GivenMention] | None:
-    """Returns the mentions that a record names; None if they are to be detected in its `text`.
+    """Parses the mentions of a record; returns None if it has none, so they must be detected.
 
     Raises:
         DataError: If they are invalid.
@@ -348,13 +354,13 @@ class Predictor:
     """Disambiguates mentions with a trained model in evaluation mode.
 
     Args:
-        detector: Opens the detector of mentions, for texts whose mentions are not given.
+        detector: Opens the detector, which is only needed for texts without given mentions.
 
     Attributes:
-        embeddings: The embeddings of the entities, on disk.
+        embeddings: The cached embeddings of entities.
     """
 
-    def __init__(self, data: Data, model: BiEncoder, detector: Callable[[], Detector]) -> None:
+    def __init__(self, data: RunData, model: BiEncoder, detector: Callable[[], Detector]) -> None:
         self._data = data
         self._detector = detector
         device = next(model.parameters()).device
@@ -365,22 +371,22 @@ class Predictor:
     def __call__(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yields the entities of each record's `text`, in the order of the records.
 
-        A record may name its `mentions`, each with `start`, `end` (characters) and `alias` (by
-        default, the alias of its text); otherwise they are detected by the aliases of the table.
+        A record may name its `mentions`, each with `start`, `end` (in characters) and `alias` (by
+        default, the alias of its text); otherwise they are detected.
 
-        Left out are mentions that mean none of their candidates (NIL), mentions with a probability
-        below `min_score`, and given mentions with an alias that no entity has, whose number is
+        Mentions of none of their candidates (NIL), and answers with a probability below
+        `min_score`, are skipped. So are given mentions with an unknown alias; their number is
         logged.
         """
         unknown: Counter[str] = Counter()
-        for batch in split_into_lists(records, TEXTS_AT_ONCE):
+        for batch in split_into_lists(records, TEXT_BATCH_SIZE):
             spans = [self._find_spans(record, unknown) for record in batch]
             texts = [str(record["text"]) for record in batch]
             for entities in self._disambiguate(texts, spans):
                 yield {"entities": entities}
 
         if unknown:
-            aliases = ", ".join(repr(alias) for alias, _ in unknown.most_common(_NAMED_ALIASES))
+            aliases = ", ".join(repr(alias) for alias, _ in unknown.most_common(_MAX_NAMED_ALIASES))
             log.warning(
                 "given mentions left out, because no entity has their alias: %d (%s)",
                 unknown.total(),
@@ -388,7 +394,11 @@ class Predictor:
             )
 
     def _find_spans(self, record: Mapping[str, Any], unknown: Counter[str]) -> list[Span]:
-        """Finds the mentions of a record; given ones with an unknown alias are only counted."""
+        """Returns the given or detected mentions of a record.
+
+        Args:
+            unknown: Counts given mentions with an unknown alias, which are skipped.
+        """
         text = str(record["text"])
         mentions = parse_given_mentions(record)
         if mentions is None:
@@ -412,7 +422,7 @@ class Predictor:
         return self._data.table.aliases.find(alias)
 
     def _detect_alias(self, surface: str) -> int:
-        """Returns the alias of the whole text of a mention; -1 if it has none."""
+        """Returns the alias of the whole text of a mention; -1 without one."""
         for span in self._detector()(surface):
             if (span.start, span.end) == (0, len(surface)):
                 return span.alias
@@ -454,9 +464,9 @@ class Predictor:
         }
 
     def _build_rows(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> Iterator[Row]:
-        """Yields the rows of all texts with mentions; their `sentence` is the index of the text."""
+        """Yields the rows of texts with mentions; their `sentence` is the index of the text."""
         encoded = tokenize_with_places(self._data.tokenizer, texts)
-        # The limit of mentions bounds a training step; here it would only encode words repeatedly.
+        # The limit on mentions bounds training steps; here it would only encode texts repeatedly.
         max_mentions = max(map(len, spans), default=1) or 1
         limits = self._data.limits._replace(mentions=max_mentions)
 

@@ -2,13 +2,13 @@
 
     lines -> rows (chunks) -> tokens -> Arrow
 
-A row is a sentence, or a part of one that fits (`divide_sentence`). Its columns are `sentence` (its
-`sent_idx_unq`), `line` (in the file), `document` (a number derived from its name) and `input_ids`
-(without special tokens); and for each of its mentions `start` and `end` (in tokens of the row),
-`alias` (its number in the table), `entities` (the numbers of its meanings), `gold` (False for a
-weak label), `position` (among the mentions of the line) and `slices` (names).
+A row is a sentence, or a part of one that fits the limits (`divide_sentence`). Its columns are
+`sentence` (`sent_idx_unq`), `line` (in the file), `document` (a hash of its name) and `input_ids`
+(without special tokens); and for each mention `start` and `end` (in tokens of the row), `alias`
+(its number in the table), `entities` (the numbers of its meanings), `gold` (False for a weak
+label), `position` (among the mentions of the line) and `slices` (names).
 
-Lines are encoded in groups. An interrupted build keeps the groups that it has completed.
+Lines are encoded in groups. An interrupted build keeps completed groups.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from bsmeta.data.table.store import open_store, read_saved_key
 from bsmeta.data.text.tokenizer import fingerprint_tokenizer, tokenize_with_places
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import (
+    FileScan,
     Line,
     Problems,
-    Scan,
     find_word_spans,
     read_part,
     scan_lines,
@@ -60,10 +60,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORMAT = 2
+"""Version of the store; increment it when the same lines and settings give other rows."""
 _ENTITIES_KEY = "data_config.entity_table"
-LINES_PER_PART = 500  # lines that are encoded at a time
-PARTS_PER_GROUP = 40  # for each process; an interrupted build loses a group
-_NAMED_LINES = 5  # lines with lost mentions that a warning names
+LINES_PER_PART = 500
+"""Number of lines that are encoded together."""
+PARTS_PER_GROUP = 40
+"""Number of parts per process in a group; an interrupted build loses the parts of one group."""
+_MAX_NAMED_LINES = 5  # with lost mentions, in a warning
 
 _ROW_COLUMNS = {"sentence": "int64", "line": "uint32", "document": "int64", "lost": "uint32"}
 _MENTION_COLUMNS = {
@@ -76,11 +79,11 @@ _MENTION_COLUMNS = {
 
 
 class Meanings(NamedTuple):
-    """The entities that mentions mean: int64 arrays with an element for each of them."""
+    """The meanings of mentions, int64 [meanings] each; a mention may have several."""
 
     entities: np.ndarray
-    documents: np.ndarray  # the document of the mention
-    aliases: np.ndarray  # the alias of the mention
+    documents: np.ndarray  # of the mention
+    aliases: np.ndarray  # of the mention
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,10 @@ class Sentences:
     """The encoded sentences of a file.
 
     Attributes:
-        rows: The rows; see the module.
-        facts: `sentences`, `rows`, `mentions`, `lost` (mentions that no row can hold),
-            `bytes_per_mention`, and `slices` (the names of the slices that lines define).
+        path: The file.
+        rows: The rows; see the module for their columns.
+        facts: `sentences`, `rows`, `mentions`, `lost` (number of mentions that fit no row),
+            `bytes_per_mention`, and `slices` (names of slices that lines define).
         key: Hashes and settings that determine the store.
     """
 
@@ -107,12 +111,12 @@ class Sentences:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int64: the number of tokens of each row."""
+        """Number of tokens of each row, int64 [rows]."""
         lengths = self._read_column("input_ids").value_lengths()
         return np.asarray(lengths.to_numpy()).astype(np.int64)
 
     def read(self, numbers: Sequence[int] | np.ndarray) -> list[Row]:
-        """Reads some rows."""
+        """Reads rows by their numbers in the store."""
         columns = self.rows[[int(number) for number in numbers]]
         rows = []
         for number, *values in zip(numbers, *columns.values(), strict=True):
@@ -136,10 +140,10 @@ class Sentences:
         return rows
 
     def read_gold(self) -> list[Row]:
-        """Reads all rows with a gold mention, without their weak labels.
+        """Reads all rows with a gold mention, without weak labels.
 
         Raises:
-            DataError: If there is none.
+            DataError: If there are none.
         """
         all_rows = (_drop_weak_labels(row) for row in self.read(range(len(self.rows))))
         rows = [row for row in all_rows if len(row.aliases)]
@@ -172,6 +176,7 @@ class Sentences:
 
 
 def _drop_weak_labels(row: Row) -> Row:
+    """Returns a row with only its gold mentions."""
     if row.is_gold.all():
         return row
     names = ("starts", "ends", "aliases", "entities", "is_gold", "positions")
@@ -193,16 +198,17 @@ def open_prep(
     workers: int = 1,
     overwrite: bool = False,
 ) -> Sentences:
-    """Opens the encoded sentences of a file, and builds the store first if it does not exist.
+    """Opens the encoded sentences of a file; builds the store first if it does not exist.
 
-    Every process of a run calls it: one process per machine builds while the others wait. A store
-    that was built before entities were added to the table is valid.
+    Every process of a run calls this function: one per machine builds the store while the others
+    wait. A store that was built before entities were added to the table remains valid.
 
     Args:
-        by_content: Append a hash of the file's content and the settings to the name of the folder,
-            for files of any name: such a store is never stale.
-        workers: Processes that encode.
-        overwrite: Build a store again that was built from another file or with other settings.
+        by_content: Whether to append a hash of the file's content and the settings to the name of
+            the folder, so that any file has its own store, which is never stale.
+        workers: Number of processes that encode.
+        overwrite: Whether to rebuild a store that was built from another file or with other
+            settings.
 
     Raises:
         ConfigurationError: If the store was built from another file or with other settings.
@@ -226,7 +232,7 @@ def open_prep(
 
     # A store that was built with an earlier version of the table is valid, so its key is kept.
     saved_entities = read_saved_key(folder).get(_ENTITIES_KEY, "")
-    if table.count_entities_of(saved_entities) is not None:
+    if table.find_entity_count(saved_entities) is not None:
         key[_ENTITIES_KEY] = saved_entities
 
     work = folder.with_name(f"{folder.name}.work")
@@ -253,7 +259,11 @@ def _hash_key(key: dict[str, Any]) -> str:
 
 
 def _encode_sentences(encoder: Encoder, work: Path, digest: str, workers: int) -> Dataset:
-    """Encodes all lines, group by group; groups that are already in `work` are read from there.
+    """Encodes all lines in groups; completed groups are read from `work`.
+
+    Args:
+        work: Folder of the groups.
+        digest: Hash of the settings, for the names of the groups.
 
     Raises:
         DataError: If lines are invalid, or there is no mention.
@@ -303,8 +313,8 @@ def _build_features(tokenizer: PreTrainedTokenizerBase) -> Features:
     return Features(features)
 
 
-def _scan_and_warn(path: Path) -> Scan:
-    """Scans a file, and warns of fields that are not used and of aliases in another spelling."""
+def _scan_and_warn(path: Path) -> FileScan:
+    """Scans a file, and warns of unused fields and of aliases in other than caseless form."""
     with show_file_bar(path, f"reading {path.name}") as advance:
         scan = scan_lines(path, advance)
     if scan.unused:
@@ -320,10 +330,10 @@ def _scan_and_warn(path: Path) -> Scan:
 
 
 def _build_index(path: Path, folder: Path) -> Path | None:
-    """Builds the access points of a large file, so that reading can start at any part quickly.
+    """Builds an index of a large file, so that reading can start at any line quickly.
 
     Returns:
-        The folder of the access points; None for a small file.
+        The folder of the index; None for a small file.
     """
     if path.stat().st_size < SMALLEST:
         return None
@@ -334,8 +344,8 @@ def _build_index(path: Path, folder: Path) -> Path | None:
     return folder
 
 
-def _finish_rows(rows: Dataset, path: Path, scan: Scan) -> Dataset:
-    """Checks the rows, drops those without a mention, and attaches facts about them."""
+def _finish_rows(rows: Dataset, path: Path, scan: FileScan) -> Dataset:
+    """Checks rows, drops those without a mention, and attaches facts about them."""
     counts = pc.list_value_length(rows.data.column("alias")).to_numpy()
     if not counts.sum():
         raise DataError(f"{path} has no mention of an entity that can be used")
@@ -344,7 +354,7 @@ def _finish_rows(rows: Dataset, path: Path, scan: Scan) -> Dataset:
     lost = rows.data.column("lost").to_numpy()
     _refuse_repeated_sentences(path, rows.data.column("sentence").to_numpy(), lines)
     if lost.any():
-        first_lines = ", ".join(map(str, lines[lost > 0][:_NAMED_LINES]))
+        first_lines = ", ".join(map(str, lines[lost > 0][:_MAX_NAMED_LINES]))
         log.warning(
             "%s: mentions left out because a row cannot hold them, or they have no token: %d "
             "(first lines: %s)",
@@ -368,7 +378,7 @@ def _finish_rows(rows: Dataset, path: Path, scan: Scan) -> Dataset:
 
 
 def _refuse_repeated_sentences(path: Path, sentences: np.ndarray, lines: np.ndarray) -> None:
-    """Raises DataError if two lines have the same number of a sentence."""
+    """Raises DataError if two lines have the same `sent_idx_unq`."""
     order = np.lexsort((lines, sentences))
     sentences = sentences[order]
     lines = lines[order]
@@ -382,10 +392,10 @@ def _refuse_repeated_sentences(path: Path, sentences: np.ndarray, lines: np.ndar
 
 
 class Encoder:
-    """Encodes lines of a file; called by `Dataset.map`, in any process; see `open_prep`.
+    """Encodes lines of a file; called by `Dataset.map`, in any process.
 
     Attributes:
-        index_folder: The access points of the file; None for a small file.
+        index_folder: The index of the file; None for a small file.
     """
 
     def __init__(
@@ -398,14 +408,21 @@ class Encoder:
         self._limits = limits
         self._reader: LineReader | None = None
 
-        # Encoding switches off truncation, which is a part of the tokenizer's fingerprint.
+        # Encoding switches off truncation, which is part of the tokenizer's fingerprint.
         list(tokenize_with_places(tokenizer, [""]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}  # each process opens the file
 
     def __call__(self, parts: dict[str, list[int]]) -> dict[str, list[Any]]:
-        """Encodes some parts, each given by its first line (from 0); returns columns of rows."""
+        """Encodes parts of the file.
+
+        Args:
+            parts: `first`: the first line of each part, from 0.
+
+        Returns:
+            The columns of the rows.
+        """
         if self._reader is None:
             indexes = IndexCache(Cache(str(self.index_folder))) if self.index_folder else None
             self._reader = LineReader(str(self.path), indexes)
@@ -420,10 +437,10 @@ class Encoder:
         return columns
 
     def encode_part(self, reader: LineReader, first: int) -> Iterator[dict[str, Any]]:
-        """Encodes `LINES_PER_PART` lines from line `first` on.
+        """Encodes `LINES_PER_PART` lines from line `first` on; yields rows.
 
         Raises:
-            DataError: With all problems of these lines.
+            DataError: Lists the problems of these lines.
         """
         problems = Problems(self.path)
         lines = list(read_part(reader, problems, first, LINES_PER_PART))
@@ -439,7 +456,7 @@ class Encoder:
                 yield row
 
     def _find_numbers(self, line: Line, problems: Problems) -> tuple[list[int], list[list[int]]]:
-        """Finds the numbers of the aliases and of the entities of a line's mentions."""
+        """Returns the numbers of the alias and of the entities of each mention of a line."""
         aliases = []
         entities = []
         for mention in line.mentions:
@@ -456,7 +473,7 @@ class Encoder:
         return aliases, entities
 
     def _divide_line(self, line: Line, tokens: np.ndarray) -> Iterator[dict[str, Any]]:
-        """Yields the rows of a line, with the range of their tokens instead of `input_ids`."""
+        """Yields the rows of a line, with a range of tokens in place of `input_ids`."""
         spans = [(mention.start, mention.end) for mention in line.mentions]
         span_array = np.array(spans, np.int64).reshape(-1, 2)
         chunks, lost = divide_sentence(span_array, find_word_spans(line.text), tokens, self._limits)

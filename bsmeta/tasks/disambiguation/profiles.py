@@ -39,18 +39,20 @@ from bsmeta.tasks.disambiguation.string_table import Names, Strings
 log = logging.getLogger(__name__)
 
 MAX_CANDIDATES = 30
-LARGEST_SCORE = float(np.finfo(np.float32).max)
+"""Default maximum number of candidates of an alias."""
+MAX_SCORE = float(np.finfo(np.float32).max)
+"""Maximum score of a candidate."""
 
 
 class Relation(msgspec.Struct):
-    """A relation of an entity to another."""
+    """A relation of an entity."""
 
-    relation: str
-    object: str
+    relation: str  # its name
+    object: str  # id of the other entity
 
 
 class Profile(msgspec.Struct):
-    """An entity as a line describes it."""
+    """A line of a file of profiles."""
 
     entity_id: str
     mentions: list[tuple[str, float]]
@@ -65,11 +67,13 @@ def build_entities(
 ) -> EntityTable:
     """Builds a table from a `.jsonl(.gz|.zst)` file of profiles; an interrupted build leaves none.
 
-    An alias keeps at most `max_candidates` entities, those with the highest scores.
+    Args:
+        max_candidates: Maximum number of candidates of an alias, which are those with the highest
+            scores.
 
     Raises:
         ConfigurationError: If the folder exists.
-        DataError: With the problems of the file.
+        DataError: Lists the problems of the file.
     """
     problems = Problems(profiles)
     with show_file_bar(profiles, f"reading {profiles.name}") as advance:
@@ -80,7 +84,11 @@ def build_entities(
 def write_table(
     lines: Iterable[tuple[int, Profile]], problems: Problems, folder: Path, *, max_candidates: int
 ) -> EntityTable:
-    """Writes a table of numbered profiles; see `build_entities`."""
+    """Writes a table of profiles with their line numbers; see `build_entities`.
+
+    Args:
+        problems: The problems of the file; closed after the last line.
+    """
     with hold_write_lock(folder, f"the table {folder}"):
         if folder.exists():
             raise ConfigurationError(
@@ -100,17 +108,16 @@ def write_table(
 def add_entities(profiles: Path, folder: Path) -> EntityTable:
     """Adds the entities of a file of profiles to a table; readers see all of them or none.
 
-    The numbers of entities and aliases that the table already has do not change.
+    The numbers of existing entities and aliases do not change.
 
     Raises:
-        DataError: With the problems of the file, or if there is no table.
+        DataError: Lists the problems of the file; or there is no table.
     """
     problems = Problems(profiles)
-    # Opened before the lock, whose file would create a folder of a misspelled name.
+    # Opened before the lock, whose file would otherwise create a folder with a misspelled name.
     before = EntityTable.open(folder)
     with hold_write_lock(folder, f"the table {folder}"):
-        # An earlier addition that failed may have left values after the end of the arrays, which
-        # are overwritten.
+        # Values that a failed addition left after the ends of arrays are overwritten.
         columns = _Columns(ArrayFolder(folder, ENTITY_LAYOUT, TableFacts))
         columns.add_all(read_json_lines(profiles, Profile, problems), problems)
         columns.write(folder, before.max_candidates)
@@ -118,8 +125,8 @@ def add_entities(profiles: Path, folder: Path) -> EntityTable:
 
 
 def is_score(score: float) -> bool:
-    """Whether a number can be the score of a candidate."""
-    return 0 <= score <= LARGEST_SCORE
+    """Returns whether a number can be the score of a candidate."""
+    return 0 <= score <= MAX_SCORE
 
 
 class _Lists:
@@ -135,17 +142,17 @@ class _Lists:
 
 
 class _NewNames(_Lists):
-    """Distinct new strings; their numbers continue the numbers of the table.
+    """Distinct new strings, numbered after the strings of the table.
 
     Args:
-        before: The strings of the table; None for a new table.
+        before: The existing strings of the table; None for a new table.
     """
 
     def __init__(self, before: Strings | None) -> None:
         super().__init__(bytearray())
         self.hashes = array("Q")
 
-        # Names are looked up by their hashes on disk; other strings are few and kept in memory.
+        # `Names` are looked up on disk by hash; other strings are few, and held in memory.
         self._table = before if isinstance(before, Names) else None
         self._numbers = {}
         if before is not None and self._table is None:
@@ -153,14 +160,14 @@ class _NewNames(_Lists):
         self._next = 0 if before is None else len(before)
 
     def find(self, string: str) -> int:
-        """Returns the number of a string; -1 if it has none."""
+        """Returns the number of a string; -1 if it is new."""
         number = self._numbers.get(string, -1)
         if number < 0 and self._table is not None:
             return self._table.find(string)
         return number
 
     def find_or_add(self, string: str) -> int:
-        """Returns the number of a string, which is added if it has none."""
+        """Returns the number of a string; adds a new one."""
         number = self.find(string)
         if number >= 0:
             return number
@@ -175,12 +182,12 @@ class _NewNames(_Lists):
 
 
 class _NewAliases(_NewNames):
-    """Aliases in their caseless form, with counts of those written in another form."""
+    """New aliases in caseless form, and a record of those in other spellings."""
 
     def __init__(self, before: Strings | None) -> None:
         super().__init__(before)
-        self._respelled: dict[str, int] = {}  # spelling, unlike the caseless form -> number
-        self._is_caseless = bytearray(b"\1" * self._next)  # by number: also written in that form
+        self._respelled: dict[str, int] = {}  # numbers by spelling, if that is not caseless
+        self._is_caseless = bytearray(b"\1" * self._next)  # whether the caseless spelling occurs
 
     def find_or_add(self, string: str) -> int:
         key = make_caseless(string)
@@ -195,7 +202,7 @@ class _NewAliases(_NewNames):
         return number
 
     def log_respelled(self, path: Path) -> None:
-        """Logs how many aliases were changed, and how many of them were merged with another."""
+        """Logs the number of aliases in other spellings, and of those merged with another."""
         if not self._respelled:
             return
 
@@ -214,17 +221,17 @@ class _NewAliases(_NewNames):
 
 
 class _Target(NamedTuple):
-    """An entity that relations lead to."""
+    """An entity that is the object of relations."""
 
-    number: int  # among all entities that relations lead to
-    line: int  # the first line with such a relation
+    number: int  # among all objects of relations
+    line: int  # first line with such a relation
 
 
 class _Columns:
-    """New entities as columns, to append to the columns of the table.
+    """Columns of new entities, which are appended to the columns of a table.
 
     Args:
-        before: The arrays of the table; None for a new table.
+        before: The existing arrays of the table; None for a new table.
     """
 
     def __init__(self, before: ArrayFolder[TableFacts] | None) -> None:
@@ -239,18 +246,18 @@ class _Columns:
         self.descriptions = _Lists(bytearray())
         self.types = _Lists(array("i"))
         self.relations = _Lists(array("i"))
-        self._relation_targets = array("i")  # of each relation: the number of its target
-        self._relation_objects = array("i")  # of each relation: the number of its entity
+        self._relation_targets = array("i")  # for each relation, the number of its `_Target`
+        self._relation_objects = array("i")  # for each relation, its entity; resolved at the end
 
         self._mention_aliases = array("i")
         self._mention_entities = array("i")
         self._mention_scores = array("f")
 
-        self._lines: dict[str, int] = {}  # id of an entity -> its line
+        self._lines: dict[str, int] = {}  # line by the id of the entity
         self._targets: dict[str, _Target] = {}  # by the id of the entity
 
     def add_all(self, lines: Iterable[tuple[int, Profile]], problems: Problems) -> None:
-        """Adds the profiles of a file, and closes its problems."""
+        """Adds the profiles of a file, resolves their relations, and closes its problems."""
         for number, profile in lines:
             self.add(number, profile, problems)
 
@@ -292,12 +299,13 @@ class _Columns:
         scores: dict[int, float] = {}
         for alias, score in profile.mentions:
             number = self.aliases.find_or_add(alias)
-            scores[number] = min(scores.get(number, 0.0) + score, LARGEST_SCORE)
+            scores[number] = min(scores.get(number, 0.0) + score, MAX_SCORE)
         self._mention_aliases.extend(scores)
         self._mention_entities.extend([entity] * len(scores))
         self._mention_scores.extend(scores.values())
 
     def _find_problems(self, profile: Profile) -> Iterator[str]:
+        """Yields the problems of a profile: its id, and its mentions."""
         entity_id = profile.entity_id
         if not entity_id:
             yield "entity_id is empty"
@@ -308,18 +316,18 @@ class _Columns:
         elif self.ids.find(entity_id) >= 0:
             yield f"entity_id {entity_id!r} is in the table already"
 
-        seen = set()
+        checked_aliases = set()
         for alias, score in profile.mentions:
             if not make_caseless(alias):
                 yield "a mention is empty"
-            if alias in seen:
+            if alias in checked_aliases:
                 yield f"mention {alias!r} is there twice"
             if not is_score(score):
                 yield f"mention {alias!r} has the score {score}; expected a number from 0"
-            seen.add(alias)
+            checked_aliases.add(alias)
 
     def write(self, folder: Path, max_candidates: int) -> None:
-        """Writes the columns to the table in a folder, which becomes a new version."""
+        """Appends the columns to the table in a folder, as a new version."""
         writer = ArrayWriter(folder, ENTITY_LAYOUT, self._before)
         columns = {
             "ids": self.ids,
@@ -333,7 +341,7 @@ class _Columns:
         }
         for name, column in columns.items():
             values = np.array(column.values)
-            start = len(self._read_before(name, values.dtype))
+            start = len(self._read_existing(name, values.dtype))
             writer.append(name, values)
             writer.append(f"{name}_ends", np.array(column.ends) + start)
         writer.append("relation_objects", np.array(self._relation_objects))
@@ -342,20 +350,20 @@ class _Columns:
         self._write_hashes(writer, "aliases", self.aliases)
         self._write_candidates(writer, max_candidates)
 
-        entities = len(self._read_before("ids_ends", np.int64)) + len(self.ids.ends)
+        entities = len(self._read_existing("ids_ends", np.int64)) + len(self.ids.ends)
         versions = [*self._before.facts.versions] if self._before else []
-        versions.append(TableVersion(writer.content_hash(), entities))
+        versions.append(TableVersion(writer.compute_content_hash(), entities))
         writer.commit(TableFacts(max_candidates, versions))
 
-    def _read_before(self, name: str, dtype: Any) -> np.ndarray:
-        """Returns an array of the table; empty for a new table."""
+    def _read_existing(self, name: str, dtype: Any) -> np.ndarray:
+        """Returns an existing array of the table; an empty one for a new table."""
         return self._before[name] if self._before else np.empty(0, dtype)
 
     def _write_hashes(self, writer: ArrayWriter, name: str, strings: _NewNames) -> None:
-        """Writes the sorted hashes of all strings of a name, and the string of each hash."""
-        order = self._read_before(f"{name}_order", np.int32)
+        """Writes the sorted hashes of all strings of a name, and the number of each string."""
+        order = self._read_existing(f"{name}_order", np.int32)
         hashes = np.empty(len(order), np.uint64)
-        hashes[order] = self._read_before(f"{name}_hashes", np.uint64)
+        hashes[order] = self._read_existing(f"{name}_hashes", np.uint64)
         hashes = np.concatenate([hashes, np.array(strings.hashes, np.uint64)])
 
         order = np.argsort(hashes, kind="stable").astype(np.int32)
@@ -363,14 +371,14 @@ class _Columns:
         writer.replace(f"{name}_hashes", hashes[order])
 
     def _write_candidates(self, writer: ArrayWriter, max_candidates: int) -> None:
-        """Writes, for each alias, the entities with the highest scores, best first.
+        """Writes the `max_candidates` entities with the highest scores of each alias, best first.
 
-        Of equal scores, those with lower numbers are kept.
+        Of equal scores, entities with lower numbers come first.
         """
-        counts_before = np.diff(self._read_before("candidates_ends", np.int64), prepend=0)
+        counts_before = np.diff(self._read_existing("candidates_ends", np.int64), prepend=0)
         aliases_before = np.repeat(np.arange(len(counts_before)), counts_before)
-        entities_before = self._read_before("candidates", np.int32)
-        scores_before = self._read_before("candidate_scores", np.float32)
+        entities_before = self._read_existing("candidates", np.int32)
+        scores_before = self._read_existing("candidate_scores", np.float32)
 
         aliases = np.concatenate([aliases_before, self._mention_aliases])
         entities = np.concatenate([entities_before, self._mention_entities]).astype(np.int32)

@@ -1,12 +1,12 @@
-"""Results on held-out mentions, by slice, and their report: the model and its baselines.
+"""Results of the model and its baselines on held-out mentions, by slice, and their report.
 
 Bands depend on the count of the gold entity in the training data: toes 0 (TS); tail up to 10,
 including toes (TL); torso 11 to 1,000 (TO); head more (HD). `unif_*` are the mentions of a band,
 `unif_NS_*` those with more than one candidate, `not_most_popular_*` those whose entity is not the
 first candidate (Bootleg's names).
 
-Intervals are 95% bootstrap intervals over documents, because mentions of one document are alike.
-The systems are compared on the same resamples.
+Intervals are 95% bootstrap intervals over documents, because mentions in a document are not
+independent. The systems are compared on the same resamples.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bsmeta.tasks.disambiguation.metrics import (
     IN_CANDIDATES,
     METRICS,
     SLICE_METRICS,
-    Ranked,
+    RankedMentions,
     format_points,
 )
 
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 TAIL_MAX_COUNT = 10
 TORSO_MAX_COUNT = 1000
 BAND_CODES = {"head": "HD", "torso": "TO", "tail": "TL", "toes": "TS"}
-"""Band -> Bootleg's code for it in names of slices."""
+"""Bootleg's code of each band in names of slices."""
 
-BUILT_IN = (
+BUILT_IN_SLICES = (
     ALL_MENTIONS,
     "head",
     "torso",
@@ -71,58 +71,62 @@ BUILT_IN = (
     "unif_TL",
     "unif_TS",
 )
-"""The slices that all data have, in their order."""
+"""The slices of all data, in the order of reports."""
 
-REPEATED = ("unif_all", "unif_HD", "unif_TO", "unif_TL", "unif_TS")
-"""Slices with the mentions of other ones, reported only if they are named."""
+REPEATED_SLICES = ("unif_all", "unif_HD", "unif_TO", "unif_TL", "unif_TS")
+"""Slices with the same mentions as others, which are only reported if they are selected."""
 
 LINE_SUFFIX = "_of_lines"
-"""Ends the name of a slice of the lines that has the name of a built-in one."""
+"""Suffix of a slice that lines define under the name of a built-in one."""
 
 MODEL = "model"
 POPULAR = "most popular candidate"
 
 COUNT_BINS = (0, 1, 2, 4, 11, 31, 101, 301, 1001)
-"""The lowest training count of each bin of the plot."""
+"""Lowest training count of each bin of the plot."""
 
-PLOT = "accuracy_by_count"
-MENTIONS = "mentions.jsonl"
+PLOT_NAME = "accuracy_by_count"
+MENTIONS_FILE = "mentions.jsonl"
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The scored gold mentions of a split, as arrays [mentions] about each mention's gold entity.
+    """The scored gold mentions of a split; arrays are [mentions] unless noted.
 
-    Of several gold entities, the best one counts.
+    A mention may have several gold entities, of which the best one counts.
     """
 
-    rank: np.ndarray  # candidates with a higher score; -1 if neither it nor NIL is a right answer
-    gold_position: np.ndarray  # its position among the candidates by popularity; -1 if absent
+    rank: np.ndarray  # number of candidates above the right answer; -1 if none is right
+    gold_position: np.ndarray  # of the gold entity, by popularity; -1 if it is no candidate
     candidates: np.ndarray  # number of candidates
-    counts: np.ndarray  # its count in the training data; of several, the most frequent one
+    counts: np.ndarray  # training count of the most frequent gold entity
     documents: np.ndarray
-    line_slices: Mapping[str, np.ndarray]  # slices that the lines define: bool [mentions] by name
-    loss: np.ndarray  # -log of its probability among the mention's candidates; NaN if absent
+    line_slices: Mapping[str, np.ndarray]  # bool [mentions] by slice that lines define
+    loss: np.ndarray  # negative log-probability of the right answer; NaN if none is right
     sentences: np.ndarray
     positions: np.ndarray  # in the line
     aliases: np.ndarray
-    gold: np.ndarray  # int64 [mentions, most entities of a mention]: the gold entities; -1 pads
-    answers: np.ndarray  # the best candidate; -1 if there is none, 0 for NIL
-    shares: np.ndarray  # the probability of the answer among the candidates
+    gold: np.ndarray  # int64 [mentions, entities]: the gold entities; -1 pads
+    answers: np.ndarray  # best candidate; -1: no candidates, 0: NIL
+    shares: np.ndarray  # probability of the answer among the candidates
 
     @property
     def is_right(self) -> np.ndarray:
-        """bool [mentions]: whether the model is right."""
+        """Whether the model is right, bool [mentions]."""
         return self.rank == 0
 
     @property
     def popular_is_right(self) -> np.ndarray:
-        """bool [mentions]: whether the most popular candidate is right."""
+        """Whether the most popular candidate is right, bool [mentions]."""
         return self.gold_position == 0
 
 
-def find_bands(counts: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the mentions of each band, bool [mentions], by `Scored.counts`."""
+def mark_bands(counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Marks the mentions of each band, bool [mentions].
+
+    Args:
+        counts: See `Scored.counts`.
+    """
     return {
         "head": counts > TORSO_MAX_COUNT,
         "torso": (counts > TAIL_MAX_COUNT) & (counts <= TORSO_MAX_COUNT),
@@ -132,8 +136,8 @@ def find_bands(counts: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def find_built_in_slices(scored: Scored) -> dict[str, np.ndarray]:
-    """Returns the mentions of each slice of `BUILT_IN`, bool [mentions]."""
-    bands = find_bands(scored.counts)
+    """Marks the mentions of each slice in `BUILT_IN_SLICES`, bool [mentions]."""
+    bands = mark_bands(scored.counts)
     is_ambiguous = scored.candidates > 1
     is_unpopular = scored.gold_position != 0
     everything = np.ones(len(scored.counts), bool)
@@ -151,27 +155,35 @@ def find_built_in_slices(scored: Scored) -> dict[str, np.ndarray]:
 
 
 def rename_line_slice(name: str) -> str:
-    """Returns the reported name of a slice of the lines, which never replaces a built-in one."""
-    return f"{name}{LINE_SUFFIX}" if name in BUILT_IN else name
+    """Returns the reported name of a slice of the lines, which differs from all built-in ones."""
+    return f"{name}{LINE_SUFFIX}" if name in BUILT_IN_SLICES else name
 
 
 def is_reported(name: str, selection: Collection[str] | None) -> bool:
-    """Whether evaluations report a slice, given the names of the selected ones (None: all)."""
+    """Returns whether evaluations report a slice.
+
+    Args:
+        selection: Names of selected slices; None: all except `REPEATED_SLICES`.
+    """
     if selection is None:
-        return name not in REPEATED
+        return name not in REPEATED_SLICES
     return name == ALL_MENTIONS or name in selection or name.removesuffix(LINE_SUFFIX) in selection
 
 
 def select_slices(
     scored: Scored, selection: Collection[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns the mentions of each reported slice, bool [mentions] by name; see `is_reported`."""
+    """Marks the mentions of each reported slice, bool [mentions]; see `is_reported`."""
     slices = find_built_in_slices(scored) | dict(scored.line_slices)
     return {name: members for name, members in slices.items() if is_reported(name, selection)}
 
 
 def mark_line_slices(names: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
-    """Turns the names of each mention's slices into bool [mentions] by the name of the slice."""
+    """Marks the mentions of each slice of the lines, bool [mentions] by reported name.
+
+    Args:
+        names: The slices of each mention.
+    """
     slices = {}
     for name in sorted(set[str]().union(*names)):
         members = [name in mention_names for mention_names in names]
@@ -179,13 +191,15 @@ def mark_line_slices(names: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
     return slices
 
 
-def rank_mentions(scored: Scored, members: np.ndarray) -> Ranked:
-    """Returns the ranks and losses of some mentions.
+def rank_mentions(scored: Scored, members: np.ndarray) -> RankedMentions:
+    """Returns the ranks and losses of selected mentions.
 
     Args:
-        members: bool [mentions]: which.
+        members: bool [mentions], whether the mention is selected.
     """
-    return Ranked(scored.rank[members], scored.popular_is_right[members], scored.loss[members])
+    return RankedMentions(
+        scored.rank[members], scored.popular_is_right[members], scored.loss[members]
+    )
 
 
 def compute_metrics(scored: Scored, members: np.ndarray) -> dict[str, float]:
@@ -209,21 +223,21 @@ class SliceResult:
     """The result on one slice."""
 
     name: str
-    documents: int  # documents with a mention in the slice
-    metrics: dict[str, float]  # metrics of the model; see `compute_metrics`
-    accuracy: dict[str, Estimate]  # of each system
-    difference: dict[str, Estimate]  # accuracy of the model minus the other system's, by system
+    documents: int  # number of documents with a mention in the slice
+    metrics: dict[str, float]  # of the model; see `compute_metrics`
+    accuracy: dict[str, Estimate]  # by system
+    difference: dict[str, Estimate]  # accuracy of the model minus the accuracy of each other system
 
 
 @dataclass(frozen=True)
 class Results:
     """The result on a split."""
 
-    source: str  # the file of the mentions
+    source: str  # name of the file
     documents: int
     systems: list[str]  # the model first
-    slices: list[SliceResult]  # non-empty slices
-    by_count: list[SliceResult]  # mentions by the training count of their entity
+    slices: list[SliceResult]  # nonempty slices
+    by_count: list[SliceResult]  # bins of training counts; see `bin_by_count`
 
 
 def compute_results(
@@ -279,7 +293,7 @@ def compute_results(
 
 
 def bin_by_count(counts: np.ndarray) -> dict[str, np.ndarray]:
-    """Divides mentions by the training count of their entity into non-empty bins.
+    """Divides mentions into bins of training counts; empty bins are omitted.
 
     Returns:
         bool [mentions] by the name of the bin.
@@ -303,11 +317,11 @@ def report_results(
     """Writes the report and the records of the mentions to a folder, and prints the report.
 
     Args:
-        mentions: See `build_mention_records`.
-        facts: Further facts about the evaluation, by name.
+        mentions: Records from `build_mention_records`.
+        facts: Further facts about the evaluation for the page, by name.
     """
-    tables = make_build_tables(results)
-    sentences = summarize(results)
+    tables = make_tables(results)
+    sentences = summarize_results(results)
     count = results.slices[0].metrics["mentions"]
     page = Page(
         title=f"Disambiguation of {results.source}",
@@ -317,21 +331,23 @@ def report_results(
             "sentences": results.source,
             "mentions": f"{count:,.0f} in {results.documents:,} documents",
         },
-        sections=[Section(tables=tables, plots={PLOT: partial(plot_accuracy_by_count, results)})],
+        sections=[
+            Section(tables=tables, plots={PLOT_NAME: partial(plot_accuracy_by_count, results)})
+        ],
         commands=describe_command(),
     )
 
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / MENTIONS, "wb") as file:
+    with open(folder / MENTIONS_FILE, "wb") as file:
         file.writelines(map(encode_json_line, mentions))
-    files = write_report(page, asdict(results), folder, further=[MENTIONS])
+    files = write_report(page, asdict(results), folder, further=[MENTIONS_FILE])
     print_report(tables[:1], sentences, files)
 
 
 def build_mention_records(
     scored: Scored, table: EntityTable, others: Mapping[str, np.ndarray]
 ) -> Iterator[dict[str, Any]]:
-    """Yields each mention with the answer of the model, and whether each system is right."""
+    """Yields a record for each mention: the model's answer, and whether each system is right."""
     is_right = {MODEL: scored.is_right, POPULAR: scored.popular_is_right, **others}
     answers = zip(scored.aliases.tolist(), scored.answers.tolist(), strict=True)
     for number, (alias, answer) in enumerate(answers):
@@ -352,8 +368,8 @@ def build_mention_records(
         }
 
 
-def summarize(results: Results) -> list[str]:
-    """Returns the result in sentences: the model beside each other system, over all mentions."""
+def summarize_results(results: Results) -> list[str]:
+    """Describes the accuracy of the model and of other systems on all mentions, in sentences."""
     everything = results.slices[0]
     model = everything.accuracy[MODEL]
     sentences = [
@@ -374,7 +390,7 @@ def summarize(results: Results) -> list[str]:
     return [*sentences, *warn_of_rough_intervals(results.documents, "documents")]
 
 
-def make_build_tables(results: Results) -> list[Table]:
+def make_tables(results: Results) -> list[Table]:
     """Builds all tables of a report."""
     return [
         _make_accuracy_table("Accuracy by slice", "slice", results.systems, results.slices),
@@ -428,8 +444,8 @@ def plot_accuracy_by_count(results: Results) -> Figure:
     """Plots the accuracy of each system by training count, with 95% intervals."""
     figure, (axes,) = figures.create_figure(4.4)
     positions = np.arange(len(results.by_count))
-    others = len(results.systems) - 1
-    looks = [Look(SERIES[1], "o"), *(look_of_series(number + 2) for number in range(others))]
+    other_count = len(results.systems) - 1
+    looks = [Look(SERIES[1], "o"), *(look_of_series(number + 2) for number in range(other_count))]
 
     for number, (system, style) in enumerate(zip(results.systems, looks, strict=True)):
         estimates = [result.accuracy[system] for result in results.by_count]
@@ -437,7 +453,7 @@ def plot_accuracy_by_count(results: Results) -> Figure:
         low = np.array([estimate.low for estimate in estimates])
         high = np.array([estimate.high for estimate in estimates])
         axes.errorbar(
-            positions + 0.1 * (number - others / 2),
+            positions + 0.1 * (number - other_count / 2),  # centered on the position
             100 * values,
             yerr=100 * np.array([np.maximum(values - low, 0), np.maximum(high - values, 0)]),
             marker=style.marker,

@@ -1,7 +1,7 @@
-"""Strings and lists by their numbers, in the arrays of a folder.
+"""Lists and strings of different lengths in the arrays of a folder, by their numbers.
 
-The values of all numbers are concatenated in the array `NAME`; `NAME_ends` has the end offset of
-each number's values. Strings are UTF-8.
+The array `NAME` has the concatenated values of all lists, and `NAME_ends` the end offset of each.
+Strings are lists of UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import xxhash
 from bsmeta.core.progress import report_progress
 from bsmeta.tasks.disambiguation.array_folder import ArrayFolder, make_damaged_folder_error
 
-_BLOCK = 1 << 20  # values that are checked at a time
+_BLOCK_VALUES = 1 << 20  # checked at a time
 
 
-def list_layout(name: str, dtype: str) -> dict[str, str]:
-    """Returns the layout of the lists of a name: the type of their values, and their ends."""
+def make_list_layout(name: str, dtype: str) -> dict[str, str]:
+    """Returns the layout of lists with values of a type."""
     return {name: dtype, f"{name}_ends": "<i8"}
 
 
 def make_string_layout(name: str) -> dict[str, str]:
-    """Returns the layout of the strings of a name."""
-    return list_layout(name, "|u1")
+    """Returns the layout of strings."""
+    return make_list_layout(name, "|u1")
 
 
-def name_layout(name: str) -> dict[str, str]:
-    """Returns the layout of strings that are looked up by their hashes."""
+def make_name_layout(name: str) -> dict[str, str]:
+    """Returns the layout of `Names`: strings that are looked up by their hashes."""
     return {**make_string_layout(name), f"{name}_hashes": "<u8", f"{name}_order": "<i4"}
 
 
@@ -46,7 +46,7 @@ class Strings:
 
     def utf8(self, number: int) -> memoryview:
         """Returns a string as UTF-8."""
-        return self._text[list_range(self._ends, number)]
+        return self._text[find_list_range(self._ends, number)]
 
     def __getitem__(self, number: int) -> str:
         return str(self.utf8(number), "utf-8")
@@ -58,7 +58,7 @@ class Strings:
 class Names(Strings):
     """Distinct strings that are looked up by their hashes.
 
-    `NAME_hashes` is sorted; `NAME_order` has the number of each hash's string.
+    `NAME_hashes` has the sorted hashes, and `NAME_order` the number of the string of each hash.
     """
 
     def __init__(self, arrays: ArrayFolder[Any], name: str) -> None:
@@ -67,7 +67,7 @@ class Names(Strings):
         self._order = arrays[f"{name}_order"]
 
     def find(self, string: str) -> int:
-        """Returns the number of a string; -1 if it is not there."""
+        """Returns the number of a string; -1 if there is none."""
         data = string.encode()
         string_hash = np.uint64(xxhash.xxh3_64_intdigest(data))
 
@@ -81,8 +81,13 @@ class Names(Strings):
         return -1
 
 
-def list_range(ends: np.ndarray, number: int) -> slice:
-    """Returns the range of a number's values among the concatenated values of all numbers."""
+def find_list_range(ends: np.ndarray, number: int) -> slice:
+    """Returns the range of a list in the concatenated values.
+
+    Args:
+        ends: The end offset of each list.
+        number: The number of the list.
+    """
     start = int(ends[number - 1]) if number else 0
     return slice(start, int(ends[number]))
 
@@ -101,8 +106,8 @@ def check_lists(arrays: ArrayFolder[Any], name: str, count: int | None = None) -
         check_length(arrays, f"{name}_ends", count)
 
     previous = 0
-    for start in range(0, len(ends), _BLOCK):
-        block = ends[start : start + _BLOCK]
+    for start in range(0, len(ends), _BLOCK_VALUES):
+        block = ends[start : start + _BLOCK_VALUES]
         if block[0] < previous or (np.diff(block) < 0).any():
             raise make_damaged_folder_error(arrays.folder, f"{name}_ends does not increase")
         previous = int(block[-1])
@@ -126,8 +131,8 @@ def check_strings(arrays: ArrayFolder[Any], name: str, count: int | None = None)
 
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        for start in range(0, len(text), _BLOCK):
-            decoder.decode(text[start : start + _BLOCK].tobytes())
+        for start in range(0, len(text), _BLOCK_VALUES):
+            decoder.decode(text[start : start + _BLOCK_VALUES].tobytes())
             report_progress()
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
@@ -142,7 +147,7 @@ def check_strings(arrays: ArrayFolder[Any], name: str, count: int | None = None)
 
 
 def check_names(arrays: ArrayFolder[Any], name: str, count: int | None = None) -> int:
-    """Checks strings that are looked up by their hashes; returns the number of strings.
+    """Checks the arrays of `Names`; returns the number of strings.
 
     Raises:
         DataError: If they are damaged.

@@ -1,7 +1,7 @@
 """The task: model, stream, loss, evaluation and export; `finish` scores the test set at the end.
 
-Before the first step, all splits are encoded and all inputs of evaluations are checked, so that
-errors in files, slices or the compared model are reported at the start.
+Before the first step, all splits are encoded, and slices and the compared model are checked, so
+that errors in them are reported at the start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bsmeta.data.table.stream import SimilarLengths, TableStream
 from bsmeta.tasks.disambiguation import evaluate, report
 from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.data import SPLITS, Data, TrainingBatches
+from bsmeta.tasks.disambiguation.data import SPLITS, RunData, TrainingBatches
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 from bsmeta.tasks.disambiguation.metrics import (
     IN_CANDIDATES,
@@ -35,7 +35,7 @@ from bsmeta.tasks.disambiguation.metrics import (
 )
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import (
-    DETECTION,
+    DETECTION_VERSION,
     Detector,
     Predictor,
     open_detector,
@@ -50,12 +50,12 @@ log = logging.getLogger(__name__)
 
 
 class EntityDisambiguator(Task):
-    """Predicts the entity that each mention means, from its candidates."""
+    """Predicts the entity of each mention among its candidates."""
 
     def __init__(self, config: DisambiguationConfig) -> None:
         transformers.utils.logging.disable_progress_bar()
         self._config = config
-        self.data = Data(config)
+        self.data = RunData(config)
 
     def build_model(self) -> BiEncoder:
         return models.build_model(self._config, self.data.tokenizer)
@@ -96,14 +96,14 @@ class EntityDisambiguator(Task):
         )
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """Computes the sum of minus the log-probability of each mention's right entities.
+        """Computes the sum over mentions of the negative log-probability of the right entities.
 
-        The probability is a softmax over the entities that the mention is compared with; the
-        probabilities of several right entities are added.
+        The probability is a softmax over the compared entities; the probabilities of several right
+        entities are added.
 
         Args:
             batch: The inputs of `BiEncoder.forward`, and `targets`, bool [mentions, scores]: the
-                right entities. A mention without any is not trained on.
+                right entities. Mentions without targets are not trained on.
         """
         inputs = {name: tensor for name, tensor in batch.items() if name != "targets"}
         all_scores = model(**inputs).scores.float()
@@ -129,7 +129,7 @@ class EntityDisambiguator(Task):
         return None if dev is None else dev.read_gold()
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Scores the test split (without one, the dev split), once, with the exported model."""
+        """Scores the test split, or else the dev split, with the exported model."""
         sentences = evaluate.open_final_split(self.data)
         if sentences is None:
             return []
@@ -165,7 +165,7 @@ class EntityDisambiguator(Task):
         return ("text",)
 
     def data_fingerprint(self) -> Any:
-        return {"entities": self.data.table.fingerprint, "detection": DETECTION}
+        return {"entities": self.data.table.fingerprint, "detection": DETECTION_VERSION}
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         """Checks the mentions that a record names."""
@@ -178,7 +178,7 @@ class EntityDisambiguator(Task):
         yield from self.predictor(model)(records)
 
     def predictor(self, model: nn.Module) -> Predictor:
-        """Returns a predictor with a model, for more than one call."""
+        """Makes a predictor with a model, which can be called several times."""
         assert isinstance(model, BiEncoder)
         return Predictor(self.data, model, lambda: self._detector)
 
@@ -189,7 +189,7 @@ class EntityDisambiguator(Task):
 
 
 def build_metrics(scored: report.Scored, config: DisambiguationConfig, split: str) -> list[Metric]:
-    """Computes the metrics of every slice; metrics of all mentions have no prefix."""
+    """Computes the metrics of each slice; their names are described in `metrics`."""
     everything = report.rank_mentions(scored, np.ones(len(scored.rank), bool))
     metrics = [
         Metric(name, metric.compute(everything), metric.better, split)
@@ -205,16 +205,16 @@ def build_metrics(scored: report.Scored, config: DisambiguationConfig, split: st
 
 
 def prepare_data(config: DisambiguationConfig) -> None:
-    """Encodes the sentences of all splits, and computes the fixed inputs of the training."""
-    release_signals()  # nothing to save: a signal ends the process, and the next call continues
-    data = Data(config)
+    """Encodes the sentences of all splits, and computes the cached inputs of training."""
+    release_signals()  # a signal may end the process at once; the next call continues
+    data = RunData(config)
     check_data(data)
-    data.fill_frozen()
+    data.compute_frozen_outputs()
     data.neighbors  # noqa: B018 - computed when it is first read
 
 
-def check_data(data: Data) -> None:
-    """Opens all splits, encoding those that are not encoded yet; every process calls it.
+def check_data(data: RunData) -> None:
+    """Opens all splits, and encodes missing ones; every process calls this function.
 
     Raises:
         DataError: If lines are invalid, or a held-out split has no gold mention.
@@ -230,7 +230,7 @@ def check_data(data: Data) -> None:
             held_out.append(sentences)
             line_slices |= {*sentences.facts["slices"]}
 
-    for name in line_slices & {*report.BUILT_IN}:
+    for name in line_slices & {*report.BUILT_IN_SLICES}:
         log.warning(
             "the lines define the slice %s, too; theirs is %s", name, report.rename_line_slice(name)
         )
@@ -248,13 +248,12 @@ def check_data(data: Data) -> None:
 
 def _check_slices(config: DisambiguationConfig, line_slices: list[str]) -> None:
     """Raises ConfigurationError if `eval_slices` has an unknown name."""
-    available = [*dict.fromkeys([*report.BUILT_IN, *line_slices])]
+    available = [*dict.fromkeys([*report.BUILT_IN_SLICES, *line_slices])]
     for name in config.eval_slices or []:
         if name not in available:
             raise ConfigurationError(
                 f"eval_slices: there is no slice {name!r}{suggest_nearest(name, available)}; "
-                "expected some "
-                f"of {', '.join(available)}",
+                f"expected some of {', '.join(available)}",
                 ["eval_slices"],
             )
 
@@ -271,11 +270,11 @@ def _check_best_metric(config: DisambiguationConfig, line_slices: list[str]) -> 
 
 
 def _list_metric_names(config: DisambiguationConfig, line_slices: list[str]) -> Iterator[str]:
-    """Yields the metrics that can select the best checkpoint."""
+    """Yields the names of metrics by which the best checkpoint may be selected."""
     for name, metric in METRICS.items():
         if metric.better is not None and name not in SLICE_METRICS:
             yield name
-    for name in (*report.BUILT_IN, *map(report.rename_line_slice, line_slices)):
+    for name in (*report.BUILT_IN_SLICES, *map(report.rename_line_slice, line_slices)):
         if report.is_reported(name, config.eval_slices):
             prefix = "" if name == ALL_MENTIONS else f"{name}_"
             yield from list_slice_metrics(prefix)

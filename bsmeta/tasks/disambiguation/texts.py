@@ -17,16 +17,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.core.rounding import divide_up
 from bsmeta.data.text.tokenizer import find_special_tokens, load_padded_tokenizer
 from bsmeta.tasks.disambiguation.config import ENTITY_TEXT, DisambiguationConfig
 from bsmeta.tasks.disambiguation.entities import EntityTable
 
 MENTION_START = "[ent_start]"
 MENTION_END = "[ent_end]"
-MARKERS = {"types": "[ent_type]", "relations": "[ent_kg]", "description": "[ent_desc]"}
-SPECIAL_TOKENS = (MENTION_START, MENTION_END, *MARKERS.values())
+PART_MARKERS = {"types": "[ent_type]", "relations": "[ent_kg]", "description": "[ent_desc]"}
+SPECIAL_TOKENS = (MENTION_START, MENTION_END, *PART_MARKERS.values())
 _PARENTHESIS = re.compile(r"(?<!\s)\s*+\([^()]*\)\s*$")
-_CACHED_TEXTS = 1 << 17
+_MAX_CACHED_TEXTS = 1 << 17
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -43,15 +44,17 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 class EntityTexts:
-    """The tokenized texts of entities.
+    """Renders and tokenizes the texts of entities.
 
     Args:
-        parts: The parts of `ENTITY_TEXT` that a text has.
-        max_length: The most tokens of a text, with the special ones.
+        parts: The parts of a text, some of `ENTITY_TEXT`.
+        max_length: Maximum tokens of a text, including special tokens.
 
     Attributes:
-        settings: The settings that determine the tokens, besides the table and the tokenizer.
+        settings: The settings that determine the tokens, except the table and the tokenizer.
         count: Number of entities.
+        max_length: See above.
+        tokenizer: The tokenizer of the texts.
     """
 
     def __init__(
@@ -71,17 +74,21 @@ class EntityTexts:
         self._prefix, self._suffix = find_special_tokens(tokenizer)
         self._max_text_tokens = max_length - len(self._prefix) - len(self._suffix)
         self._markers = {
-            part: tokenizer.convert_tokens_to_ids(marker) for part, marker in MARKERS.items()
+            part: tokenizer.convert_tokens_to_ids(marker) for part, marker in PART_MARKERS.items()
         }
-        self._cached_encode = lru_cache(_CACHED_TEXTS)(self._encode)
+        self._cached_encode = lru_cache(_MAX_CACHED_TEXTS)(self._encode)
 
     def text(self, entity: int) -> str:
-        """Returns the text of an entity, without special tokens; it determines the tokens."""
+        """Returns the text of an entity as a string that determines its tokens."""
         parts = self._render_parts(entity)
         return "\n".join(f"{part}: {text}" for part, text in parts.items())
 
     def tokens(self, entity: int, is_masked: bool = False) -> list[int]:
-        """Returns the tokens of an entity's text; `is_masked` masks each token of the title."""
+        """Returns the tokens of an entity's text, with special tokens.
+
+        Args:
+            is_masked: Whether each token of the title is replaced by the mask token.
+        """
         title, other_parts = self._cached_encode(entity)
         if is_masked:
             title = [self.tokenizer.mask_token_id] * len(title)
@@ -95,7 +102,7 @@ class EntityTexts:
         """Builds `entity_ids` and `entity_mask`, int64 [entities, tokens].
 
         Args:
-            is_masked: bool [entities]: which titles are masked.
+            is_masked: bool [entities], whether the title is masked.
 
         Returns:
             The tensors, and the number of tokens without padding.
@@ -130,7 +137,7 @@ class EntityTexts:
         return title, other_parts
 
     def _render_parts(self, entity: int) -> dict[str, str]:
-        """Renders the parts that the entity has, by name."""
+        """Renders the nonempty parts of an entity's text, by name."""
         texts = {part: self._render_part(part, entity) for part in self._parts}
         return {part: text for part, text in texts.items() if text}
 
@@ -149,10 +156,16 @@ class EntityTexts:
 def cut_window(
     tokens: np.ndarray, start: int, end: int, markers: tuple[int, int], length: int
 ) -> np.ndarray:
-    """Returns a mention with a marker before and after it, and the tokens around it.
+    """Cuts a window around a mention, and inserts markers before and after the mention.
 
-    The window has at most `length` tokens, including the markers. The mention takes at most half
-    of them; its context is as long as sentence and window allow, and balanced where possible.
+    A mention of more than half the window is truncated. The context is as long as sentence and
+    window allow, and balanced where possible.
+
+    Args:
+        tokens: int64 [tokens] of the sentence.
+        start, end: The range of the mention.
+        markers: The tokens to insert.
+        length: Maximum tokens of the window, including markers.
     """
     end = min(end, start + max(1, length // 2 - 2))
     room = length - (end - start) - 2
@@ -168,34 +181,34 @@ def cut_window(
 
 
 def pad_sequences(sequences: Sequence[Sequence[int] | np.ndarray], value: int) -> np.ndarray:
-    """Returns the sequences as int64 [sequences, longest], padded at the end."""
-    longest = max(map(len, sequences), default=0)
-    padded = np.full((len(sequences), longest), value, np.int64)
+    """Pads sequences at the end, int64 [sequences, max_length]."""
+    max_length = max(map(len, sequences), default=0)
+    padded = np.full((len(sequences), max_length), value, np.int64)
     for row, sequence in zip(padded, sequences, strict=True):
         row[: len(sequence)] = sequence
     return padded
 
 
 def build_attention_mask(lengths: Sequence[int]) -> np.ndarray:
-    """Returns the attention mask of padded sequences, int64 [sequences, longest]."""
+    """Returns the attention mask of padded sequences, int64 [sequences, max_length]."""
     positions = np.arange(max(lengths, default=0))
     return (positions[None, :] < np.asarray(lengths)[:, None]).astype(np.int64)
 
 
 class Limits(NamedTuple):
-    """The largest size of a row."""
+    """The maximum size of a row."""
 
     mentions: int
     words: int
-    tokens: int  # without special ones
+    tokens: int  # without special tokens
 
 
 class Chunk(NamedTuple):
-    """A row of a sentence: its token range, and the indices of its mentions in text order."""
+    """A part of a sentence that becomes a row."""
 
-    start: int
+    start: int  # range of tokens
     end: int
-    mentions: list[int]
+    mentions: list[int]  # indices of mentions, in text order
 
 
 def find_overlaps(spans: np.ndarray, parts: np.ndarray) -> np.ndarray:
@@ -206,7 +219,7 @@ def find_overlaps(spans: np.ndarray, parts: np.ndarray) -> np.ndarray:
         parts: int [parts, 2], in characters; neither starts nor ends decrease.
 
     Returns:
-        int [spans, 2]: first part and end of the range, which do not ascend if no part overlaps.
+        int [spans, 2]: start and end of the range; end <= start if no part overlaps.
     """
     first = np.searchsorted(parts[:, 1], spans[:, 0], side="right")
     end = np.searchsorted(parts[:, 0], spans[:, 1], side="left")
@@ -222,11 +235,11 @@ def divide_sentence(
     of the mentions. A row of a long sentence has the words around its mentions.
 
     Args:
-        mentions, words, tokens: int [n, 2], in characters.
+        mentions, words, tokens: int [n, 2], start and end in characters.
 
     Returns:
-        The rows, and the number of mentions that no row can hold: those longer than a row, and
-        those without a token.
+        The rows, and the number of mentions that fit no row: those longer than a row, and those
+        without a token.
     """
     in_words = find_overlaps(mentions, words)
     in_tokens = find_overlaps(mentions, tokens)
@@ -239,7 +252,7 @@ def divide_sentence(
 
     chunks = []
     for group in _group_mentions(fitting, in_words, in_tokens, limits):
-        # Widen to the most words of a row, then find the tokens that these words allow.
+        # Widen to the maximum words of a row, then to the maximum tokens within these words.
         first_word = int(in_words[group, 0].min())
         end_word = int(in_words[group, 1].max())
         first_word, end_word = widen_range(first_word, end_word, 0, len(words), limits.words)
@@ -261,8 +274,8 @@ def _group_mentions(
     if not mentions:
         return []
 
-    min_groups = -(-len(mentions) // limits.mentions)
-    group_size = -(-len(mentions) // min_groups)
+    min_groups = divide_up(len(mentions), limits.mentions)
+    group_size = divide_up(len(mentions), min_groups)
 
     # As lists, because reading single values of arrays is slow.
     word_ranges = in_words.tolist()
@@ -295,7 +308,7 @@ def _group_mentions(
 
 
 def widen_range(start: int, end: int, low: int, high: int, size: int) -> tuple[int, int]:
-    """Widens a range to `size`, equally on both sides where possible, within `low` to `high`."""
+    """Widens a range to `size` within `low` to `high`, equally on both sides if possible."""
     spare = size - (end - start)
     after = min(high - end, spare - min(start - low, spare // 2))
     before = min(start - low, spare - after)
@@ -304,7 +317,7 @@ def widen_range(start: int, end: int, low: int, high: int, size: int) -> tuple[i
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the store: a sentence or a part of one; arrays are int64 [mentions] if not noted."""
+    """A row of the store: a sentence or a part of one; arrays are int64 [mentions] unless noted."""
 
     number: int  # in the store
     sentence: int
@@ -313,14 +326,14 @@ class Row:
     starts: np.ndarray  # in tokens
     ends: np.ndarray
     aliases: np.ndarray  # numbers in the table
-    entities: np.ndarray  # int64 [mentions, most entities of a mention]: the meanings; -1 pads
+    entities: np.ndarray  # int64 [mentions, meanings]; -1 pads
     is_gold: np.ndarray  # bool; False for weak labels
     positions: np.ndarray  # in the line
-    slices: list[tuple[str, ...]]  # for each mention, the slices that its line puts it in
+    slices: list[tuple[str, ...]]  # of each mention
 
 
 class Mentions:
-    """The concatenated mentions of some rows, with the index of the row of each; see `Row`."""
+    """The concatenated mentions of rows; `rows` has the index of the row of each. See `Row`."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         counts = [len(row.aliases) for row in rows]
@@ -338,7 +351,7 @@ class Mentions:
 
 
 class MentionTexts:
-    """Builds the inputs of the encoder of mentions."""
+    """Builds the inputs of the mention encoder."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DisambiguationConfig) -> None:
         data = config.data_config
@@ -352,15 +365,16 @@ class MentionTexts:
     def build_tensors(
         self, rows: Sequence[Row], masked: Sequence[np.ndarray] | None = None
     ) -> tuple[dict[str, torch.Tensor], int]:
-        """Builds the inputs for the mentions of some rows.
+        """Builds the inputs for the mentions of rows.
 
         Args:
-            masked: For each row, bool [mentions]: which mentions are masked; None: none.
+            masked: For each row, whether each mention is masked, bool [mentions]; None: no mention
+                is.
 
         Returns:
             `input_ids` and `attention_mask`, int64 [texts, tokens], and `mention_tokens`, int64
-            [mentions, most tokens of a mention], indices in the flattened texts; and the number of
-            tokens without padding.
+            [mentions, tokens], indices in the flattened texts; and the number of tokens without
+            padding.
         """
         texts: list[list[int]] = []
         mention_texts: list[int] = []  # for each mention, the index of its text

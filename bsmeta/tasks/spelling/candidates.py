@@ -1,8 +1,8 @@
-"""Candidate corrections of a word, with their features.
+"""Candidate corrections of words, with their features.
 
-The candidates of a word are words within two edits, words of which it is a known misspelling, two
-words that were written as one, and all these in lower case and with a capital. The features that do
-not depend on the context are computed once for each form of a word.
+The candidates of a word are the words within two edits, the corrections listed for it, and two
+words whose space it lacks, each in lower case and capitalized. Features that do not depend on the
+context are computed once for each form of a word.
 """
 
 from __future__ import annotations
@@ -25,54 +25,59 @@ from bsmeta.tasks.spelling.lexicon import Lexicon, Parsed, fold_word, hash_words
 from bsmeta.tasks.spelling.noise import remove_accents
 from bsmeta.tasks.spelling.word_parts import find_word_runs, is_word, measure_elision
 
-LOOKED_AT = 300  # near words that are compared with a word: the most frequent
+MAX_COMPARED_WORDS = 300
+"""Maximum number of near words, the most frequent ones, that are compared with a word."""
 
-# Limits on the near words that are candidates.
-MOST_NEAR = 12
-MOST_NEAR_OF_SHORT = 32  # of a short word
-MOST_NEAR_OF_KNOWN = 8  # of a word that is in a list
+# Maximum number of near words that become candidates
+MAX_NEAR = 12
+MAX_NEAR_OF_SHORT = 32  # of a short word
+MAX_NEAR_OF_LISTED = 8  # of a word in a list
 
-SHORT = 3  # a short word has at most this number of characters
-LEAST_CAPITAL_SHARE = 0.05
-"""Share of capitalized occurrences above which a candidate is also offered with a capital inside a
-sentence.
-"""
-EDIT_COST = 5.0  # cost of an edit in the choice of candidates, in nats of word frequency
-LONG = 7  # from this number of characters, words at three edits are candidates
-FORMS_IN_MEMORY = 200_000
+MAX_SHORT_CHARS = 3
+"""Maximum characters of a short word."""
+MIN_LONG_CHARS = 7
+"""Minimum characters of a long word, whose candidates may be at three edits."""
+MIN_CAPITAL_SHARE = 0.05
+"""Minimum share of capitalized occurrences for candidates with a capital inside a sentence."""
+EDIT_COST = 5.0
+"""Cost of an edit in the choice of candidates, in nats of word frequency."""
+INITIAL_EDIT_COST = 0.5
+"""Additional cost, in edits, of another first letter, which is rarely misspelled."""
+MAX_CACHED_FORMS = 200_000
 
 SPLIT_COST = 12.0
+"""Cost of a missing space, in nats of word frequency."""
 _VOWELS = frozenset("aeiouy")
 _KEYBOARD_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
-UNKNOWN = -25.0  # the logarithm of the frequency of an unknown word
+UNKNOWN_LOG_FREQUENCY = -25.0
 UNKNOWN_CAPITAL_SHARE = 0.3
 
-# Origins of a candidate: the word itself, all that are not listed, a near word, two words.
+# Origins of a candidate: the word itself, none of the listed candidates, a near word, two words
 _KEEP, _NONE, _NEAR, _SPLIT = range(4)
 
-# Columns of the features of a candidate. The first four say where it is from.
+# Columns of the features of a candidate; the first four are the one-hot origin.
 _FREQUENCY = 4
 _STATISTICS = slice(5, 7)  # whether it is known; its share of capitals
 _CASE = slice(7, 10)  # lower case, first letter a capital, all capitals
-_WORD = slice(10, 18)  # of the word itself only: see `_compute_word_features`
-_EDIT_COUNT = slice(18, 22)  # 0, 1, 2, or more edits
+_WORD = slice(10, 18)  # only for the word itself: see `_compute_word_features`
+_EDIT_COUNT = slice(18, 22)  # one-hot: 0, 1, 2, or more edits
 _IS_KNOWN_MISSPELLING = 22
-_COMMON = slice(23, 29)  # properties that the candidate and the word have in common
+_COMMON = slice(23, 29)  # similarities of candidate and word: see `_describe_edits`
 _FREQUENCY_GAIN = 29
 _SINGLE_EDIT = slice(30, 36)
 _CASE_EDITS = slice(36, 39)
 _DISTANCES = slice(39, 41)
 
 FORM_FEATURES = 41
-"""Number of features of a candidate without its context; a column for each list follows."""
+"""Number of features of a candidate without context; a column for each word list follows."""
 
 
 class _Key(NamedTuple):
     """The position of a key on a QWERTY keyboard."""
 
     row: int
-    column: float  # every row is shifted by half a key
+    column: float  # each row is shifted by half a key
 
 
 def _locate_keys() -> dict[str, _Key]:
@@ -88,17 +93,16 @@ _KEYS = _locate_keys()
 
 @dataclass(frozen=True)
 class Form:
-    """A form of a word, and its candidates.
+    """The candidates of a word.
 
-    The first candidate is the word itself, and the second stands for all that are not listed; the
-    others follow. A candidate may have two words, of which the first and the last are counted; of
-    one word, both are the same.
+    The first candidate is the word itself, and the second stands for none of the others, which
+    follow. A candidate may have two words; of a single word, first and last word are the same.
     """
 
-    texts: list[str]  # how each candidate is written
+    texts: list[str]  # spelling of each candidate
     features: np.ndarray  # float32 [candidates, FORM_FEATURES + lists]
-    hashes: np.ndarray  # uint64 [2, candidates], of the first and the last word as counted
-    logs: np.ndarray  # float32 [candidates], the logarithm of the frequency of the first word
+    hashes: np.ndarray  # uint64 [2, candidates], of the first and the last word, folded
+    logs: np.ndarray  # float32 [candidates], log frequency of the first word
     capitals: np.ndarray  # bool [candidates], whether it begins with a capital
 
     @property
@@ -113,13 +117,13 @@ class Form:
 
 
 class _Row(NamedTuple):
-    """A candidate."""
+    """A candidate of a word."""
 
-    text: str  # how it is written
-    first: str  # its words in their counted form; of one word, both are the same
+    text: str  # its spelling
+    first: str  # its first and last word, folded; of a single word, both are the same
     last: str
-    origin: int
-    distance: int = 0  # in edits
+    origin: int  # `_KEEP`, `_NONE`, `_NEAR` or `_SPLIT`
+    distance: int = 0  # edits from the word
 
 
 class Candidates:
@@ -127,8 +131,8 @@ class Candidates:
 
     Args:
         lexicon: The known words.
-        hidden_misspellings: Share of the known misspellings to ignore. In training, errors are
-            drawn from them, so that otherwise every error would be known.
+        hidden_misspellings: Share of the known misspellings to ignore. Training errors are drawn
+            from them, so otherwise every error would be known in training.
     """
 
     def __init__(self, lexicon: Lexicon, hidden_misspellings: float = 0.0) -> None:
@@ -138,18 +142,18 @@ class Candidates:
 
         self._logs = np.log(np.maximum(lexicon.frequencies, 1e-10))
         self._known_logs = dict(zip(lexicon.words, self._logs.tolist(), strict=True))
-        # The last row is for unknown words, whose number is -1.
+        # The last row is for unknown words, which have the number -1.
         self._list_features = np.pad(np.log1p(lexicon.counts) / 10, ((0, 1), (0, 0)))
         shares = (lexicon.counts[:, 1] + 0.3) / (lexicon.counts[:, 0] + 1)
         self._capital_shares = dict(zip(lexicon.words, shares.tolist(), strict=True))
 
-        self._longest = max(map(len, lexicon.words), default=0)
+        self._max_word_chars = max(map(len, lexicon.words), default=0)
         self._initials = np.array([ord(word[0]) for word in lexicon.words])
-        # Tokens of the counted texts may be more than a word, such as `yes—then`.
+        # The counted tokens may have several words, such as `yes—then`.
         self._is_word = np.array([*map(is_word, lexicon.words)], bool)
 
     @property
-    def width(self) -> int:
+    def feature_count(self) -> int:
         """Number of features of a candidate."""
         return FORM_FEATURES + self._list_features.shape[1]
 
@@ -160,20 +164,22 @@ class Candidates:
             cores: For each word, its spelled part (`find_spelled_part`), and whether it begins a
                 sentence.
         """
-        if len(self._forms) > FORMS_IN_MEMORY:
+        if len(self._forms) > MAX_CACHED_FORMS:
             self._forms.clear()
 
-        new = [core for core in dict.fromkeys(cores) if core not in self._forms]
-        near = self._lexicon.near.find([fold_word(core) for core, _ in new]) if new else []
-        for (core, is_start), near_words in zip(new, near, strict=True):
+        uncached = [core for core in dict.fromkeys(cores) if core not in self._forms]
+        near: list[np.ndarray] = []
+        if uncached:
+            near = self._lexicon.near.find([fold_word(core) for core, _ in uncached])
+        for (core, is_start), near_words in zip(uncached, near, strict=True):
             self._forms[core, is_start] = self._build_form(core, is_start, near_words)
         return [self._forms[core] for core in cores]
 
     def find_spelled_part(self, word: str) -> Parsed:
-        """Returns the part of a token that is compared with words: of several parts, the rarest.
+        """Returns the part of a token that is compared with words: the rarest of its parts.
 
-        All else is in `before` and `after`, which no correction changes. A word in a script that
-        the lexicon does not have is not compared.
+        The rest is in `before` and `after`, which no correction changes. The core is empty for a
+        word in a script that the lexicon lacks.
         """
         parsed = parse_token(word)
         if self._lexicon.scripts.find_unknown(word):
@@ -185,7 +191,7 @@ class Candidates:
                 parts.append(Span(run.start + start, run.start + end))
         if len(parts) > 1:
             parts = [part for part in parts if part.end - part.start > 1]
-        if not parts:  # nothing is spelled, or only initials (`U.S`)
+        if not parts:  # no words, or only initials (`U.S`)
             return parsed._replace(before=word, core="", after="")
 
         start, end = min(
@@ -198,9 +204,9 @@ class Candidates:
         )
 
     def _divide_compound(self, word: str) -> list[Span]:
-        """Returns the parts of an unknown compound; the whole of any other word."""
+        """Returns the parts of an unknown compound, or the whole of any other word."""
         whole_word = Span(0, len(word))
-        if self._lexicon.number(fold_word(word)) >= 0:
+        if self._lexicon.find_number(fold_word(word)) >= 0:
             return [whole_word]
 
         parts = [part for part in divide_compound(word) if part.end - part.start > 1]
@@ -209,22 +215,29 @@ class Candidates:
         return [self._cut_elision(word, part) for part in parts]
 
     def _cut_elision(self, word: str, part: Span) -> Span:
-        """Cuts the elided article from a part of a word, unless it is listed with the article."""
+        """Removes an elided article from a part of a word, unless both are known as one word."""
         text = word[slice(*part)]
         key = fold_word(text)
-        if self._lexicon.number(key) >= 0 or key in self._lexicon.misspellings:
+        if self._lexicon.find_number(key) >= 0 or key in self._lexicon.misspellings:
             return part
         return Span(part.start + measure_elision(text), part.end)
 
     def compute_log_frequency(self, key: str) -> float:
-        """Returns the logarithm of the frequency of a word."""
-        return self._known_logs.get(key, UNKNOWN)
+        """Returns the natural logarithm of the frequency of a folded word."""
+        return self._known_logs.get(key, UNKNOWN_LOG_FREQUENCY)
 
     def _compute_capital_share(self, key: str) -> float:
-        """Returns the share of a word's occurrences with a capital inside a sentence."""
+        """Returns the share of a folded word's occurrences with a capital inside a sentence."""
         return self._capital_shares.get(key, UNKNOWN_CAPITAL_SHARE)
 
     def _build_form(self, core: str, is_start: bool, near_words: np.ndarray) -> Form:
+        """Builds the candidates of a word, with their features.
+
+        Args:
+            core: The spelled part of the word.
+            is_start: Whether it begins a sentence.
+            near_words: Numbers of the words near it, ascending.
+        """
         if not core:
             return self._unspelled_form
 
@@ -235,15 +248,15 @@ class Candidates:
         if corrections and xxhash.xxh3_64_intdigest(key.encode()) < self._hidden * 2**64:
             corrections = []
 
-        distances = self._choose(core, near_words, corrections)
-        rows = self._list_candidate_rows(core, is_start, distances)
+        distances = self._choose_near_words(core, near_words, corrections)
+        rows = self._list_candidates(core, is_start, distances)
         features = [
             self._compute_features(
                 core, key, row, is_known=row.first in corrections, others=len(distances)
             )
             for row in rows
         ]
-        list_features = self._list_features[[self._lexicon.number(row.first) for row in rows]]
+        list_features = self._list_features[[self._lexicon.find_number(row.first) for row in rows]]
         return Form(
             texts=[row.text for row in rows],
             features=np.concatenate([np.array(features), list_features], 1).astype(np.float32),
@@ -257,15 +270,17 @@ class Candidates:
             capitals=np.array([row.text[:1].isupper() for row in rows]),
         )
 
-    def _list_candidate_rows(
-        self, core: str, is_start: bool, distances: dict[str, int]
-    ) -> list[_Row]:
-        """Lists the candidates of a word, from the near words with their distances."""
+    def _list_candidates(self, core: str, is_start: bool, distances: dict[str, int]) -> list[_Row]:
+        """Lists the candidates of a word: near words in several cases, and two words.
+
+        Args:
+            distances: The chosen near words, with their distances in edits.
+        """
         key = fold_word(core)
         rows = [_Row(core, key, key, _KEEP), _Row("", "", "", _NONE)]
 
         for other, distance in {key: 0, **distances}.items():
-            has_capital = self._compute_capital_share(other) > LEAST_CAPITAL_SHARE
+            has_capital = self._compute_capital_share(other) > MIN_CAPITAL_SHARE
             for text in _list_cased_forms(core, other, with_capital=is_start or has_capital):
                 if not _are_equivalent(text, core):
                     rows.append(_Row(text, other, other, _NEAR, distance))
@@ -277,31 +292,33 @@ class Candidates:
 
     @cached_property
     def _unspelled_form(self) -> Form:
-        """The form of a word that is not spelled."""
-        features = np.zeros((2, self.width), np.float32)
+        """The form of a word without a spelled part, which has no candidates."""
+        features = np.zeros((2, self.feature_count), np.float32)
         features[0, _KEEP] = 1
         features[1, _NONE] = 1
         return Form(
             texts=["", ""],
             features=features,
             hashes=np.zeros((2, 2), np.uint64),
-            logs=np.full(2, UNKNOWN, np.float32),
+            logs=np.full(2, UNKNOWN_LOG_FREQUENCY, np.float32),
             capitals=np.zeros(2, bool),
         )
 
-    def _choose(self, core: str, near: np.ndarray, corrections: Sequence[str]) -> dict[str, int]:
-        """Chooses the words that are candidates of a word.
+    def _choose_near_words(
+        self, core: str, near: np.ndarray, corrections: Sequence[str]
+    ) -> dict[str, int]:
+        """Chooses the near words that become candidates of a word.
 
         Args:
-            near: The numbers of near words, of which the likeliest are chosen.
-            corrections: The words of which it is a known misspelling, all of which are chosen.
+            near: Numbers of near words, ascending, of which the likeliest are chosen.
+            corrections: Words that it is a known misspelling of, all of which are chosen.
 
         Returns:
-            The words, with their distances in edits.
+            The distances in edits, by word.
         """
         words = self._lexicon.words
         key = fold_word(core)
-        near = near[self._is_word[near]][:LOOKED_AT]
+        near = near[self._is_word[near]][:MAX_COMPARED_WORDS]
 
         distances, distances_with_case = process.cdist(
             [key, _lower_inner_word(core)],
@@ -309,20 +326,14 @@ class Candidates:
             scorer=OSA.distance,
             dtype=np.uint8,
         )
-        cost = distances_with_case + 0.5 * (self._initials[near] != ord(key[0]))
-        scores = self._logs[near] - EDIT_COST * cost
-        limit = 3 if len(key) >= LONG else 2
-        scores[(distances == 0) | (distances > limit)] = -np.inf
-
-        number = self._lexicon.number(key)
-        count = MOST_NEAR
-        if len(key) <= SHORT:
-            count = MOST_NEAR_OF_SHORT
-        elif number >= 0 and self._lexicon.counts[number, 2:3].sum() > 0:
-            count = MOST_NEAR_OF_KNOWN
+        has_other_initial = self._initials[near] != ord(key[0])
+        edits = distances_with_case + INITIAL_EDIT_COST * has_other_initial
+        scores = self._logs[near] - EDIT_COST * edits
+        max_distance = 3 if len(key) >= MIN_LONG_CHARS else 2
+        scores[(distances == 0) | (distances > max_distance)] = -np.inf
 
         candidates: dict[str, int] = {}
-        for index in np.argsort(-scores, kind="stable")[:count]:
+        for index in np.argsort(-scores, kind="stable")[: self._choose_max_near(key)]:
             if scores[index] > -np.inf:
                 candidates[words[near[index]]] = int(distances[index])
         for word in corrections:
@@ -330,13 +341,24 @@ class Candidates:
                 candidates[word] = OSA.distance(word, key)
         return candidates
 
+    def _choose_max_near(self, key: str) -> int:
+        """Returns the maximum number of near words that become candidates of a folded word."""
+        if len(key) <= MAX_SHORT_CHARS:
+            return MAX_NEAR_OF_SHORT
+        number = self._lexicon.find_number(key)
+        # Columns 0 and 1 of the counts are for the texts; column 2 is the first list.
+        is_listed = number >= 0 and self._lexicon.counts[number, 2:3].sum() > 0
+        return MAX_NEAR_OF_LISTED if is_listed else MAX_NEAR
+
     def _find_splits(self, key: str) -> list[tuple[str, str]]:
-        """Returns the likeliest two words that are written as one, if they are likelier than it."""
+        """Returns the likeliest two words that make up a word, if they are likely enough."""
         lowest_log = max(-24.0, self.compute_log_frequency(key) - SPLIT_COST)
 
-        # Both words must be known, as an unknown one is below `lowest_log`; so neither is longer
-        # than every known word, and the time does not grow with the square of the word's length.
-        ends = range(max(1, len(key) - self._longest), min(len(key), self._longest + 1))
+        # An unknown word is below `lowest_log`. So both words are at most as long as the longest
+        # known one, and the time is not quadratic in the length of the word.
+        ends = range(
+            max(1, len(key) - self._max_word_chars), min(len(key), self._max_word_chars + 1)
+        )
         splits: list[tuple[float, tuple[str, str]]] = []
         for end in ends:
             pair = (key[:end], key[end:])
@@ -355,10 +377,10 @@ class Candidates:
         """Computes the features of a candidate without its context.
 
         Args:
-            core: The word as it is written.
-            key: The word in its counted form.
+            core: The word.
+            key: The folded word.
             is_known: Whether the word is a known misspelling of the candidate.
-            others: The number of near words.
+            others: Number of chosen near words.
         """
         features = [0.0] * FORM_FEATURES
         features[row.origin] = 1.0
@@ -368,7 +390,10 @@ class Candidates:
         text = row.text
         log = self.compute_log_frequency(row.first)
         features[_FREQUENCY] = (log + 12) / 4
-        features[_STATISTICS] = [log > UNKNOWN, self._compute_capital_share(row.first)]
+        features[_STATISTICS] = [
+            log > UNKNOWN_LOG_FREQUENCY,
+            self._compute_capital_share(row.first),
+        ]
         features[_CASE] = [
             text.islower(),
             text[:1].isupper(),
@@ -396,23 +421,28 @@ class Candidates:
         return features
 
     def _compute_word_features(self, core: str, key: str, others: int) -> list[float]:
-        """Computes the features of the word itself; see `_compute_features`."""
+        """Computes the features of the word itself; see `_compute_features`.
+
+        Numbers are scaled to the order of 1, because they are inputs of a network.
+        """
         rarest, mean = self._compute_rarity(key)
+        has_mixed_case = not (core.islower() or core.istitle() or core.isupper())
+        capital_share = sum(map(str.isupper, core)) / len(core)
         return [
             len(key) / 8,
             rarest,
             mean,
             not key.isascii(),
             others / 10,
-            not (core.islower() or core.istitle() or core.isupper()),
-            sum(map(str.isupper, core)) / len(core),
+            has_mixed_case,
+            capital_share,
             len(key) == 1,
         ]
 
     def _compute_rarity(self, key: str) -> tuple[float, float]:
-        """Returns the log-probability of the rarest triple of letters of a word, and the mean.
+        """Computes the log-probability of the rarest letter trigram of a word, and the mean.
 
-        The unit is 5 nats.
+        The unit is 5 nats. Counts are smoothed: 0.3 is added to trigrams, and 10 to bigrams.
         """
         counts = self._letter_counts
         framed = f" {key} "
@@ -424,7 +454,7 @@ class Candidates:
 
     @cached_property
     def _letter_counts(self) -> Counter[str]:
-        """How often pairs and triples of letters occur in the known words."""
+        """Counts of letter bigrams and trigrams in the 50,000 most frequent words."""
         counts: Counter[str] = Counter()
         for word in self._lexicon.words[:50_000]:
             framed = f" {word} "
@@ -435,12 +465,12 @@ class Candidates:
 
 
 def _list_cased_forms(core: str, key: str, *, with_capital: bool) -> list[str]:
-    """Lists the ways to write a candidate in place of a word.
+    """Lists spellings of a candidate in the cases that may replace a word.
 
     Args:
         core: The word.
-        key: The candidate in lower case.
-        with_capital: Whether to include a capital where the word has none.
+        key: The folded candidate.
+        with_capital: Whether to include a capitalized spelling if the word has no capital.
     """
     capital = key[:1].upper() + key[1:]
     upper = [key.upper()] if 2 * sum(map(str.isupper, core)) > len(core) > 1 else []
@@ -452,26 +482,26 @@ def _list_cased_forms(core: str, key: str, *, with_capital: bool) -> list[str]:
 
 
 def _copy_apostrophes(word: str, candidate: str) -> str:
-    """Writes typographic apostrophes in a candidate if the word has them."""
+    """Replaces apostrophes in a candidate by typographic ones if the word has these."""
     return candidate.replace("'", "\u2019") if "\u2019" in word else candidate
 
 
 def _is_spelled(phrase: str) -> bool:
-    """Whether a phrase consists of words, without punctuation between them."""
+    """Returns whether a phrase consists of words without punctuation."""
     return all(map(is_word, phrase.split(" ")))
 
 
 def _are_equivalent(first: str, second: str) -> bool:
-    """Whether two texts are the same characters, composed or not."""
+    """Returns whether two texts are equal after Unicode normalization."""
     if first.isascii() and second.isascii():
         return first == second
     return unicodedata.normalize("NFC", first) == unicodedata.normalize("NFC", second)
 
 
 def _lower_inner_word(word: str) -> str:
-    """Returns a word with its first letter in lower case, and all of it if all are capitals.
+    """Lowers the case of the first letter of a word, or of a word in capitals.
 
-    Other capitals inside a word are errors, so they remain.
+    Other capitals inside a word remain, because they are errors.
     """
     if word.isupper():
         return fold_word(word)
@@ -482,13 +512,14 @@ class _Edits(NamedTuple):
     """Features of the edits from a candidate to a word."""
 
     number: list[float]  # one-hot: 0, 1, 2, or more
-    common: list[float]  # properties that both have in common
+    common: list[float]  # similarities
     single: list[float]  # see `_describe_single_edit`
-    distances: list[float]  # without swaps, and without replacements
+    distances: list[float]  # edit distances without swaps, and without replacements
 
 
-@lru_cache(64)  # a candidate is written in several ways
+@lru_cache(64)  # a candidate has several spellings
 def _describe_edits(candidate: str, key: str, distance: int) -> _Edits:
+    """Computes the features of the edits from a folded candidate to a folded word."""
     number = [0.0] * 4
     number[min(distance, 3)] = 1.0
     common = [
@@ -504,7 +535,7 @@ def _describe_edits(candidate: str, key: str, distance: int) -> _Edits:
 
 
 def _extract_consonants(word: str) -> str:
-    """Returns the consonants of a word, doubled ones once."""
+    """Returns the consonants of a word, without repetitions of the previous one."""
     consonants = ""
     for letter in word:
         if letter not in _VOWELS and not consonants.endswith(letter):
@@ -513,10 +544,10 @@ def _extract_consonants(word: str) -> str:
 
 
 def _describe_single_edit(right: str, wrong: str) -> list[float]:
-    """Computes the features of a single edit; zeros if there are several or none.
+    """Computes the features of a single edit; zeros if there are several edits or none.
 
-    They are its operation (insertion, deletion, replacement), and whether it is a slip to a
-    neighboring key, an exchange of vowels, or a doubled letter.
+    They are the one-hot operation (insertion, deletion, replacement), and whether it confuses
+    neighboring keys, confuses vowels, or doubles or undoubles a letter.
     """
     operations = [*Levenshtein.editops(right, wrong)]
     if len(operations) != 1:
@@ -539,7 +570,7 @@ def _describe_single_edit(right: str, wrong: str) -> list[float]:
 
 
 def _are_neighbors(first: str, second: str) -> bool:
-    """Whether two letters are adjacent on a QWERTY keyboard."""
+    """Returns whether two letters are adjacent on a QWERTY keyboard."""
     if first not in _KEYS or second not in _KEYS:
         return False
     rows = abs(_KEYS[first].row - _KEYS[second].row)

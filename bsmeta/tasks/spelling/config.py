@@ -22,16 +22,17 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, MISSING, Problem, format_value, look_up
 from bsmeta.core.keys import find_bound_problems, inherited, key
+from bsmeta.core.rounding import round_up_to_multiple
 
 # Packages whose lists of misspellings, or of words with counts, can be named.
 CODESPELL = "codespell"
 SYMSPELLPY = "symspellpy"
 WORDFREQ = "wordfreq"
 
-LEAST_TOKENS = 512
-"""Least tokens of a step for every process, as in the published system."""
+MIN_PART_TOKENS = 512
+"""Minimum of the tokens of a step for each process, as in the published system."""
 
-MOST_SHARES = 64  # limit on the parts of a step, unless batch_shares is set
+MAX_SHARES = 64  # limit on the parts of a step, unless batch_shares is set
 
 CORRECTION = "correction.json"
 """File in the folder of a model of `sec`: the probability threshold of its corrections (null: 0.5).
@@ -130,8 +131,8 @@ class SpellingConfig(RunConfig):
 
     batch_max_length: int = key(
         4096,
-        f"padded tokens of a step over all processes; at least {LEAST_TOKENS} a process",
-        at_least=LEAST_TOKENS,
+        f"padded tokens of a step over all processes; at least {MIN_PART_TOKENS} a process",
+        at_least=MIN_PART_TOKENS,
         heading="Batches",
     )
     bucket_span: int = key(4, at_least=1)
@@ -140,7 +141,7 @@ class SpellingConfig(RunConfig):
         None,
         "parts into which every step can be divided: processes x gradient_accumulation_steps must "
         "divide it; null: the largest power of 2 that leaves each of them "
-        f"{LEAST_TOKENS} tokens, at most 64",
+        f"{MIN_PART_TOKENS} tokens, at most 64",
         at_least=1,
     )
     num_workers: int = key(0, at_least=0)
@@ -223,7 +224,7 @@ class SecConfig(SpellingConfig):
 def find_value_problems(
     config: SpellingConfig, composition: Composition = NOTHING
 ) -> Iterator[Problem]:
-    """Yields problems that do not depend on the launch."""
+    """Yields the problems with the values of keys, before the launch is known."""
     yield from _find_published_problems(config, composition)
     yield from _find_data_problems(config)
     yield from find_model_problems(cast(Any, config))  # which has the keys that it reads
@@ -233,7 +234,7 @@ def find_value_problems(
 
 
 def _find_published_problems(config: SpellingConfig, composition: Composition) -> Iterator[Problem]:
-    """Yields parts of a published configuration that another task or nothing here can train."""
+    """Yields problems with the variant and the noise of a published configuration."""
     variant = look_up({"document": config.document}, _VARIANT)
     trainable = [name for name, task in VARIANTS.items() if task == config.task]
     if composition.is_read("document") and variant is not MISSING and variant not in trainable:
@@ -258,7 +259,7 @@ def _find_published_problems(config: SpellingConfig, composition: Composition) -
 
 
 def _find_data_problems(config: SpellingConfig) -> Iterator[Problem]:
-    """Yields data sets that are missing, and splits that do not fit them."""
+    """Yields problems with the data sets, their limits and their validation splits."""
     if not config.datasets:
         expected = "at least one file, folder or glob of .txt or .jsonl"
         yield Problem("datasets", HYDRA, "[]", expected, "datasets=[FILE]")
@@ -288,7 +289,10 @@ def _find_data_problems(config: SpellingConfig) -> Iterator[Problem]:
 
 
 def _find_file_problems(config: SpellingConfig) -> Iterator[Problem]:
-    """Yields files, folders and packages that are missing, some needed only after the last step."""
+    """Yields a problem for each missing file, folder or package.
+
+    Test sets and the dictionary are needed only after the last step, but checked before the first.
+    """
     noise = config.noise
     if noise.misspellings != CODESPELL and not os.path.isfile(noise.misspellings):
         fix = "noise.misspellings=codespell, or a JSON file {word: [misspelling, …]}"
@@ -325,7 +329,7 @@ def _find_file_problems(config: SpellingConfig) -> Iterator[Problem]:
 
 
 def _find_detector_problems(config: SecConfig) -> Iterator[Problem]:
-    """Yields a detector that is missing, or no detector."""
+    """Yields a problem if the detector is missing, or is a model of another task."""
     folder = config.detector
     if folder is None:
         return
@@ -339,11 +343,13 @@ def _find_detector_problems(config: SecConfig) -> Iterator[Problem]:
 
 
 def _find_uninstalled(key: str, value: str, module: str, instead: str) -> Iterator[Problem]:
-    """Yields a package that is not installed.
+    """Yields a problem if a package is not installed.
 
     Args:
-        module: The name under which it is imported.
-        instead: A setting that does not need it.
+        key: The key that needs the package.
+        value: The value of the key.
+        module: The name under which the package is imported.
+        instead: A setting of the key that does not need the package.
     """
     if find_spec(module) is None:
         package = module.removesuffix("_lib")
@@ -354,7 +360,7 @@ def _find_uninstalled(key: str, value: str, module: str, instead: str) -> Iterat
 
 
 def _find_shape_problems(config: SpellingConfig) -> Iterator[Problem]:
-    """Yields shapes of the model and of a step that are impossible."""
+    """Yields problems with the sizes of the model and of a step."""
     if config.model_config_file and not (config.tokenizer_name or config.model_name):
         expected = "the tokenizer of the model of model_config_file"
         yield Problem("tokenizer_name", HYDRA, "null", expected, "tokenizer_name=FOLDER")
@@ -366,16 +372,16 @@ def _find_shape_problems(config: SpellingConfig) -> Iterator[Problem]:
         yield Problem(name, HYDRA, format_value(small.heads), expected, f"{name}=4")
 
     shares = config.batch_shares
-    if shares is not None and config.batch_max_length < LEAST_TOKENS * shares:
-        expected = f"at least {LEAST_TOKENS} tokens for each of batch_shares={shares}"
-        fix = f"batch_max_length={LEAST_TOKENS * shares}, or fewer batch_shares"
+    if shares is not None and config.batch_max_length < MIN_PART_TOKENS * shares:
+        expected = f"at least {MIN_PART_TOKENS} tokens for each of batch_shares={shares}"
+        fix = f"batch_max_length={MIN_PART_TOKENS * shares}, or fewer batch_shares"
         yield Problem(
             "batch_max_length", HYDRA, format_value(config.batch_max_length), expected, fix
         )
 
 
 def _find_noise_problems(config: SpellingConfig) -> Iterator[Problem]:
-    """Yields letters that are none, and shares of errors whose sum is above 1."""
+    """Yields problems with the letters and the shares of the noise."""
     noise = config.noise
     if not noise.letters.isalpha():
         fix = "noise.letters=abcdefghijklmnopqrstuvwxyz"
@@ -391,17 +397,19 @@ def _find_noise_problems(config: SpellingConfig) -> Iterator[Problem]:
         )
 
 
-def count_shares(config: SpellingConfig) -> int:
+def count_step_parts(config: SpellingConfig) -> int:
     """Returns the number of parts into which every step can be divided."""
     if config.batch_shares is not None:
         return config.batch_shares
-    return min(1 << ((config.batch_max_length // LEAST_TOKENS).bit_length() - 1), MOST_SHARES)
+    full_parts = config.batch_max_length // MIN_PART_TOKENS
+    largest_power_of_2 = 1 << (full_parts.bit_length() - 1)
+    return min(largest_power_of_2, MAX_SHARES)
 
 
 def find_start_problems(
     config: SpellingConfig, launch: Launch, _: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
-    """Yields steps that the processes of the launch cannot divide."""
+    """Yields a problem if the processes of the launch cannot divide a step equally."""
     invalid_keys = {problem.key for problem in find_bound_problems(config)}
     if invalid_keys & {"gradient_accumulation_steps", "batch_shares", "batch_max_length"}:
         return
@@ -409,15 +417,15 @@ def find_start_problems(
     accumulation = config.gradient_accumulation_steps
     processes = launch.num_processes
     parts = accumulation * processes
-    shares = count_shares(config)
+    shares = count_step_parts(config)
     if shares % parts == 0:
         return
 
     product = f"{processes} (processes) x {accumulation} (gradient_accumulation_steps)"
-    next_multiple = -(-shares // parts) * parts
+    next_multiple = round_up_to_multiple(shares, parts)
     fix = f"batch_shares={next_multiple}"
-    if LEAST_TOKENS * next_multiple > config.batch_max_length:
-        fix += f" batch_max_length={LEAST_TOKENS * next_multiple}, or fewer parts"
+    if MIN_PART_TOKENS * next_multiple > config.batch_max_length:
+        fix += f" batch_max_length={MIN_PART_TOKENS * next_multiple}, or fewer parts"
     value = format_value(config.batch_shares)
     if config.batch_shares is None:
         value += f" ({shares})"
@@ -425,7 +433,7 @@ def find_start_problems(
 
 
 def list_summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
-    """Returns the rows for model and data."""
+    """Returns the rows of the start-up table: model, data sets, errors and batch size."""
     small = config.small_model
     model = f"candidates, ranked by {small.layers} layers of width {small.width}"
     if config.model_config_file is not None:
@@ -451,7 +459,7 @@ def list_summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
 
 
 def list_notes(config: SpellingConfig, composition: Composition = NOTHING) -> Iterator[str]:
-    """Yields settings of a published configuration that have no effect here."""
+    """Yields a note for each setting of a published configuration that has no effect here."""
     unread = composition.list_unread_keys("document", checked=[_VARIANT])
     if unread:
         yield f"{', '.join(unread)}: without a counterpart here, so not used"

@@ -23,7 +23,12 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.data.text.sentences import find_words
 from bsmeta.tasks.spelling import detector
 from bsmeta.tasks.spelling.config import CORRECTION, SecConfig
-from bsmeta.tasks.spelling.corrections import Correction, count_correction_outcomes, group_words
+from bsmeta.tasks.spelling.corrections import (
+    Correction,
+    Counts,
+    count_correction_outcomes,
+    group_words,
+)
 from bsmeta.tasks.spelling.corrector import Corrector, TextLoss
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Rows, Words, make_row_tensors
 from bsmeta.tasks.spelling.metrics import CORRECTION_METRICS, Judged
@@ -33,12 +38,12 @@ from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric
 
-LIKELY = 0.5
-"""The probability above which a correction replaces a word where its neighbors are judged."""
+MIN_LIKELY_PROBABILITY = 0.5
+"""Minimum probability of a correction of the first pass that the second pass reads as context."""
 UNCORRECTED_SHARE = 0.3
-"""In training: share of the texts in which words are judged beside uncorrected neighbors."""
+"""In training: share of the texts whose words are judged beside uncorrected neighbors."""
 CORRECTED_SHARE = 0.7
-"""In training: share of the errors that are corrected in the other texts, as by the first pass."""
+"""In training: share of the errors corrected in the context of the other texts."""
 
 # Rows of a word before its corrections: the word itself, and the row for none of the candidates.
 _NONE_ROW = 1
@@ -63,11 +68,11 @@ class CandidateCorrection(Corrector):
         assert isinstance(inputs, CandidateInputs)
         return inputs
 
-    def _most_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
-        counts = [
+    def _estimate_max_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
+        word_counts = [
             max(len(sample.source.split()), len(sample.correct.split())) for sample in samples
         ]
-        return np.array(counts, np.int64)
+        return np.array(word_counts, np.int64)
 
     def build_model(self) -> nn.Module:
         return detector.build_detector(self._config, self._inputs)
@@ -75,13 +80,14 @@ class CandidateCorrection(Corrector):
     def _fits(self, words: Sequence[str], room: int) -> bool:
         return len(words) <= room
 
-    def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
+    def _build_micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
         """Builds a micro-batch.
 
-        `labels`, int64, has the row of the right candidate of each word that has one.
+        `labels`, int64 [labeled words], has the rows of the right candidates. Words merged with
+        others have none.
         """
         sources = [pair.source for pair in pairs]
-        rows = self._inputs.rows(sources, [*map(correct_half, pairs)], trains=True)
+        rows = self._inputs.build_rows(sources, [*map(correct_most_errors, pairs)], trains=True)
         tensors = make_row_tensors(sources, rows)
         labels = label_rows(pairs, rows)
         tensors["labels"] = torch.from_numpy(labels[labels >= 0])
@@ -104,50 +110,60 @@ class CandidateCorrection(Corrector):
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Computes the cross-entropy of the right candidate of each word."""
         scores = model(batch["features"], batch["row_words"], batch["words"])
-        logs = detector.log_probabilities(scores, batch["row_words"])[batch["labels"]]
+        logs = detector.compute_log_probabilities(scores, batch["row_words"])[batch["labels"]]
         likely = (logs.detach() > np.log(0.5)).sum()
         return Loss(-logs.sum(), {"word_accuracy": (likely, likely * 0 + len(logs))})
 
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
-        """Chooses the threshold, and corrects the first validation samples with it."""
+        """Chooses the threshold on all validation samples, and scores corrections with it.
+
+        Corrections are scored on the first `val_corrections` samples; the loss and the false alarms
+        are over all.
+        """
         pairs = self._validation
         if not pairs:
             return []
 
         sources = [pair.source for pair in pairs]
         correct = [pair.correct for pair in pairs]
-        choices = self._choices(model, sources, context)
-        clean_choices = self._choices(model, correct, context)
+        choices = self._choose_corrections(model, sources, context)
+        clean_choices = self._choose_corrections(model, correct, context)
         self._chosen = find_best_threshold(
             pairs, choices, clean_choices, self._config.most_false_alarms
         )
 
         count = self._config.val_corrections
-        source_lines = [" ".join(words) for words in sources[:count]]
-        correct_lines = [" ".join(words) for words in correct[:count]]
-        corrected_lines = [
-            self._corrected(words, word_choices)
-            for words, word_choices in zip(sources[:count], choices[:count], strict=True)
+        counts = self._score_corrections(pairs[:count], choices[:count])
+        is_changed = [
+            choice.probability > self._threshold for choice in chain.from_iterable(clean_choices)
         ]
-        counts = count_correction_outcomes(source_lines, corrected_lines, correct_lines)
-
-        is_changed: list[bool] = []
-        for word_choices in clean_choices:
-            is_changed += [choice.probability > self._chosen for choice in word_choices]
-
-        judged = Judged(counts, float(np.mean(is_changed)), self._mean_loss(model, pairs, context))
+        judged = Judged(
+            counts, float(np.mean(is_changed)), self._compute_mean_loss(model, pairs, context)
+        )
         values = compute_values(training_rows(CORRECTION_METRICS), judged)
         return make_metrics(CORRECTION_METRICS, values)
 
-    def _sizes(self, pairs: Sequence[Pair]) -> list[int]:
+    def _score_corrections(
+        self, pairs: Sequence[Pair], choices: Sequence[Sequence[Choice]]
+    ) -> Counts:
+        """Counts the outcomes of the corrections that are made with the threshold."""
+        corrected_lines = [
+            self._correct_text(pair.source, word_choices)
+            for pair, word_choices in zip(pairs, choices, strict=True)
+        ]
+        source_lines = [" ".join(pair.source) for pair in pairs]
+        correct_lines = [" ".join(pair.correct) for pair in pairs]
+        return count_correction_outcomes(source_lines, corrected_lines, correct_lines)
+
+    def _count_tokens(self, pairs: Sequence[Pair]) -> list[int]:
         return [len(pair.source) for pair in pairs]
 
-    def _losses(
+    def _compute_losses(
         self, model: nn.Module, pairs: Sequence[Pair], device: torch.device
     ) -> list[TextLoss]:
-        neighbors = [*map(correct_half, pairs)]
+        neighbors = [*map(correct_most_errors, pairs)]
         rows, logs = self.score_beside(model, [pair.source for pair in pairs], neighbors, device)
-        text_labels = np.split(label_rows(pairs, rows), np.cumsum(self._sizes(pairs))[:-1])
+        text_labels = np.split(label_rows(pairs, rows), np.cumsum(self._count_tokens(pairs))[:-1])
 
         losses: list[TextLoss] = []
         for labels in text_labels:
@@ -163,16 +179,16 @@ class CandidateCorrection(Corrector):
         The second pass judges words beside the likely corrections of their neighbors.
 
         Returns:
-            The candidates, and the log-probability of each, float32 [rows].
+            The rows of the candidates, and their log-probabilities: float32 [rows].
         """
         rows, logs = self.score_beside(model, texts, texts, device)
-        choices = iter(find_likeliest(rows, logs))
+        choices = iter(choose_likeliest(rows, logs))
         neighbors: list[list[str]] = []
         for text in texts:
             likely_words: list[str] = []
             for word in text:
                 choice = next(choices)
-                is_likely = choice.probability > LIKELY and " " not in choice.text
+                is_likely = choice.probability > MIN_LIKELY_PROBABILITY and " " not in choice.text
                 likely_words.append(choice.text if is_likely else word)
             neighbors.append(likely_words)
         return self.score_beside(model, texts, neighbors, device)
@@ -184,23 +200,27 @@ class CandidateCorrection(Corrector):
         neighbors: Sequence[Words],
         device: torch.device,
     ) -> tuple[Rows, np.ndarray]:
-        """Scores the candidates of texts beside given neighbors; see `score`."""
-        rows = self._inputs.rows(texts, neighbors)
+        """Scores the candidates of texts in one pass; see `score`.
+
+        Args:
+            neighbors: For each text, the words that are read as the context, one for each word.
+        """
+        rows = self._inputs.build_rows(texts, neighbors)
         tensors = {
             name: tensor.to(device) for name, tensor in make_row_tensors(texts, rows).items()
         }
         with torch.no_grad():
-            logs = detector.log_probabilities(model(**tensors), tensors["row_words"])
+            logs = detector.compute_log_probabilities(model(**tensors), tensors["row_words"])
         return rows, logs.float().cpu().numpy()
 
-    def _choices(
+    def _choose_corrections(
         self, model: nn.Module, texts: Sequence[Words], context: Processes
     ) -> list[list[Choice]]:
         """Returns the likeliest correction of each word of each text."""
 
         def run(windows: list[Words]) -> list[list[Choice]]:
             rows, logs = self.score(model, windows, context.device)
-            choices = iter(find_likeliest(rows, logs))
+            choices = iter(choose_likeliest(rows, logs))
             return [list(islice(choices, len(window))) for window in windows]
 
         text_windows = detector.run_in_windows(
@@ -208,7 +228,7 @@ class CandidateCorrection(Corrector):
         )
         return [list(chain.from_iterable(windows)) for windows in text_windows]
 
-    def _corrected(self, text: Words, choices: Sequence[Choice]) -> str:
+    def _correct_text(self, text: Words, choices: Sequence[Choice]) -> str:
         return " ".join(
             choice.text if choice.probability > self._threshold else word
             for word, choice in zip(text, choices, strict=True)
@@ -216,15 +236,15 @@ class CandidateCorrection(Corrector):
 
     @property
     def _threshold(self) -> float:
-        """The probability above which a correction is made."""
+        """The probability above which a correction is made; 0.5 until one is chosen."""
         return 0.5 if self._chosen is None else self._chosen
 
-    def _line_changes(
+    def _find_line_changes(
         self, model: nn.Module, lines: Sequence[str], context: Processes
     ) -> list[list[Correction]]:
         texts = [line.split() for line in lines]
         flags = self.flags(texts, context)
-        choices = self._choices(model, texts, context)
+        choices = self._choose_corrections(model, texts, context)
 
         line_changes: list[list[Correction]] = []
         for line, text, line_choices, line_flags in zip(lines, texts, choices, flags, strict=True):
@@ -266,7 +286,7 @@ class CandidateCorrection(Corrector):
 
 
 def make_correction(config: SecConfig) -> SpellingTask:
-    """Makes the task of a configuration: by candidates, or with a pretrained seq2seq model."""
+    """Makes the task of a configuration, with the small model or with a seq2seq model."""
     if is_small(config):
         return CandidateCorrection(config)
 
@@ -275,8 +295,12 @@ def make_correction(config: SecConfig) -> SpellingTask:
     return Seq2SeqCorrection(config)
 
 
-def find_likeliest(rows: Rows, logs: np.ndarray) -> list[Choice]:
-    """Returns the likeliest correction of each word, from the log-probability of each row."""
+def choose_likeliest(rows: Rows, logs: np.ndarray) -> list[Choice]:
+    """Returns the likeliest correction of each word.
+
+    Args:
+        logs: The log-probability of each row: float [rows].
+    """
     choices: list[Choice] = []
     for texts, start, end in zip(rows.texts, rows.starts[:-1], rows.starts[1:], strict=True):
         if end - start <= _FIRST_CORRECTION:
@@ -287,11 +311,11 @@ def find_likeliest(rows: Rows, logs: np.ndarray) -> list[Choice]:
     return choices
 
 
-def correct_half(pair: Pair) -> list[str]:
-    """Returns a text as a first correction may leave it, beside which words are judged in training.
+def correct_most_errors(pair: Pair) -> list[str]:
+    """Returns a text in which none or most of the errors are corrected, drawn by the text's hash.
 
-    In some texts, no error is corrected, and in the others most are. The draws follow from the
-    text, whose errors are drawn for each sample and epoch.
+    In training, words are judged in this context, which is like the result of the first pass. See
+    `UNCORRECTED_SHARE` and `CORRECTED_SHARE`.
     """
     if len(pair.source) != len(pair.correct):
         return pair.source
@@ -307,9 +331,10 @@ def correct_half(pair: Pair) -> list[str]:
 
 
 def label_rows(pairs: Sequence[Pair], rows: Rows) -> np.ndarray:
-    """Returns the row of the right candidate of each word, int64 [words].
+    """Returns the row of the right candidate of each word: int64 [words].
 
-    It is -1 if the word is part of a merged one.
+    It is -1 for a word that is merged with another, and the row for none of the candidates where
+    the replacement is not one of them.
     """
     all_right: list[str | None] = []
     for pair in pairs:
@@ -347,15 +372,13 @@ def find_best_threshold(
     clean_choices: Sequence[Sequence[Choice]],
     most_false_alarms: float,
 ) -> float:
-    """Returns the probability above which corrections have the best F1.
-
-    Only thresholds are considered with which at most a share of the correct words is changed.
+    """Returns the threshold of probability with the best F1, within a limit of false alarms.
 
     Args:
         pairs: Texts and their corrections.
-        choices: For each word of the texts.
-        clean_choices: For each word of correct texts.
-        most_false_alarms: The share of the words of the correct texts that may be changed.
+        choices: The likeliest correction of each word of the texts.
+        clean_choices: The likeliest correction of each word of correct texts.
+        most_false_alarms: The largest share of the words of correct texts that may be changed.
     """
     scores: list[float] = []
     is_right: list[bool] = []
@@ -369,14 +392,10 @@ def find_best_threshold(
                 is_right.append(right == choice.text)
                 error_count += right != word
 
-    clean_scores: list[float] = []
-    for word_choices in clean_choices:
-        clean_scores += [choice.probability for choice in word_choices]
-    alarms = np.sort(clean_scores)[::-1]
-    allowed = int(most_false_alarms * len(alarms))
-    lowest = float(alarms[allowed]) if allowed < len(alarms) else 0.0
+    lowest = _find_lowest_threshold(clean_choices, most_false_alarms)
 
-    # F1 if the corrections up to each position are made, from the most to the least likely.
+    # F1 if the corrections up to each position are made, from the most to the least likely:
+    # 2 true positives / (changes + errors).
     order = np.argsort(-np.array(scores), kind="stable")
     ordered_scores = np.array(scores)[order]
     hits = np.cumsum(np.array(is_right)[order])
@@ -386,5 +405,17 @@ def find_best_threshold(
     best = int(f1.argmax())
     if f1[best] <= 0:
         return max(lowest, 0.5)
+
+    # Halfway between the last correction that is made and the first that is not.
     following = ordered_scores[best + 1] if best + 1 < len(f1) else 0.0
     return max(lowest, float(ordered_scores[best] + following) / 2)
+
+
+def _find_lowest_threshold(
+    clean_choices: Sequence[Sequence[Choice]], most_false_alarms: float
+) -> float:
+    """Returns the lowest threshold within the limit of false alarms; see `find_best_threshold`."""
+    scores = [choice.probability for choice in chain.from_iterable(clean_choices)]
+    descending = np.sort(scores)[::-1]
+    allowed = int(most_false_alarms * len(descending))
+    return float(descending[allowed]) if allowed < len(descending) else 0.0

@@ -1,6 +1,6 @@
-"""Changes that a system makes in a text, with character offsets, and counts of its corrections.
+"""The changes of a text by a system, with character offsets, and the scores of its corrections.
 
-They are counted as in the published evaluation of NSC (github.com/ad-freiburg/spell_check, after
+The scores follow the published evaluation of NSC (github.com/ad-freiburg/spell_check, after
 M. Hertel, "Neural Language Models for Spelling Correction", master's thesis, Freiburg 2019): texts
 are aligned by characters, where a space is inserted or deleted but never replaced, so that words
 that a system merges or splits are counted. Every metric is a ratio of sums over lines, so the
@@ -34,27 +34,27 @@ _WRONG = "9;31"  # struck out, red
 _RIGHT = "32"  # green
 _FLAGGED = "4;31"  # underlined, red
 
-MOST_CELLS = 1 << 24
-"""Pairs of characters up to which a run of changed words is aligned; a longer run is one change."""
+MAX_CELLS = 1 << 24
+"""Cells of the table of an alignment by characters; a longer run of changed words is one change."""
 
-_BLOCK = 64  # chunks that are aligned together
+_BLOCK_CHUNKS = 64  # chunks that are aligned together
 
 
 class _Edit(NamedTuple):
-    """An edit of a character: its operation, and the positions in both texts."""
+    """An edit of a character."""
 
-    operation: str
-    source: int
-    target: int
+    operation: str  # "delete", "insert" or "replace"
+    source: int  # the position in the source
+    target: int  # the position in the target
 
 
 class Corrections(NamedTuple):
-    """Numbers of words of one line; `changed`: those that the prediction changes at all."""
+    """The outcomes of the correction of one line, in words; see `count_corrections`."""
 
     true_positives: int
     false_positives: int
     false_negatives: int
-    changed: int
+    changed: int  # words of the corrupt line that the prediction changes, rightly or wrongly
 
 
 def count_corrections(corrupt: str, predicted: str, correct: str) -> Corrections:
@@ -65,7 +65,8 @@ def count_corrections(corrupt: str, predicted: str, correct: str) -> Corrections
     that the prediction changes, unless all words that replace them are in the correct line. (So a
     word that is only deleted is a false negative, or not counted.)
 
-    Words are separated by one space.
+    Args:
+        corrupt, predicted, correct: The versions of the line, with words separated by one space.
     """
     changes = list(_find_edits(corrupt, predicted))
     errors = _find_edited_words(_find_edits(corrupt, correct), corrupt, correct).target
@@ -113,10 +114,10 @@ def _find_edits(source: str, target: str) -> Iterator[_Edit]:
 
 
 def compute_edit_costs(source: str, target: str) -> np.ndarray:
-    """Computes the edit distances of all prefixes, where spaces are not replaced.
+    """Computes the edit distances of all pairs of prefixes, where spaces are not replaced.
 
     Returns:
-        int32 [source + 1, target + 1].
+        int32 [source + 1, target + 1], by the lengths of the prefixes.
     """
     letters = np.fromiter(map(ord, target), dtype=np.int32, count=len(target))
     columns = np.arange(len(target) + 1, dtype=np.int32)
@@ -131,13 +132,13 @@ def compute_edit_costs(source: str, target: str) -> np.ndarray:
         substitution = np.where(letters == character, 0, 2 if character == _SPACE else replacement)
         row[0] = i
         np.minimum(previous[1:] + 1, previous[:-1] + substitution, out=row[1:])
-        # Insertions: the least cost to the left, plus the distance to that column.
+        # Insertions: the minimum of the costs to the left, each plus the distance to that column.
         row[:] = np.minimum.accumulate(row - columns) + columns
     return costs
 
 
 def _number_words(text: str) -> list[int]:
-    """Returns the index of the word at each position of a text and at its end.
+    """Returns the index of the word of each character of a text, and of its end.
 
     A space belongs to the word before it.
     """
@@ -170,10 +171,13 @@ def _find_edited_words(edits: Iterable[_Edit], source: str, target: str) -> _Wor
 
 
 def find_matching_words(predicted: list[str], correct: list[str]) -> tuple[set[int], set[int]]:
-    """Returns the indices of the words of a longest common subsequence, in each of two lists.
+    """Finds a longest common subsequence of two lists of words.
 
     Of equally long ones, the published code passes, going backwards, both words before one of the
     correct line alone, and that before one of the predicted line alone.
+
+    Returns:
+        The indices of its words in the predicted line, and in the correct line.
     """
     numbers = {word: number for number, word in enumerate(dict.fromkeys(correct))}
     correct_numbers = np.array([numbers[word] for word in correct], np.int32)
@@ -204,9 +208,13 @@ def find_matching_words(predicted: list[str], correct: list[str]) -> tuple[set[i
 
 
 def group_words(source: str, target: str) -> list[tuple[range, range]]:
-    """Maps the words of a text to the words of another, one each unless some are merged or split.
+    """Aligns the words of two texts: one to one, unless words are merged or split.
 
-    Words are separated by one space; there is at least one.
+    Args:
+        source, target: At least one word each, separated by one space.
+
+    Returns:
+        The ranges of words that correspond: of the source, and of the target.
     """
     return [*_divide_groups(_find_edits(source, target), source, target)]
 
@@ -214,6 +222,7 @@ def group_words(source: str, target: str) -> list[tuple[range, range]]:
 def _divide_groups(
     edits: Iterable[_Edit], source: str, target: str
 ) -> Iterator[tuple[range, range]]:
+    """Yields the ranges of words that correspond; see `group_words`."""
     numbers = _number_words(source)
     word_count = numbers[-1] + 1
     is_merged = [False] * word_count  # with the next word
@@ -240,7 +249,7 @@ def _divide_groups(
 
 @dataclass(frozen=True)
 class Change:
-    """A part of a text in which something is wrong."""
+    """A span of a text with an error."""
 
     start: int  # in characters
     end: int  # exclusive
@@ -249,23 +258,23 @@ class Change:
 
 @dataclass(frozen=True)
 class Correction(Change):
-    """A changed part of a text."""
+    """A span of a text with its replacement."""
 
-    correction: str  # the text that replaces it
+    correction: str  # the replacement
 
 
 @dataclass(frozen=True)
 class Flag(Change):
-    """A word (or a text) that is flagged as wrong."""
+    """A word, or a text, that a detector flags."""
 
     probability: float  # of an error
 
 
 def find_corrections(text: str, corrected: str) -> list[Correction]:
-    """Finds the changes of words from a text to its correction; whitespace remains unchanged.
+    """Finds the corrections that turn a text into its corrected form, up to whitespace.
 
-    Words are aligned by their edit distance, and runs of changed words by characters: each changed
-    word is a correction, and words that are merged or split together are one.
+    Words are aligned by their edit distance, and runs of changed words by characters. Each changed
+    word is a correction; words that are merged or split together are one.
     """
     old_spans = find_words(text)
     new_words = corrected.split()
@@ -288,12 +297,19 @@ def find_corrections(text: str, corrected: str) -> list[Correction]:
 
 
 def align_chunks(chunks: Sequence[str], corrected: Sequence[str]) -> list[Correction]:
-    """Finds the changes from the chunks of a text to their corrections.
+    """Finds the corrections of a text from the corrected form of each of its chunks.
 
-    The chunks, joined, are the text. They are aligned in blocks, because the time of an alignment
-    grows with the square of the number of words.
+    They are aligned in blocks of chunks, because the time of an alignment grows with the square of
+    the number of words.
+
+    Args:
+        chunks: The text, divided.
+        corrected: The corrected form of each chunk.
+
+    Returns:
+        The corrections, with their positions in the text.
     """
-    blocks = [slice(first, first + _BLOCK) for first in range(0, len(chunks), _BLOCK)]
+    blocks = [slice(first, first + _BLOCK_CHUNKS) for first in range(0, len(chunks), _BLOCK_CHUNKS)]
     texts = ["".join(chunks[block]) for block in blocks]
     corrections = (
         find_corrections(text, " ".join(corrected[block]))
@@ -305,11 +321,11 @@ def align_chunks(chunks: Sequence[str], corrected: Sequence[str]) -> list[Correc
 def _find_replacements(
     text: str, spans: Sequence[Span], replacements: Sequence[str]
 ) -> Iterator[Correction]:
-    """Yields the corrections of a run of words that others replace."""
+    """Yields the corrections of a run of words, given the words that replace the whole run."""
     source = " ".join(text[start:end] for start, end in spans)
     target = " ".join(replacements)
     groups = [(range(len(spans)), range(len(replacements)))]
-    if replacements and len(source) * len(target) <= MOST_CELLS:
+    if replacements and len(source) * len(target) <= MAX_CELLS:
         groups = group_words(source, target)
 
     for old_range, new_range in groups:
@@ -322,11 +338,12 @@ def _find_replacements(
 def _make_insertion(
     text: str, spans: Sequence[Span], before: int, added: Sequence[str]
 ) -> Correction:
-    """Makes a correction of added words, with a space on the side of a word of the text.
+    """Makes a correction that inserts words, with a space between them and the text.
 
     Args:
-        spans: The words of the text.
-        before: The number of words before the added ones.
+        spans: The positions of the words of the text.
+        before: The number of words of the text before the added ones.
+        added: The added words.
     """
     addition = " ".join(added)
     if before:
@@ -339,7 +356,7 @@ def _make_insertion(
 
 
 def apply_corrections(text: str, corrections: Iterable[Correction]) -> str:
-    """Returns the corrected text; the corrections are in order."""
+    """Applies corrections, in the order of their positions, to a text."""
     parts: list[str] = []
     end = 0
     for change in corrections:
@@ -353,9 +370,15 @@ def apply_corrections(text: str, corrections: Iterable[Correction]) -> str:
 def join_corrections(
     lines: Sequence[str], corrections: Iterator[list[Correction]]
 ) -> list[Correction]:
-    """Joins the corrections of the lines of a text, with their positions in the text.
+    """Joins the corrections of the lines of a text into one list.
 
-    No more items are taken from `corrections` than there are lines.
+    Args:
+        lines: The lines, with their ends.
+        corrections: For each line, its corrections with positions in it; exactly one item per line
+            is taken.
+
+    Returns:
+        The corrections, with their positions in the text.
     """
     text_corrections: list[Correction] = []
     offset = 0
@@ -371,9 +394,7 @@ def join_corrections(
 def restrict_corrections(
     text: str, corrections: Iterable[Correction], flags: Sequence[bool] | np.ndarray
 ) -> list[Correction]:
-    """Returns the corrections that change only flagged words.
-
-    An inserted word changes none, and is left out.
+    """Returns the corrections of flagged words only; insertions of words are left out.
 
     Args:
         flags: For each word of the text, whether it may be changed.
@@ -392,7 +413,7 @@ def restrict_corrections(
 
 
 def highlight_corrections(text: str, changes: Iterable[Change]) -> str:
-    """Renders the text for a terminal: errors in red, each followed by its correction in green."""
+    """Renders a text for a terminal: errors in red, each followed by its correction in green."""
     parts: list[str] = []
     end = 0
     for change in changes:
@@ -408,12 +429,16 @@ def highlight_corrections(text: str, changes: Iterable[Change]) -> str:
 
 
 def _style_text(text: str, style: str) -> str:
-    """Puts text in a style of terminals; line ends are outside of it."""
+    """Wraps each line of a text in an escape sequence for its style; line ends stay outside."""
     return re.sub(r"[^\r\n]+", lambda line: f"\x1b[{style}m{line[0]}\x1b[0m", make_printable(text))
 
 
 def make_record(text: str, changes: Sequence[Any], *, corrects: bool) -> dict[str, Any]:
-    """Makes a record of the changes of a text, with the corrected text if they are corrections."""
+    """Makes the output record of a text.
+
+    Args:
+        corrects: Whether the changes are corrections; then, the record has the corrected text, too.
+    """
     change_records = [asdict(change) for change in changes]
     if not corrects:
         return {"changes": change_records}
@@ -440,7 +465,7 @@ def render_changes(
 
 
 def make_unified_diff(text: str, corrected: str, name: str) -> str:
-    """Returns the changes as a unified diff of lines, which `patch` applies; "" without changes."""
+    """Makes a unified diff for `patch`; "" without changes."""
     # A line ends with \n only, as for `patch`.
     old_lines = io.StringIO(text, newline="\n").readlines()
     new_lines = io.StringIO(corrected, newline="\n").readlines()
@@ -452,7 +477,7 @@ def make_unified_diff(text: str, corrected: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Counts:
-    """Right and wrong decisions of a system in each line; float64 [lines] each."""
+    """The outcomes of a system's decisions in each line: float64 [lines] each."""
 
     true_positives: np.ndarray  # errors that it detected, or corrected
     false_positives: np.ndarray  # correct units that it flagged; words that it changed wrongly
@@ -489,8 +514,9 @@ class Counts:
 
     @property
     def sequence_f1(self) -> float:
-        """Mean of the F1 of each line, as the published evaluation of corrections averages it: 1
-        for a line without errors and changes, 0 for another line without a true positive.
+        """Mean of the F1 of each line, as in the published evaluation of corrections.
+
+        It is 1 for a line without errors and changes, and 0 for others without a true positive.
         """
         numerator, denominator = self.f1_terms
         errors = self.true_positives + self.false_negatives
@@ -517,7 +543,7 @@ class Counts:
 def count_detection_outcomes(
     predicted: Sequence[Sequence[int]], correct: Sequence[Sequence[int]]
 ) -> Counts:
-    """Counts the decisions of error detection.
+    """Counts the outcomes of error detection.
 
     Args:
         predicted: The flags of each line (1: an error), for its words or one for the whole line.
@@ -546,10 +572,11 @@ def count_detection_outcomes(
 def count_correction_outcomes(
     corrupt: Sequence[str], predicted: Sequence[str], correct: Sequence[str]
 ) -> Counts:
-    """Counts the decisions of spelling correction.
+    """Counts the outcomes of spelling correction; the units are the words of the corrupt line.
 
-    Whitespace at the ends of a line, and its amount between words, does not matter. The units are
-    the words of the corrupt line.
+    Args:
+        corrupt, predicted, correct: The versions of each line; runs of whitespace count as one
+            space.
 
     Raises:
         DataError: If the number of lines differs.

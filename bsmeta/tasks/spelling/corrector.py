@@ -60,12 +60,12 @@ class Corrector(SpellingTask):
             lines += text.splitlines(keepends=True)
 
         context = Processes(device=next(model.parameters()).device)
-        corrections = iter(self._line_changes(model, lines, context))
-        # `joined` takes the corrections of the lines of one text.
+        corrections = iter(self._find_line_changes(model, lines, context))
+        # `join_corrections` takes the corrections of the lines of one text from the iterator.
         return [join_corrections(text.splitlines(keepends=True), corrections) for text in texts]
 
     def find_unknown_script(self, word: str) -> str:
-        """Returns the script of a word that the detector leaves alone for it; otherwise ""."""
+        """Returns the script of a word if the lexicon of the detector lacks it; otherwise ""."""
         if self._detector is None:
             return ""
         _, inputs = self._detector
@@ -73,34 +73,38 @@ class Corrector(SpellingTask):
 
     def judge(self, model: nn.Module, lines: Sequence[str], context: Processes) -> list[str]:
         """Corrects each line."""
-        line_changes = self._line_changes(model, lines, context)
+        line_changes = self._find_line_changes(model, lines, context)
         return [
             apply_corrections(line, changes)
             for line, changes in zip(lines, line_changes, strict=True)
         ]
 
-    def _mean_loss(self, model: nn.Module, pairs: Sequence[Pair], context: Processes) -> float:
-        """Computes the mean loss of a target in nats."""
+    def _compute_mean_loss(
+        self, model: nn.Module, pairs: Sequence[Pair], context: Processes
+    ) -> float:
+        """Computes the mean loss per target, in nats, on all ranks."""
 
         def run(batch: np.ndarray) -> list[TextLoss]:
-            return self._losses(model, [pairs[number] for number in batch], context.device)
+            return self._compute_losses(model, [pairs[number] for number in batch], context.device)
 
-        batches = sort_into_budgeted_batches(self._sizes(pairs), self._config.batch_max_length)
+        batches = sort_into_budgeted_batches(
+            self._count_tokens(pairs), self._config.batch_max_length
+        )
         results = run_on_all_ranks(batches, run, context)
         return sum(loss for loss, _ in results) / sum(targets for _, targets in results)
 
     @abstractmethod
-    def _sizes(self, pairs: Sequence[Pair]) -> Sequence[int] | np.ndarray:
-        """Counts the tokens of each text."""
+    def _count_tokens(self, pairs: Sequence[Pair]) -> Sequence[int] | np.ndarray:
+        """Counts the tokens of each pair, for the sizes of batches."""
 
     @abstractmethod
-    def _losses(
+    def _compute_losses(
         self, model: nn.Module, pairs: Sequence[Pair], device: torch.device
     ) -> list[TextLoss]:
-        """Computes the loss of each text."""
+        """Computes the loss of each pair of a batch."""
 
     @abstractmethod
-    def _line_changes(
+    def _find_line_changes(
         self, model: nn.Module, lines: Sequence[str], context: Processes
     ) -> list[list[Correction]]:
         """Returns the corrections of each line, with their positions in it."""

@@ -43,8 +43,8 @@ from bsmeta.training.processes import Processes
 from bsmeta.training.task import run_on_all_ranks, sort_into_budgeted_batches
 
 USUAL_ERROR_SHARE = 0.1  # the probability of an error that a new model gives every word
-TINY = 1e-6  # the least probability of an error in a text, for finite logarithms
-NO_ERROR = np.float32(-15)
+MIN_ERROR_PROBABILITY = 1e-6  # of a text, so that logarithms are finite
+NO_ERROR_LOGIT = np.float32(-15)
 """The logit of a word that is not spelled; finite, because losses are computed from logits."""
 
 
@@ -141,22 +141,28 @@ class Ranker(PreTrainedModel):
 
 
 def _compute_initial_scores(row_words: torch.Tensor) -> torch.Tensor:
-    """Returns scores with which every word has an error with `USUAL_ERROR_SHARE`, float [rows]."""
+    """Computes initial scores, float [rows], for an error probability of `USUAL_ERROR_SHARE`.
+
+    They are added to the scores of the network, so that a new model starts from this probability.
+    """
     keep_odds = math.log((1 - USUAL_ERROR_SHARE) / USUAL_ERROR_SHARE)
     counts = torch.zeros_like(row_words).index_add(0, row_words, torch.ones_like(row_words))
     other_candidates = (counts[row_words] - 1).clamp(min=1).log()
-    return _is_first(row_words) * (keep_odds + other_candidates)
+    return _mark_first_rows(row_words) * (keep_odds + other_candidates)
 
 
-def _is_first(row_words: torch.Tensor) -> torch.Tensor:
-    """Marks the first row of each word, bool [rows]."""
+def _mark_first_rows(row_words: torch.Tensor) -> torch.Tensor:
+    """Marks the first row of each word: bool [rows]."""
     return functional.pad(row_words[1:] != row_words[:-1], (1, 0), value=True)
 
 
-def _log_sums(scores: torch.Tensor, groups: torch.Tensor, size: int) -> torch.Tensor:
-    """Computes the logarithm of the sum of exp(score) of each group, [size].
+def _compute_log_sums(scores: torch.Tensor, groups: torch.Tensor, size: int) -> torch.Tensor:
+    """Computes the log-sum-exp of each group of scores: [size].
 
-    It is very small for a group without scores.
+    Args:
+        scores: [rows].
+        groups: The group of each score: int64 [rows].
+        size: The number of groups; one without scores gets about -10,000.
     """
     maxima = scores.new_full((size,), -1e4).scatter_reduce(0, groups, scores.detach(), "amax")
     sums = scores.new_zeros(size).index_add(0, groups, (scores - maxima[groups]).exp())
@@ -166,27 +172,30 @@ def _log_sums(scores: torch.Tensor, groups: torch.Tensor, size: int) -> torch.Te
 def compute_error_logits(
     scores: torch.Tensor, row_words: torch.Tensor, words: torch.Tensor
 ) -> torch.Tensor:
-    """Computes the logit of an error for each word, [texts, words]; any value for padding.
+    """Computes the logit of an error for each word.
 
     Args:
-        scores: The scores of a `Ranker`, where the first row of a word is the word itself.
+        scores: The scores of a `Ranker`, float [rows]; the first row of a word is the word itself.
         row_words, words: See `Ranker.forward`.
+
+    Returns:
+        float [texts, words]; the values of padding are arbitrary.
     """
-    is_first = _is_first(row_words)
+    is_first = _mark_first_rows(row_words)
     size = int(words.max()) + 1
     keep = scores.new_zeros(size).index_put((row_words[is_first],), scores[is_first])
-    others = _log_sums(scores[~is_first], row_words[~is_first], size)
+    others = _compute_log_sums(scores[~is_first], row_words[~is_first], size)
     return functional.embedding(words, (others - keep)[:, None]).squeeze(2)
 
 
-def log_probabilities(scores: torch.Tensor, row_words: torch.Tensor) -> torch.Tensor:
-    """Computes the log-probability of each candidate among the candidates of its word, [rows]."""
+def compute_log_probabilities(scores: torch.Tensor, row_words: torch.Tensor) -> torch.Tensor:
+    """Computes the log-softmax of scores over the candidates of each word: [rows]."""
     size = int(row_words.max()) + 1
-    return scores - _log_sums(scores, row_words, size)[row_words]
+    return scores - _compute_log_sums(scores, row_words, size)[row_words]
 
 
 class Block(nn.Module):
-    """A transformer layer, normalized before attention and feed-forward."""
+    """A pre-norm transformer layer."""
 
     def __init__(self, config: RankerConfig) -> None:
         super().__init__()
@@ -213,11 +222,11 @@ class Block(nn.Module):
 
 
 def encode_positions(length: int, like: torch.Tensor) -> torch.Tensor:
-    """Returns sines and cosines of positions (Vaswani et al. 2017), scaled by 0.1.
+    """Returns sinusoidal position embeddings (Vaswani et al. 2017), scaled by 0.1.
 
     Args:
-        length: Number of positions.
-        like: Determines the width, the type and the device.
+        length: The number of positions.
+        like: A tensor [texts, words, width] with the width, dtype and device of the result.
 
     Returns:
         [length, width].
@@ -230,10 +239,15 @@ def encode_positions(length: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def compute_word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Computes the logit of an error for each word, float32 [texts, words].
+    """Computes the logit of an error for each word.
 
-    Padding has any value. Words without tokens (a tokenizer may drop control characters) have the
-    logit 0.
+    Args:
+        model: A `Ranker`, or an encoder with one output per token.
+        tensors: Its inputs, from `Inputs.make_tensors`.
+
+    Returns:
+        float32 [texts, words]; the values of padding are arbitrary. Words without tokens (a
+        tokenizer may drop control characters) have the logit 0.
     """
     if "features" in tensors:
         row_words = tensors["row_words"]
@@ -259,24 +273,24 @@ def run_in_windows(
     budget: int,
     context: Processes,
 ) -> list[list[Any]]:
-    """Runs a model on texts, in the windows that it can read.
+    """Runs a model on texts, each divided into windows of at most the model's length.
 
     Args:
         texts: May be empty, or longer than the model can read.
-        run: Returns the results for some windows.
-        budget: Padded tokens of a batch.
+        run: Returns a result for each window of a batch.
+        budget: The maximum of the padded tokens of a batch.
 
     Returns:
-        For each text, the results for its windows.
+        For each text, the results of its windows; on every rank.
     """
     windows: list[Words] = []
     window_texts: list[int] = []  # the number of the text of each window
     for number, words in enumerate(texts):
-        for window in inputs.windows(words):
+        for window in inputs.divide_windows(words):
             windows.append(window)
             window_texts.append(number)
 
-    batches = sort_into_budgeted_batches(inputs.lengths(windows), budget)
+    batches = sort_into_budgeted_batches(inputs.measure_lengths(windows), budget)
     window_results = run_on_all_ranks(
         batches, lambda batch: run([windows[n] for n in batch]), context
     )
@@ -293,18 +307,20 @@ def compute_logits_of_words(
     budget: int,
     context: Processes,
 ) -> list[np.ndarray]:
-    """Computes the logit of an error for each word of each text, float32 [words].
-
-    It is at most `NO_ERROR` for numbers, URLs, abbreviations and other words that are never
-    misspelled in training, and for words in a script that the lexicon does not have.
+    """Computes the logit of an error for each word of texts of any length.
 
     Args:
         model: In evaluation mode.
         inputs, texts, budget, context: See `run_in_windows`.
+
+    Returns:
+        For each text float32 [words]. The logit is at most `NO_ERROR_LOGIT` for words that are
+        never misspelled in training (numbers, URLs, abbreviations: see `is_editable`), and for
+        words in a script that the lexicon lacks.
     """
 
     def run(windows: list[Words]) -> list[np.ndarray]:
-        tensors = inputs.tensors(windows)
+        tensors = inputs.make_tensors(windows)
         tensors = {name: tensor.to(context.device) for name, tensor in tensors.items()}
         with torch.no_grad():
             logits = compute_word_logits(model, tensors).float().cpu().numpy()
@@ -315,7 +331,9 @@ def compute_logits_of_words(
             is_spelled = np.array(
                 [is_editable(word) and not inputs.find_unknown_script(word) for word in words]
             )
-            results.append(np.where(is_spelled, window_logits, np.minimum(window_logits, NO_ERROR)))
+            results.append(
+                np.where(is_spelled, window_logits, np.minimum(window_logits, NO_ERROR_LOGIT))
+            )
         return results
 
     rows = run_in_windows(inputs, texts, run, budget, context)
@@ -323,9 +341,14 @@ def compute_logits_of_words(
 
 
 def compute_word_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Computes the cross-entropy of each word, in nats, [texts, words].
+    """Computes the cross-entropy of each word, in nats.
 
-    Labels are 1 for an error, 0 for none, and -1 for padding, whose loss is 0.
+    Args:
+        logits: float [texts, words].
+        labels: float [texts, words]: 1 for an error, 0 for none, -1 for padding.
+
+    Returns:
+        float [texts, words]; 0 for padding.
     """
     losses = functional.binary_cross_entropy_with_logits(
         logits, labels.clamp(min=0), reduction="none"
@@ -334,27 +357,35 @@ def compute_word_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Ten
 
 
 def compute_sequence_logit(logits: np.ndarray) -> np.ndarray:
-    """Computes the logit of an error anywhere in a text from its words; a float64 scalar."""
+    """Computes the logit of an error anywhere in a text, a float64 scalar, by its words.
+
+    The words are taken as independent: p(no error) is the product over them.
+    """
     surprise = np.logaddexp(0, logits.astype(np.float64)).sum()  # -log p(no error)
-    return np.asarray(surprise + np.log(-np.expm1(-np.maximum(surprise, TINY))))
+    log_error = np.log(-np.expm1(-np.maximum(surprise, MIN_ERROR_PROBABILITY)))  # log p(error)
+    return np.asarray(surprise + log_error)
 
 
 def compute_sequence_losses(
     logits: torch.Tensor, is_word: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
-    """Computes the cross-entropy of each text, in nats.
+    """Computes the cross-entropy of each text, in nats: float [texts].
 
     Args:
-        logits: [texts, words].
+        logits: float [texts, words].
         is_word: bool [texts, words].
         labels: float [texts], 1 for a text with an error.
     """
-    correct = -(functional.softplus(logits) * is_word).sum(1).clamp(min=TINY)  # log p(no error)
-    return -torch.where(labels > 0, torch.log(-torch.expm1(correct)), correct)
+    surprise = (functional.softplus(logits) * is_word).sum(1)  # -log p(no error)
+    log_correct = -surprise.clamp(min=MIN_ERROR_PROBABILITY)
+    log_error = torch.log(-torch.expm1(log_correct))
+    return -torch.where(labels > 0, log_error, log_correct)
 
 
 def build_inputs(config: SpellingConfig, table: Table, noise: Noise) -> Inputs:
-    """Builds the inputs of the model to train; a new small model counts its words once.
+    """Builds the inputs of the model to train.
+
+    The lexicon of a new small model is counted once per set of samples, lists and misspellings.
 
     Raises:
         ConfigurationError: If the tokenizer, a list or the model to start from is missing.
@@ -370,12 +401,12 @@ def build_inputs(config: SpellingConfig, table: Table, noise: Noise) -> Inputs:
         def count(texts: Iterator[str], folder: Path) -> None:
             build_lexicon(texts, lists, noise.misspellings).write(folder)
 
-        folder = table.counted([lists, noise.misspellings_hash], count)
+        folder = table.open_counts([lists, noise.misspellings_hash], count)
     return CandidateInputs(Lexicon.read(folder), config.hidden_misspellings)
 
 
 def build_detector(config: SpellingConfig, inputs: Inputs) -> nn.Module:
-    """Builds the detector to train: float32, on the CPU."""
+    """Builds the detector to train, in float32 on the CPU: new, or from `model_name`."""
     source = str(config.model_name)
     if is_lexicon(config.model_name):
         return load_detector(Path(source))[0].train()
@@ -395,7 +426,7 @@ def build_detector(config: SpellingConfig, inputs: Inputs) -> nn.Module:
 
 
 def _read_shape(config: SpellingConfig) -> Any:
-    """Reads the configuration of the encoder."""
+    """Reads the transformers configuration of the encoder, with one output per token."""
     key = "model_name" if config.model_config_file is None else "model_config_file"
     source = str(getattr(config, key))
     with explain_load_errors(key, source, AutoModelForTokenClassification):

@@ -44,10 +44,10 @@ from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import (
     Location,
     announce_data,
-    begin_with,
-    check_keys,
+    check_evaluation_keys,
+    choose_report_folder,
     read_training_config,
-    report_folder,
+    use_initial_model,
 )
 from bsmeta.tasks.spelling.config import (
     SecConfig,
@@ -77,8 +77,8 @@ MODEL = "model"
 DICTIONARY = "dictionary"
 CHANGE_NOTHING = "change nothing"
 
-MOST_EDITS = 2
-LOWER_CASE = ("bea322", "bea4660")
+MAX_EDITS = 2
+LOWER_CASE_SETS = ("bea322", "bea4660")
 """Published test sets whose texts, with errors and correct, are in lower case."""
 CORRECTION_TASK = "sec"
 """The folder of a set of test sets that has the correct text of a group."""
@@ -86,9 +86,9 @@ _PARTS = re.compile(r"([-–—/'’.]+)")
 _POSSESSIVE = re.compile(r"['’]s?$", re.IGNORECASE)
 
 Judge = Callable[[Sequence[str]], list[Any]]
-"""Lines → per line: the flags of its words, one flag in a list, or the corrected line."""
+"""A system on lines: returns, per line, a list of flags (detection) or the corrected line."""
 LineJudge = Callable[[str], Any]
-"""The same of a single line."""
+"""A system on a single line: returns a list of flags (detection) or the corrected line."""
 
 
 class Dictionary:
@@ -107,17 +107,17 @@ class Dictionary:
         self.correct_word = lru_cache(2**18)(self._correct_word)
 
     def flags(self, text: str) -> list[int]:
-        """Flags the words of a text: 1 for a word that is not in the dictionary, otherwise 0."""
+        """Flags each word of a text: 1 if it is missing from the dictionary, otherwise 0."""
         return [int(not self.knows(word)) for word in text.split()]
 
     def correct(self, text: str) -> str:
-        """Replaces every word of a text that is not in the dictionary by the nearest."""
+        """Replaces each word of a text that is missing from the dictionary by the nearest word."""
         return re.sub(r"\S+", lambda word: self.correct_word(word[0]), text)
 
     def knows(self, word: str) -> bool:
-        """Whether a word (or each part of a compound) is right.
+        """Returns whether a word, or each part of a compound, is in the list.
 
-        True also for what the list cannot judge: numbers, URLs, words in another script.
+        True also for tokens that no list of words covers: numbers, URLs, words in another script.
         """
         span = find_word_core(word)
         if span is None or not is_editable(word) or self._scripts.find_unknown(word):
@@ -138,14 +138,14 @@ class Dictionary:
             return word
 
         spelled = word[span.start : span.end]
-        suggestions = self._speller.lookup(spelled.lower(), Verbosity.TOP, MOST_EDITS)
+        suggestions = self._speller.lookup(spelled.lower(), Verbosity.TOP, MAX_EDITS)
         nearest = copy_case(spelled, suggestions[0].term) if suggestions else spelled
         return word[: span.start] + nearest + word[span.end :]
 
 
 @cache
 def _load_speller(word_list: str | None) -> SymSpell:
-    """Reads the words, which takes seconds: once per process."""
+    """Builds symspellpy's index of a list of words; cached, because it takes seconds."""
     try:
         from symspellpy import SymSpell
     except ModuleNotFoundError as error:
@@ -154,7 +154,7 @@ def _load_speller(word_list: str | None) -> SymSpell:
             "install symspellpy, or the extra `spelling`)"
         ) from error
 
-    speller = SymSpell(MOST_EDITS)
+    speller = SymSpell(MAX_EDITS)
     file = word_list or str(resources.files("symspellpy") / "frequency_dictionary_en_82_765.txt")
     if not speller.load_dictionary(file, 0, 1, encoding="utf-8-sig") or not speller.words:
         raise ConfigurationError(
@@ -166,7 +166,11 @@ def _load_speller(word_list: str | None) -> SymSpell:
 
 
 def make_baselines(task: str, word_list: str | None = None) -> dict[str, Judge]:
-    """Makes the baselines of a task, by name; one uses the words of a list (see `Dictionary`)."""
+    """Makes the baselines of a task, by name.
+
+    Args:
+        word_list: The words of the dictionary baseline; see `Dictionary`.
+    """
     dictionary = Dictionary(word_list)
     judges = REPORTINGS[task].make_baselines(dictionary)
     return {name: partial(_judge_lines, judge) for name, judge in judges.items()}
@@ -196,7 +200,7 @@ class Reporting:
     """How a task is scored on test sets, and reported."""
 
     title: str
-    unit: str  # what a system judges, in the plural
+    unit: str  # the judged unit, in the plural
     corrects: bool  # whether it corrects lines; False: it flags units
     make_baselines: Callable[[Dictionary], dict[str, LineJudge]]
 
@@ -228,7 +232,7 @@ class TestSet:
     is_lower: list[bool]  # for correction: whether the prediction for each line is lower-cased
 
     def cased(self, corrected: Sequence[str]) -> list[str]:
-        """Returns the corrected lines as they are scored; [] for no lines."""
+        """Lower-cases the corrected lines for which `is_lower` holds; [] for no lines."""
         return [
             line.lower() if lower else line
             for line, lower in zip(corrected, self.is_lower, strict=False)
@@ -236,44 +240,49 @@ class TestSet:
 
 
 def read_test_sets(folder: Path, task: str, limit: int | None = None) -> list[TestSet]:
-    """Reads the test sets of a task in a folder, of each the first lines up to a limit.
+    """Reads the test sets of a task, in the order of their names.
+
+    Args:
+        folder: The folder of TASK/GROUP/SPLIT/{corrupt,correct}.txt.
+        limit: The number of lines to read of each test set; None: all.
 
     Raises:
         DataError: If there is none, or its files do not have the same number of lines.
     """
-    test_sets: list[TestSet] = []
-    for corrupt_file in sorted((folder / task).glob("*/*/corrupt.txt")):
-        group, split = corrupt_file.parts[-3:-1]
-        correct_file = corrupt_file.with_name("correct.txt")
-        corrupt = _read_lines(corrupt_file, limit)
-        correct = _read_lines(correct_file, limit)
-        if len(corrupt) != len(correct):
-            raise DataError(
-                f"{corrupt_file.parent}: {len(corrupt):,} lines in corrupt.txt, but "
-                f"{len(correct):,} in correct.txt; expected the same number"
-            )
-
-        clean_file = folder / CORRECTION_TASK / group / split / "correct.txt"
-        corrects = REPORTINGS[task].corrects
-        test_set = TestSet(
-            name=f"{group}/{split}",
-            corrupt=corrupt,
-            clean=_read_lines(clean_file, limit) if clean_file.is_file() else [],
-            correct=correct if corrects else _parse_labels(correct_file, correct),
-            is_lower=_lower_case(corrupt_file.parent, len(corrupt), limit) if corrects else [],
-        )
-        test_sets.append(test_set)
-
-    if not test_sets:
+    corrupt_files = sorted((folder / task).glob("*/*/corrupt.txt"))
+    if not corrupt_files:
         raise DataError(f"{folder} has no {task}/GROUP/SPLIT/corrupt.txt")
-    return test_sets
+    return [_read_test_set(folder, task, file, limit) for file in corrupt_files]
 
 
-def _lower_case(folder: Path, lines: int, limit: int | None) -> list[bool]:
-    """Reads whether the prediction for each line of a test set is lower-cased."""
+def _read_test_set(folder: Path, task: str, corrupt_file: Path, limit: int | None) -> TestSet:
+    """Reads one test set, and the correct text of its group where `folder` has it."""
+    group, split = corrupt_file.parts[-3:-1]
+    correct_file = corrupt_file.with_name("correct.txt")
+    corrupt = _read_lines(corrupt_file, limit)
+    correct = _read_lines(correct_file, limit)
+    if len(corrupt) != len(correct):
+        raise DataError(
+            f"{corrupt_file.parent}: {len(corrupt):,} lines in corrupt.txt, but "
+            f"{len(correct):,} in correct.txt; expected the same number"
+        )
+
+    clean_file = folder / CORRECTION_TASK / group / split / "correct.txt"
+    clean = _read_lines(clean_file, limit) if clean_file.is_file() else []
+    name = f"{group}/{split}"
+    if REPORTINGS[task].corrects:
+        is_lower = _read_lowercase_marks(corrupt_file.parent, len(corrupt), limit)
+        return TestSet(name, corrupt, correct, clean, is_lower)
+
+    labels = _parse_labels(correct_file, correct)
+    return TestSet(name, corrupt, labels, clean, is_lower=[])
+
+
+def _read_lowercase_marks(folder: Path, lines: int, limit: int | None) -> list[bool]:
+    """Reads a flag for each line of a test set: whether its correction is lower-cased."""
     file = folder / "lowercase.txt"
     if not file.is_file():
-        return [folder.name in LOWER_CASE] * lines
+        return [folder.name in LOWER_CASE_SETS] * lines
 
     marks = _parse_labels(file, _read_lines(file, limit))
     if len(marks) != lines or any(len(mark) != 1 for mark in marks):
@@ -282,7 +291,7 @@ def _lower_case(folder: Path, lines: int, limit: int | None) -> list[bool]:
 
 
 def _parse_labels(file: Path, lines: Sequence[str]) -> list[list[int]]:
-    """Parses the labels of each line."""
+    """Parses lines of labels 0 and 1, which white space separates; `file` is for messages."""
     labels: list[list[int]] = []
     for number, line in enumerate(lines, start=1):
         if {*line.split()} - {"0", "1"}:
@@ -292,7 +301,7 @@ def _parse_labels(file: Path, lines: Sequence[str]) -> list[list[int]]:
 
 
 def _read_lines(file: Path, limit: int | None) -> list[str]:
-    """Reads the first lines of a file."""
+    """Reads the lines of a file up to a limit (None: all)."""
     try:
         return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")[:limit]
     except (OSError, UnicodeDecodeError) as error:
@@ -337,9 +346,13 @@ class _Output(NamedTuple):
 def score_test_sets(
     config: SpellingConfig, test_sets: Sequence[TestSet], judge: Judge, context: Processes
 ) -> Results:
-    """Scores the model, which all ranks run, and its baselines, which rank 0 runs, on test sets.
+    """Scores the model (on all ranks) and its baselines (on rank 0) on test sets.
 
-    Every rank gets the same results.
+    Args:
+        judge: The model; called on every rank with all lines of a test set.
+
+    Returns:
+        The results, on every rank.
     """
     main_results: Results = {}  # filled by rank 0
     for test_set in test_sets:
@@ -356,19 +369,12 @@ def _score_systems(
     config: SpellingConfig, test_set: TestSet, outputs: dict[str, _Output]
 ) -> list[SystemResult]:
     """Scores the output of each system, the model first."""
+    corrects = REPORTINGS[config.task].corrects
+    count_outcomes = _count_corrections if corrects else _count_flags
     system_counts: list[Counts] = []
     false_alarms: list[float | None] = []
     for output in outputs.values():
-        if REPORTINGS[config.task].corrects:
-            lines = test_set.clean
-            counts = count_correction_outcomes(
-                test_set.corrupt, test_set.cased(output.corrupt), test_set.correct
-            )
-            clean_counts = count_correction_outcomes(lines, test_set.cased(output.clean), lines)
-        else:
-            no_errors = [[0] * len(flags) for flags in output.clean]
-            counts = count_detection_outcomes(output.corrupt, test_set.correct)
-            clean_counts = count_detection_outcomes(output.clean, no_errors)
+        counts, clean_counts = count_outcomes(test_set, output)
         system_counts.append(counts)
         false_alarms.append(clean_counts.flagged_rate if test_set.clean else None)
 
@@ -388,6 +394,22 @@ def _score_systems(
     return results
 
 
+def _count_corrections(test_set: TestSet, output: _Output) -> tuple[Counts, Counts]:
+    """Counts the outcomes of corrections, on the corrupt and on the correct lines."""
+    counts = count_correction_outcomes(
+        test_set.corrupt, test_set.cased(output.corrupt), test_set.correct
+    )
+    clean = test_set.clean
+    return counts, count_correction_outcomes(clean, test_set.cased(output.clean), clean)
+
+
+def _count_flags(test_set: TestSet, output: _Output) -> tuple[Counts, Counts]:
+    """Counts the outcomes of detection, on the corrupt and on the correct lines."""
+    counts = count_detection_outcomes(output.corrupt, test_set.correct)
+    no_errors = [[0] * len(flags) for flags in output.clean]
+    return counts, count_detection_outcomes(output.clean, no_errors)
+
+
 def run_evaluation(
     config: EvaluateConfig, locations: Sequence[Location], context: Processes
 ) -> list[Path]:
@@ -402,34 +424,40 @@ def run_evaluation(
     Raises:
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
-    check_keys(config, "a spelling task", "max_documents")
+    check_evaluation_keys(config, "a spelling task", "max_documents")
     folders = []
     has_other_data = config.validation_file is not None
     for location in locations:
-        train = read_training_config(config, location, SedWordsConfig, SedSequenceConfig, SecConfig)
-        train = replace(
-            begin_with(train, location),
-            benchmarks=config.validation_file or train.benchmarks,
-            benchmark_lines=config.max_documents,
-        )
-        if train.benchmarks is None:
-            raise ConfigurationError(
-                f"checkpoint={location.name}: its run has no test sets; name a folder of "
-                "TASK/GROUP/SPLIT/{corrupt,correct}.txt: validation_file=FOLDER"
-            )
+        train = _choose_test_sets(config, location)
         if context.is_main:
-            announce_data(config, location, "benchmarks", train.benchmarks)
+            announce_data(config, location, "benchmarks", str(train.benchmarks))
 
         task = TASKS[train.task].make(train)
         model = task.load(Path(location.model)).to(context.device)
         judge = partial(task.judge, model, context=context)
 
-        folder = Path()
+        folder = Path()  # not used by other ranks
         if context.is_main:
-            folder = report_folder(config, location, has_other_data=has_other_data)
+            folder = choose_report_folder(config, location, has_other_data=has_other_data)
             folders.append(folder)
         _score_test_sets(train, judge, context, location.name, folder)
     return folders
+
+
+def _choose_test_sets(config: EvaluateConfig, location: Location) -> SpellingConfig:
+    """Returns the configuration of the training run, with the test sets of the evaluation."""
+    train = read_training_config(config, location, SedWordsConfig, SedSequenceConfig, SecConfig)
+    train = replace(
+        use_initial_model(train, location),
+        benchmarks=config.validation_file or train.benchmarks,
+        benchmark_lines=config.max_documents,
+    )
+    if train.benchmarks is None:
+        raise ConfigurationError(
+            f"checkpoint={location.name}: its run has no test sets; name a folder of "
+            "TASK/GROUP/SPLIT/{corrupt,correct}.txt: validation_file=FOLDER"
+        )
+    return train
 
 
 def finish_run(config: SpellingConfig, judge: Judge, context: FinishContext) -> list[Metric]:
@@ -453,7 +481,7 @@ def _score_test_sets(
         facts = {
             "checkpoint": checkpoint,
             "test sets": str(config.benchmarks),
-            "lines": _line_counts(results),
+            "lines": _describe_line_counts(results),
             "intervals": f"bootstrap over lines, {config.bootstrap_resamples:,} resamples, "
             f"seed {config.seed}",
         }
@@ -462,12 +490,12 @@ def _score_test_sets(
 
 
 def report_results(task: str, results: Results, facts: Mapping[str, str], folder: Path) -> None:
-    """Writes the report, and prints it.
+    """Writes the report of a task on test sets to a folder, and prints it.
 
     Args:
-        facts: Facts about the scored model and the scoring.
+        facts: The model, the test sets and the settings, as label -> value.
     """
-    table = table_of(task, results)
+    table = make_results_table(task, results)
     sentences = summarize_results(results)
 
     test_sets: list[dict[str, Any]] = []
@@ -482,8 +510,8 @@ def report_results(task: str, results: Results, facts: Mapping[str, str], folder
     print_report([table], sentences, written)
 
 
-def table_of(task: str, results: Results) -> Table:
-    """Makes one table over all test sets."""
+def make_results_table(task: str, results: Results) -> Table:
+    """Makes the table of results: one row per test set and system."""
     rows_of_metrics = report_rows(METRICS[task])
     columns = [
         Column("test set"),
@@ -505,16 +533,16 @@ def table_of(task: str, results: Results) -> Table:
     task_reporting = REPORTINGS[task]
     verb = "changes" if task_reporting.corrects else "flags"
     note = (
-        f"In brackets: 95% intervals, bootstrap over the lines ({_line_counts(results)}), the same "
-        f"for all systems. False alarms: {task_reporting.unit} of the correct text that a "
-        f"system {verb}."
+        "In brackets: 95% intervals, bootstrap over the lines "
+        f"({_describe_line_counts(results)}), the same for all systems. False alarms: "
+        f"{task_reporting.unit} of the correct text that a system {verb}."
     )
     if task_reporting.corrects:
         note += " F1 per line: the mean over the lines; 1 for a line without errors and changes."
     return Table(task_reporting.title, note, columns, rows)
 
 
-def _line_counts(results: Results) -> str:
+def _describe_line_counts(results: Results) -> str:
     return ", ".join(f"{len(systems[0].counts.units):,}" for systems in results.values())
 
 

@@ -1,4 +1,4 @@
-"""Words → the inputs of a model, for both forms: the small one, and encoders of transformers.
+"""The inputs of the models: tensors for the small model, and for encoders of transformers.
 
 The inputs of the small model are the candidates of each word, with features that say how well they
 fit the neighboring words. The probability of a word after (and before) its neighbors is estimated
@@ -28,17 +28,17 @@ from bsmeta.tasks.spelling.lexicon import (
     parse_token,
 )
 
-# Occurrences of a context at which its counts weigh as much as the estimate they are smoothed with.
+# Weights of the priors with which counts are smoothed, in occurrences of the context.
 PAIR_WEIGHT = 30.0
 TRIPLE_WEIGHT = 4.0
 
-CONTEXT_FEATURES = 17
-LEAST_FREQUENCY = 1e-7  # the frequency of a neighbor that is unknown
-WORST = -60.0  # the score of the row that stands for all other words
-WINDOW_WORDS = 256  # most words of a text that the small model sees at once
-WORDS_IN_MEMORY = 1_000_000
-ROOM = 1.35
-"""Tokens of a text with errors, relative to the correct text, for which a batch has room."""
+CONTEXT_FEATURES = 17  # number of the features of a candidate in its context
+MIN_FREQUENCY = 1e-7  # the frequency of an unknown neighbor
+NONE_SCORE = -60.0  # the score of the row that stands for all other words
+MAX_WINDOW_WORDS = 256  # words of a window of the small model
+MAX_CACHED_WORDS = 1_000_000
+NOISE_ROOM = 1.35
+"""Ratio of the tokens for which a batch has room to the tokens of the correct text."""
 
 _BOUNDARY_NUMBER = 0  # the number of `BOUNDARY` in a `_Sequence`
 
@@ -48,34 +48,39 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Rows:
-    """The candidates of the words of some texts, one row each."""
+    """The candidates of the words of a batch of texts, one row each."""
 
     features: np.ndarray  # float32 [rows, features]
     words: np.ndarray  # int64 [rows], the word of each: its position among the words of all texts
     starts: np.ndarray  # int64 [words + 1], the first row of each word, and the number of rows
-    texts: list[list[str]]  # for each word, how its candidates are written
+    texts: list[list[str]]  # for each word, its candidates as they are written in the text
 
 
 class _ParsedWord(NamedTuple):
-    """A token of a text, taken apart in two ways."""
+    """A token of a text, parsed for its two roles."""
 
-    neighbor: Parsed  # as a neighbor of other words
-    part: Parsed  # with only the part as its core that is compared with words
+    neighbor: Parsed  # as the context of other words
+    part: Parsed  # to be corrected: its core is only the part that has candidates
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """Scores of each row of a candidate given its neighboring words, float [rows] each, in nats."""
+    """Log-probabilities of candidates given neighboring words: float [rows] each, in nats."""
 
-    left: np.ndarray  # log-probability after the word before it
-    right: np.ndarray  # before the word after it
-    left2: np.ndarray  # after the two words before it
-    right2: np.ndarray  # before the two words after it
-    between: np.ndarray  # log1p of the count of the triple with both neighbors
+    left: np.ndarray  # given the word before it
+    right: np.ndarray  # given the word after it
+    left2: np.ndarray  # given the two words before it
+    right2: np.ndarray  # given the two words after it
+    between: np.ndarray  # instead: log1p of the count of the triple with both neighbors
 
 
 class CandidateInputs:
-    """The inputs of the small model: the candidates of each word; a token is a word."""
+    """The inputs of the small model: the candidates of each word; a token is a word.
+
+    Args:
+        lexicon: The words, and the counts of their neighbors.
+        hidden_misspellings: In training, the share of the known misspellings that are hidden.
+    """
 
     measure = "words"  # identifies how the lengths of texts are computed; a JSON value
 
@@ -88,45 +93,53 @@ class CandidateInputs:
     @property
     def features(self) -> int:
         """Number of features of a candidate."""
-        return self._candidates.width + CONTEXT_FEATURES
+        return self._candidates.feature_count + CONTEXT_FEATURES
 
     def find_unknown_script(self, word: str) -> str:
         """Returns the script of a word if the lexicon does not have it; otherwise ""."""
         return self._lexicon.scripts.find_unknown(word)
 
-    def lengths(self, texts: Sequence[Words]) -> np.ndarray:
-        """Returns the most tokens that each text may have, int64 [texts]."""
+    def measure_lengths(self, texts: Sequence[Words]) -> np.ndarray:
+        """Returns the maximum number of tokens of each text with errors: int64 [texts]."""
         return np.array([len(words) for words in texts], np.int64)
 
     def fits(self, words: Words, length: int) -> bool:
-        """Whether a text with errors has at most a number of tokens."""
+        """Returns whether a text with errors has at most `length` tokens."""
         return len(words) <= length
 
-    def windows(self, words: Words) -> list[Words]:
-        """Divides a text into parts that the model can read at once."""
-        return [words[i : i + WINDOW_WORDS] for i in range(0, len(words), WINDOW_WORDS)]
+    def divide_windows(self, words: Words) -> list[Words]:
+        """Divides a text into windows of at most the model's length."""
+        return [words[i : i + MAX_WINDOW_WORDS] for i in range(0, len(words), MAX_WINDOW_WORDS)]
 
     def write(self, folder: Path) -> None:
         """Writes the files from which the inputs are built, beside a model."""
         self._lexicon.write(folder)
 
-    def tensors(self, texts: Sequence[Words], *, trains: bool = False) -> Tensors:
-        """Makes the inputs of texts; `trains`: for a step of training."""
-        return make_row_tensors(texts, self.rows(texts, trains=trains))
+    def make_tensors(self, texts: Sequence[Words], *, trains: bool = False) -> Tensors:
+        """Makes the input tensors of texts.
 
-    def rows(
+        Args:
+            trains: Whether they are for a step of training; see `build_rows`.
+        """
+        return make_row_tensors(texts, self.build_rows(texts, trains=trains))
+
+    def build_rows(
         self,
         texts: Sequence[Words],
         neighbors: Sequence[Words] | None = None,
         *,
         trains: bool = False,
     ) -> Rows:
-        """Builds the rows of the words of texts; a word that is not spelled has only the first two.
+        """Builds the rows of the words of texts.
+
+        The first row of a word is the word itself, and the second stands for all words that are no
+        candidates; the others are its corrections. Numbers, URLs and other words that are never
+        misspelled have only the first two.
 
         Args:
             texts: At least one word in all.
-            neighbors: The words that are assumed to be right when their neighbors are judged, in
-                the same positions; by default the words of the texts.
+            neighbors: The words to use as the context, in the same positions; None: the words of
+                `texts`.
             trains: Whether the rows are for training, where some known misspellings are hidden.
         """
         parts: list[Parsed] = []
@@ -145,7 +158,7 @@ class CandidateInputs:
         words = np.repeat(np.arange(len(forms)), sizes)
         starts = np.concatenate([[0], np.cumsum(sizes)])
         form_features = np.concatenate([form.features for form in forms])
-        context_features = self._context_features(sequence, forms, words, starts[:-1])
+        context_features = self._compute_context_features(sequence, forms, words, starts[:-1])
 
         candidate_texts: list[list[str]] = []
         for part, form in zip(parts, forms, strict=True):
@@ -156,24 +169,25 @@ class CandidateInputs:
     def _parse(self, word: str) -> _ParsedWord:
         parsed = self._parsed_words.get(word)
         if parsed is None:
-            if len(self._parsed_words) > WORDS_IN_MEMORY:
+            if len(self._parsed_words) > MAX_CACHED_WORDS:
                 self._parsed_words.clear()
             parsed = _ParsedWord(parse_token(word), self._candidates.find_spelled_part(word))
             self._parsed_words[word] = parsed
         return parsed
 
-    def _context_features(
+    def _compute_context_features(
         self, sequence: _Sequence, forms: Sequence[Form], words: np.ndarray, first: np.ndarray
     ) -> np.ndarray:
-        """Computes the features of each row in its context, float32 [rows, CONTEXT_FEATURES].
+        """Computes the features of each row in its context: float32 [rows, CONTEXT_FEATURES].
 
         Args:
+            sequence: The words of the context.
             forms: The candidates of each word.
-            words: The word of each row.
-            first: The first row of each word.
+            words: The word of each row: int64 [rows].
+            first: The first row of each word: int64 [words].
         """
         logs = np.concatenate([form.logs for form in forms])
-        fit = self._fit(sequence, forms, words, logs)
+        fit = self._compute_fit(sequence, forms, words, logs)
 
         # The first row of a word is the word itself, the second is for none of the candidates.
         is_first = np.zeros(len(words), bool)
@@ -182,13 +196,14 @@ class CandidateInputs:
         is_none[first + 1] = True
 
         # Both sides have the frequency of the word as a factor; it counts once.
-        score = np.where(is_none, WORST, fit.left2 + fit.right2 - logs)
+        score = np.where(is_none, NONE_SCORE, fit.left2 + fit.right2 - logs)
         best_score = np.maximum.reduceat(score, first)[words]
 
         has_capital = np.concatenate([form.capitals for form in forms])
         capital_before = sequence.capitals[sequence.positions - 1][words]
         capital_after = sequence.capitals[sequence.positions + 1][words]
         is_start = sequence.starts_sentence[words]
+        # The divisors bring log-probabilities to the scale of the binary features.
         columns = [
             fit.left / 8,
             fit.right / 8,
@@ -212,9 +227,10 @@ class CandidateInputs:
         features[is_none] = 0
         return features
 
-    def _fit(
+    def _compute_fit(
         self, sequence: _Sequence, forms: Sequence[Form], words: np.ndarray, logs: np.ndarray
     ) -> _Fit:
+        """Computes how well each row fits its neighbors; `logs`: the log-frequency of each row."""
         pairs = self._lexicon.pairs.count
         triples = self._lexicon.triples.count
 
@@ -222,7 +238,7 @@ class CandidateInputs:
         frequencies = np.exp(
             [self._candidates.compute_log_frequency(name) for name in sequence.names]
         )
-        frequencies = np.maximum(frequencies, LEAST_FREQUENCY)[sequence.numbers]
+        frequencies = np.maximum(frequencies, MIN_FREQUENCY)[sequence.numbers]
 
         # Hashes of the neighbors of the word of each row, and of the first and last word of a row.
         before2 = hashes[sequence.positions - 2][words]
@@ -232,25 +248,27 @@ class CandidateInputs:
         first = np.concatenate([form.first_hashes for form in forms])
         last = np.concatenate([form.last_hashes for form in forms])
 
-        def conditional(pair: np.ndarray, context: np.ndarray, step: int) -> np.ndarray:
+        def compute_conditional(pair: np.ndarray, context: np.ndarray, step: int) -> np.ndarray:
             """Returns the probability of each row, given the neighbor that is `step` words away."""
             neighbor_frequency = frequencies[sequence.positions + step][words]
             pair_share = self._lexicon.listed_pairs.count(pair)
             listed_prior = np.minimum(pair_share / neighbor_frequency, 1)
+            # The prior is the mean of two estimates: from the listed pairs, and without context.
             prior = 0.5 * listed_prior + 0.5 * np.exp(logs)
             counts = pairs(pair)
-            total = self._lexicon.singles.count(join_hashes(context))
-            return (counts + PAIR_WEIGHT * prior) / (np.maximum(total, counts) + PAIR_WEIGHT)
+            # Rare pairs and words are not kept, so a kept pair may have more than its context.
+            total = np.maximum(self._lexicon.singles.count(join_hashes(context)), counts)
+            return (counts + PAIR_WEIGHT * prior) / (total + PAIR_WEIGHT)
 
-        def smoothed(triple: np.ndarray, context: np.ndarray, prior: np.ndarray) -> np.ndarray:
+        def smooth(triple: np.ndarray, context: np.ndarray, prior: np.ndarray) -> np.ndarray:
             """Returns the probability of each row, given a pair of words as its context."""
             return (triples(triple) + TRIPLE_WEIGHT * prior) / (pairs(context) + TRIPLE_WEIGHT)
 
-        left = conditional(join_hashes(before, first), before, -1)
-        right = conditional(join_hashes(last, after), after, 1)
+        left = compute_conditional(join_hashes(before, first), before, -1)
+        right = compute_conditional(join_hashes(last, after), after, 1)
 
-        left2 = smoothed(join_hashes(before2, before, first), join_hashes(before2, before), left)
-        right2 = smoothed(join_hashes(last, after, after2), join_hashes(after, after2), right)
+        left2 = smooth(join_hashes(before2, before, first), join_hashes(before2, before), left)
+        right2 = smooth(join_hashes(last, after, after2), join_hashes(after, after2), right)
 
         # Two words have no count between their neighbors.
         between = triples(join_hashes(before, first, after)) * (first == last)
@@ -265,11 +283,11 @@ class CandidateInputs:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """The words of texts in a row, with boundaries between sentences and texts."""
+    """The words of several texts as one sequence, with boundaries around sentences and texts."""
 
     names: list[str]  # the distinct words, in their counted form
-    numbers: np.ndarray  # int64 [sequence], of each word
-    positions: np.ndarray  # int64 [words], of each word of the texts in the sequence
+    numbers: np.ndarray  # int64 [sequence], the index in `names` of each word or boundary
+    positions: np.ndarray  # int64 [words], the index in the sequence of each word of the texts
     starts_sentence: np.ndarray  # bool [words], whether a sentence begins with the word
     capitals: np.ndarray  # bool [sequence], whether the word begins with a capital
 
@@ -315,7 +333,7 @@ def make_row_tensors(texts: Sequence[Words], rows: Rows) -> Tensors:
 
 
 class _Encoded(NamedTuple):
-    """The tokens of a text."""
+    """The tokens of a text, with the special tokens."""
 
     ids: list[int]
     words: np.ndarray  # int64 [tokens], the index of the word of each; -1 for special tokens
@@ -325,29 +343,33 @@ class TokenInputs:
     """The inputs of an encoder of transformers: the tokens of each word by itself.
 
     It has the same methods as `CandidateInputs`.
+
+    Args:
+        tokenizer: A fast tokenizer.
+        max_tokens: The maximum number of tokens that the encoder reads; None: no limit.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, longest: int | None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None) -> None:
         self._tokenizer = tokenizer
-        self._longest = longest
+        self._max_tokens = max_tokens
 
     @property
     def measure(self) -> Any:
-        return [fingerprint_tokenizer(self._tokenizer), self._longest, ROOM]
+        return [fingerprint_tokenizer(self._tokenizer), self._max_tokens, NOISE_ROOM]
 
     def find_unknown_script(self, word: str) -> str:
-        """Returns "", as there is no lexicon: the tokens of any word are judged."""
+        """Returns "": without a lexicon, words of every script are judged."""
         return ""
 
-    def lengths(self, texts: Sequence[Words]) -> np.ndarray:
+    def measure_lengths(self, texts: Sequence[Words]) -> np.ndarray:
         counts = np.array([len(self._encode(words).ids) for words in texts], np.int64)
-        with_room = np.ceil(counts * ROOM).astype(np.int64)
-        return with_room if self._longest is None else np.minimum(with_room, self._longest)
+        with_room = np.ceil(counts * NOISE_ROOM).astype(np.int64)
+        return with_room if self._max_tokens is None else np.minimum(with_room, self._max_tokens)
 
     def fits(self, words: Words, length: int) -> bool:
         return len(self._encode(words).ids) <= length
 
-    def tensors(self, texts: Sequence[Words], *, trains: bool = False) -> Tensors:
+    def make_tensors(self, texts: Sequence[Words], *, trains: bool = False) -> Tensors:
         encoded = [self._encode(words) for words in texts]
         token_width = max(len(text.ids) for text in encoded)
         word_width = max(map(len, texts))
@@ -372,13 +394,14 @@ class TokenInputs:
         }
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def windows(self, words: Words) -> list[Words]:
-        if self._longest is None:
+    def divide_windows(self, words: Words) -> list[Words]:
+        if self._max_tokens is None:
             return [words] if words else []
 
         windows: list[Words] = []
         start = 0
         while start < len(words):
+            # Halve the rest until it fits; a single word is truncated when it is encoded.
             end = len(words)
             while end > start + 1 and self._is_too_long(words[start:end]):
                 end = start + (end - start) // 2
@@ -391,15 +414,15 @@ class TokenInputs:
 
     def _is_too_long(self, words: Words) -> bool:
         encoded = self._tokenizer(list(words), is_split_into_words=True, verbose=False)
-        return self._longest is not None and len(encoded["input_ids"]) > self._longest
+        return self._max_tokens is not None and len(encoded["input_ids"]) > self._max_tokens
 
     def _encode(self, words: Words) -> _Encoded:
-        """Encodes the part of a text that the model can read."""
+        """Encodes a text, truncated to `max_tokens`."""
         encoded = self._tokenizer(
             list(words),
             is_split_into_words=True,
-            truncation=self._longest is not None,
-            max_length=self._longest,
+            truncation=self._max_tokens is not None,
+            max_length=self._max_tokens,
             verbose=False,
         )
         word_numbers = [-1 if word is None else word for word in encoded.word_ids()]

@@ -1,8 +1,8 @@
 """Statistics of words: their frequencies, capitalization, and neighbors.
 
-They are counted in texts that no model is trained on (`counted_share`), because in the texts of the
-training every correct word and every pair of correct words would be known. Lists of words with
-counts, pairs of words, and known misspellings are added where they are installed.
+They are counted in texts held out from training (`counted_share`), because in the training texts
+every correct word and every pair of correct words would be known. Lists of words with counts, pairs
+of words, and known misspellings are added where they are installed.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ WORDS_FILE = "words.txt"
 ARRAYS_FILE = "lexicon.npz"
 MISSPELLINGS_FILE = "misspellings.json"
 
-MOST_WORDS = 500_000  # words that are kept: the most frequent
-MOST_NGRAMS = 5_000_000  # pairs, and triples, of words that are kept: the most frequent
-TWO_EDITS = 80_000
-"""Most frequent words that are candidates at two edits; the others are at one edit."""
-LEAST_COUNT = 2
-"""Occurrences in the texts that make a word a candidate; all words of lists are candidates."""
+MAX_WORDS = 500_000  # words that are kept: the most frequent
+MAX_NGRAMS = 5_000_000  # pairs, and triples, that are kept: the most frequent
+MAX_TWO_EDIT_WORDS = 80_000
+"""Number of words that are candidates at two edits: the most frequent; the others are at one."""
+MIN_COUNT = 2
+"""Minimum count in the texts of a candidate; all words of lists are candidates."""
 
 BOUNDARY = "\n"
-"""Stands before the first and after the last word of a sentence."""
+"""The token before the first and after the last word of a sentence."""
 NUMBER = "0"
-"""Replaces words without letters."""
+"""The token for words without letters."""
 _BOUNDARY_NUMBER = 0  # the number of `BOUNDARY` while texts are counted
 
 _POSSESSIVE = re.compile(r"(?<=..)['’][sS]$")
 _ENDS_SENTENCE = re.compile(r"[.!?:;]['\"”’)\]]*$")
-_BLOCK = 1_000_000  # words of text that are counted at once
+_BLOCK_WORDS = 1_000_000  # words of text that are counted together
 _FACTORS = np.array([0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xFF51AFD7ED558CCD], np.uint64)
 _NGRAMS = ("singles", "pairs", "triples", "listed_pairs")
 
 # The hash of a word is a polynomial of its characters modulo 2^64; see `NearWords`.
-_LONGEST = 32  # characters of a word that are hashed; the end of a longer word is ignored
-_LONGEST_TWICE = 15  # characters up to which two characters are deleted; of a longer word, one
-_MOST_SHARING = 100  # words found by one string that they share with a word: the most frequent
+_MAX_HASHED_CHARS = 32  # characters of a word that are hashed; the end of a longer word is ignored
+_MAX_TWO_DELETION_CHARS = 15  # of a word with two deletions; of a longer word, one is deleted
+_MAX_SHARING_WORDS = 100  # words found by one shared string: the most frequent
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 2**64)
-_POWERS = np.array([pow(_BASE, n, 2**64) for n in range(_LONGEST)], np.uint64)
+_POWERS = np.array([pow(_BASE, n, 2**64) for n in range(_MAX_HASHED_CHARS)], np.uint64)
 _ONCE = np.uint64(_INVERSE)  # moves the characters after one deletion
 _TWICE = np.uint64(pow(_INVERSE, 2, 2**64))  # after two
 
@@ -72,7 +72,7 @@ def _read_resource(name: str) -> str:
 
 
 def read_word_list(name: str) -> dict[str, int]:
-    """Reads the words of a list, in their counted form (`fold`), with their counts.
+    """Reads the counts of the words of a list, in their counted form (`fold_word`).
 
     Args:
         name: A file of lines `word count`; `symspellpy`, the English list of that package;
@@ -122,7 +122,7 @@ def _read_wordfreq(language: str) -> dict[str, int]:
 
 
 def hash_words(words: Sequence[str]) -> np.ndarray:
-    """Returns the hash of each word, uint64 [words]."""
+    """Returns the hash of each word: uint64 [words]."""
     return _hash_prefixes(words).hashes[:, -1]
 
 
@@ -137,7 +137,7 @@ def _hash_prefixes(words: Sequence[str]) -> _Prefixes:
     if not words:
         return _Prefixes(np.zeros((0, 1), np.uint64), np.zeros(0, np.int64))
 
-    strings = np.array([word[:_LONGEST] for word in words], dtype=np.str_)
+    strings = np.array([word[:_MAX_HASHED_CHARS] for word in words], dtype=np.str_)
     characters = strings.view(np.uint32).reshape(len(words), -1).astype(np.uint64)
     width = characters.shape[1]
     hashes = np.zeros((len(words), width + 1), np.uint64)
@@ -148,12 +148,12 @@ def _hash_prefixes(words: Sequence[str]) -> _Prefixes:
 class _Deletions(NamedTuple):
     """Hashes of words after the deletion of characters."""
 
-    hashes: np.ndarray  # uint64
-    words: np.ndarray  # int64, the number of the word of each
+    hashes: np.ndarray  # uint64 [deletions]
+    words: np.ndarray  # int64 [deletions], the number of the word of each
 
 
 def _hash_deletions(words: Sequence[str], edits: int) -> Iterator[_Deletions]:
-    """Yields the hashes of words after the deletion of up to `edits` characters."""
+    """Yields the hashes of words after up to `edits` deletions (0 to 2), by their positions."""
     hashes, lengths = _hash_prefixes(words)
     numbers = np.arange(len(words))
     total = hashes[:, -1]
@@ -167,8 +167,8 @@ def _hash_deletions(words: Sequence[str], edits: int) -> Iterator[_Deletions]:
         if edits < 2:
             continue
 
-        for second in range(first + 1, int(min(lengths.max(), _LONGEST_TWICE))):
-            is_deleted = (lengths[longer] > second) & (lengths[longer] <= _LONGEST_TWICE)
+        for second in range(first + 1, int(min(lengths.max(), _MAX_TWO_DELETION_CHARS))):
+            is_deleted = (lengths[longer] > second) & (lengths[longer] <= _MAX_TWO_DELETION_CHARS)
             twice = longer[is_deleted]
             middle = (hashes[twice, second] - after[is_deleted]) * _ONCE
             tail = (total[twice] - hashes[twice, second + 1]) * _TWICE
@@ -181,7 +181,7 @@ def _hash_all_deletions(words: Sequence[str], edits: int) -> _Deletions:
 
 
 class NearWords:
-    """Index of words, to find those within a small edit distance of a word.
+    """An index of words for queries by edit distance.
 
     Two words at a distance of n edits share a string that each becomes when at most n characters
     are deleted (Garbe's symmetric deletions, 2012). The strings are never built: the hash of a word
@@ -190,7 +190,8 @@ class NearWords:
 
     Args:
         words: The most frequent first.
-        twice: Number of first words that are found at two edits; the others are found at one.
+        twice: The number of words, from the first, that are found at two edits; the others are
+            found at one.
     """
 
     def __init__(self, words: Sequence[str], twice: int) -> None:
@@ -204,16 +205,17 @@ class NearWords:
         self._numbers = numbers[order].astype(np.int32)
 
     def find(self, words: Sequence[str]) -> list[np.ndarray]:
-        """Returns the numbers of the words near each word, int32, ascending.
+        """Returns the numbers of the indexed words near each word: int32, ascending.
 
-        Some are at three edits.
+        All words within the indexed distance are found, up to `_MAX_SHARING_WORDS` for one string,
+        and also some at three or four edits.
         """
         hashes, queries = _hash_all_deletions(words, 2)
         starts = np.searchsorted(self._hashes, hashes, "left")
         ends = np.searchsorted(self._hashes, hashes, "right")
-        sizes = np.minimum(ends - starts, _MOST_SHARING)
+        sizes = np.minimum(ends - starts, _MAX_SHARING_WORDS)
 
-        # Joins the ranges of the index, from each start, of each size.
+        # Concatenate the ranges [start, start + size) of positions in the index.
         range_begins = np.cumsum(sizes) - sizes
         matches = np.repeat(starts - range_begins, sizes) + np.arange(sizes.sum())
 
@@ -236,9 +238,9 @@ class Parsed(NamedTuple):
 
 @lru_cache(2**18)
 def parse_token(word: str) -> Parsed:
-    """Separates a word from the punctuation around it, and from a possessive s.
+    """Parses a token: separates a word from the punctuation around it, and from a possessive s.
 
-    A word that is not spelled (`is_editable`) has no core.
+    A word that cannot be misspelled (see `is_editable`) has an empty core.
     """
     span = find_word_core(word)
     ends = _ENDS_SENTENCE.search(word) is not None
@@ -254,26 +256,30 @@ def parse_token(word: str) -> Parsed:
 
 @dataclass(frozen=True)
 class Ngrams:
-    """Counts of sequences of words."""
+    """Counts of n-grams: sequences of words."""
 
-    keys: np.ndarray  # uint64 [n], the hash of each sequence of words, ascending
-    counts: np.ndarray  # float32 [n]
+    keys: np.ndarray  # uint64 [n-grams], the hash of each (see `join_hashes`), ascending
+    counts: np.ndarray  # float32 [n-grams]
 
     def count(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the count of each sequence of words, float32."""
+        """Looks up the counts of n-grams by their hashes: float32, in the shape of `keys`."""
         if not len(self.keys):
             return np.zeros(keys.shape, np.float32)
         positions = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return np.where(self.keys[positions] == keys, self.counts[positions], np.float32(0))
 
     def plus(self, hashes: np.ndarray) -> Ngrams:
-        """Returns the counts with further occurrences; if there are too many, drops the rarest."""
+        """Returns the counts with further occurrences added; keeps the `MAX_NGRAMS` highest.
+
+        Args:
+            hashes: An n-gram for each occurrence: uint64.
+        """
         new_keys, new_counts = np.unique(hashes, return_counts=True)
         keys, positions = np.unique(np.concatenate([self.keys, new_keys]), return_inverse=True)
         counts = np.concatenate([self.counts, new_counts.astype(np.float32)])
         sums = np.bincount(positions, counts, len(keys)).astype(np.float32)
-        if len(keys) > MOST_NGRAMS:
-            most_frequent = np.sort(np.argsort(-sums, kind="stable")[:MOST_NGRAMS])
+        if len(keys) > MAX_NGRAMS:
+            most_frequent = np.sort(np.argsort(-sums, kind="stable")[:MAX_NGRAMS])
             keys = keys[most_frequent]
             sums = sums[most_frequent]
         return Ngrams(keys, sums)
@@ -283,7 +289,11 @@ _NO_NGRAMS = Ngrams(np.zeros(0, np.uint64), np.zeros(0, np.float32))
 
 
 def join_hashes(*words: np.ndarray) -> np.ndarray:
-    """Hashes sequences of words, uint64, from the hashes of their words."""
+    """Hashes n-grams: uint64 [n-grams].
+
+    Args:
+        words: The hashes of the first words, of the second words, …: uint64 [n-grams] each.
+    """
     hashes = np.zeros(1, np.uint64)
     for word, factor in zip(words, _FACTORS, strict=False):
         mixed = (word ^ (word >> np.uint64(29))) * factor
@@ -292,14 +302,14 @@ def join_hashes(*words: np.ndarray) -> np.ndarray:
 
 
 class Lexicon:
-    """Words and sequences of words with their counts.
+    """Words and n-grams with their counts, and known misspellings.
 
     Args:
-        words: In their counted form (`fold`), the most frequent first.
+        words: In their counted form (`fold_word`), the most frequent first.
         counts: float32 [words, 2 + lists]: occurrences in the texts, occurrences with a capital
             inside a sentence, and the count in each list.
-        ngrams: Single words, pairs and triples of the texts; and pairs of a list, where a count is
-            a share of the words of that list.
+        ngrams: The single words, pairs and triples of the texts; and the pairs of a list, with
+            their shares of the words of that list as counts.
         misspellings: Misspelling → words.
     """
 
@@ -318,21 +328,21 @@ class Lexicon:
 
     @cached_property
     def frequencies(self) -> np.ndarray:
-        """The frequency of each word, float32 [words]: the mean over all sources."""
+        """The relative frequency of each word, float [words]: the mean over all sources."""
         return _average_frequencies(self.counts)
 
     @cached_property
     def scripts(self) -> WordScripts:
-        """The scripts of the words; others cannot be judged."""
+        """The scripts of the words; words in other scripts are not judged."""
         return WordScripts(self.words)
 
     @cached_property
     def near(self) -> NearWords:
         """The index of words that are candidates."""
-        return NearWords(self.words, TWO_EDITS)
+        return NearWords(self.words, MAX_TWO_EDIT_WORDS)
 
-    def number(self, word: str) -> int:
-        """Returns the number of a word (`fold`); -1 if it is unknown."""
+    def find_number(self, word: str) -> int:
+        """Returns the index of a word in `words`, in its counted form; -1 if it is unknown."""
         return self._numbers.get(word, -1)
 
     def write(self, folder: Path) -> None:
@@ -351,7 +361,11 @@ class Lexicon:
 
     @classmethod
     def read(cls, folder: Path) -> Lexicon:
-        """Reads the lexicon beside a model."""
+        """Reads the lexicon beside a model.
+
+        Raises:
+            DataError: If a file is missing or damaged.
+        """
         try:
             text = (folder / WORDS_FILE).read_text(encoding="utf-8")
             words = text.split("\n") if text else []
@@ -366,7 +380,7 @@ class Lexicon:
 
 
 def is_lexicon(folder: str | None) -> bool:
-    """Whether a folder has the words of a small model."""
+    """Returns whether a folder has the lexicon of a small model."""
     return folder is not None and (Path(folder) / ARRAYS_FILE).is_file()
 
 
@@ -380,18 +394,20 @@ def _average_frequencies(counts: np.ndarray) -> np.ndarray:
 def build_lexicon(
     texts: Iterable[str], lists: Sequence[str], misspellings: Mapping[str, Sequence[str]]
 ) -> Lexicon:
-    """Counts words and sequences of words in correct texts, and adds lists of words.
+    """Counts words and n-grams in correct texts, and adds lists of words.
 
     Args:
-        lists: Names of lists, see `read_word_list`.
+        texts: Read once.
+        lists: The names of lists; see `read_word_list`.
         misspellings: Word → misspellings.
+
+    Raises:
+        ConfigurationError: If a list cannot be read.
     """
     word_lists = [read_word_list(name) for name in lists]
     counts = _count_texts(texts)
 
-    names = dict.fromkeys(
-        word for word, count in counts.occurrences.items() if count >= LEAST_COUNT
-    )
+    names = dict.fromkeys(word for word, count in counts.occurrences.items() if count >= MIN_COUNT)
     for words in word_lists:
         names |= dict.fromkeys(words)
     for marker in (BOUNDARY, NUMBER):
@@ -402,27 +418,31 @@ def build_lexicon(
     table = np.zeros((len(all_words), len(columns)), np.float32)
     for number, column in enumerate(columns):
         table[:, number] = [column.get(word, 0) for word in all_words]
-    order = np.argsort(-_average_frequencies(table), kind="stable")[:MOST_WORDS]
-
-    words_of_misspellings: dict[str, list[str]] = {}
-    for word, word_misspellings in misspellings.items():
-        for misspelling in word_misspellings:
-            words_of_misspellings.setdefault(fold_word(misspelling), []).append(fold_word(word))
+    order = np.argsort(-_average_frequencies(table), kind="stable")[:MAX_WORDS]
 
     return Lexicon(
         words=[all_words[number] for number in order],
         counts=table[order],
         ngrams=[counts.singles, counts.pairs, counts.triples, _read_listed_pairs(lists)],
-        misspellings=words_of_misspellings,
+        misspellings=_invert_misspellings(misspellings),
     )
+
+
+def _invert_misspellings(misspellings: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Inverts word → misspellings to misspelling → words, all in their counted form."""
+    words: dict[str, list[str]] = {}
+    for word, word_misspellings in misspellings.items():
+        for misspelling in word_misspellings:
+            words.setdefault(fold_word(misspelling), []).append(fold_word(word))
+    return words
 
 
 @dataclass(frozen=True)
 class _TextCounts:
-    """Counts of the words of texts."""
+    """Counts of the words and n-grams of texts."""
 
     occurrences: dict[str, int]  # by word
-    capitals: dict[str, int]  # by word, with a capital that no start of a sentence explains
+    capitals: dict[str, int]  # by word: capitalized occurrences inside a sentence
     singles: Ngrams
     pairs: Ngrams
     triples: Ngrams
@@ -461,14 +481,14 @@ def _count_texts(texts: Iterable[str]) -> _TextCounts:
 def _divide_blocks(
     texts: Iterable[str], numbers: dict[str, int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields blocks of the words of sentences, with a boundary after each sentence.
+    """Yields the words of texts in blocks, with a boundary after each sentence.
 
     Args:
         numbers: The number of each word; new words are added.
 
     Yields:
-        int64 [words], the numbers; bool [words], whether each word is capitalized elsewhere than at
-        the start of a sentence.
+        The number of each word of a block, int64 [words], and whether it is capitalized inside a
+        sentence, bool [words].
     """
     sequence = array("q", [_BOUNDARY_NUMBER])
     has_capital = bytearray(1)
@@ -485,7 +505,7 @@ def _divide_blocks(
             sequence.append(_BOUNDARY_NUMBER)
             has_capital.append(False)
 
-        if len(sequence) > _BLOCK:
+        if len(sequence) > _BLOCK_WORDS:
             yield np.frombuffer(sequence, np.int64), np.frombuffer(has_capital, bool)
             sequence = array("q", [_BOUNDARY_NUMBER])
             has_capital = bytearray(1)
@@ -493,7 +513,7 @@ def _divide_blocks(
 
 
 def _read_listed_pairs(lists: Sequence[str]) -> Ngrams:
-    """Reads the pairs of words of symspellpy, if its words are used, as shares of its words."""
+    """Reads the pairs of symspellpy, with shares of its words as counts, if `lists` names it."""
     if SYMSPELLPY not in lists:
         return _NO_NGRAMS
 

@@ -19,7 +19,11 @@ class Judged(NamedTuple):
 
 
 def format_share(value: float, sign: str = "") -> str:
-    """Formats three decimals without the zero before the point: the table is wide."""
+    """Formats a share with three decimals, without the leading zero (`.951`).
+
+    Args:
+        sign: The sign option of a format specification, such as "+".
+    """
     number = f"{value:{sign}.3f}"
     return number.replace("0.", ".", 1) if abs(value) < 1 else number
 
@@ -109,4 +113,4 @@ METRICS = {
     "sed_sequence": DETECTION_METRICS,
     "sec": CORRECTION_METRICS,
 }
-"""The table of each task on spelling."""
+"""The metrics of each spelling task, by its name."""

@@ -16,7 +16,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib import resources
 from itertools import accumulate
@@ -35,11 +35,11 @@ from bsmeta.tasks.spelling.config import CODESPELL, NoiseConfig
 
 Misspellings = Mapping[str, tuple[str, ...]]
 
-MOST_EDITS = 4
-_ATTEMPTS = 4  # per edit; some edits are impossible, such as a swap at the end of a word
-_LONGEST_WORD = 100  # characters of a word or misspelling; edits of longer ones are not counted
-_BLOCK = 64
-_STROKES = str.maketrans("øłđħŧıßæœ", "oldhtisao")  # do not decompose
+MAX_LEARNED_EDITS = 4  # of a misspelling; others with more are not learned from
+_MAX_ATTEMPTS = 4  # per edit; some edits are impossible, such as a swap at the end of a word
+_MAX_WORD_CHARS = 100  # characters of a word or misspelling; edits of longer ones are not counted
+_BLOCK_DRAWS = 64  # uniform numbers that are drawn together
+_STROKES = str.maketrans("øłđħŧıßæœ", "oldhtisao")  # letters without a Unicode decomposition
 _SPACES = re.compile(r"(\s+)")
 # URLs, e-mail addresses, host and file names, identifiers.
 _NAME = re.compile(r"://|^www\.|@|\w\.\w{2,}|[\\/_]")
@@ -59,14 +59,14 @@ def load_misspellings(source: str) -> Misspellings:
 
 
 def invert_dictionary(lines: Iterable[str]) -> Misspellings:
-    """Inverts lines of codespell's form to correction -> misspellings.
+    """Inverts a dictionary in codespell's format to correction -> misspellings.
 
     A line is `wrong->right`, `wrong->right, other,` or `wrong->right, why it is not certain`: the
     part after the last comma is a reason, which may be empty. A correction of several words is left
     out, because a text is edited word by word.
 
     Raises:
-        DataError: If a line is none of these.
+        DataError: If a line has another format.
     """
     inverted: dict[str, dict[str, None]] = {}
     for number, line in enumerate(lines, start=1):
@@ -129,10 +129,13 @@ def _read_json(path: Path) -> Misspellings:
 
 
 class Draws:
-    """The draws about one sample in one epoch, (seed, epoch, id).
+    """A stream of random draws that is the same with every version of NumPy.
 
-    They come from the raw words of PCG64, whose stream NumPy guarantees to be stable, unlike the
-    methods of `Generator`; so noise is the same with every version of NumPy.
+    The draws come from the raw words of PCG64, whose stream NumPy guarantees to be stable, unlike
+    the methods of `Generator`.
+
+    Args:
+        parts: The key of the stream: for noise, the seed, the epoch and the sample.
     """
 
     def __init__(self, *parts: int | str) -> None:
@@ -141,12 +144,13 @@ class Draws:
 
     def uniforms(self, count: int) -> np.ndarray:
         """Draws uniform numbers in [0, 1): float64 [count]."""
+        # The high 53 bits of each word: the precision of a float64.
         return (self._words.random_raw(count) >> np.uint64(11)) * 2.0**-53
 
     def uniform(self) -> float:
         """Draws a uniform number in [0, 1)."""
         if not self._block:
-            self._block = self.uniforms(_BLOCK).tolist()
+            self._block = self.uniforms(_BLOCK_DRAWS).tolist()
         return self._block.pop()
 
     def below(self, count: int) -> int:
@@ -195,7 +199,7 @@ def align_misspelling(word: str, misspelling: str) -> list[Edit]:
 
 
 def _is_swap(word: str, misspelling: str, first: Editop, second: Editop) -> bool:
-    """Whether two edits exchange the neighbors at the position of the first."""
+    """Returns whether two edits exchange the neighbors at the position of the first."""
     begin = first.src_pos
     new_begin = first.dest_pos
     if misspelling[new_begin : new_begin + 2] != word[begin : begin + 2][::-1]:
@@ -212,14 +216,14 @@ def _is_swap(word: str, misspelling: str, first: Editop, second: Editop) -> bool
 
 
 class _Outcomes:
-    """The distribution of the edits of a character.
+    """The empirical distribution of the edits of a character.
 
     Args:
-        counts: How often each edit, as (operation, character), was counted.
-        occurrences: How often the character was counted.
+        counts: The count of each edit, as (operation, character).
+        occurrences: The count of the character itself.
 
     Attributes:
-        rate: Edits per occurrence.
+        rate: Edits per occurrence of the character.
     """
 
     def __init__(self, counts: Counter[tuple[str, str]], occurrences: int) -> None:
@@ -233,12 +237,12 @@ class _Outcomes:
 
 
 class CharacterNoise:
-    """Misspells words with the edits that were counted in a list of misspellings.
+    """Misspells words with the edits counted in a list of misspellings.
 
     Args:
-        characters: The edits of each character in lower case, and of the start of a word ("").
-        others: The edits of all other characters.
-        edits_per_word: The number of words with 1, 2, ... edits.
+        characters: The edits of each lower-case character, and of the start of a word ("").
+        others: The edits of all characters together, for those that `characters` lacks.
+        edits_per_word: The numbers of misspellings with 1, 2, ... edits.
     """
 
     def __init__(
@@ -255,25 +259,14 @@ class CharacterNoise:
         counts: dict[str, Counter[tuple[str, str]]] = {}
         edits_per_word: Counter[int] = Counter()
 
-        for word, word_misspellings in select_single_words(misspellings).items():
-            right = word.lower()
-            for misspelling in word_misspellings:
-                wrong = misspelling.lower()
-                # The time of an alignment grows with the square of the length.
-                if max(len(right), len(wrong)) > _LONGEST_WORD:
-                    continue
-
-                edits = align_misspelling(right, wrong)
-                if not 1 <= len(edits) <= MOST_EDITS:
-                    continue
-
-                edits_per_word[len(edits)] += 1
-                occurrences.update(["", *right])
-                for edit in edits:
-                    character = right[edit.position] if edit.position >= 0 else ""
-                    if (character + edit.character).isalpha():
-                        character_counts = counts.setdefault(character, Counter())
-                        character_counts[edit.operation, edit.character] += 1
+        for right, edits in _align_misspellings(misspellings):
+            edits_per_word[len(edits)] += 1
+            occurrences.update(["", *right])
+            for edit in edits:
+                character = right[edit.position] if edit.position >= 0 else ""
+                if (character + edit.character).isalpha():
+                    character_counts = counts.setdefault(character, Counter())
+                    character_counts[edit.operation, edit.character] += 1
 
         if not counts:
             return None
@@ -285,7 +278,7 @@ class CharacterNoise:
                 for character, character_counts in counts.items()
             },
             others=_Outcomes(total, occurrences.total()),
-            edits_per_word=[edits_per_word[number] for number in range(1, MOST_EDITS + 1)],
+            edits_per_word=[edits_per_word[number] for number in range(1, MAX_LEARNED_EDITS + 1)],
         )
 
     def edit(self, word: str, draws: Draws) -> str:
@@ -295,10 +288,10 @@ class CharacterNoise:
             characters = [_change_case(character, character.lower()) for character in word]
 
         # Position 0 is the start of the word; the characters follow.
-        outcomes = [self._outcomes(character) for character in ("", *characters)]
+        outcomes = [self._find_outcomes(character) for character in ("", *characters)]
         weights = [outcome.rate if outcome else 0.0 for outcome in outcomes]
         missing = 1 + bisect_right(self._edits_per_word, draws.below(self._edits_per_word[-1]))
-        for _ in range(_ATTEMPTS * missing):
+        for _ in range(_MAX_ATTEMPTS * missing):
             totals = list(accumulate(weights))
             position = bisect_right(totals, draws.uniform() * totals[-1])
             outcome = outcomes[position] if position < len(outcomes) else None
@@ -312,7 +305,7 @@ class CharacterNoise:
                 break
         return copy_case(word, "".join(characters))
 
-    def _outcomes(self, character: str) -> _Outcomes | None:
+    def _find_outcomes(self, character: str) -> _Outcomes | None:
         """Returns the edits of a character ("": the start of a word); None if it has none."""
         if not character:
             return self._characters.get("")
@@ -321,13 +314,32 @@ class CharacterNoise:
         return self._characters.get(character.lower(), self._others)
 
 
+def _align_misspellings(misspellings: Misspellings) -> Iterator[tuple[str, list[Edit]]]:
+    """Yields each word in lower case with the edits of one of its misspellings.
+
+    Misspellings without edits, or with more than `MAX_LEARNED_EDITS`, are left out.
+    """
+    for word, word_misspellings in select_single_words(misspellings).items():
+        right = word.lower()
+        for misspelling in word_misspellings:
+            wrong = misspelling.lower()
+            # The time of an alignment grows with the square of the length.
+            if max(len(right), len(wrong)) > _MAX_WORD_CHARS:
+                continue
+
+            edits = align_misspelling(right, wrong)
+            if 1 <= len(edits) <= MAX_LEARNED_EDITS:
+                yield right, edits
+
+
 def _apply_edit(characters: list[str], edit: Edit, weights: list[float]) -> bool:
-    """Applies an edit to the characters of a word, if it is possible there.
+    """Applies an edit to the characters of a word in place, if it is possible there.
 
     Args:
-        characters: Changed in place; each may become none or several characters.
+        characters: One item for each character of the word; an item that has been edited may be
+            empty, or several characters.
         weights: The chances of the start of the word and of each character to be edited. Those of
-            the characters that the edit touches are set to 0.
+            the edited characters are set to 0.
 
     Returns:
         Whether the edit was possible.
@@ -359,7 +371,7 @@ def _apply_edit(characters: list[str], edit: Edit, weights: list[float]) -> bool
 
 
 def add_accent(word: str, draws: Draws) -> str:
-    """Puts an accent on one of the Latin letters of a word that can have one."""
+    """Replaces a random letter of a word by an accented form; a word without one is unchanged."""
     positions = [position for position, letter in enumerate(word) if letter.lower() in ACCENTED]
     if not positions:
         return word
@@ -378,7 +390,7 @@ def remove_accents(word: str) -> str:
 
 
 def copy_case(word: str, misspelling: str) -> str:
-    """Returns a misspelling with the case of the word."""
+    """Returns a misspelling in the case of the word: upper case, capitalized, or as it is."""
     if len(word) > 1 and word.isupper():
         return "".join(_change_case(character, character.upper()) for character in misspelling)
     if word[0].isupper():
@@ -387,12 +399,12 @@ def copy_case(word: str, misspelling: str) -> str:
 
 
 def _change_case(character: str, cased: str) -> str:
-    """Returns the character in the other case, if that is one character, too."""
+    """Returns `cased`, or the character itself where its other case is several (`ß`: `SS`)."""
     return cased if len(cased) == 1 else character
 
 
 def _list_accented_letters() -> dict[str, list[str]]:
-    """Lists the letters with accents that each lower-case letter may become."""
+    """Lists the accented Latin letters for each lower-case ASCII letter."""
     letters: dict[str, list[str]] = {}
     for code in (*range(0xE0, 0x180), *range(0x1E00, 0x1F00)):  # Latin letters in Unicode
         letter = chr(code)
@@ -406,7 +418,13 @@ ACCENTED = _list_accented_letters()
 
 
 class Noise:
-    """Misspells words; with `keep_word_count`, misspellings that contain spaces are not used."""
+    """Misspells the words of clean texts.
+
+    Args:
+        config: The kinds of errors and their shares.
+        misspellings: The known misspellings of words.
+        keep_word_count: Whether misspellings that contain spaces are left out.
+    """
 
     def __init__(
         self, config: NoiseConfig, misspellings: Misspellings, *, keep_word_count: bool = True
@@ -420,7 +438,11 @@ class Noise:
         self._small_letters = "".join(dict.fromkeys(config.letters.lower()))
 
     def corrupt(self, text: str, *, seed: int, epoch: int, sample: int | str) -> str:
-        """Misspells words of a clean text, and leaves its whitespace."""
+        """Misspells words of a clean text; its whitespace is unchanged.
+
+        Args:
+            seed, epoch, sample: The key of the draws.
+        """
         draws = Draws(seed, epoch, sample)
         if draws.uniform() < self._config.clean_share:
             return text
@@ -430,18 +452,18 @@ class Noise:
         word_count = len(range(0, len(parts), 2))
         is_edited = draws.uniforms(word_count) < self._config.word_probability
         for number in np.flatnonzero(is_edited).tolist():
-            parts[2 * number] = self._edit(parts[2 * number], draws)
+            parts[2 * number] = self._misspell_word(parts[2 * number], draws)
         return "".join(parts)
 
-    def _edit(self, word: str, draws: Draws) -> str:
+    def _misspell_word(self, word: str, draws: Draws) -> str:
         """Misspells one word, without the punctuation around it."""
         span = find_word_core(word)
         if span is None or not is_editable(word):
             return word
-        edited = self._edit_core(word[span.start : span.end], draws)
+        edited = self._misspell_core(word[span.start : span.end], draws)
         return word[: span.start] + edited + word[span.end :]
 
-    def _edit_core(self, word: str, draws: Draws) -> str:
+    def _misspell_core(self, word: str, draws: Draws) -> str:
         config = self._config
         if config.method == "artificial" or (
             config.method == "mixed" and draws.uniform() < config.artificial_share
@@ -449,12 +471,12 @@ class Noise:
             count = draws.geometric(config.edit_probability)
             return make_artificial_edits(word, count, draws, letters=config.letters)
 
-        edited = self._realistic(word, draws)
+        edited = self._make_realistic_error(word, draws)
         is_lost = config.lost_case > 0 and draws.uniform() < config.lost_case
         return edited.lower() if is_lost and edited != word else edited
 
-    def _realistic(self, word: str, draws: Draws) -> str:
-        """Makes an accent, a slip, or a misspelling, by their shares."""
+    def _make_realistic_error(self, word: str, draws: Draws) -> str:
+        """Adds an accent, makes a slip, or takes a known misspelling, by their shares."""
         config = self._config
         accents_and_slips = config.accent_share + config.slip_share
         draw = draws.uniform() if accents_and_slips > 0 else 1.0
@@ -472,12 +494,12 @@ class Noise:
 
     @cached_property
     def misspellings_hash(self) -> str:
-        """Hash of the map of misspellings, whose file or package may change."""
+        """Hash of the misspellings: the same name may stand for another version of them."""
         return xxhash.xxh3_64_hexdigest(repr(sorted(self.misspellings.items())).encode())
 
 
 def is_editable(word: str) -> bool:
-    """Whether a word may be misspelled.
+    """Returns whether a word may be misspelled.
 
     False for words without letters, numbers, URLs, addresses, file names, identifiers, and
     abbreviations with their full stop (`Mr.`).
@@ -490,10 +512,10 @@ def is_editable(word: str) -> bool:
 
 
 def make_artificial_edits(word: str, count: int, draws: Draws, *, letters: str) -> str:
-    """Makes random edits: each inserts, deletes, swaps or replaces a letter.
+    """Makes up to `count` random edits: each inserts, deletes, swaps or replaces a letter.
 
-    No position is edited twice; characters that are not letters stay, and at least one letter
-    remains. Edits for which no position is left are not made.
+    No position is edited twice; characters other than letters are unchanged, and at least one
+    letter remains.
     """
     characters = list(word)
     is_free = list(map(str.isalpha, word))

@@ -1,4 +1,4 @@
-"""Files of texts → samples in a store on disk → pairs of a text and its correction, with noise.
+"""The samples of the spelling tasks, in a store on disk, and pairs of texts and corrections.
 
 A sample is a text of at most `max_characters`, or a pair of a text and its correction. The store
 is built once per machine; its folder is named after a hash of the settings that determine the
@@ -47,11 +47,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 TEXT_COLUMNS = ("sequence", "text", "sentence")
+"""Keys of the text in JSON lines with `text_column=auto`; the first that a record has is used."""
 SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+"""Endings of the names of data files."""
 _PLAIN_WORD = re.compile(r"[\"'“‘(\[]*[^\W\d_]+(?:['’-][^\W\d_]+)*[\"'”’)\].,;:!?]*")
 UNUSED, TRAIN, VALIDATION, COUNTED = range(4)  # the uses of a sample
 USES = {"train": TRAIN, "validation": VALIDATION, "counted": COUNTED}
-BATCH = 1000  # samples that are read or written at once
+BATCH_SAMPLES = 1000  # samples of a batch that is read or written
 _SCHEMA = pa.schema(
     [
         ("source", pa.string()),
@@ -67,7 +69,7 @@ VALIDATION_EPOCH = -1  # the epoch of the validation, whose noise is always the 
 class Sample:
     """A text to train or validate on."""
 
-    source: str  # as it is read
+    source: str  # the text of the data set
     target: str | None  # the correct text; None: `source` is correct, and gets noise
     name: str  # the file and the number of its text, for `log_documents`
 
@@ -102,7 +104,10 @@ def list_data_files(name: str) -> list[Path]:
 
 
 def read_samples(config: SpellingConfig, files: Sequence[Path]) -> Iterator[Sample]:
-    """Yields the samples of files, as they are cut; a text may occur more than once."""
+    """Yields the samples of files, in order; equal texts are repeated.
+
+    Texts without a target are cut to at most `max_characters`.
+    """
     for file in files:
         for number, (source, target) in enumerate(_read_texts(config, file), start=1):
             report_progress()
@@ -118,13 +123,13 @@ def read_samples(config: SpellingConfig, files: Sequence[Path]) -> Iterator[Samp
 
 
 def compute_prose_share(text: str) -> float:
-    """Returns the share of words that consist of letters, with punctuation around them."""
+    """Returns the share of the words of a text that are letters, with punctuation around them."""
     words = text.split()
     return sum(_PLAIN_WORD.fullmatch(word) is not None for word in words) / len(words)
 
 
 def _read_texts(config: SpellingConfig, file: Path) -> Iterator[tuple[str, str | None]]:
-    """Yields each text of a file, with the correct text if the file has it."""
+    """Yields each text of a file, and the correct text if the file has it, otherwise None."""
     is_json = file.name.removesuffix(".gz").endswith(".jsonl")
     open_file = gzip.open if file.suffix == ".gz" else open
     try:
@@ -193,89 +198,80 @@ class Table:
         self._folder = folder
         self._uses = rows.data.column("use").to_numpy()
 
-    def numbers(self, split: str) -> np.ndarray:
+    def list_numbers(self, split: str) -> np.ndarray:
         """Returns the numbers of the samples of a split: `train`, `validation` or `counted`."""
         return np.flatnonzero(self._uses == USES[split])
 
     def read(self, numbers: np.ndarray) -> list[Sample]:
-        """Reads some samples, in the order of their numbers as given."""
+        """Reads samples, in the order of `numbers`."""
         rows = self._rows[numbers.tolist()]
         report_progress()
         return [*map(Sample, rows["source"], rows["target"], rows["name"])]
 
-    def _batches(self, split: str) -> Iterator[list[Sample]]:
-        numbers = self.numbers(split)
-        for start in range(0, len(numbers), BATCH):
-            yield self.read(numbers[start : start + BATCH])
+    def _read_batches(self, split: str) -> Iterator[list[Sample]]:
+        numbers = self.list_numbers(split)
+        for start in range(0, len(numbers), BATCH_SAMPLES):
+            yield self.read(numbers[start : start + BATCH_SAMPLES])
 
-    def texts(self, split: str) -> Iterator[str]:
+    def read_texts(self, split: str) -> Iterator[str]:
         """Yields the correct texts of a split."""
-        for batch in self._batches(split):
+        for batch in self._read_batches(split):
             for sample in batch:
                 yield sample.correct
 
-    def lengths(self, key: Any, measure: Callable[[list[Sample]], np.ndarray]) -> np.ndarray:
-        """Measures each training sample, int32 [samples], memory-mapped.
+    def measure_lengths(
+        self, key: Any, measure: Callable[[list[Sample]], np.ndarray]
+    ) -> np.ndarray:
+        """Returns the lengths of the training samples: int32 [samples], memory-mapped.
 
         Args:
-            key: Any JSON value; the lengths are computed once for a key.
-            measure: Returns a length for each of some samples.
+            key: A JSON value that identifies `measure`; the lengths are computed once per key.
+            measure: Returns the lengths of a batch of samples.
         """
         file = self._folder / f"lengths-{_hash_key(key)}.npy"
 
         def compute(part: Path) -> None:
-            lengths = [np.zeros(0, np.int32), *map(measure, self._batches("train"))]
+            lengths = [np.zeros(0, np.int32), *map(measure, self._read_batches("train"))]
             with part.open("wb") as output:
                 np.save(output, np.concatenate(lengths).astype(np.int32))
 
         self._create_once(file, compute)
         return np.load(file, mmap_mode="r")
 
-    def counted(self, key: Any, count: Callable[[Iterator[str], Path], None]) -> Path:
+    def open_counts(self, key: Any, count: Callable[[Iterator[str], Path], None]) -> Path:
         """Returns the folder with the counts of the texts of the split `counted`.
 
         Args:
-            key: Any JSON value; the texts are counted once for a key.
+            key: A JSON value that identifies `count`; the texts are counted once per key.
             count: Counts texts, and writes the result to a folder.
         """
         folder = self._folder / f"counts-{_hash_key(key)}"
 
         def write(part: Path) -> None:
             part.mkdir()
-            count(self.texts("counted"), part)
+            count(self.read_texts("counted"), part)
 
         self._create_once(folder, write)
         return folder
 
     def _create_once(self, file: Path, write: Callable[[Path], None]) -> None:
-        """Writes a file or folder next to the samples if there is none, in one process."""
+        """Writes a file or folder next to the samples under a lock, unless it exists."""
         with hold_lock(f"{file}.lock", f"computing {file.name} of the samples"):
             if not file.exists():
                 with build_atomically(file) as part:
                     write(part)
 
 
-def make_open_table(config: SpellingConfig) -> Table:
-    """Opens the samples of a configuration; builds the store first if there is none.
+def open_table(config: SpellingConfig) -> Table:
+    """Opens the samples of a configuration; builds their store if it does not exist.
 
     Raises:
         ConfigurationError: If a data set is missing.
         DataError: If a data set cannot be read, or nothing remains to train on.
     """
     sets = [list_data_files(name) for name in config.datasets]
-    all_files: list[Path] = []
-    for files in sets:
-        all_files += files
-    hashes = hash_files(all_files, Path(config.store_dir))
-
-    # Files are identified relative to their data set, so that it may be moved.
-    set_hashes: list[dict[str, str]] = []
-    for files in sets:
-        common = os.path.commonpath([file.parent for file in files])
-        set_hashes.append({os.path.relpath(file, common): hashes[file] for file in files})
-
     key = {
-        "files": set_hashes,
+        "files": _hash_sets(sets, Path(config.store_dir)),
         "dataset_limits": _spread_over_datasets(config.dataset_limits, len(sets)),
         "val_splits": _spread_over_datasets(config.val_splits, len(sets)),
         "text_column": config.text_column,
@@ -289,18 +285,31 @@ def make_open_table(config: SpellingConfig) -> Table:
     return Table(open_store(folder, key, lambda: _build_rows(config, sets, key)), key, folder)
 
 
+def _hash_sets(sets: Sequence[Sequence[Path]], store_dir: Path) -> list[dict[str, str]]:
+    """Returns, for each data set, the hash of each file by its path relative to the data set.
+
+    So a data set may be moved.
+    """
+    hashes = hash_files([*chain.from_iterable(sets)], store_dir)
+    set_hashes: list[dict[str, str]] = []
+    for files in sets:
+        common = os.path.commonpath([file.parent for file in files])
+        set_hashes.append({os.path.relpath(file, common): hashes[file] for file in files})
+    return set_hashes
+
+
 def _hash_key(key: Any) -> str:
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
 
 
 def is_small(config: SpellingConfig) -> bool:
-    """Whether the model of a run is the small one."""
+    """Returns whether the model of a run is the small one."""
     is_new = config.model_name is None and config.model_config_file is None
     return is_new or is_lexicon(config.model_name)
 
 
 def _spread_over_datasets(values: list[Any], count: int) -> list[Any]:
-    """Returns a value for each data set, from one for all, one for each, or none (None)."""
+    """Returns a value for each data set: a single value is repeated; without values, None."""
     if not values:
         return [None] * count
     return list(values) * count if len(values) == 1 else list(values)
@@ -309,7 +318,7 @@ def _spread_over_datasets(values: list[Any], count: int) -> list[Any]:
 def _build_rows(
     config: SpellingConfig, sets: Sequence[Sequence[Path]], key: Mapping[str, Any]
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of the store."""
+    """Yields the rows of the store in batches."""
     uses = _choose_uses(_scan_samples(config, sets), key)
     if not (uses == TRAIN).any():
         raise DataError(
@@ -319,7 +328,7 @@ def _build_rows(
         )
 
     try:
-        for batch in split_into_lists(_iterate_rows(config, sets, uses), BATCH):
+        for batch in split_into_lists(_iterate_rows(config, sets, uses), BATCH_SAMPLES):
             yield pa.RecordBatch.from_pylist(batch, _SCHEMA)
     except ValueError as error:
         raise DataError("datasets: a file has changed while it was read; begin again") from error
@@ -328,7 +337,7 @@ def _build_rows(
 def _iterate_rows(
     config: SpellingConfig, sets: Sequence[Sequence[Path]], uses: np.ndarray
 ) -> Iterator[dict[str, Any]]:
-    """Yields a row for each sample that is used."""
+    """Yields the row of each sample whose use is not `UNUSED`."""
     samples = chain.from_iterable(read_samples(config, files) for files in sets)
     for sample, use in zip(samples, uses, strict=True):
         if use != UNUSED:
@@ -336,15 +345,15 @@ def _iterate_rows(
 
 
 class _Scan(NamedTuple):
-    """All samples of the data sets, in the order in which they are read."""
+    """All samples of the data sets, in reading order."""
 
-    hashes: np.ndarray  # uint64 [samples], of the correct text of each
-    texts: np.ndarray  # uint64 [samples], the number of the text that each was cut from
-    ends: list[int]  # where each data set ends
+    hashes: np.ndarray  # uint64 [samples], the hash of the correct text
+    texts: np.ndarray  # uint64 [samples], the number of the text before it is cut into samples
+    ends: list[int]  # the number of samples up to the end of each data set
 
 
 def _scan_samples(config: SpellingConfig, sets: Sequence[Sequence[Path]]) -> _Scan:
-    """Reads all samples, to choose among them."""
+    """Reads all samples, and keeps the hash and the text number of each."""
     hashes = array("Q")
     texts = array("Q")
     ends: list[int] = []
@@ -362,13 +371,12 @@ def _scan_samples(config: SpellingConfig, sets: Sequence[Sequence[Path]]) -> _Sc
 
 
 def _choose_uses(scan: _Scan, key: Mapping[str, Any]) -> np.ndarray:
-    """Chooses the use of each sample, uint8 [samples].
+    """Chooses the use of each sample: uint8 [samples], values of `USES`.
 
-    Of equal samples the first is used, or copies of a validation sample would be trained on. Texts
-    are chosen at random, up to the limit of their data set; the first of them are for validation,
-    and a share of the others for counts.
+    Of equal samples only the first is used, or copies of a validation sample would be trained on.
+    Texts are chosen at random, up to the limit of their data set; the first of them are for
+    validation, and a share of the others for counts.
     """
-    texts = scan.texts
     uses = np.full(len(scan.hashes), UNUSED, np.uint8)
     is_first = np.zeros(len(scan.hashes), bool)
     is_first[np.unique(scan.hashes, return_index=True)[1]] = True
@@ -378,22 +386,34 @@ def _choose_uses(scan: _Scan, key: Mapping[str, Any]) -> np.ndarray:
         distinct = start + np.flatnonzero(is_first[start:end])
         limit = key["dataset_limits"][number]
         seed = derive_seed(key["seed"], "samples", number)
-        samples = _shuffle_texts(distinct, texts, seed)[:limit]
-        uses[samples] = TRAIN
-
-        held_out = count_held_out_samples(key["val_splits"][number], len(samples))
-        if held_out:
-            last_text = texts[samples[held_out - 1]]
-            uses[samples[:held_out]] = VALIDATION
-            uses[samples[texts[samples] == last_text]] = VALIDATION
-
-        # The counted samples end before a text that is trained on.
-        trained = samples[uses[samples] == TRAIN]
-        if len(trained) and key["counted_share"]:
-            next_text = texts[trained[int(key["counted_share"] * len(trained))]]
-            counted = np.flatnonzero(texts[trained] == next_text)[0]
-            uses[trained[:counted]] = COUNTED
+        samples = _shuffle_texts(distinct, scan.texts, seed)[:limit]
+        uses[samples] = _divide_samples(
+            scan.texts[samples], key["val_splits"][number], key["counted_share"]
+        )
         start = end
+    return uses
+
+
+def _divide_samples(texts: np.ndarray, val_split: float | None, counted_share: float) -> np.ndarray:
+    """Chooses the uses of shuffled samples: uint8 [samples], one use per text.
+
+    Args:
+        texts: The number of the text of each sample; samples of a text are adjacent.
+        val_split: See `count_held_out_samples`.
+        counted_share: The share of the other samples for counts.
+    """
+    uses = np.full(len(texts), TRAIN, np.uint8)
+    held_out = count_held_out_samples(val_split, len(texts))
+    if held_out:
+        uses[:held_out] = VALIDATION
+        uses[texts == texts[held_out - 1]] = VALIDATION
+
+    # The counted samples end before the text at which their share is reached.
+    trained = np.flatnonzero(uses == TRAIN)
+    if len(trained) and counted_share:
+        next_text = texts[trained[int(counted_share * len(trained))]]
+        counted = np.flatnonzero(texts[trained] == next_text)[0]
+        uses[trained[:counted]] = COUNTED
     return uses
 
 
@@ -422,13 +442,17 @@ def count_held_out_samples(split: float | None, count: int) -> int:
 class Pair:
     """A text and its correction, in words."""
 
-    source: list[str]  # as they are read
-    correct: list[str]  # the same number, unless the data set merges or splits words
+    source: list[str]  # the words of the text, with errors
+    correct: list[str]  # the same number, unless errors merge or split words
     name: str  # the file and the number of its text, for `log_documents`
 
 
 def make_noise(config: SpellingConfig) -> Noise:
-    """Makes the errors of a run; detection needs a label for each word, so their number is kept."""
+    """Makes the noise of a run.
+
+    For detectors and the small model it keeps the number of words, because they compare each word
+    with its correction.
+    """
     noise = config.noise
     misspellings: Misspellings = {}
     if noise.method != "artificial":
@@ -438,14 +462,14 @@ def make_noise(config: SpellingConfig) -> Noise:
 
 
 def shorten_to_fit(pair: Pair, fits: Callable[[Sequence[str], int], bool], room: int) -> Pair:
-    """Removes the last errors of a text until it fits.
+    """Corrects errors of a text, from the last, until the text fits in a batch.
 
-    If errors merge or split words, all of them are removed.
+    If errors merge or split words, all of them are corrected together.
 
     Args:
-        pair: Its correct text fits.
-        fits: Whether words have at most a number of tokens.
-        room: The number of tokens.
+        pair: A pair whose correct text fits.
+        fits: Returns whether words have at most a number of tokens.
+        room: The maximum number of tokens.
     """
     if fits(pair.source, room):
         return pair

@@ -27,7 +27,7 @@ from bsmeta.tasks.spelling.corrections import (
     restrict_corrections,
 )
 from bsmeta.tasks.spelling.corrector import Corrector, TextLoss
-from bsmeta.tasks.spelling.inputs import ROOM
+from bsmeta.tasks.spelling.inputs import NOISE_ROOM
 from bsmeta.tasks.spelling.metrics import CORRECTION_METRICS, Judged
 from bsmeta.tasks.spelling.samples import Pair, Sample
 from bsmeta.training.metric_values import make_metrics
@@ -38,7 +38,7 @@ IGNORED = -100  # the label of padding
 
 
 class Seq2SeqCorrection(Corrector):
-    """Corrects texts. A batch counts the tokens of the longer side of each pair."""
+    """Corrects texts with `generate`; batches are sized by the longer side of each pair."""
 
     chooses = False
 
@@ -56,23 +56,23 @@ class Seq2SeqCorrection(Corrector):
 
     @property
     def _measure(self) -> Any:
-        return [fingerprint_tokenizer(self._tokenizer), ROOM]
+        return [fingerprint_tokenizer(self._tokenizer), NOISE_ROOM]
 
-    def _most_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
-        correct = np.array(self._token_counts([sample.correct for sample in samples]))
-        source = np.array(self._token_counts([sample.source for sample in samples]))
+    def _estimate_max_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
+        correct = np.array(self._count_text_tokens([sample.correct for sample in samples]))
+        source = np.array(self._count_text_tokens([sample.source for sample in samples]))
         has_noise = np.array([sample.target is None for sample in samples])
-        with_room = np.ceil(correct * ROOM).astype(np.int64)
+        with_room = np.ceil(correct * NOISE_ROOM).astype(np.int64)
         return np.where(has_noise, with_room, np.maximum(source, correct))
 
-    def _token_counts(self, texts: Sequence[str]) -> list[int]:
+    def _count_text_tokens(self, texts: Sequence[str]) -> list[int]:
         """Counts the tokens of each text, including the end-of-text token."""
         if not texts:
             return []
         return [len(ids) for ids in self._tokenizer(list(texts), verbose=False)["input_ids"]]
 
     def build_model(self) -> nn.Module:
-        """Builds the model to train: float32, on the CPU."""
+        """Builds the model to train, in float32 on the CPU."""
         model_class = AutoModelForSeq2SeqLM
         config_file = self._config.model_config_file
         if config_file is not None:
@@ -85,10 +85,10 @@ class Seq2SeqCorrection(Corrector):
             return read_model(model_class, source, dtype=torch.float32)
 
     def _fits(self, words: Sequence[str], room: int) -> bool:
-        return self._token_counts([" ".join(words)])[0] <= room
+        return self._count_text_tokens([" ".join(words)])[0] <= room
 
-    def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
-        tensors = self.tensors(pairs)
+    def _build_micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
+        tensors = self.make_tensors(pairs)
         tokens = int(tensors["attention_mask"].sum())
         targets = float((tensors["labels"] != IGNORED).sum())
         size = max(tensors["input_ids"].numel(), tensors["labels"].numel())
@@ -101,20 +101,20 @@ class Seq2SeqCorrection(Corrector):
             counts={"texts": float(len(pairs)), "targets": targets},
         )
 
-    def tensors(self, pairs: Sequence[Pair]) -> dict[str, torch.Tensor]:
-        """Makes `input_ids`, `attention_mask` and `labels`, int64 [texts, tokens]."""
+    def make_tensors(self, pairs: Sequence[Pair]) -> dict[str, torch.Tensor]:
+        """Makes `input_ids`, `attention_mask` and `labels`: int64 [texts, tokens]."""
         tensors = self._encode([" ".join(pair.source) for pair in pairs])
         target = self._encode([" ".join(pair.correct) for pair in pairs])
         labels = target["input_ids"].masked_fill(target["attention_mask"] == 0, IGNORED)
         return {**tensors, "labels": labels}
 
     def _encode(self, texts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Makes `input_ids` and `attention_mask`, int64 [texts, tokens]."""
+        """Makes `input_ids` and `attention_mask`: int64 [texts, tokens]."""
         encoded = self._tokenizer(list(texts), padding=True, return_tensors="pt", verbose=False)
         return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """Computes the cross-entropy of the target tokens, and the share predicted right."""
+        """Computes the cross-entropy of the target tokens, and the share of right predictions."""
         labels = batch["labels"]
         logits = model(**batch).logits.float()
         losses = functional.cross_entropy(
@@ -126,7 +126,10 @@ class Seq2SeqCorrection(Corrector):
         return Loss(losses, {"token_accuracy": (is_right.sum(), is_target.sum())})
 
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
-        """Computes the loss of the validation samples, and corrects the first of them."""
+        """Computes the loss of the validation samples, and scores corrections of the first.
+
+        The first are `val_corrections` samples, and their correct texts for false alarms.
+        """
         pairs = self._validation
         if not pairs:
             return []
@@ -139,20 +142,22 @@ class Seq2SeqCorrection(Corrector):
             correct, self.judge(model, correct, context), correct
         )
 
-        judged = Judged(counts, clean_counts.flagged_rate, self._mean_loss(model, pairs, context))
+        judged = Judged(
+            counts, clean_counts.flagged_rate, self._compute_mean_loss(model, pairs, context)
+        )
         values = compute_values(training_rows(CORRECTION_METRICS), judged)
         return make_metrics(CORRECTION_METRICS, values)
 
-    def _sizes(self, pairs: Sequence[Pair]) -> np.ndarray:
+    def _count_tokens(self, pairs: Sequence[Pair]) -> np.ndarray:
         return np.maximum(
-            self._token_counts([" ".join(pair.source) for pair in pairs]),
-            self._token_counts([" ".join(pair.correct) for pair in pairs]),
+            self._count_text_tokens([" ".join(pair.source) for pair in pairs]),
+            self._count_text_tokens([" ".join(pair.correct) for pair in pairs]),
         )
 
-    def _losses(
+    def _compute_losses(
         self, model: nn.Module, pairs: Sequence[Pair], device: torch.device
     ) -> list[TextLoss]:
-        tensors = {name: tensor.to(device) for name, tensor in self.tensors(pairs).items()}
+        tensors = {name: tensor.to(device) for name, tensor in self.make_tensors(pairs).items()}
         with torch.no_grad():
             logits = model(**tensors).logits.float()
         losses = functional.cross_entropy(
@@ -163,12 +168,12 @@ class Seq2SeqCorrection(Corrector):
         targets = (tensors["labels"] != IGNORED).sum(1).tolist()
         return [*map(TextLoss, sums, targets)]
 
-    def _line_changes(
+    def _find_line_changes(
         self, model: nn.Module, lines: Sequence[str], context: Processes
     ) -> list[list[Correction]]:
-        """Corrects lines in chunks.
+        """Corrects lines in chunks of at most `max_characters`.
 
-        White space is kept, and so is a word that is longer than a chunk.
+        White space and words longer than a chunk are unchanged.
         """
         line_chunks = [cut_text(line, self._config.max_characters) for line in lines]
         corrected_chunks = self._correct_chunks(model, line_chunks, context)
@@ -205,7 +210,7 @@ class Seq2SeqCorrection(Corrector):
             return self._generate(model, [texts[number] for number in batch], context.device)
 
         batches = sort_into_budgeted_batches(
-            self._token_counts(texts), self._config.batch_max_length
+            self._count_text_tokens(texts), self._config.batch_max_length
         )
         results = run_on_all_ranks(batches, correct, context)
         for (line, number), result in zip(positions, results, strict=True):
@@ -224,7 +229,7 @@ class Seq2SeqCorrection(Corrector):
                 **inputs,
                 num_beams=self._config.num_beams,
                 do_sample=False,
-                max_new_tokens=tokens + tokens // 4 + 8,
+                max_new_tokens=tokens + tokens // 4 + 8,  # a correction is little longer
             )
         corrected = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [" ".join(text.split()) for text in corrected]

@@ -1,5 +1,7 @@
-"""The base of the spelling tasks (samples with noise, steps, test sets, predictions), and two of
-them, `sed_words` and `sed_sequence`, which detect words, or texts, with errors.
+"""The base of the spelling tasks, and the tasks that detect errors.
+
+`SpellingTask` has the samples with noise, the steps, the test sets and the predictions.
+`sed_words` detects the words with errors, and `sed_sequence` the texts with errors.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from bsmeta.data.table.stream import TableStream, TokenBudget
 from bsmeta.data.text.sentences import Span, cut_text, find_words
 from bsmeta.tasks.model_card import write_task_card
 from bsmeta.tasks.spelling import detector
-from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig, count_shares
+from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig, count_step_parts
 from bsmeta.tasks.spelling.corrections import Flag, count_detection_outcomes, make_record
 from bsmeta.tasks.spelling.evaluate import finish_run
 from bsmeta.tasks.spelling.inputs import Inputs
@@ -41,32 +43,32 @@ from bsmeta.tasks.spelling.samples import (
     Sample,
     Table,
     make_noise,
-    make_open_table,
+    open_table,
     shorten_to_fit,
 )
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Task, split_into_lists
 
-TEXTS_AT_ONCE = 500  # records that are batched together
+PREDICTION_BATCH_SIZE = 500  # records that are batched together
 
-CALIBRATION = "calibration.json"
+CALIBRATION_FILE = "calibration.json"
 """File in the model's folder with the threshold for `wanted_precision`, a logit."""
 
 logger = logging.getLogger(__name__)
 
 
 class SpellingTask(Task):
-    """A task on texts and their corrections, whose steps are bounded in tokens."""
+    """A task on texts and their corrections; the size of its steps is limited in tokens."""
 
     _config: SpellingConfig
     forms: tuple[str, ...]
-    """Forms in which `predict.py` can show the changes of the model."""
+    """The output forms of `predict.py` for the changes of the model."""
     about: str
     """A sentence about its models, for the model card."""
     chooses = True  # whether evaluations choose a threshold
     _chosen: Any = None
-    """The choice of the last evaluation, for the exported model: JSON."""
+    """The threshold of the last evaluation, exported with the model: a JSON value."""
 
     def __init__(self, config: SpellingConfig) -> None:
         transformers.utils.logging.disable_progress_bar()
@@ -74,8 +76,8 @@ class SpellingTask(Task):
 
     @cached_property
     def table(self) -> Table:
-        """The samples, whose store is built first if there is none."""
-        return make_open_table(self._config)
+        """The samples; their store is built on first use."""
+        return open_table(self._config)
 
     @cached_property
     def noise(self) -> Noise:
@@ -93,8 +95,13 @@ class SpellingTask(Task):
             prediction="input=letter.txt" + (" output=corrected.txt" if corrects else " show=json"),
         )
 
-    def pairs(self, numbers: np.ndarray, epoch: int) -> list[Pair]:
-        """Makes the pairs of some samples in an epoch (`VALIDATION_EPOCH` for held-out ones)."""
+    def make_pairs(self, numbers: np.ndarray, epoch: int) -> list[Pair]:
+        """Makes pairs from samples, and misspells those without a target.
+
+        Args:
+            numbers: The samples: int64 [samples].
+            epoch: Part of the key of the noise; `VALIDATION_EPOCH` for held-out samples.
+        """
         pairs: list[Pair] = []
         samples = report_each(self.table.read(numbers))
         for sample, number in zip(samples, numbers.tolist(), strict=True):
@@ -107,7 +114,7 @@ class SpellingTask(Task):
 
     @cached_property
     def _validation(self) -> list[Pair]:
-        return self.pairs(self.table.numbers("validation"), VALIDATION_EPOCH)
+        return self.make_pairs(self.table.list_numbers("validation"), VALIDATION_EPOCH)
 
     @property
     @abstractmethod
@@ -115,29 +122,29 @@ class SpellingTask(Task):
         """Identifies how the lengths of samples are computed: JSON."""
 
     @abstractmethod
-    def _most_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
-        """Returns the most tokens that each sample may have, int64 [samples]."""
+    def _estimate_max_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
+        """Returns the maximum number of tokens of each sample with errors: int64 [samples]."""
 
     @abstractmethod
     def _fits(self, words: Sequence[str], room: int) -> bool:
-        """Whether a text has at most a number of tokens."""
+        """Returns whether a text has at most `room` tokens."""
 
     @abstractmethod
-    def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch: ...
+    def _build_micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch: ...
 
     @cached_property
     def _lengths(self) -> np.ndarray:
-        return self.table.lengths(self._measure, self._most_tokens)
+        return self.table.measure_lengths(self._measure, self._estimate_max_tokens)
 
     @cached_property
     def _order(self) -> TokenBudget:
-        """The steps of every epoch.
+        """The order of the samples, in steps.
 
         Raises:
             ConfigurationError: If there is nothing to train on, or a sample is too long.
         """
         config = self._config
-        shares = count_shares(config)
+        shares = count_step_parts(config)
         room = config.batch_max_length // shares
         longest = int(self._lengths.max(initial=0))
         if longest > room:
@@ -157,12 +164,12 @@ class SpellingTask(Task):
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
         config = self._config
-        numbers = self.table.numbers("train")
+        numbers = self.table.list_numbers("train")
 
         def read(rows: np.ndarray, epoch: int) -> MicroBatch:
-            pairs = self.pairs(numbers[rows], epoch)
+            pairs = self.make_pairs(numbers[rows], epoch)
             rooms = self._lengths[rows].tolist()
-            return self._micro_batch(
+            return self._build_micro_batch(
                 [
                     shorten_to_fit(pair, self._fits, room)
                     for pair, room in zip(pairs, rooms, strict=True)
@@ -176,7 +183,7 @@ class SpellingTask(Task):
             "misspellings": self.noise.misspellings_hash,
             "batch_max_length": config.batch_max_length,
             "bucket_span": config.bucket_span,
-            "batch_shares": count_shares(config),
+            "batch_shares": count_step_parts(config),
         }
         return TableStream(
             self._order,
@@ -200,10 +207,10 @@ class SpellingTask(Task):
 
     @abstractmethod
     def judge(self, model: nn.Module, lines: Sequence[str], context: Processes) -> Sequence[Any]:
-        """Returns the model's output for each line (see `evaluate.Judge`)."""
+        """Returns the output for each line: its flags, or the corrected line."""
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Scores the test sets, once, with the exported model; writes the report."""
+        """Scores the exported model on the test sets, and writes the report."""
         if self.chooses and self._chosen is None:  # no evaluation was due
             self.evaluate(model, context)
         if self._config.benchmarks is None:
@@ -220,17 +227,17 @@ class SpellingTask(Task):
 
     @abstractmethod
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Any]]:
-        """Returns the model's flags or corrections in each text, with character offsets."""
+        """Returns the flags or corrections of the model in each text."""
 
     def find_unknown_script(self, word: str) -> str:
-        """Returns the script of a word that the loaded model leaves alone for it; otherwise "".
+        """Returns the script of a word if the lexicon of the loaded model lacks it; otherwise "".
 
-        A model with a lexicon leaves words alone whose script the lexicon does not have.
+        Such words are not judged. Models without a lexicon judge words of every script.
         """
         return ""
 
     def warn_of_unknown_scripts(self, texts: Iterable[str]) -> None:
-        """Logs the number of words that the loaded model has left alone for their script."""
+        """Logs the number of words of texts that were not judged, by their script."""
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(map(self.find_unknown_script, text.split()))
@@ -239,10 +246,10 @@ class SpellingTask(Task):
     def predict(
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]
     ) -> Iterator[dict[str, Any]]:
-        """Yields the changes of each record's text; of a corrector, the corrected text, too."""
+        """Yields the output record of each input record; see `make_record`."""
         (column,) = self.inputs
         scripts: Counter[str] = Counter()
-        for batch in split_into_lists(records, TEXTS_AT_ONCE):
+        for batch in split_into_lists(records, PREDICTION_BATCH_SIZE):
             texts = [str(record[column]) for record in batch]
             for text, changes in zip(texts, self.changes(model, texts), strict=True):
                 scripts.update(map(self.find_unknown_script, text.split()))
@@ -251,9 +258,9 @@ class SpellingTask(Task):
 
 
 class WordDetection(SpellingTask):
-    """Detects the words of a text that have an error.
+    """Detects the words with errors.
 
-    A word is the unit that is judged; a subclass may judge other units.
+    The unit of decisions is a word; a subclass may choose another.
     """
 
     _config: DetectionConfig
@@ -269,8 +276,8 @@ class WordDetection(SpellingTask):
     def _measure(self) -> Any:
         return self._inputs.measure
 
-    def _most_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
-        return self._inputs.lengths([sample.correct.split() for sample in samples])
+    def _estimate_max_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
+        return self._inputs.measure_lengths([sample.correct.split() for sample in samples])
 
     def build_model(self) -> nn.Module:
         return detector.build_detector(self._config, self._inputs)
@@ -278,12 +285,12 @@ class WordDetection(SpellingTask):
     def _fits(self, words: Sequence[str], room: int) -> bool:
         return self._inputs.fits(words, room)
 
-    def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
-        """Builds a micro-batch.
+    def _build_micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
+        """Builds a micro-batch, with `labels`, float [texts, words].
 
-        `labels`, float [texts, words], are 1 for words with an error, -1 for padding.
+        They are 1 for words with an error, 0 for others, and -1 for padding.
         """
-        tensors = self._inputs.tensors([pair.source for pair in pairs], trains=True)
+        tensors = self._inputs.make_tensors([pair.source for pair in pairs], trains=True)
         labels = torch.full((len(pairs), max(len(pair.source) for pair in pairs)), -1.0)
         for row, pair in enumerate(pairs):
             labels[row, : len(pair.source)] = torch.from_numpy(mark_wrong_words(pair)).float()
@@ -292,32 +299,32 @@ class WordDetection(SpellingTask):
         tokens = int(is_token.sum())
         return MicroBatch(
             tensors={**tensors, "labels": labels},
-            weight=self._weight(labels),
+            weight=self._count_targets(labels),
             tokens=tokens,
             padding=is_token.numel() - tokens,
             documents=[pair.name for pair in pairs],
             counts={"texts": float(len(pairs)), "errors": float((labels > 0).sum())},
         )
 
-    def _weight(self, labels: torch.Tensor) -> float:
-        """Counts the targets among the labels of words."""
+    def _count_targets(self, labels: torch.Tensor) -> float:
+        """Counts the units that have a loss, from the labels of words."""
         return float((labels >= 0).sum())
 
-    def _units(self, logits: np.ndarray) -> np.ndarray:
-        """Returns the logits of the units of a text, from the logits of its words."""
+    def _judge_units(self, logits: np.ndarray) -> np.ndarray:
+        """Computes the logits of the units of a text from the logits of its words."""
         return logits
 
-    def _labels(self, pair: Pair) -> np.ndarray:
-        """Returns the labels of the units of a text, int [units]."""
+    def _label_units(self, pair: Pair) -> np.ndarray:
+        """Labels the units of a text: int [units], 1 for an error."""
         return mark_wrong_words(pair)
 
-    def _spans(self, text: str, chunk: Span) -> list[Span]:
-        """Returns the positions of the units in a chunk of a text."""
+    def _find_units(self, text: str, chunk: Span) -> list[Span]:
+        """Finds the positions, in the text, of the units of a chunk."""
         word_spans = find_words(text[chunk.start : chunk.end])
         return [Span(chunk.start + start, chunk.start + end) for start, end in word_spans]
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """Computes the cross-entropy of every word, and the share of words predicted right."""
+        """Computes the cross-entropy of the words, and the share of right predictions."""
         labels = batch["labels"]
         logits = detector.compute_word_logits(model, batch)
         is_word = labels >= 0
@@ -328,14 +335,14 @@ class WordDetection(SpellingTask):
         )
 
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
-        """Scores the validation samples; chooses the threshold that is exported with the model."""
+        """Scores the validation samples at logit 0, and chooses the threshold to export."""
         pairs = self._validation
         if not pairs:
             return []
 
-        logits = self._logits(model, [pair.source for pair in pairs], context)
-        clean_logits = self._logits(model, [pair.correct for pair in pairs], context)
-        labels = [self._labels(pair) for pair in pairs]
+        logits = self._compute_logits(model, [pair.source for pair in pairs], context)
+        clean_logits = self._compute_logits(model, [pair.correct for pair in pairs], context)
+        labels = [self._label_units(pair) for pair in pairs]
         all_logits = np.concatenate(logits)
         all_labels = np.concatenate(labels)
 
@@ -346,23 +353,24 @@ class WordDetection(SpellingTask):
 
         flags = [(row > 0).astype(int).tolist() for row in logits]
         counts = count_detection_outcomes(flags, [row.tolist() for row in labels])
+        # The cross-entropy: log(1 + exp(-logit)) for an error, log(1 + exp(logit)) otherwise.
         losses = np.logaddexp(0, np.where(all_labels > 0, -all_logits, all_logits))
         false_alarms = float((np.concatenate(clean_logits) > 0).mean())
         judged = Judged(counts, false_alarms, float(losses.mean()))
         values = compute_values(training_rows(DETECTION_METRICS), judged)
         return make_metrics(DETECTION_METRICS, values)
 
-    def _logits(
+    def _compute_logits(
         self, model: nn.Module, texts: Sequence[Sequence[str]], context: Processes
     ) -> list[np.ndarray]:
         """Computes the logits of the units of each text."""
         budget = self._config.batch_max_length
         rows = detector.compute_logits_of_words(model, self._inputs, texts, budget, context)
-        return [self._units(row) for row in rows]
+        return [self._judge_units(row) for row in rows]
 
     def judge(self, model: nn.Module, lines: Sequence[str], context: Processes) -> list[list[int]]:
         """Flags the units of each line."""
-        logits = self._logits(model, [line.split() for line in lines], context)
+        logits = self._compute_logits(model, [line.split() for line in lines], context)
         return [(row > self._threshold).astype(int).tolist() for row in logits]
 
     def load(self, folder: Path) -> nn.Module:
@@ -371,19 +379,22 @@ class WordDetection(SpellingTask):
         return model
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Flag]]:
-        """Returns the flags in each text: of words, or of chunks of at most `max_characters`."""
+        """Returns the flagged units of each text.
+
+        Where the unit is the whole text, a text above `max_characters` has a unit per chunk.
+        """
         chunks: list[tuple[int, Span]] = []  # with the number of the text
         for number, text in enumerate(texts):
-            chunks += [(number, chunk) for chunk in self._chunks(text)]
+            chunks += [(number, chunk) for chunk in self._divide_text(text)]
 
         context = Processes(device=next(model.parameters()).device)
         chunk_words = [texts[number][slice(*chunk)].split() for number, chunk in chunks]
-        logits = self._logits(model, chunk_words, context)
+        logits = self._compute_logits(model, chunk_words, context)
 
         flags: list[list[Flag]] = [[] for _ in texts]
         for (number, chunk), row in zip(chunks, logits, strict=True):
             text = texts[number]
-            for span, logit in zip(self._spans(text, chunk), row, strict=True):
+            for span, logit in zip(self._find_units(text, chunk), row, strict=True):
                 if logit > self._threshold:
                     flags[number].append(Flag(*span, text[slice(*span)], float(expit(logit))))
         return flags
@@ -391,8 +402,8 @@ class WordDetection(SpellingTask):
     def find_unknown_script(self, word: str) -> str:
         return self._inputs.find_unknown_script(word)
 
-    def _chunks(self, text: str) -> list[Span]:
-        """Divides a text into chunks that the model reads, without the whitespace around them."""
+    def _divide_text(self, text: str) -> list[Span]:
+        """Divides a text into stripped chunks of at most `max_characters`."""
         spans: list[Span] = []
         end = 0
         for chunk in cut_text(text, self._config.max_characters):
@@ -407,40 +418,44 @@ class WordDetection(SpellingTask):
         self._inputs.write(folder)
         if self._chosen is not None:
             text = json.dumps(self._chosen, indent=1) + "\n"
-            (folder / CALIBRATION).write_text(text, encoding="utf-8")
+            (folder / CALIBRATION_FILE).write_text(text, encoding="utf-8")
         self._write_card(folder)
 
 
 class SequenceDetection(WordDetection):
-    """Detects the texts that have an error: the unit is the whole text."""
+    """Detects the texts with errors; the unit is the whole text."""
 
     about = "Finds the texts that have a spelling error."
 
-    def _weight(self, labels: torch.Tensor) -> float:
+    def _count_targets(self, labels: torch.Tensor) -> float:
         return float(len(labels))
 
-    def _units(self, logits: np.ndarray) -> np.ndarray:
+    def _judge_units(self, logits: np.ndarray) -> np.ndarray:
         return detector.compute_sequence_logit(logits)[None]
 
-    def _labels(self, pair: Pair) -> np.ndarray:
+    def _label_units(self, pair: Pair) -> np.ndarray:
         return mark_wrong_words(pair).max(initial=0)[None]
 
-    def _spans(self, text: str, chunk: Span) -> list[Span]:
+    def _find_units(self, text: str, chunk: Span) -> list[Span]:
         return [chunk]
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """Computes the cross-entropy of every text, and the share of texts predicted right."""
+        """Computes the cross-entropy of the texts, and the share of right predictions."""
         is_word = batch["labels"] >= 0
         labels = (batch["labels"] > 0).any(1).float()
         losses = detector.compute_sequence_losses(
             detector.compute_word_logits(model, batch), is_word, labels
         )
-        is_right = (losses.detach() < np.log(2)).float()
+        is_right = (losses.detach() < np.log(2)).float()  # p(label) > 0.5
         return Loss(losses.sum(), {"accuracy": (is_right.sum(), torch.ones_like(is_right).sum())})
 
 
 def _warn_of_scripts(counts: Counter[str]) -> None:
-    """Logs the number of words left alone, by script; "" counts the others."""
+    """Logs the number of words that were not judged.
+
+    Args:
+        counts: The number of words by unknown script; "" counts the judged words.
+    """
     unknown = Counter({script: count for script, count in counts.items() if script})
     if unknown:
         scripts = ", ".join(f"{script} {count:,}" for script, count in unknown.most_common())
@@ -454,8 +469,12 @@ def _warn_of_scripts(counts: Counter[str]) -> None:
 
 
 def read_saved_threshold(folder: Path) -> np.float64:
-    """Reads the logit above which `abstains` flags; infinite if none was precise enough."""
-    file = folder / CALIBRATION
+    """Reads the threshold for `abstains`: a logit; infinite if none had the wanted precision.
+
+    Raises:
+        DataError: If the file is missing or damaged.
+    """
+    file = folder / CALIBRATION_FILE
     try:
         calibration = Calibration(**parse_json(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
@@ -479,16 +498,16 @@ def read_saved_threshold(folder: Path) -> np.float64:
 
 
 def mark_wrong_words(pair: Pair) -> np.ndarray:
-    """Marks the words that have an error: int64 [words]."""
+    """Marks the words with errors by 1: int64 [words]."""
     is_wrong = [word != correct for word, correct in zip(pair.source, pair.correct, strict=True)]
     return np.array(is_wrong, np.int64)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The threshold from which a score counts as an error, chosen for a wanted precision."""
+    """A threshold chosen for a wanted precision, and its scores on held-out units."""
 
-    wanted: float
+    wanted: float  # the wanted precision
     threshold: float | None  # the lowest score that is flagged; None: none has that precision
     precision: float  # with the threshold; if it is None, the highest of any threshold
     recall: float  # at that precision
@@ -496,7 +515,7 @@ class Calibration:
 
 
 def calibrate_threshold(scores: np.ndarray, labels: np.ndarray, precision: float) -> Calibration:
-    """Chooses the threshold with the highest recall among those that have the wanted precision.
+    """Chooses the threshold with the highest recall at or above the wanted precision.
 
     Args:
         scores: float [units], of held-out units, higher for likelier errors.

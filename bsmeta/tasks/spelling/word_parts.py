@@ -33,12 +33,12 @@ def find_word_runs(token: str) -> list[Span]:
 
 
 def is_word(text: str) -> bool:
-    """Whether a text is one word and nothing else."""
+    """Returns whether a text is exactly one word."""
     return find_word_runs(text) == [Span(0, len(text))]
 
 
 def measure_elision(word: str) -> int:
-    """Counts the characters of an elided word before another (`L'Or`: 2); 0 without one."""
+    """Returns the length of an elided word at the start of a word (`L'Or`: 2); 0 without one."""
     elision = _ELISION.match(word)
     return elision.end() if elision else 0
 

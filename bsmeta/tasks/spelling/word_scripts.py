@@ -1,7 +1,7 @@
-"""Decides by its script whether a list of words can judge a word.
+"""The scripts of a list of words. Words in other scripts are not judged by the list.
 
 A list of English words has nothing to compare a Thai word with; yet each would count as unknown,
-and short ones would be within two edits of `a`. Such words are left alone.
+and short ones would be within two edits of `a`.
 
 The script of a letter is the first part of its name (Unicode Standard, section 4.8): `LATIN`,
 `CYRILLIC`, `CJK`.
@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 
-LEAST_SHARE = 0.01
-"""Share of the words of a list that must be in a script for words of that script to be judged."""
+MIN_SHARE = 0.01
+"""Minimum share of the words of a list for a script to be one of its scripts."""
 
 _NO_SCRIPTS = {"MODIFIER", "FEMININE", "MASCULINE", "MICRO", "KELVIN", "ANGSTROM", "OHM", ""}
-"""Beginnings of names of letters that stand beside the letters of any script."""
+"""First parts of the names of letters that belong to no single script."""
 
 
 @lru_cache(maxsize=1 << 16)
@@ -36,8 +36,8 @@ class WordScripts:
     """The scripts of a list of words.
 
     Args:
-        words: The list; the script of a word is that of its first letter. An empty one judges
-            all words.
+        words: The list, whose scripts are the scripts of the first letters. With an empty list, no
+            script is unknown.
     """
 
     def __init__(self, words: Iterable[str]) -> None:
@@ -47,13 +47,14 @@ class WordScripts:
             counts[find_script(initial)] += count
         del counts[""]
 
-        least = LEAST_SHARE * counts.total()
-        self._scripts = {script for script, count in counts.items() if count >= least}
+        min_count = MIN_SHARE * counts.total()
+        self._scripts = {script for script, count in counts.items() if count >= min_count}
 
     def find_unknown(self, word: str) -> str:
-        """Returns the script of most letters of a word if the list does not have it; otherwise "".
+        """Returns the script of a word if the list lacks it; otherwise "".
 
-        A few letters of another script do not count: `α-helix` is a word of English.
+        More than half of the letters must be in scripts that the list lacks; the most frequent of
+        these is returned. So `α-helix` is a word of English.
         """
         if not self._scripts or (word.isascii() and "LATIN" in self._scripts):
             return ""

@@ -25,9 +25,9 @@ from bsmeta.tasks.classification import evaluate as module
 from bsmeta.tasks.classification import model as model_module
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.tasks.classification.evaluate import (
-    MODEL,
-    PREDICTIONS,
-    STATS,
+    MODEL_SUFFIX,
+    PREDICTIONS_SUFFIX,
+    STATS_SUFFIX,
     name_result_file,
     predict_baselines,
     read_epochs,
@@ -38,7 +38,7 @@ from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import Scored, build_with_head
 from bsmeta.tasks.classification.report import MAJORITY, summarize_results
 from bsmeta.tasks.classification.results import Results, TestSet
-from bsmeta.tasks.classification.systems import Split, fit_words, predict_words
+from bsmeta.tasks.classification.systems import Split, fit_word_system, predict_by_words
 from bsmeta.tasks.classification.task import TextClassifier
 from bsmeta.training.processes import FinishContext
 from tests.tasks.classification.helpers import (
@@ -268,7 +268,7 @@ def test_logits_of_some_texts_at_a_time_predict_alike(
     model = task.load(folder)
     records = [{"text": "stop signs " * count} for count in (1, 20, 3, 0, 40, 2)]
     whole = [*task.predict(model, records)]
-    monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", 12)  # four chunks
+    monkeypatch.setattr(model_module, "MAX_LOGITS", 12)  # four chunks
     parts = [*task.predict(model, records)]
     assert [part["chunks"] for part in parts] == [1, 3, 1, 0, 6, 1]
     for part, found in zip(parts, whole, strict=True):
@@ -306,13 +306,16 @@ def test_epochs_from_the_metrics_of_a_run(tmp_path: Path) -> None:
 def test_result_files_are_named_as_in_the_seed_document(table: str) -> None:
     data = ClassificationDataConfig(csv=f"folder/{table}")
     config = ClassificationConfig(data_config=data)
-    assert [str(name_result_file(config, name)) for name in (PREDICTIONS, STATS, MODEL)] == [
+    assert [
+        str(name_result_file(config, name))
+        for name in (PREDICTIONS_SUFFIX, STATS_SUFFIX, MODEL_SUFFIX)
+    ] == [
         "folder/ads_testset_predictions.csv",
         "folder/ads_train_test_stats.json",
         "folder/ads_trained_model.sav",
     ]
     config = replace(config, results_dir="elsewhere")
-    assert str(name_result_file(config, MODEL)) == "elsewhere/ads_trained_model.sav"
+    assert str(name_result_file(config, MODEL_SUFFIX)) == "elsewhere/ads_trained_model.sav"
 
 
 def test_the_saved_model_holds_tensors_and_plain_values_only(tmp_path: Path, encoder: Path) -> None:
@@ -350,18 +353,18 @@ def test_baselines_are_scored_on_the_test_set(monkeypatch: pytest.MonkeyPatch) -
     labels = np.array([0, 0, 1, 1])
 
     def guessed(texts: list[str], labels: np.ndarray, others: list[str]) -> list[int]:
-        model, notes = fit_words("ab", [1.0, 1.0], Split(labels, texts))
+        model, notes = fit_word_system("ab", [1.0, 1.0], Split(labels, texts))
         assert model is not None
         assert notes == []
-        return predict_words(model, others).tolist()
+        return predict_by_words(model, others).tolist()
 
     others = ["taxes", "wages", "taxes", "wages", "taxes"]
     assert guessed(texts, labels, others) == [0, 1, 0, 1, 0]
-    monkeypatch.setattr(classifier, "DECISIONS_AT_ONCE", 4)  # two texts at a time
+    monkeypatch.setattr(classifier, "MAX_WORD_LOGITS", 4)  # two texts at a time
     assert guessed(texts, labels, others) == [0, 1, 0, 1, 0]
     assert guessed(["!", "?"], np.array([1, 1]), ["a"]) == [1]
     assert guessed(["!", "?"], np.array([0, 1]), ["a"]) == [0]
-    monkeypatch.setattr(systems, "MOST_WEIGHTS", 30)
-    model, (note,) = fit_words("ab", [1.0, 1.0], Split(labels, texts))
+    monkeypatch.setattr(systems, "MAX_WORD_WEIGHTS", 30)
+    model, (note,) = fit_word_system("ab", [1.0, 1.0], Split(labels, texts))
     assert model is None
     assert note.startswith("TF-IDF + linear SVM left out: with 2 labels")

@@ -208,5 +208,5 @@ def test_bad_rows_can_be_left_out(name: str, tmp_path: Path) -> None:
     examples = open_examples(data_config(path, on_bad_row="skip"), TOKENIZER)
     assert examples.facts["skipped"] == 1
     rows = 18 + (name == "unclosed quote")  # the row after it is read by itself
-    counts = [sum(examples.label_counts(one).values()) for one in ("train", "validation", "test")]
+    counts = [sum(examples.count_labels(one).values()) for one in ("train", "validation", "test")]
     assert sum(counts) == rows

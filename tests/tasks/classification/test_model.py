@@ -13,7 +13,7 @@ from bsmeta.tasks.classification.config import ClassificationConfig, Classificat
 from bsmeta.tasks.classification.model import (
     build_untouched_encoder,
     build_with_head,
-    label_weights,
+    compute_label_weights,
 )
 from tests.conftest import REPOSITORY
 from tests.tasks.classification.helpers import LABELS, bert_tokenizer
@@ -33,12 +33,12 @@ COUNTS = {"left": 6, "neutral": 1, "right": 3}
 def test_weights_of_labels_are_given_or_balanced_by_their_counts(
     key: Any, expected: list[float]
 ) -> None:
-    assert label_weights(key, LABELS, COUNTS) == expected
+    assert compute_label_weights(key, LABELS, COUNTS) == expected
 
 
 def test_a_weight_for_an_unknown_label_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"no label rigth \(did you mean right\?\)"):
-        label_weights({"rigth": 2}, LABELS, COUNTS)
+        compute_label_weights({"rigth": 2}, LABELS, COUNTS)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,12 @@ from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification.classifier import Classifier
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.examples import Chunk, Examples, open_examples
-from bsmeta.tasks.classification.model import ScoredSets, label_weights, load_model, read_thresholds
+from bsmeta.tasks.classification.model import (
+    ScoredSets,
+    compute_label_weights,
+    load_model,
+    read_thresholds,
+)
 from bsmeta.tasks.classification.results import compute_scores
 from bsmeta.tasks.classification.store import SPLITS
 from bsmeta.tasks.classification.task import TextClassifier, build_set_batch
@@ -376,8 +381,8 @@ def test_the_loss_is_the_binary_cross_entropy_by_the_weights_of_the_labels(
 
 def test_balanced_weights_are_those_of_rows_without_the_label() -> None:
     counts = {"a": 2, "b": 5}
-    assert label_weights("balanced", "ab", counts, 10) == [4.0, 1.0]
-    assert label_weights({"b": 3}, "ab", counts, 10) == [1.0, 3.0]
+    assert compute_label_weights("balanced", "ab", counts, 10) == [4.0, 1.0]
+    assert compute_label_weights({"b": 3}, "ab", counts, 10) == [1.0, 3.0]
 
 
 def read_table(table: Path, **keys: Any) -> Examples:
@@ -405,7 +410,7 @@ def test_all_formats_give_the_same_database(tmp_path: Path) -> None:
             assert {"text": text, "topics": topics} in rows
         chunks = tables[0].read(tables[0].list_chunks(split))
         assert all(isinstance(chunk.label, tuple) for chunk in chunks)
-        assert tables[0].label_counts(split) == {
+        assert tables[0].count_labels(split) == {
             topic: sum(topic in topics for _, topics in texts[:count]) for topic in TOPICS
         }
     (note,) = tables[0].facts["notes"]

@@ -137,7 +137,7 @@ def test_the_splits_of_the_addresses(tmp_path: Path, split_by: str | None) -> No
         rows[split] = {chunk.source for chunk in chunks}
         assert rows[split] == {*examples.list_sources(split).tolist()}
         groups[split] = {*examples.list_groups(split)}
-        counts = examples.label_counts(split)
+        counts = examples.count_labels(split)
         shares[split] = counts["liberal"] / sum(counts.values())
     # Twelve headings and salutations are in several addresses of one speaker.
     found = "".join(examples.facts["warnings"])

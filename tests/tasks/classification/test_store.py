@@ -48,7 +48,7 @@ def test_the_example_of_the_seed_document(tmp_path: Path) -> None:
         ("Democrats want you to...", 1, 2, 0),
     ]
     assert next(examples.read_texts("train")) == (1, TEXT, 0)
-    assert examples.label_counts("train") == {"left": 5, "right": 5}
+    assert examples.count_labels("train") == {"left": 5, "right": 5}
     assert len(examples.list_chunks("test")) == 0
 
 
@@ -81,8 +81,8 @@ def test_a_database_does_not_depend_on_how_many_rows_are_written_at_one_time(
 ) -> None:
     csv = write_leanings(tmp_path)
     whole = open_examples(data_config(csv), TOKENIZER)
-    monkeypatch.setattr(store, "BATCH_ROWS", 7)
-    monkeypatch.setattr(store, "BATCH_CHARACTERS", 300)
+    monkeypatch.setattr(store, "MAX_BATCH_ROWS", 7)
+    monkeypatch.setattr(store, "MAX_BATCH_CHARS", 300)
     parts = open_examples(data_config(csv, database=str(tmp_path / "b.sqlite")), TOKENIZER)
     for split in SPLITS:
         assert parts.read(parts.list_chunks(split)) == whole.read(whole.list_chunks(split))
@@ -277,7 +277,7 @@ def test_a_killed_build_is_built_again(tmp_path: Path) -> None:
     assert process.exitcode == 9
     assert (tmp_path / "leanings.sqlite.part").exists()
     examples = open_examples(data_config(csv), TOKENIZER)
-    assert sum(examples.label_counts("train").values()) == 48
+    assert sum(examples.count_labels("train").values()) == 48
     assert not (tmp_path / "leanings.sqlite.part").exists()
 
 

@@ -18,10 +18,15 @@ from transformers import AutoModel
 
 import bsmeta
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.classification.classifier import CONFIG, NGRAMS, WEIGHTS, Classifier
+from bsmeta.tasks.classification.classifier import (
+    CONFIG_FILE,
+    NGRAMS_FILE,
+    WEIGHTS_FILE,
+    Classifier,
+)
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.model import load_model, read_labels
-from bsmeta.tasks.classification.systems import Standard, choose_system, find_best_scale
+from bsmeta.tasks.classification.systems import Standardization, choose_system, find_best_scale
 from bsmeta.tasks.classification.task import TextClassifier
 from bsmeta.training.optimization import build_optimizer, set_learning_rate
 from tests.conftest import REPOSITORY
@@ -98,7 +103,7 @@ def assert_predicts_what_was_reported(run: Path, csv_file: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "chosen", "parts", "kill_at"),
     [
-        (table_of_words, "linear", {NGRAMS}, 0),
+        (table_of_words, "linear", {NGRAMS_FILE}, 0),
         (table_of_marks, "frozen", {"model.safetensors"}, 15),  # in the second of two epochs
     ],
 )
@@ -113,8 +118,8 @@ def test_auto_exports_the_system_that_the_table_needs(
     assert found["systems"]["model"]["accuracy"]["value"] > 0.9
     assert set(found["choice"]["systems"]) == {"linear", "frozen", "combined", "fine_tune"}
     names = {file.name for file in (run / "model").iterdir()}
-    assert {CONFIG, WEIGHTS, "manifest.json", "tokenizer.json"} | parts <= names
-    assert not names & ({NGRAMS, "model.safetensors"} - parts)
+    assert {CONFIG_FILE, WEIGHTS_FILE, "manifest.json", "tokenizer.json"} | parts <= names
+    assert not names & ({NGRAMS_FILE, "model.safetensors"} - parts)
     assert_predicts_what_was_reported(run, csv_file)
     # A checkpoint has the fine-tuned model, whatever is exported in the end.
     checkpoint, *_ = run.glob("checkpoint-*step")
@@ -164,7 +169,7 @@ def make_task(folder: Path, encoder: Path, **keys: Any) -> TextClassifier:
 def test_the_head_starts_with_the_solution_on_frozen_vectors(tmp_path: Path, encoder: Path) -> None:
     fine_tuned = make_task(tmp_path, encoder, method="fine_tune").build_model().eval()
     fitted = make_task(tmp_path, encoder, method="fine_tune")
-    frozen = fitted.fit_systems().load("frozen", fitted.untouched_encoder())
+    frozen = fitted.fit_systems().load("frozen", fitted.build_untouched_encoder())
     ids = torch.tensor([[2, 60, 61, 3], [2, 62, 63, 3]])
     mask = torch.ones_like(ids)
     torch.testing.assert_close(fine_tuned(ids, mask).logits, frozen(ids, mask).logits)
@@ -241,23 +246,23 @@ def test_a_value_that_is_not_known_is_refused_with_its_key(
 
 
 def broken_weights(folder: Path) -> None:
-    weights = load_file(folder / WEIGHTS)
-    save_file({**weights, "head.weight": weights["head.weight"] * torch.nan}, folder / WEIGHTS)
+    weights = load_file(folder / WEIGHTS_FILE)
+    save_file({**weights, "head.weight": weights["head.weight"] * torch.nan}, folder / WEIGHTS_FILE)
 
 
 def repeated_ngram(folder: Path) -> None:
-    ngrams = json.loads((folder / NGRAMS).read_text())
-    (folder / NGRAMS).write_text(json.dumps([ngrams[1], *ngrams[1:]]))
+    ngrams = json.loads((folder / NGRAMS_FILE).read_text())
+    (folder / NGRAMS_FILE).write_text(json.dumps([ngrams[1], *ngrams[1:]]))
 
 
 def without_head(folder: Path) -> None:
-    weights = load_file(folder / WEIGHTS)
-    save_file({name: w for name, w in weights.items() if "head" not in name}, folder / WEIGHTS)
+    weights = load_file(folder / WEIGHTS_FILE)
+    save_file({name: w for name, w in weights.items() if "head" not in name}, folder / WEIGHTS_FILE)
 
 
 def unknown_pooling(folder: Path) -> None:
-    text = (folder / CONFIG).read_text()
-    (folder / CONFIG).write_text(text.replace('"pooling": "mean"', '"pooling": "sum"'))
+    text = (folder / CONFIG_FILE).read_text()
+    (folder / CONFIG_FILE).write_text(text.replace('"pooling": "mean"', '"pooling": "sum"'))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +272,7 @@ def unknown_pooling(folder: Path) -> None:
         (repeated_ngram, "do not have the same features"),
         (without_head, "cannot be loaded: 'head.weight'"),
         (unknown_pooling, "pooling=sum: expected one of mean"),
-        (lambda folder: (folder / NGRAMS).unlink(), "cannot be loaded"),
+        (lambda folder: (folder / NGRAMS_FILE).unlink(), "cannot be loaded"),
     ],
 )
 def test_a_damaged_folder_is_refused(
@@ -291,7 +296,7 @@ def test_a_dimension_of_rounding_errors_is_left_out() -> None:
     """As in all-MiniLM-L6-v2, whose vectors have dimensions of 1e-31 and 1e-8."""
     draw = np.random.default_rng(0)
     vectors = (draw.normal(size=(50, 4)) * [1.0, 0.1, 1e-31, 1e-8] + [0, 3, 0, 1]).astype("f4")
-    standard = Standard.of(vectors, 4.0)
+    standard = Standardization.of(vectors, 4.0)
     columns = standard.apply(vectors)
     assert (columns**2).mean(0) == pytest.approx([8, 8, 0, 0])  # 4² on the two that vary
     head, bias = standard.fold(np.ones((3, 4)), np.zeros(3))

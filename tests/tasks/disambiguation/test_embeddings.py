@@ -10,7 +10,7 @@ import pytest
 
 from bsmeta.tasks.disambiguation import embeddings
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
-from bsmeta.tasks.disambiguation.data import Data
+from bsmeta.tasks.disambiguation.data import RunData
 from bsmeta.tasks.disambiguation.embeddings import EntityVectors
 
 
@@ -46,8 +46,8 @@ def test_vectors_and_neighbors_report_their_progress(
     world: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: list[int]
 ) -> None:
     """The first epoch of a large table takes hours, in which no step ends."""
-    monkeypatch.setattr(embeddings, "TOKENS_AT_ONCE", 1)  # an entity is a batch
-    monkeypatch.setattr(embeddings, "QUERIES_AT_ONCE", 1)
+    monkeypatch.setattr(embeddings, "MAX_BATCH_TOKENS", 1)  # an entity is a batch
+    monkeypatch.setattr(embeddings, "QUERY_BATCH_SIZE", 1)
     config = DisambiguationConfig(
         model_name=str(encoder),
         train_entity_layers=0,
@@ -60,10 +60,10 @@ def test_vectors_and_neighbors_report_their_progress(
             vectors_dir=str(tmp_path / "vectors"),
         ),
     )
-    data = Data(config)
+    data = RunData(config)
     candidates = len(data.table.find_all_candidates(data.train.read_aliases()))
     reported.clear()
-    data.fill_frozen()
+    data.compute_frozen_outputs()
     with_neighbors = np.count_nonzero(data.counts)
     assert (candidates, with_neighbors) == (13, 12)
     assert len(reported) >= candidates + with_neighbors

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.disambiguation.lines import Line, Mention, Problems, Scan, read_lines, scan_lines
+from bsmeta.tasks.disambiguation.lines import (
+    FileScan,
+    Line,
+    Mention,
+    Problems,
+    read_lines,
+    scan_lines,
+)
 
 WORDS = {
     "sentence": "How old is  Lincoln , Nebraska ?",
@@ -63,7 +70,7 @@ def test_the_fields_and_slices_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text("\n".join(lines))
     found = scan_lines(path)  # the second line is left to those who read all of it
-    assert found == Scan(4, ["a", "b"], {"title": 2, "sources": 1}, 0)
+    assert found == FileScan(4, ["a", "b"], {"title": 2, "sources": 1}, 0)
     path.write_text(json.dumps({**WORDS, "aliases": ["Lincoln", "nebraska ", "café"]}))
     assert scan_lines(path).respelled == 2
 

@@ -234,8 +234,8 @@ def test_chunks_that_are_computed_again_have_the_same_gradients(
     given = with_states(model)
     given["entity_mask"][1, 2:] = 0  # another length, so another chunk
     expected = gradients(model, given)
-    monkeypatch.setattr(models, "TOKENS_AT_ONCE", 4)
-    monkeypatch.setattr(models, "KEPT_CHUNKS", 1)
+    monkeypatch.setattr(models, "MAX_BATCH_TOKENS", 4)
+    monkeypatch.setattr(models, "MAX_KEPT_CHUNKS", 1)
     for name, gradient in gradients(model, given).items():
         assert torch.allclose(gradient, expected[name], atol=1e-6), name
 

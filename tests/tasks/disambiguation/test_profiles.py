@@ -127,9 +127,9 @@ def test_added_entities_change_no_number(tmp_path: Path) -> None:
     assert candidates_of(after, "lincoln") == [("Q91", 8.0), ("Q28260", 3.0), ("Q94", 1.0)]
     assert candidates_of(after, "lnk") == [("Q28260", 1.0)]
     assert list(after.aliases)[:3] == list(before.aliases)
-    assert after.count_entities_of(before.fingerprint) == 3
-    assert after.count_entities_of(after.fingerprint) == 4
-    assert before.count_entities_of(after.fingerprint) is None
+    assert after.find_entity_count(before.fingerprint) == 3
+    assert after.find_entity_count(after.fingerprint) == 4
+    assert before.find_entity_count(after.fingerprint) is None
     # The table that was opened before still has its content.
     assert len(before) == 3
     assert candidates_of(before, "lincoln") == [("Q91", 8.0), ("Q94", 1.0)]

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.tasks.disambiguation.report import (
-    BUILT_IN,
+    BUILT_IN_SLICES,
     POPULAR,
     Scored,
     bin_by_count,
     compute_metrics,
     compute_results,
-    find_bands,
     find_built_in_slices,
+    mark_bands,
     mark_line_slices,
     select_slices,
-    summarize,
+    summarize_results,
 )
 
 
@@ -52,7 +52,7 @@ def mentions(draw: st.DrawFn) -> Scored:
 
 
 def test_bands_begin_and_end_at_the_counts_of_the_documents() -> None:
-    found = find_bands(np.array([0, 1, 10, 11, 1000, 1001]))
+    found = mark_bands(np.array([0, 1, 10, 11, 1000, 1001]))
     assert {name: members.tolist() for name, members in found.items()} == {
         "toes": [True, False, False, False, False, False],
         "tail": [True, True, True, False, False, False],
@@ -62,7 +62,7 @@ def test_bands_begin_and_end_at_the_counts_of_the_documents() -> None:
 
 
 def test_the_names_of_built_in_slices_are_those_that_are_found() -> None:
-    assert (*find_built_in_slices(scored([(0, 0, 1, 0)])),) == BUILT_IN
+    assert (*find_built_in_slices(scored([(0, 0, 1, 0)])),) == BUILT_IN_SLICES
 
 
 @given(mentions())
@@ -143,7 +143,9 @@ def test_gains_are_paired_over_documents() -> None:
     assert [(one.name, one.metrics["mentions"]) for one in results.by_count] == [
         ("1", 10.0), ("2–3", 10.0),
     ]  # fmt: skip
-    assert summarize(results)[-1].startswith("10 documents are few to resample: 95% intervals over")
+    assert summarize_results(results)[-1].startswith(
+        "10 documents are few to resample: 95% intervals over"
+    )
 
 
 def test_bins_of_the_plot() -> None:

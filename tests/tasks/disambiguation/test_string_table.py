@@ -19,8 +19,8 @@ from bsmeta.tasks.disambiguation.string_table import (
     check_names,
     check_numbers,
     check_strings,
-    list_range,
-    name_layout,
+    find_list_range,
+    make_name_layout,
 )
 
 TITLES = ("Sets", "", "Café 😀", "Maps")
@@ -45,11 +45,11 @@ def write_names(folder: Path, **changes: np.ndarray) -> ArrayFolder[Any]:
     }
 
     folder.mkdir()
-    writer = ArrayWriter(folder, name_layout(NAME))
+    writer = ArrayWriter(folder, make_name_layout(NAME))
     for name, values in arrays.items():
         writer.append(name, values)
     writer.commit(Facts())
-    return ArrayFolder(folder, name_layout(NAME), Facts)
+    return ArrayFolder(folder, make_name_layout(NAME), Facts)
 
 
 def test_strings_are_read_by_their_numbers(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_names_of_the_same_hash_are_told_apart_by_their_text(tmp_path: Path) -> 
 
 def test_the_values_of_a_number_end_where_those_of_the_next_begin() -> None:
     ends = np.array([2, 2, 5])
-    assert [list_range(ends, number) for number in range(3)] == [
+    assert [find_list_range(ends, number) for number in range(3)] == [
         slice(0, 2), slice(2, 2), slice(2, 5)
     ]  # fmt: skip
 

@@ -46,7 +46,7 @@ def test_capitals_that_the_edits_do_not_explain_count_against_a_candidate() -> N
 
 
 def test_words_that_explain_the_capitals_are_chosen_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates_module, "MOST_NEAR_OF_SHORT", 1)
+    monkeypatch.setattr(candidates_module, "MAX_NEAR_OF_SHORT", 1)
     words = build_lexicon(["the the them them them"], [], {})
     for word, expected in (("thm", "them"), ("thM", "the")):
         (form,) = Candidates(words).find([(word, False)])

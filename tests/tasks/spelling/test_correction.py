@@ -20,7 +20,7 @@ from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.tasks.spelling.correction import (
     CandidateCorrection,
     Choice,
-    correct_half,
+    correct_most_errors,
     find_best_threshold,
     find_right_words,
     label_rows,
@@ -30,7 +30,7 @@ from bsmeta.tasks.spelling.detector import (
     Ranker,
     RankerConfig,
     compute_error_logits,
-    log_probabilities,
+    compute_log_probabilities,
 )
 from bsmeta.tasks.spelling.evaluate import run_evaluation
 from bsmeta.tasks.spelling.inputs import CandidateInputs
@@ -123,7 +123,7 @@ def test_words_are_judged_again_beside_likely_corrections(monkeypatch: pytest.Mo
 
     def score(model: Ranker, own: object, beside: object, device: object) -> object:
         neighbors.append(beside)
-        rows = task._inputs.rows(texts)
+        rows = task._inputs.build_rows(texts)
         written = [text for candidates in rows.texts for text in candidates]
         return rows, np.log([likely.get(text, 1e-3) for text in written])
 
@@ -135,19 +135,19 @@ def test_words_are_judged_again_beside_likely_corrections(monkeypatch: pytest.Mo
 
 def test_training_texts_are_partly_corrected_neighbors() -> None:
     pairs = [Pair([f"wrong{n}"] * 5 + ["same"], ["right"] * 5 + ["same"], "") for n in range(400)]
-    found = [correct_half(pair) for pair in pairs]
-    assert found == [correct_half(pair) for pair in pairs]
+    found = [correct_most_errors(pair) for pair in pairs]
+    assert found == [correct_most_errors(pair) for pair in pairs]
     corrected = np.array([words.count("right") for words in found])
     assert {words[-1] for words in found} == {"same"}
     assert 0.22 < np.mean(corrected == 0) < 0.38
     assert 0.65 < np.mean(corrected[corrected > 0]) / 5 < 0.76
     split = Pair(["onthe"], ["on", "the"], "")
-    assert correct_half(split) == ["onthe"]
+    assert correct_most_errors(split) == ["onthe"]
 
 
 def test_the_label_of_a_word_is_the_row_of_its_right_candidate() -> None:
     pair = Pair(["Teh", "cat", "xqzk", "teh"], ["The", "cat", "house", "teh"], "name")
-    rows = CandidateInputs(lexicon()).rows([pair.source])
+    rows = CandidateInputs(lexicon()).build_rows([pair.source])
     labels = label_rows([pair], rows)
     places = (labels - rows.starts[:-1]).tolist()
     assert places[1:] == [0, 1, 0]  # itself, none of the candidates, itself
@@ -173,7 +173,7 @@ def test_the_threshold_with_the_best_f1_within_the_false_alarms() -> None:
 def test_probabilities_and_the_logit_of_an_error() -> None:
     scores = torch.tensor([2.0, 0.0, 1.0, 0.5, -0.5])
     rows, words = torch.tensor([1, 1, 1, 2, 2]), torch.tensor([[1, 2], [2, 0]])
-    logs = log_probabilities(scores, rows)
+    logs = compute_log_probabilities(scores, rows)
     assert torch.allclose(logs[:3], scores[:3].log_softmax(0))
     assert torch.allclose(logs[3:], scores[3:].log_softmax(0))
     found = compute_error_logits(scores, rows, words)

@@ -51,12 +51,14 @@ def test_what_is_never_misspelled_in_training_is_not_flagged() -> None:
 def test_other_texts_of_a_batch_do_not_change_the_small_model(tmp_path: Path) -> None:
     model, inputs = small_model()
     short, long = ["the", "cat"], ["a", "much", "longer", "text", "about", "incomprehensibility"]
-    alone = compute_word_logits(model, inputs.tensors([short]))[0]
-    together = compute_word_logits(model, inputs.tensors([short, long]))[0, :2]
+    alone = compute_word_logits(model, inputs.make_tensors([short]))[0]
+    together = compute_word_logits(model, inputs.make_tensors([short, long]))[0, :2]
     assert torch.allclose(alone, together, atol=1e-5)
     model.save_pretrained(tmp_path)
     again = Ranker.from_pretrained(tmp_path).eval()
-    assert torch.allclose(compute_word_logits(again, inputs.tensors([short]))[0], alone, atol=1e-5)
+    assert torch.allclose(
+        compute_word_logits(again, inputs.make_tensors([short]))[0], alone, atol=1e-5
+    )
 
 
 def token_model() -> tuple[torch.nn.Module, TokenInputs]:
@@ -73,7 +75,7 @@ def token_model() -> tuple[torch.nn.Module, TokenInputs]:
 
 def test_the_logit_of_a_word_is_the_mean_over_its_tokens() -> None:
     model, inputs = token_model()
-    tensors = inputs.tensors([["she", "zq", "signs"], ["she"]])
+    tensors = inputs.make_tensors([["she", "zq", "signs"], ["she"]])
     # [CLS] she z ##q signs [SEP]
     assert tensors["places"].tolist() == [[3, 0, 1, 1, 2, 3], [3, 0, 3, 3, 3, 3]]
     tokens = model(
@@ -88,7 +90,7 @@ def test_the_logit_of_a_word_is_the_mean_over_its_tokens() -> None:
 def test_texts_longer_than_the_model_reads_are_scored_in_windows() -> None:
     model, inputs = token_model()
     words = ["signs"] * 40
-    parts = inputs.windows(words)
+    parts = inputs.divide_windows(words)
     assert [word for part in parts for word in part] == words
     assert all(inputs.fits(part, 16) for part in parts)
     (logits,) = compute_logits_of_words(model, inputs, [words], 100, ALONE)
@@ -136,13 +138,15 @@ def test_an_encoder_of_transformers_is_built_from_a_folder(tmp_path: Path) -> No
     config = SedWordsConfig(model_name=str(tmp_path / "bert"))
     inputs = build_inputs(config, None, None)  # type: ignore[arg-type]
     model = build_detector(config, inputs).eval()
-    assert inputs.lengths([["she"] * 4]).tolist() == [9]  # 6 tokens, and half as many for errors
+    assert inputs.measure_lengths([["she"] * 4]).tolist() == [
+        9
+    ]  # 6 tokens, and half as many for errors
     model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     inputs.write(tmp_path / "model")
     again, same = load_detector(tmp_path / "model")
     texts = [["she", "signs"]]
-    found = compute_word_logits(again, same.tensors(texts))
-    assert torch.allclose(found, compute_word_logits(model, inputs.tensors(texts)), atol=1e-5)
+    found = compute_word_logits(again, same.make_tensors(texts))
+    assert torch.allclose(found, compute_word_logits(model, inputs.make_tensors(texts)), atol=1e-5)
 
 
 class IdAsLogit(nn.Module):
@@ -160,7 +164,7 @@ def test_a_word_has_the_mean_of_its_tokens(
     tokenizer: PreTrainedTokenizerBase, texts: list[list[str]]
 ) -> None:
     inputs = TokenInputs(tokenizer, None)
-    logits = compute_word_logits(IdAsLogit(), inputs.tensors(texts))
+    logits = compute_word_logits(IdAsLogit(), inputs.make_tensors(texts))
     assert logits.shape == (len(texts), max(map(len, texts)))
     for row, words in enumerate(texts):
         for place, word in enumerate(words):

@@ -25,10 +25,10 @@ from bsmeta.tasks.spelling.evaluate import (
     DICTIONARY,
     Dictionary,
     make_baselines,
+    make_results_table,
     read_test_sets,
     score_test_sets,
     summarize_results,
-    table_of,
 )
 from bsmeta.training.processes import ALONE
 from tests.conftest import REPOSITORY
@@ -72,7 +72,7 @@ def test_a_system_is_scored_beside_its_baselines(tmp_path: Path) -> None:
     assert (nothing.counts.f1, nothing.counts.accuracy) == (0.0, 5 / 7)
     assert dictionary.difference is not None
     assert dictionary.difference.value == -0.5
-    row = table_of("sed_words", results).format_cells()[0]
+    row = make_results_table("sed_words", results).format_cells()[0]
     assert row[:2] == ["small/dev", "model"]
     assert row[2].startswith(".500 (")
     assert row[3:7] == [".500", ".500", ".714", "14.29%"]

@@ -18,13 +18,13 @@ from tests.tasks.spelling.helpers import lexicon
 def test_long_texts_are_read_in_windows(tokenizer: PreTrainedTokenizerBase) -> None:
     words = ["unbelievable", "cat"] * 20
     inputs = TokenInputs(tokenizer, 16)
-    windows = inputs.windows(words)
+    windows = inputs.divide_windows(words)
     assert [word for window in windows for word in window] == words
     assert len(windows) > 1
     for window in windows:
         assert len(tokenizer(window, is_split_into_words=True)["input_ids"]) <= 16
-    assert inputs.windows([]) == TokenInputs(tokenizer, None).windows([]) == []
-    assert inputs.lengths([]).tolist() == []
+    assert inputs.divide_windows([]) == TokenInputs(tokenizer, None).divide_windows([]) == []
+    assert inputs.measure_lengths([]).tolist() == []
 
 
 def test_the_words_are_saved_beside_a_model(tmp_path: Path) -> None:
@@ -33,7 +33,8 @@ def test_the_words_are_saved_beside_a_model(tmp_path: Path) -> None:
     again = Lexicon.read(tmp_path)
     texts = [["Teh", "villiage"], ["cat"]]
     assert np.array_equal(
-        CandidateInputs(again).rows(texts).features, CandidateInputs(words).rows(texts).features
+        CandidateInputs(again).build_rows(texts).features,
+        CandidateInputs(words).build_rows(texts).features,
     )
     (tmp_path / "misspellings.json").write_text("{")
     with pytest.raises(DataError, match="copy the model again"):
@@ -41,12 +42,14 @@ def test_the_words_are_saved_beside_a_model(tmp_path: Path) -> None:
 
 
 def test_what_is_not_spelled_has_no_candidates() -> None:
-    rows = CandidateInputs(lexicon()).rows([["(12)", "foo@bar.org", "--"]])
+    rows = CandidateInputs(lexicon()).build_rows([["(12)", "foo@bar.org", "--"]])
     assert rows.starts.tolist() == [0, 2, 4, 6]
 
 
 def test_a_word_fits_better_where_its_neighbors_are_known() -> None:
-    rows = CandidateInputs(lexicon()).rows([["the", "caat", "sat"], ["house", "caat", "letters"]])
+    rows = CandidateInputs(lexicon()).build_rows(
+        [["the", "caat", "sat"], ["house", "caat", "letters"]]
+    )
     score = FORM_FEATURES + 2 + 5  # of the fit on both sides
     (first, second) = (
         rows.features[rows.starts[word] + rows.texts[word].index("cat"), score] for word in (1, 4)
@@ -57,8 +60,8 @@ def test_a_word_fits_better_where_its_neighbors_are_known() -> None:
 def test_the_rows_of_a_text_do_not_depend_on_the_others() -> None:
     builder = CandidateInputs(lexicon())
     texts = [["on", "the"], ["We", "saw", "berlin."], ["cat", "sat"]]
-    together = builder.rows(texts)
-    alone = [builder.rows([text]) for text in texts]
+    together = builder.build_rows(texts)
+    alone = [builder.build_rows([text]) for text in texts]
     assert np.array_equal(together.features, np.concatenate([own.features for own in alone]))
     assert together.texts == [word for own in alone for word in own.texts]
 
@@ -66,10 +69,10 @@ def test_the_rows_of_a_text_do_not_depend_on_the_others() -> None:
 def test_words_are_judged_beside_assumed_neighbors() -> None:
     builder = CandidateInputs(lexicon())
     wrong, right = [["teh", "caat", "ast"]], [["the", "cat", "sat"]]
-    assumed = builder.rows(wrong, right)
+    assumed = builder.build_rows(wrong, right)
     middle = slice(assumed.starts[1], assumed.starts[2])
-    beside = builder.rows([["the", "caat", "sat"]])
+    beside = builder.build_rows([["the", "caat", "sat"]])
     own = slice(beside.starts[1], beside.starts[2])
     assert np.array_equal(assumed.features[middle], beside.features[own])
-    assert not np.array_equal(assumed.features[middle], builder.rows(wrong).features[middle])
-    assert assumed.texts == builder.rows(wrong).texts
+    assert not np.array_equal(assumed.features[middle], builder.build_rows(wrong).features[middle])
+    assert assumed.texts == builder.build_rows(wrong).texts

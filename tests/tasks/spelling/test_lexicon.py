@@ -56,7 +56,7 @@ def test_the_spelled_part_of_a_word(word: str, parts: tuple[str, str, str]) -> N
 
 
 def counts(words: Lexicon, word: str) -> list[float]:
-    return words.counts[words.number(word)].tolist()
+    return words.counts[words.find_number(word)].tolist()
 
 
 def test_words_and_sequences_are_counted() -> None:
@@ -71,7 +71,7 @@ def test_words_and_sequences_are_counted() -> None:
 
 
 def test_of_many_words_the_most_frequent_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lexicon_module, "MOST_WORDS", 2)
+    monkeypatch.setattr(lexicon_module, "MAX_WORDS", 2)
     assert build_lexicon(["a a a b b", "c c c c d"], [], {}).words == ["c", "a"]
 
 

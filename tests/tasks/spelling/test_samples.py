@@ -19,7 +19,7 @@ from bsmeta.tasks.spelling.config import (
     SecConfig,
     SedWordsConfig,
     SpellingConfig,
-    count_shares,
+    count_step_parts,
 )
 from bsmeta.tasks.spelling.correction import CandidateCorrection
 from bsmeta.tasks.spelling.samples import (
@@ -27,7 +27,7 @@ from bsmeta.tasks.spelling.samples import (
     Sample,
     compute_prose_share,
     count_held_out_samples,
-    make_open_table,
+    open_table,
     read_samples,
     shorten_to_fit,
 )
@@ -49,23 +49,23 @@ def config_of(schema: type[SpellingConfig], folder: Path, **more: Any) -> Any:
 
 def test_samples_are_split_and_read(tmp_path: Path) -> None:
     config = config_of(SedWordsConfig, tmp_path, dataset_limits=[100])
-    table = make_open_table(config)
-    train, validation = table.numbers("train"), table.numbers("validation")
+    table = open_table(config)
+    train, validation = table.list_numbers("train"), table.list_numbers("validation")
     assert (len(train), len(validation)) == (80, 20)
     samples = table.read(np.concatenate([train, validation]))
     assert len({sample.source for sample in samples}) == 100
     assert all(sample.target is None for sample in samples)
-    assert samples == make_open_table(config).read(np.concatenate([train, validation]))
+    assert samples == open_table(config).read(np.concatenate([train, validation]))
 
 
 def test_a_share_of_the_texts_is_counted_and_not_trained_on(tmp_path: Path) -> None:
     config = config_of(SedWordsConfig, tmp_path, counted_share=0.7)
-    table = make_open_table(config)
-    splits = [table.numbers(split) for split in ("train", "validation", "counted")]
+    table = open_table(config)
+    splits = [table.list_numbers(split) for split in ("train", "validation", "counted")]
     assert [len(numbers) for numbers in splits] == [30, 20, 70]
     assert len({*np.concatenate(splits).tolist()}) == 120
     encoder = config_of(SedWordsConfig, tmp_path, counted_share=0.7, model_name="owner/encoder")
-    assert len(make_open_table(encoder).numbers("train")) == 100  # it knows no counts
+    assert len(open_table(encoder).list_numbers("train")) == 100  # it knows no counts
 
 
 def test_a_text_is_for_training_or_for_validation_with_all_its_samples(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_a_text_is_for_training_or_for_validation_with_all_its_samples(tmp_path:
     config = config_of(
         SedWordsConfig, tmp_path, datasets=[str(file)], val_splits=[4], max_characters=100
     )
-    table = make_open_table(config)
+    table = open_table(config)
     names = [
-        {sample.name for sample in table.read(table.numbers(split))}
+        {sample.name for sample in table.read(table.list_numbers(split))}
         for split in ("train", "validation")
     ]
     assert [len(texts) for texts in names] == [7, 2]  # of three samples each
@@ -91,9 +91,9 @@ def test_samples_of_several_sets_have_limits_and_no_copies(tmp_path: Path) -> No
         SedWordsConfig, tmp_path, datasets=[str(first), str(second)],
         dataset_limits=[20, 100], val_splits=[5, 0.1],
     )  # fmt: skip
-    table = make_open_table(config)
+    table = open_table(config)
     found = {
-        split: [s.source.split()[0] for s in table.read(table.numbers(split))]
+        split: [s.source.split()[0] for s in table.read(table.list_numbers(split))]
         for split in ("train", "validation")
     }
     assert {name: found["train"].count(name) for name in ("one", "two")} == {"one": 15, "two": 27}
@@ -106,7 +106,7 @@ def test_samples_of_several_sets_have_limits_and_no_copies(tmp_path: Path) -> No
 
 def test_samples_do_not_live_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is allocated is what is read at once: 1 MB of a file to hash, a batch of samples."""
-    monkeypatch.setattr("bsmeta.tasks.spelling.samples.BATCH", 100)
+    monkeypatch.setattr("bsmeta.tasks.spelling.samples.BATCH_SAMPLES", 100)
     file = tmp_path / "large.txt"
     with file.open("w") as opened:
         opened.writelines(
@@ -131,20 +131,20 @@ def test_samples_do_not_live_in_memory(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_lengths_are_computed_once(tmp_path: Path) -> None:
-    table = make_open_table(config_of(SedWordsConfig, tmp_path))
+    table = open_table(config_of(SedWordsConfig, tmp_path))
     calls = []
 
     def measure(samples: list[Sample]) -> np.ndarray:
         calls.append(len(samples))
         return np.array([len(sample.source) for sample in samples])
 
-    first = table.lengths("characters", measure)
-    expected = [len(sample.source) for sample in table.read(table.numbers("train"))]
+    first = table.measure_lengths("characters", measure)
+    expected = [len(sample.source) for sample in table.read(table.list_numbers("train"))]
     assert first.tolist() == expected
-    again = make_open_table(config_of(SedWordsConfig, tmp_path)).lengths("characters", measure)
+    again = open_table(config_of(SedWordsConfig, tmp_path)).measure_lengths("characters", measure)
     assert again.tolist() == expected
     assert calls == [100]
-    assert table.lengths("other", measure).tolist() == expected
+    assert table.measure_lengths("other", measure).tolist() == expected
     assert calls == [100, 100]
 
 
@@ -154,9 +154,9 @@ def test_a_changed_file_beside_one_of_the_same_name_is_read_again(tmp_path: Path
         file.parent.mkdir(parents=True)
         file.write_text(f"{file.parent.name} before\n")
     config = config_of(SedWordsConfig, tmp_path, datasets=[str(tmp_path / "set")], val_splits=[])
-    assert sorted(make_open_table(config).texts("train")) == ["de before", "en before"]
+    assert sorted(open_table(config).read_texts("train")) == ["de before", "en before"]
     files[0].write_text("de after\n")
-    assert sorted(make_open_table(config).texts("train")) == ["de after", "en before"]
+    assert sorted(open_table(config).read_texts("train")) == ["de after", "en before"]
 
 
 def test_a_word_list_without_counts_is_named(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 
     monkeypatch.setattr("bsmeta.tasks.spelling.samples.read_samples", changing)
     with pytest.raises(DataError, match="a file has changed while it was read"):
-        make_open_table(config)
+        open_table(config)
     assert not [*(tmp_path / "store").glob("*/*.arrow")]
 
 
@@ -204,15 +204,15 @@ def test_pairs_of_a_file_keep_their_target_and_must_agree_in_words(tmp_path: Pat
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"sequence": "teh cat", "target_sequence": "the cat"}\n' * 2)
     config = config_of(SedWordsConfig, tmp_path, datasets=[str(file)], val_splits=[])
-    table = make_open_table(config)
-    assert [vars(s) for s in table.read(table.numbers("train"))] == [
+    table = open_table(config)
+    assert [vars(s) for s in table.read(table.list_numbers("train"))] == [
         {"source": "teh cat", "target": "the cat", "name": "pairs.jsonl:1"}
     ]
     file.write_text('{"sequence": "the cat", "target_sequence": "thecat"}\n')
     with pytest.raises(Exception, match=r"line 1: 2 words, but 1 in target_sequence"):
-        make_open_table(config)
+        open_table(config)
     merged = config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[])
-    assert len(make_open_table(merged).numbers("train")) == 1
+    assert len(open_table(merged).list_numbers("train")) == 1
 
 
 @pytest.mark.parametrize(
@@ -227,14 +227,14 @@ def test_lines_that_cannot_be_used_are_named(tmp_path: Path, line: str, message:
     file = tmp_path / "texts.jsonl"
     file.write_text(line + "\n")
     with pytest.raises(DataError, match=message):
-        make_open_table(config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[]))
+        open_table(config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[]))
 
 
 def test_a_name_that_is_not_in_utf_8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / os.fsdecode(b"caf\xe9.txt")).write_text("some text\n")
     with pytest.raises(DataError, match=r"^datasets: .* has a name that is not in UTF-8"):
-        make_open_table(
+        open_table(
             config_of(SecConfig, tmp_path, datasets=[str(tmp_path / "texts")], val_splits=[])
         )
 
@@ -245,16 +245,18 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
     content[20:60] = b"\xff" * 40
     file.write_bytes(content)
     with pytest.raises(DataError, match="texts.txt.gz cannot be read"):
-        make_open_table(config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[]))
+        open_table(config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[]))
 
 
 def test_noise_follows_from_seed_epoch_and_sample(tmp_path: Path) -> None:
     task = WordDetection(config_of(SedWordsConfig, tmp_path, seed=1))
-    numbers = task.table.numbers("train")
-    first, again = task.pairs(numbers, 0), task.pairs(numbers[::-1], 0)[::-1]
+    numbers = task.table.list_numbers("train")
+    first, again = task.make_pairs(numbers, 0), task.make_pairs(numbers[::-1], 0)[::-1]
     assert first == again
     assert all(len(pair.source) == len(pair.correct) for pair in first)
-    changed = [a.source != b.source for a, b in zip(first, task.pairs(numbers, 1), strict=True)]
+    changed = [
+        a.source != b.source for a, b in zip(first, task.make_pairs(numbers, 1), strict=True)
+    ]
     assert sum(changed) > 60  # of 100
 
 
@@ -276,7 +278,7 @@ def test_errors_without_room_are_left_out_from_the_end() -> None:
     ("budget", "shares"), [(512, 1), (1024, 2), (4095, 4), (4096, 8), (10**6, 64)]
 )
 def test_shares_leave_512_tokens(budget: int, shares: int) -> None:
-    assert count_shares(SpellingConfig(batch_max_length=budget)) == shares
+    assert count_step_parts(SpellingConfig(batch_max_length=budget)) == shares
 
 
 def test_a_sample_longer_than_its_part_of_a_step_is_refused(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def small(folder: Path) -> Seq2SeqCorrection:
 
 def test_tokens_are_targets(tmp_path: Path) -> None:
     task = small(tmp_path)
-    tensors = task.tensors([Pair(["ab"], ["abc"], "a"), Pair(["ü"], ["u"], "b")])
+    tensors = task.make_tensors([Pair(["ab"], ["abc"], "a"), Pair(["ü"], ["u"], "b")])
     assert tensors["input_ids"].tolist() == [[100, 101, 1], [198, 191, 1]]
     assert tensors["labels"].tolist() == [[100, 101, 102, 1], [120, 1, IGNORED, IGNORED]]
     loss = task.loss(task.build_model(), tensors)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.spelling.task import CALIBRATION, calibrate_threshold, read_saved_threshold
+from bsmeta.tasks.spelling.task import CALIBRATION_FILE, calibrate_threshold, read_saved_threshold
 
 LOGITS = np.array([[3.3], [1.1], [0.7], [-2.0]], np.float32)
 
@@ -19,7 +19,7 @@ LOGITS = np.array([[3.3], [1.1], [0.7], [-2.0]], np.float32)
 def saved(folder: Path, labels: list[int]) -> np.float64:
     """The threshold of a model that was calibrated on `LOGITS`."""
     found = calibrate_threshold(LOGITS[:, 0].astype(np.float64), np.array(labels), 0.9)
-    (folder / CALIBRATION).write_text(json.dumps(asdict(found)))
+    (folder / CALIBRATION_FILE).write_text(json.dumps(asdict(found)))
     return read_saved_threshold(folder)
 
 

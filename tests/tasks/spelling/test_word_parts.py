@@ -97,7 +97,7 @@ def test_the_part_of_a_token_that_is_compared(token: str, part: tuple[str, str, 
 
 
 def candidates_of(token: str) -> list[str]:
-    (texts,) = CandidateInputs(make_lexicon()).rows([[token]]).texts
+    (texts,) = CandidateInputs(make_lexicon()).build_rows([[token]]).texts
     return texts[2:]
 
 
@@ -180,7 +180,7 @@ def test_no_candidate_changes_punctuation(text: str) -> None:
     tokens = text.split()
     if not tokens:
         return
-    rows = CandidateInputs(make_lexicon()).rows([tokens])
+    rows = CandidateInputs(make_lexicon()).build_rows([tokens])
     for token, texts in zip(tokens, rows.texts, strict=True):
         for candidate in texts[2:]:
             assert punctuation(candidate) == punctuation(token)
@@ -224,7 +224,7 @@ def test_real_lines_keep_their_punctuation(group: str) -> None:
     words = build_lexicon(lines, [], MISSPELLINGS)
     tokens = [*dict.fromkeys(token for line in lines for token in line.split())]
     with_punctuation = [token for token in tokens if punctuation(token.strip("\"'().,:;!?"))]
-    rows = CandidateInputs(words).rows([with_punctuation])
+    rows = CandidateInputs(words).build_rows([with_punctuation])
     assert len(with_punctuation) > 1000
     for token, texts in zip(with_punctuation, rows.texts, strict=True):
         for candidate in texts[2:]:

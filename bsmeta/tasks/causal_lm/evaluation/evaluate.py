@@ -55,7 +55,7 @@ from bsmeta.tasks.causal_lm.evaluation.training_overlap import check_not_trained
 from bsmeta.tasks.checkpoints import (
     Location,
     announce_data,
-    report_folder,
+    choose_report_folder,
 )
 from bsmeta.training.processes import Processes
 
@@ -79,7 +79,7 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Processe
 
     first = locations[0]
     metrics = first.run_folder / "metrics.jsonl" if first.run_folder else None
-    out_dir = report_folder(config, first, has_other_data=has_other_data(config, first))
+    out_dir = choose_report_folder(config, first, has_other_data=has_other_data(config, first))
     print_report(report, write_report(report, out_dir, metrics))
     return [out_dir]
 
