@@ -31,6 +31,7 @@ from bsmeta.report import markdown
 from bsmeta.report.inference import warn_of_rough_intervals
 from bsmeta.report.page import load_template
 from bsmeta.tasks.causal_lm.metrics import METRICS
+from bsmeta.tasks.causal_lm.one_string import ChatTemplate
 from bsmeta.tasks.checkpoints import RECIPE
 from bsmeta.tasks.model_card import (
     README,
@@ -48,12 +49,18 @@ PROMPT = EXAMPLE_TEXT[:12]
 """The beginning of the example text, as a prompt."""
 
 
-def write_model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) -> str:
+def write_model_card(
+    config: CausalLMConfig,
+    metrics: Path,
+    command: Sequence[str],
+    chat_template: ChatTemplate | None = None,
+) -> str:
     """Returns the card, as Markdown with the front matter of the Hub.
 
     Args:
         metrics: The `metrics.jsonl` of the run; may be missing.
         command: The command line of the training process (`sys.argv`).
+        chat_template: The template in the model's tokenizer, if it has one.
     """
     data = config.data_config
     metadata = data.metadata_config
@@ -79,6 +86,8 @@ def write_model_card(config: CausalLMConfig, metrics: Path, command: Sequence[st
         name=name_model(config),
         model=json.dumps(config.push_to_hub or "model"),
         parts=[json.dumps(part, ensure_ascii=False) for part in example_parts],
+        chat=chat_template,
+        messages=_write_messages(metadata),
         front_matter=_make_front_matter(config, results),
         room=compute_metadata_room(data),
         example=rendered.whole,
@@ -117,9 +126,28 @@ def _make_generate_command(config: CausalLMConfig) -> str | None:
     return None
 
 
-def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], folder: Path) -> None:
+def _write_messages(config: MetadataConfig) -> list[str]:
+    """Returns the messages of the example, in Python: global types alone, without local ones."""
+    content = {
+        key: find_type(key).always_present or find_type(key).example_record(key).value
+        for key in render_example(config).types
+        if not find_type(key).is_local
+    }
+    messages: list[dict[str, Any]] = [{"role": "text", "content": PROMPT}]
+    if content and config.metadata_position != "append":
+        messages.insert(0, {"role": "metadata", "content": content})
+    return [repr(message) for message in messages]
+
+
+def write_card(
+    config: CausalLMConfig,
+    metrics: Path,
+    command: Sequence[str],
+    folder: Path,
+    chat_template: ChatTemplate | None = None,
+) -> None:
     """Writes the card, and the metadata configuration that it describes to `metadata.yaml`."""
-    card = write_model_card(config, metrics, command)
+    card = write_model_card(config, metrics, command, chat_template)
     (folder / README).write_text(card, encoding="utf-8", errors="backslashreplace")
 
     data = config.data_config

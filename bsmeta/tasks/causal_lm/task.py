@@ -63,6 +63,12 @@ from bsmeta.models.routers import RouterLoss
 from bsmeta.models.shapes import count_head_groups, count_positions, find_text_shape
 from bsmeta.tasks.causal_lm.checks import find_positions_problems
 from bsmeta.tasks.causal_lm.metrics import METRICS
+from bsmeta.tasks.causal_lm.one_string import (
+    ChatTemplate,
+    build_chat_template,
+    check_boundary,
+    prepare_tokenizer,
+)
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric, Shape, Task
@@ -305,10 +311,12 @@ class CausalLanguageModel(Task):
         lost = measure_sample(self._config, self.tokenizer, survey.lines)
         if lost.lost:
             logger.warning("the tokenizer loses %s", lost)
+        check_boundary(self._config.data_config, self.tokenizer, survey.lines)
         return survey
 
     def use_survey(self, survey: Survey) -> None:
         self._survey = survey
+        self.__dict__.pop("_chat_template", None)  # compared with fewer documents
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Stream:
         config = self._config
@@ -572,9 +580,43 @@ class CausalLanguageModel(Task):
             weights = merge_adapters(model, weights)
 
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
-        self.tokenizer.save_pretrained(str(folder))
+        template = self._chat_template
+        tokenizer = prepare_tokenizer(self._config.data_config, self.tokenizer, template)
+        # In tokenizer_config.json, where every version of every program looks for the template.
+        tokenizer.save_pretrained(str(folder), save_jinja_files=False)
         metrics = Path(self._config.out_dir) / "metrics.jsonl"
-        write_card(self._config, metrics, sys.argv, folder)
+        write_card(self._config, metrics, sys.argv, folder, template)
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate | None:
+        """The template that renders metadata in other programs; None for text alone.
+
+        It is compared with training on the documents of the survey, if there is one.
+        """
+        lines = {} if self._survey is None else self._survey.lines
+        template = build_chat_template(self._config.data_config, self.tokenizer, lines)
+        if template is None:
+            return None
+
+        comparison = template.comparison
+        if not template.has_training_ids:
+            log_once(
+                logger,
+                logging.WARNING,
+                "chat template: the tokenizer merges characters across the separators of the "
+                f"metadata; {comparison.num_other_ids} of {comparison.documents} documents have "
+                f"other ids as one string than in training ({comparison.difference}). A "
+                "metadata_boundary_token in a new run prevents this; the model card explains how "
+                "to tokenize the parts separately",
+            )
+        if comparison.num_refused:
+            log_once(
+                logger,
+                logging.WARNING,
+                f"chat template: it cannot render {comparison.num_refused} of "
+                f"{comparison.documents} documents ({comparison.refusal})",
+            )
+        return template
 
 
 def compare_source_exposure(config: DataConfig, counts: Mapping[str, float]) -> dict[str, Any]:
