@@ -22,9 +22,10 @@ from bsmeta.config.metadata import MetadataConfig, configure_phases
 from bsmeta.config.metric_table import list_card_metrics
 from bsmeta.config.saved import change_texts, escape_interpolations
 from bsmeta.core.secrets import redact, redact_values
+from bsmeta.metadata.chat_template import find_chat_form
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
-from bsmeta.metadata.processors import find_type
+from bsmeta.metadata.processors import find_type, make_types
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.report import markdown
@@ -127,16 +128,29 @@ def _make_generate_command(config: CausalLMConfig) -> str | None:
 
 
 def _write_messages(config: MetadataConfig) -> list[str]:
-    """Returns the messages of the example, in Python: global types alone, without local ones."""
-    content = {
-        key: find_type(key).always_present or find_type(key).example_record(key).value
-        for key in render_example(config).types
-        if not find_type(key).is_local
-    }
-    messages: list[dict[str, Any]] = [{"role": "text", "content": PROMPT}]
-    if content and config.metadata_position != "append":
-        messages.insert(0, {"role": "metadata", "content": content})
-    return [repr(message) for message in messages]
+    """Returns the lines of a list of messages in Python: the example, and the beginning of a text.
+
+    Types about places in the text, and those that a template cannot render, are left out.
+    """
+    metadata_types = make_types(config)
+    values: dict[str, Any] = {}
+    for key in render_example(config).types:
+        metadata_type = metadata_types[key]
+        form = find_chat_form(metadata_type, config)
+        if form.kind != "code" and not metadata_type.is_local:
+            example = metadata_type.example_record(key)
+            values[key] = metadata_type.always_present or example.value
+
+    lines = [f'{{"role": "text", "content": {_write_literal(PROMPT)}}},']
+    if values and config.metadata_position != "append":
+        fields = [f"    {_write_literal(key)}: {_write_literal(values[key])}," for key in values]
+        lines = ['{"role": "metadata", "content": {', *fields, "}},", *lines]
+    return lines
+
+
+def _write_literal(value: str | int | float) -> str:
+    """Returns a value as a literal of Python, with the quotation marks of the card."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def write_card(

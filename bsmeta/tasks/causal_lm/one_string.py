@@ -242,7 +242,7 @@ def _compare_strings(
     ]
     try:
         result = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, TypeError, ValueError) as error:
         refusal = str(error)
     else:
         if result == string:

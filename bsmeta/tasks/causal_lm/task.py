@@ -316,7 +316,8 @@ class CausalLanguageModel(Task):
 
     def use_survey(self, survey: Survey) -> None:
         self._survey = survey
-        self.__dict__.pop("_chat_template", None)  # compared with fewer documents
+        if "_chat_template" in vars(self):  # of the rehearsal, compared with no documents
+            del self._chat_template
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Stream:
         config = self._config
