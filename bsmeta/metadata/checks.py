@@ -57,9 +57,7 @@ def _find_prefix_problems(config: MetadataConfig) -> Iterator[Problem]:
     if token and (token.split() != [token] or token.isalnum()):
         key = "metadata_boundary_token"
         expected = 'a string that no text contains, without blanks, such as <|text|>, or ""'
-        yield describe_problem(
-            key, format_value(token), expected, write_setting(key, "'<|text|>'")
-        )
+        yield describe_problem(key, format_value(token), expected, write_setting(key, "'<|text|>'"))
 
     limit = config.prefix_max_tokens
     if limit is not None and 2 <= config.max_seq_len <= limit:

@@ -162,7 +162,6 @@ class Bucketing:
             return self._labels[bisect.bisect_right(self._bounds, _parse_number(value))]
         return str(value)
 
-
     def add_to(self, form: ChatForm) -> ChatForm:
         """Returns a form of a chat template with the buckets, as whole numbers."""
         if self._scale is not None:

@@ -267,9 +267,7 @@ def test_every_type_about_the_document_has_a_form() -> None:
     forms = {key: find_chat_form(made, config) for key, made in make_types(config).items()}
     assert [key for key, form in forms.items() if form.kind == "code"] == []
     assert {key for key in forms if find_type(key).is_local} == {
-        key
-        for key, form in forms.items()
-        if form.kind == "constant" and key != "meta_tokens"
+        key for key, form in forms.items() if form.kind == "constant" and key != "meta_tokens"
     }
     assert find_chat_form(MetadataType("mood", config), config).parts == (("mood: ", "value"),)
 

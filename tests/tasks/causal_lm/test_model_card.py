@@ -306,9 +306,7 @@ def test_the_snippet_of_a_chat_template_reads_a_document_as_training_does(
 
 def test_the_card_reports_the_comparison_with_training(config: CausalLMConfig) -> None:
     comparison = Comparison(documents=20, num_cut=3, num_refused=2, refusal="url: no UTF-8")
-    card = write_model_card(
-        config, Path("none.jsonl"), ["pytest"], ChatTemplate("…", comparison)
-    )
+    card = write_model_card(config, Path("none.jsonl"), ["pytest"], ChatTemplate("…", comparison))
     assert (
         "so it was for all 20 of the first documents of the run and of the examples that could be "
         "compared. 3 more were not compared: in training, metadata of more than 128 tokens was "

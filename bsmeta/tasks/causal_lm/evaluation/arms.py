@@ -221,9 +221,9 @@ class StyledRenderer:
             return plain
 
         # Start and end may be special tokens, as in training; the words may not.
-        configured = np.array(
-            [[0, len(start)], [len(whole) - len(end), len(whole)]], np.int32
-        ) - (len(whole) - len(prefix))
+        configured = np.array([[0, len(start)], [len(whole) - len(end), len(whole)]], np.int32) - (
+            len(whole) - len(prefix)
+        )
         return replace(
             plain,
             prefix=prefix,
