@@ -60,6 +60,9 @@ ROOMS = {
     "tensorboard": ["training/metrics*"],
     "wandb": ["training/metrics*"],
     "trackio": ["training/metrics*"],
+    **dict.fromkeys(
+        ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab"), ["training/metrics*"]
+    ),
     "tensorflow": ["data/*"],
     "dateutil": ["core/dates*"],
     "htmldate": ["annotate/dates*"],
