@@ -60,9 +60,13 @@ ROOMS = {
     "tensorboard": ["training/metrics*"],
     "wandb": ["training/metrics*"],
     "trackio": ["training/metrics*"],
-    **dict.fromkeys(
-        ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab"), ["training/metrics*"]
-    ),
+    "aim": ["training/metrics*"],
+    "clearml": ["training/metrics*"],
+    "comet_ml": ["training/metrics*"],
+    "dvclive": ["training/metrics*"],
+    "mlflow": ["training/metrics*"],
+    "swanlab": ["training/metrics*"],
+    "gguf": ["tasks/causal_lm/gguf_file*"],
     "tensorflow": ["data/*"],
     "dateutil": ["core/dates*"],
     "htmldate": ["annotate/dates*"],

@@ -62,6 +62,7 @@ from bsmeta.models.rehearsal import (
 from bsmeta.models.routers import RouterLoss
 from bsmeta.models.shapes import count_head_groups, count_positions, find_text_shape
 from bsmeta.tasks.causal_lm.checks import find_positions_problems
+from bsmeta.tasks.causal_lm.gguf_file import GGUF_FILE, check_gguf, write_gguf
 from bsmeta.tasks.causal_lm.metrics import METRICS
 from bsmeta.tasks.causal_lm.one_string import (
     ChatTemplate,
@@ -146,6 +147,8 @@ class CausalLanguageModel(Task):
     def build_model(self) -> nn.Module:
         config = self._config
         architecture = self._read_architecture()
+        if config.gguf:
+            check_gguf(architecture.shape, self.tokenizer)
         self._whole_rows = are_rows_whole(config.data_config, architecture.shape)
         choice = attention.choose_attention(
             config.attn_implementation,
@@ -587,6 +590,16 @@ class CausalLanguageModel(Task):
         tokenizer.save_pretrained(str(folder), save_jinja_files=False)
         metrics = Path(self._config.out_dir) / "metrics.jsonl"
         write_card(self._config, metrics, sys.argv, folder, template)
+
+    def complete(self, folder: Path) -> None:
+        """Adds the file of llama.cpp, if `gguf` asks for it; a failure does not end the run."""
+        if not self._config.gguf:
+            return
+        try:
+            write_gguf(folder, has_bos=self._config.data_config.metadata_config.bos_token)
+        except Exception as error:  # of the disk, or of a library
+            (folder / GGUF_FILE).unlink(missing_ok=True)
+            logger.warning("%s was not written: %r", folder / GGUF_FILE, error)
 
     @cached_property
     def _chat_template(self) -> ChatTemplate | None:
