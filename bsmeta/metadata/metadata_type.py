@@ -168,6 +168,8 @@ class Bucketing:
             exponent = int(self._scale.as_tuple().exponent)
             return replace(form, scale=(int(self._scale.scaleb(-exponent)), exponent))
         if self._bounds:
+            if not all(map(math.isfinite, self._bounds)):
+                return ChatForm(kind="code", reason="an infinite bound takes code")
             bounds = tuple(bound.as_integer_ratio() for bound in self._bounds)
             return replace(form, bounds=bounds, labels=tuple(self._labels))
         return form

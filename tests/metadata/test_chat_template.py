@@ -166,6 +166,14 @@ def test_servers_take_lines_and_parts_and_continued_texts() -> None:
             "metadata quality (high): expected a number",
         ),
         (
+            {
+                "metadata_list": ["quality"],
+                "value_bucket_bounds": {"quality": [1, float("inf")]},
+            },
+            {"quality": 3},
+            "an infinite bound takes code",
+        ),
+        (
             {"metadata_position": "append"},
             {"title": "T"},
             "the model reads it after the text only",

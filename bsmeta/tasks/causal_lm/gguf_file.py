@@ -199,7 +199,10 @@ def write_gguf(folder: Path, *, has_bos: bool) -> None:
     writer.add_vocab_size(shape.vocab_size)
     _add_tokenizer(writer, tokenizer, shape.vocab_size)
     special = gguf.SpecialVocab(folder, load_merges=True, n_vocab=shape.vocab_size)
-    special.add_special_token |= {"bos": has_bos, "eos": False}
+    special.add_special_token |= {
+        "bos": has_bos and tokenizer.bos_token_id is not None,
+        "eos": False,
+    }
     special.add_to_gguf(writer, quiet=True)
 
     # First all names and shapes, then the data of each tensor, so that only one is in memory.

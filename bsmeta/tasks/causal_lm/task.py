@@ -315,12 +315,11 @@ class CausalLanguageModel(Task):
         if lost.lost:
             logger.warning("the tokenizer loses %s", lost)
         check_boundary(self._config.data_config, self.tokenizer, survey.lines)
+        self._chat_template = self._build_chat_template(survey)
         return survey
 
     def use_survey(self, survey: Survey) -> None:
         self._survey = survey
-        if "_chat_template" in vars(self):  # of the rehearsal, compared with no documents
-            del self._chat_template
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Stream:
         config = self._config
@@ -605,30 +604,34 @@ class CausalLanguageModel(Task):
     def _chat_template(self) -> ChatTemplate | None:
         """The template that renders metadata in other programs; None for text alone.
 
-        It is compared with training on the documents of the survey, if there is one.
+        The survey of a run sets it: its warnings are of use before step 1, and it cannot fail after
+        the training.
         """
-        lines = {} if self._survey is None else self._survey.lines
-        template = build_chat_template(self._config.data_config, self.tokenizer, lines)
+        return build_chat_template(self._config.data_config, self.tokenizer, {})
+
+    def _build_chat_template(self, survey: Survey) -> ChatTemplate | None:
+        """Builds the template, and warns if other programs would read documents otherwise."""
+        template = build_chat_template(self._config.data_config, self.tokenizer, survey.lines)
         if template is None:
             return None
 
         comparison = template.comparison
         if not template.has_training_ids:
-            log_once(
-                logger,
-                logging.WARNING,
+            logger.warning(
                 "chat template: the tokenizer merges characters across the separators of the "
-                f"metadata; {comparison.num_other_ids} of {comparison.documents} documents have "
-                f"other ids as one string than in training ({comparison.difference}). A "
-                "metadata_boundary_token in a new run prevents this; the model card explains how "
-                "to tokenize the parts separately",
+                "metadata: as one string, %d of %d documents have other ids than in training "
+                "(%s). metadata_boundary_token prevents this; otherwise, the model card explains "
+                "how to tokenize the parts separately",
+                comparison.num_other_ids,
+                comparison.documents,
+                comparison.difference,
             )
         if comparison.num_refused:
-            log_once(
-                logger,
-                logging.WARNING,
-                f"chat template: it cannot render {comparison.num_refused} of "
-                f"{comparison.documents} documents ({comparison.refusal})",
+            logger.warning(
+                "chat template: it cannot render %d of %d documents (%s)",
+                comparison.num_refused,
+                comparison.documents,
+                comparison.refusal,
             )
         return template
 

@@ -261,12 +261,13 @@ def test_other_ids_are_reported_and_the_model_is_exported_all_the_same(
 ) -> None:
     config = compose(BY_TEXT, f"out_dir={tmp_path}")
     task = CausalLanguageModel(config)
-    task.use_survey(task.survey())
-    model = task.build_model()
-    with caplog.at_level(logging.WARNING):
-        task.export(model, model.state_dict(), tmp_path / "model")
+    with caplog.at_level(logging.WARNING):  # before step 1
+        task.use_survey(task.survey())
     (warning,) = [record.message for record in caplog.records if "chat" in record.message]
-    assert "20 of 20 documents have other ids as one string than in training ([" in warning
+    assert "as one string, 20 of 20 documents have other ids than in training ([" in warning
+
+    model = task.build_model()
+    task.export(model, model.state_dict(), tmp_path / "model")
     card = (tmp_path / "model" / "README.md").read_text()
     assert "**As one string, a document has other token ids than in training**" in card
     assert "# tokenized separately, as in training" in card
