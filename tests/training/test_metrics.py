@@ -178,14 +178,6 @@ def test_wandb_offline_goes_on_in_one_run(launch: Launch, tmp_path: Path) -> Non
     assert {part.name for part in parts} == {f"run-{run_name(run)}.wandb"}
 
 
-def test_dvclive_goes_on_in_one_folder(launch: Launch, tmp_path: Path) -> None:
-    pytest.importorskip("dvclive")
-    run = train_and_resume(launch, tmp_path, "dvclive")
-    lines = (run / "dvclive" / "plots" / "metrics" / "loss.tsv").read_text().splitlines()
-    assert [line.split("\t")[0] for line in lines[:5]] == ["step", "1", "2", "3", "4"]
-    assert lines[-1].split("\t")[0] == "8"
-
-
 def test_mlflow_has_runs_of_one_name(launch: Launch, tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"

@@ -616,7 +616,7 @@ class CausalLanguageModel(Task):
             return None
 
         comparison = template.comparison
-        if not template.has_training_ids:
+        if comparison.num_other_ids:
             logger.warning(
                 "chat template: the tokenizer merges characters across the separators of the "
                 "metadata: as one string, %d of %d documents have other ids than in training "

@@ -315,6 +315,10 @@ def test_the_card_reports_the_comparison_with_training(config: CausalLMConfig) -
     different = Comparison(documents=20, num_other_ids=7)
     card = write_model_card(config, Path("none.jsonl"), ["pytest"], ChatTemplate("…", different))
     assert "so it was for 7 of 20 of the first documents of the run" in card
+    cut = Comparison(num_cut=5)
+    card = write_model_card(config, Path("none.jsonl"), ["pytest"], ChatTemplate("…", cut))
+    assert "as one string has the token ids of training could not be tried on the first" in card
+    assert "# tokenized separately, as in training" in card
     assert "As one string" not in write_model_card(config, Path("none.jsonl"), ["pytest"])
 
 
