@@ -2,9 +2,9 @@
 
 Training encodes prefix, text and suffix separately, while other programs encode a document as one
 string. The ids are equal only if the tokenizer merges nothing across the separators, which a
-special token ensures for most tokenizers (`metadata_boundary_token`). The comparison runs on the
-first documents that the survey of a run has read anyway: before step 1 if the configuration
-promises equal ids, and at each export, whose model card reports it.
+special token ensures for most tokenizers (`metadata_boundary_token`). The comparison runs before
+step 1, on the first documents that the survey of a run has read anyway. It refuses a boundary token
+that does not keep its promise; otherwise, the model card reports the result.
 """
 
 from __future__ import annotations
