@@ -80,6 +80,7 @@ EXTRAS = {
         "ahocorasick-rs>=1.0",
         "datasketch>=2.0,<3",  # its signatures have a named scheme since 2.0
     ],
+    "gguf": ["gguf>=0.19,<1"],  # files of llama.cpp
     "lora": ["peft>=0.21,<0.22"],  # adapters
     "fast": ["gigatoken>=0.10,<0.11"],  # the fastest tokenizer backend, young
     "cluster": ["datatrove>=0.10,<0.11"],  # annotation through Slurm or Ray

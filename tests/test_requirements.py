@@ -20,6 +20,7 @@ LINES = [
 ]
 
 NOT_INSTALLED = {
+    "gguf": "gguf=true says pip install",
     "liger_kernel": "GPUs only; liger_kernel=true says pip install liger-kernel",
     "ray": "executor=ray says pip install",
 }

@@ -57,3 +57,7 @@ class CausalLMConfig(PretrainedConfig):
 
     eval_documents: int = key(64, at_least=1, heading="Evaluation during training")
     """number of held-out documents in each evaluation during training"""
+
+    gguf: bool = key(False, heading="Export")
+    """write model.gguf, for llama.cpp, beside the weights in model/ of the finished run (GPT-2 and
+    Llama; needs pip install 'bsmeta[gguf]')"""

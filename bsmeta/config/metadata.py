@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bsmeta.core.keys import key
 
@@ -112,11 +112,15 @@ class MetadataConfig:
     metadata_prefix_sep: str = key(" |||")
     """end of the prefix"""
     metadata_prefix_special_token_state: bool = key(False)
-    """add metadata_prefix_start_seq and metadata_prefix_sep to the tokenizer"""
+    """add metadata_prefix_start_seq and metadata_prefix_sep to the tokenizer as special tokens"""
     metadata_text_sep: str = key(" ")
     """separator between the prefix and the text, part of neither"""
     metadata_suffix_start_seq: str = key(" ||| ")
     """separator between the text and appended records"""
+    metadata_boundary_token: str = key("")
+    """special token in place of metadata_prefix_sep with metadata_text_sep, and of
+    metadata_suffix_start_seq: since no tokenizer merges across it, a document as one string has the
+    ids of training in any program (checked before step 1); "": none"""
     metadata_templates: dict[str, str] = key({})
     """template of a type's (key) global records: `URL: {value}`; timestamp: {year}, {month}"""
     url_granularity: str = key(
@@ -171,6 +175,30 @@ class MetadataConfig:
     loss_on_first_text: bool = key(True)
     """include the first token of text after a prefix (or BOS) in the loss; false: exclude it, as in
     a chunk without a prefix, where nothing predicts it"""
+
+
+class Separators(NamedTuple):
+    """The strings between the metadata and the text.
+
+    Attributes:
+        prefix_end: The end of the prefix.
+        lead: Joins prefix and text; tokenized with the text, but part of neither.
+        suffix_start: The beginning of the suffix.
+    """
+
+    prefix_end: str
+    lead: str
+    suffix_start: str
+
+
+def choose_separators(config: MetadataConfig) -> Separators:
+    """Returns the separators of a configuration: its strings, or its boundary token alone."""
+    token = config.metadata_boundary_token
+    if token:
+        return Separators(prefix_end=token, lead="", suffix_start=token)
+    return Separators(
+        config.metadata_prefix_sep, config.metadata_text_sep, config.metadata_suffix_start_seq
+    )
 
 
 def configure_phases(config: MetadataConfig) -> list[MetadataConfig]:

@@ -31,7 +31,17 @@ MAX_SEED = 2**32 - 1
 """Maximum seed that numpy accepts."""
 
 # Accelerate's names, which are also the names of the modules that must be installed.
-TRACKERS = ("tensorboard", "wandb", "trackio")
+TRACKERS = (
+    "tensorboard",
+    "wandb",
+    "trackio",
+    "aim",
+    "clearml",
+    "comet_ml",
+    "dvclive",
+    "mlflow",
+    "swanlab",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

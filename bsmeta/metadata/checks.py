@@ -52,7 +52,13 @@ def find_metadata_problems(config: MetadataConfig) -> list[Problem]:
 
 
 def _find_prefix_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields a limit of the prefix that leaves no room for text."""
+    """Yields a limit of the prefix that leaves no room for text, and an unusable boundary token."""
+    token = config.metadata_boundary_token
+    if token and (token.split() != [token] or token.isalnum()):
+        key = "metadata_boundary_token"
+        expected = 'a string that no text contains, without blanks, such as <|text|>, or ""'
+        yield describe_problem(key, format_value(token), expected, write_setting(key, "'<|text|>'"))
+
     limit = config.prefix_max_tokens
     if limit is not None and 2 <= config.max_seq_len <= limit:
         key = "prefix_max_tokens"
@@ -238,6 +244,19 @@ def _find_schedule_problems(config: MetadataConfig) -> Iterator[Problem]:
             yield describe_problem(f"schedule.{number}.types", f"the type {unknown}", expected, fix)
 
 
+def _list_replaced_separators(config: MetadataConfig) -> Iterator[str]:
+    """Yields the separators that the boundary token replaces, unless they have their defaults."""
+    defaults = MetadataConfig()
+    names = ("metadata_prefix_sep", "metadata_text_sep", "metadata_suffix_start_seq")
+    replaced = [name for name in names if getattr(config, name) != getattr(defaults, name)]
+    if config.metadata_boundary_token and replaced:
+        token = format_value(config.metadata_boundary_token)
+        yield (
+            f"{CONFIG_KEY}: {', '.join(replaced)} not used: metadata_boundary_token={token} takes "
+            "their place"
+        )
+
+
 def find_row_budget_problems(config: DataConfig) -> list[Problem]:
     """Lists settings under which rows of the same text would differ in their text or its loss."""
     if config.row_budget != BY_TEXT:
@@ -272,6 +291,7 @@ def list_metadata_notes(config: MetadataConfig) -> list[str]:
     if not config.metadata_list or not config.metadata_probability > 0:
         return []
 
+    notes = [*_list_replaced_separators(config)]
     keys = map_columns()
     known_types = {*PROCESSORS, *config.metadata_list}
     absent: dict[str, list[str]] = {}
@@ -282,7 +302,7 @@ def list_metadata_notes(config: MetadataConfig) -> list[str]:
     ]
     for name in _SPECIAL_TOKEN_KEYS:
         absent[name] = [key for key in getattr(config, name) or () if key not in known_types]
-    notes = [
+    notes += [
         f"{CONFIG_KEY}.{name} names {', '.join(types)}, which metadata_list does not have"
         for name, types in absent.items()
         if types

@@ -14,6 +14,7 @@ import re
 import string
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from functools import cache, lru_cache
@@ -25,6 +26,7 @@ import xxhash
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.dates import MONTHS, parse_any_date
 from bsmeta.core.errors import HYDRA, Problem
+from bsmeta.metadata.chat_form import ChatForm, split_template
 from bsmeta.metadata.records import BadDocument, Record
 
 if TYPE_CHECKING:
@@ -160,6 +162,18 @@ class Bucketing:
             return self._labels[bisect.bisect_right(self._bounds, _parse_number(value))]
         return str(value)
 
+    def add_to(self, form: ChatForm) -> ChatForm:
+        """Returns a form of a chat template with the buckets, as whole numbers."""
+        if self._scale is not None:
+            exponent = int(self._scale.as_tuple().exponent)
+            return replace(form, scale=(int(self._scale.scaleb(-exponent)), exponent))
+        if self._bounds:
+            if not all(map(math.isfinite, self._bounds)):
+                return ChatForm(kind="code", reason="an infinite bound takes code")
+            bounds = tuple(bound.as_integer_ratio() for bound in self._bounds)
+            return replace(form, bounds=bounds, labels=tuple(self._labels))
+        return form
+
 
 def _parse_number(value: str | int | float) -> Decimal:
     try:
@@ -271,6 +285,20 @@ class MetadataType:
     ) -> list[tuple[str, str] | None]:
         """Renders several local records; see `local_text`."""
         return list(map(self.local_text, records, lengths))
+
+    def chat_form(self) -> ChatForm:
+        """Returns the form of global records in a chat template, equal to `global_text`.
+
+        A class that overrides the rendering overrides this, too; otherwise its records are left to
+        code, and the template refuses them.
+        """
+        return self._bucketing.add_to(ChatForm(kind="value", parts=self._split_form()))
+
+    def _split_form(self) -> tuple[tuple[str, str], ...]:
+        """Returns the literal texts and fields of a global record."""
+        if self._template is not None:
+            return split_template(self._template)
+        return ((f"{self.label or self.key}{self._separator}", "value"),)
 
     def _value(self, record: Record) -> str | None:
         """Renders the value of a global record; None leaves the record out."""

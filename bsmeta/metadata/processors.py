@@ -17,6 +17,7 @@ import msgspec
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import Problem
 from bsmeta.core.parsing import JSONDecoder
+from bsmeta.metadata.chat_form import ChatForm
 from bsmeta.metadata.metadata_type import (
     EXAMPLE_TEXT,
     MetadataType,
@@ -54,6 +55,14 @@ class Timestamp(MetadataType):
             parts.append(f"Month: {month}")
         return self._record_separator.join(parts)
 
+    def chat_form(self) -> ChatForm:
+        if self._template is not None:
+            parts = self._split_form()
+            return ChatForm(kind="date", parts=parts, parts_of_year=parts)
+        year = ("Year: ", "year")
+        month = (f"{self._record_separator}Month: ", "month")
+        return ChatForm(kind="date", parts=(year, month), parts_of_year=(year,))
+
     @classmethod
     def group(cls, value: str, config: MetadataConfig) -> str | None:
         """Returns the year."""
@@ -75,6 +84,12 @@ class Url(MetadataType):
 
     def _value(self, record: Record) -> str | None:
         return make_url_readable(str(record.value), self._granularity)
+
+    def chat_form(self) -> ChatForm:
+        if self._granularity not in ("full", "host", "path"):
+            reason = f"url_granularity={self._granularity} takes code"
+            return ChatForm(kind="code", reason=reason)
+        return ChatForm(kind="address", parts=self._split_form(), part=self._granularity)
 
     @classmethod
     def prompt_value(cls, value: str) -> str:
@@ -343,6 +358,9 @@ class MetaTokens(MetadataType):
 
     def global_text(self, record: Record) -> str | None:
         return "".join(self._tokens)
+
+    def chat_form(self) -> ChatForm:
+        return ChatForm(kind="constant", text="".join(self._tokens))
 
     @property
     def special_tokens(self) -> Sequence[str]:

@@ -26,7 +26,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.metadata import MetadataConfig, choose_separators
 from bsmeta.core.errors import raise_problems
 from bsmeta.metadata.checks import find_metadata_problems
 from bsmeta.metadata.document import Document
@@ -317,6 +317,7 @@ class Renderer:
             key: token_type for token_type, key in enumerate(config.metadata_list, start=1)
         }
 
+        self._separators = choose_separators(config)
         self._prepends = config.metadata_position != "append"
         self._appends = config.metadata_position != "prepend"
         self._announcements = config.local_metadata_special_tokens or {}
@@ -370,12 +371,13 @@ class Renderer:
         """Lists the strings to add to a tokenizer as special tokens, without duplicates.
 
         These are the wrappers of local types and the delimiters of the prefix, if enabled by
-        `local_metadata_special_token_state` and `metadata_prefix_special_token_state`, and the
-        special tokens of the types (meta tokens).
+        `local_metadata_special_token_state` and `metadata_prefix_special_token_state`, the
+        boundary token, and the special tokens of the types (meta tokens).
         """
         tokens: list[str] = []
         if self._config.metadata_prefix_special_token_state:
-            tokens += [self._config.metadata_prefix_start_seq, self._config.metadata_prefix_sep]
+            tokens += [self._config.metadata_prefix_start_seq, self._separators.prefix_end]
+        tokens.append(self._config.metadata_boundary_token)
         if self._config.local_metadata_special_token_state:
             starts = self._config.local_metadata_special_token_start or {}
             ends = self._config.local_metadata_special_token_end or {}
@@ -437,18 +439,18 @@ class Renderer:
         prefix = _join_records(
             [config.metadata_prefix_start_seq] + [""] * (len(records) - 1),
             records,
-            [config.metadata_sep] * (len(records) - 1) + [config.metadata_prefix_sep],
+            [config.metadata_sep] * (len(records) - 1) + [self._separators.prefix_end],
         )
         rendered.prefix = prefix.text
         rendered.prefix_spans = prefix.spans
         rendered.prefix_token_types = prefix.token_types
         rendered.prefix_own = prefix.configured
-        rendered.lead = config.metadata_text_sep if prefix.text else ""
+        rendered.lead = self._separators.lead if prefix.text else ""
 
     def _add_suffix(self, rendered: Rendered, records: list[RecordText]) -> None:
         config = self._config
         suffix = _join_records(
-            [config.metadata_suffix_start_seq] + [config.metadata_sep] * (len(records) - 1),
+            [self._separators.suffix_start] + [config.metadata_sep] * (len(records) - 1),
             records,
             [""] * len(records),
         )

@@ -6,10 +6,11 @@ matrix products (`flops_per_token`), over the steps since the last line of the l
     tokens_per_s = tokens of all ranks / seconds of these steps
     mfu = 6 x N x tokens_per_s / (devices x dense bf16 peak of one)
 
-A resumed run stays one run at its trackers (tensorboard, wandb, trackio): its name there is
-generated once and stored in the run folder (`trackers.json`), the same wandb or trackio run is
-continued, and tensorboard drops all values after the step that the run resumes from. No secrets
-are passed: each library reads its own key (`WANDB_API_KEY`, `HF_TOKEN`).
+A resumed run stays one run at its trackers: its name there is generated once and stored in the run
+folder (`trackers.json`), the run of this name or id is continued, and tensorboard drops all values
+after the step that the run resumes from. aim and mlflow name their runs themselves: there, each
+start is a run of its own with the same label. No secrets are passed: each library reads its own key
+(`WANDB_API_KEY`, `HF_TOKEN`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any, Protocol
 
 import msgspec
 import torch
+import xxhash
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Column
 
@@ -50,6 +52,7 @@ from bsmeta.training.step_stats import DataStats, StepResult, StepStats
 TRACKERS_FILE = "trackers.json"
 """File in the run folder with the name of the run at its trackers."""
 
+_SWANLAB_ID_CHARS = 21  # lower-case letters and digits
 _MAX_METRICS_SHOWN = 4
 _MIN_BAR_COLUMNS = 6  # of the terminal
 
@@ -461,15 +464,41 @@ def _is_plain(value: Any) -> bool:
 def make_tracker_arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]:
     """Returns the arguments for each library that let a resumed run continue the same run there."""
     name = run_name(folder)
+    digest = xxhash.xxh3_128_hexdigest(name.encode())
+    is_resumed = step > 0
     return {
-        "tensorboard": {"purge_step": step + 1} if step else {},
+        "tensorboard": {"purge_step": step + 1} if is_resumed else {},
         "wandb": {"id": name, "name": name, "resume": "allow", "dir": str(folder)},
         "trackio": {"name": name, "resume": "allow"},
+        "aim": {"experiment": name},
+        # Without copies of what the run writes itself: arguments and models.
+        "clearml": {
+            "task_name": name,
+            "continue_last_task": is_resumed,
+            "reuse_last_task_id": is_resumed,
+            "auto_connect_arg_parser": False,
+            "auto_connect_frameworks": False,
+        },
+        "comet_ml": {"experiment_key": digest},  # 32 to 50 letters and digits
+        # Files only, without commits in the repository of the working folder.
+        "dvclive": {
+            "dir": str(folder / "dvclive"),
+            "resume": is_resumed,
+            "save_dvc_exp": False,
+            "dvcyaml": None,
+        },
+        "mlflow": {"run_name": name},
+        "swanlab": {
+            "experiment_name": name,
+            "id": digest[:_SWANLAB_ID_CHARS],
+            "resume": "allow",
+            "logdir": str(folder / "swanlab"),
+        },
     }
 
 
 def run_name(folder: Path) -> str:
-    """Returns the name of the run at wandb and trackio, which is generated only once.
+    """Returns the name of the run at its trackers, which is generated only once.
 
     It consists of the name of the folder and eight hexadecimal digits.
 

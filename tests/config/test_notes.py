@@ -25,6 +25,16 @@ METADATA = "data_config.metadata_config"
 ALONE = Launch(source="test", num_processes=1)
 
 
+def test_separators_that_a_boundary_token_replaces_are_noted() -> None:
+    boundary = f"{METADATA}.metadata_boundary_token='<|text|>'"
+    config = compose_command_line(CausalLMConfig, "demo", ["+recipes=meco", boundary])
+    assert list_notes(config) == [
+        f"{METADATA}: metadata_prefix_sep, metadata_text_sep not used: "
+        'metadata_boundary_token="<|text|>" takes their place'
+    ]
+    assert list_notes(compose_command_line(CausalLMConfig, "demo", [boundary])) == []
+
+
 def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
     changed = [
         f"{METADATA}.random_sample_metadata_weights={{urls: 2, generation_datasource: 3}}",

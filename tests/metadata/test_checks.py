@@ -74,6 +74,12 @@ def test_the_default_configuration_is_sound() -> None:
         ({"max_seq_len": 1}, "max_seq_len: 1, expected 2 or more"),
         ({"prefix_max_tokens": 1024}, "prefix_max_tokens: 1024, expected 1 to 1023"),
         (
+            {"metadata_boundary_token": "< text >"},
+            'metadata_boundary_token: "< text >", expected a string that no text contains, without '
+            "blanks, such as <|text|>",
+        ),
+        ({"metadata_boundary_token": "text"}, 'metadata_boundary_token: "text", expected a string'),
+        (
             {"metadata_list": ["meta_tokens"], "num_meta_tokens": 0},
             "num_meta_tokens: 0, expected 1 or more",
         ),

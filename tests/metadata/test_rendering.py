@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,24 @@ def test_the_prefix_follows_metadata_list_not_the_data() -> None:
         "Title: News |||",
     ]
     assert rendered.prefix_token_types.tolist() == [1, 2, 3]
+
+
+def test_a_boundary_token_takes_the_place_of_the_separators_around_the_text() -> None:
+    settings = config(
+        ["title"],
+        metadata_boundary_token="<|text|>",
+        metadata_position="both",
+        metadata_prefix_sep=" ===",
+        metadata_text_sep="\n",
+    )
+    rendered = render(settings, "It was.", world("title", "News"))
+    assert (rendered.prefix, rendered.lead) == ("Title: News<|text|>", "")
+    assert rendered.suffix == "<|text|>Title: News"
+    assert Renderer(settings).list_special_tokens() == ["<|text|>"]
+    with_start = replace(
+        settings, metadata_prefix_start_seq="<|start|>", metadata_prefix_special_token_state=True
+    )
+    assert Renderer(with_start).list_special_tokens() == ["<|start|>", "<|text|>"]
 
 
 def test_no_types_render_the_text_alone() -> None:

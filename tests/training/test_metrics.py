@@ -17,8 +17,10 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.schema import TRACKERS
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.training import metrics as metrics_module
 from bsmeta.training.metrics import (
@@ -54,6 +56,18 @@ def test_a_resumed_run_is_the_same_one_at_each_tracker(tmp_path: Path) -> None:
     assert first["wandb"] == second["wandb"]
     assert first["trackio"] == second["trackio"]
     assert first["wandb"]["id"] == first["trackio"]["name"] == run_name(tmp_path)
+    assert first["comet_ml"] == second["comet_ml"]
+    assert first["swanlab"] == second["swanlab"]
+    assert re.fullmatch("[0-9a-f]{32}", first["comet_ml"]["experiment_key"])
+    assert re.fullmatch("[0-9a-f]{21}", first["swanlab"]["id"])
+    assert [made["dvclive"]["resume"] for made in (first, second)] == [False, True]
+    assert [made["clearml"]["continue_last_task"] for made in (first, second)] == [False, True]
+    assert first["mlflow"] == second["mlflow"] == {"run_name": run_name(tmp_path)}
+
+
+def test_every_tracker_of_accelerate_can_be_chosen_and_has_arguments(tmp_path: Path) -> None:
+    assert sorted(TRACKERS) == sorted(LOGGER_TYPE_TO_CLASS)
+    assert sorted(make_tracker_arguments(tmp_path, 0)) == sorted(TRACKERS)
 
 
 class Broken:
@@ -162,6 +176,21 @@ def test_wandb_offline_goes_on_in_one_run(launch: Launch, tmp_path: Path) -> Non
     parts = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(parts) == 2  # one a process; `wandb sync` makes one run of those with one id
     assert {part.name for part in parts} == {f"run-{run_name(run)}.wandb"}
+
+
+def test_mlflow_has_runs_of_one_name(launch: Launch, tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    run = train_and_resume(launch, tmp_path, "mlflow", MLFLOW_TRACKING_URI=store)
+    client = mlflow.MlflowClient(store)
+    (experiment,) = client.search_experiments(filter_string="name = 'project'")
+    runs = client.search_runs([experiment.experiment_id])
+    assert [found.info.run_name for found in runs] == [run_name(run)] * 2
+    steps = [
+        [metric.step for metric in client.get_metric_history(found.info.run_id, "loss")]
+        for found in runs
+    ]
+    assert sorted(steps) == [[1, 2, 3, 4, 5, 6, 7, 8], [5, 6, 7, 8]]
 
 
 def test_trackio_goes_on_in_one_run(launch: Launch, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig, compute_metadata_room
-from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.metadata import MetadataConfig, choose_separators
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.lost_text import LostTextFinder
 from bsmeta.data.text.tokens import (
@@ -239,7 +239,7 @@ class DocumentEncoder:
         make_bodies = SeparateBodies if by_text else JointBodies
         self._bodies = make_bodies(self._tokenizer)
 
-        (separator,) = self._tokenizer.encode([metadata.metadata_prefix_sep])
+        (separator,) = self._tokenizer.encode([choose_separators(metadata).prefix_end])
         self._separator = separator.ids
         self._filler = make_filler(tokenizer, metadata.metadata_values)
         self._max_prefix = metadata.prefix_max_tokens or metadata.max_seq_len // 2
@@ -251,12 +251,16 @@ class DocumentEncoder:
         Raises:
             ConfigurationError: If they do not.
         """
-        max_seq_len = config.metadata_config.max_seq_len
+        metadata = config.metadata_config
+        max_seq_len = metadata.max_seq_len
+        separator = "metadata_prefix_sep"
+        if metadata.metadata_boundary_token:
+            separator = "metadata_boundary_token"
         if not len(self._separator) < self._max_prefix <= max_seq_len - 2 - len(self._bos):
             raise ConfigurationError(
                 f"data_config.metadata_config: a prefix of up to {self._max_prefix} tokens "
                 "(prefix_max_tokens, or half of max_seq_len) must hold more than "
-                f"metadata_prefix_sep ({len(self._separator)} tokens) and leave two tokens of "
+                f"{separator} ({len(self._separator)} tokens) and leave two tokens of "
                 f"max_seq_len={max_seq_len} for the text"
             )
 
@@ -264,7 +268,7 @@ class DocumentEncoder:
         if 0 < room <= len(self._separator):
             raise ConfigurationError(
                 f"data_config.row_metadata_budget={room}: no prefix would fit; expected more than "
-                f"metadata_prefix_sep ({len(self._separator)} tokens)"
+                f"{separator} ({len(self._separator)} tokens)"
             )
 
     def encode(self, rendered: Sequence[Rendered]) -> list[EncodedDocument]:

@@ -73,6 +73,9 @@ def find_value_problems(
     value_problems = list(find_data_problems(data))
     yield from value_problems
     yield from _find_lora_problems(config)
+    if config.gguf and importlib.util.find_spec("gguf") is None:
+        fix = "pip install 'bsmeta[gguf]', or gguf=false"
+        yield Problem("gguf", HYDRA, format_value(True), "an installed library, gguf", fix)
     file_problems = list(find_file_problems(config))
     yield from file_problems
 

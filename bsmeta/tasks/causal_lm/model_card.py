@@ -22,15 +22,17 @@ from bsmeta.config.metadata import MetadataConfig, configure_phases
 from bsmeta.config.metric_table import list_card_metrics
 from bsmeta.config.saved import change_texts, escape_interpolations
 from bsmeta.core.secrets import redact, redact_values
+from bsmeta.metadata.chat_template import find_chat_form
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
-from bsmeta.metadata.processors import find_type
+from bsmeta.metadata.processors import find_type, make_types
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.report import markdown
 from bsmeta.report.inference import warn_of_rough_intervals
 from bsmeta.report.page import load_template
 from bsmeta.tasks.causal_lm.metrics import METRICS
+from bsmeta.tasks.causal_lm.one_string import ChatTemplate
 from bsmeta.tasks.checkpoints import RECIPE
 from bsmeta.tasks.model_card import (
     README,
@@ -48,12 +50,18 @@ PROMPT = EXAMPLE_TEXT[:12]
 """The beginning of the example text, as a prompt."""
 
 
-def write_model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) -> str:
+def write_model_card(
+    config: CausalLMConfig,
+    metrics: Path,
+    command: Sequence[str],
+    chat_template: ChatTemplate | None = None,
+) -> str:
     """Returns the card, as Markdown with the front matter of the Hub.
 
     Args:
         metrics: The `metrics.jsonl` of the run; may be missing.
         command: The command line of the training process (`sys.argv`).
+        chat_template: The template in the model's tokenizer, if it has one.
     """
     data = config.data_config
     metadata = data.metadata_config
@@ -79,6 +87,8 @@ def write_model_card(config: CausalLMConfig, metrics: Path, command: Sequence[st
         name=name_model(config),
         model=json.dumps(config.push_to_hub or "model"),
         parts=[json.dumps(part, ensure_ascii=False) for part in example_parts],
+        chat=chat_template,
+        messages=_write_messages(metadata),
         front_matter=_make_front_matter(config, results),
         room=compute_metadata_room(data),
         example=rendered.whole,
@@ -117,9 +127,41 @@ def _make_generate_command(config: CausalLMConfig) -> str | None:
     return None
 
 
-def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], folder: Path) -> None:
+def _write_messages(config: MetadataConfig) -> list[str]:
+    """Returns the lines of a list of messages in Python: the example, and the beginning of a text.
+
+    Types about places in the text, and those that a template cannot render, are left out.
+    """
+    metadata_types = make_types(config)
+    values: dict[str, Any] = {}
+    for key in render_example(config).types:
+        metadata_type = metadata_types[key]
+        form = find_chat_form(metadata_type, config)
+        if form.kind != "code" and not metadata_type.is_local:
+            example = metadata_type.example_record(key)
+            values[key] = metadata_type.always_present or example.value
+
+    lines = [f'{{"role": "text", "content": {_write_literal(PROMPT)}}},']
+    if values and config.metadata_position != "append":
+        fields = [f"    {_write_literal(key)}: {_write_literal(values[key])}," for key in values]
+        lines = ['{"role": "metadata", "content": {', *fields, "}},", *lines]
+    return lines
+
+
+def _write_literal(value: str | int | float) -> str:
+    """Returns a value as a literal of Python, with the quotation marks of the card."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def write_card(
+    config: CausalLMConfig,
+    metrics: Path,
+    command: Sequence[str],
+    folder: Path,
+    chat_template: ChatTemplate | None = None,
+) -> None:
     """Writes the card, and the metadata configuration that it describes to `metadata.yaml`."""
-    card = write_model_card(config, metrics, command)
+    card = write_model_card(config, metrics, command, chat_template)
     (folder / README).write_text(card, encoding="utf-8", errors="backslashreplace")
 
     data = config.data_config

@@ -63,7 +63,14 @@ from bsmeta.models.rehearsal import (
 from bsmeta.models.routers import RouterLoss
 from bsmeta.models.shapes import count_head_groups, count_positions, find_text_shape
 from bsmeta.tasks.causal_lm.checks import find_positions_problems
+from bsmeta.tasks.causal_lm.gguf_file import GGUF_FILE, check_gguf, write_gguf
 from bsmeta.tasks.causal_lm.metrics import METRICS
+from bsmeta.tasks.causal_lm.one_string import (
+    ChatTemplate,
+    build_chat_template,
+    check_boundary,
+    prepare_tokenizer,
+)
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric, Shape, Task
@@ -142,6 +149,8 @@ class CausalLanguageModel(Task):
     def build_model(self) -> nn.Module:
         config = self._config
         architecture = self._read_architecture()
+        if config.gguf:
+            check_gguf(architecture.shape, self.tokenizer)
         self._whole_rows = are_rows_whole(config.data_config, architecture.shape)
         choice = attention.choose_attention(
             config.attn_implementation,
@@ -309,6 +318,8 @@ class CausalLanguageModel(Task):
         lost = measure_sample(self._config, self.tokenizer, survey.lines)
         if lost.lost:
             logger.warning("the tokenizer loses %s", lost)
+        check_boundary(self._config.data_config, self.tokenizer, survey.lines)
+        self._chat_template = self._build_chat_template(survey)
         return survey
 
     def use_survey(self, survey: Survey) -> None:
@@ -576,9 +587,57 @@ class CausalLanguageModel(Task):
             weights = merge_adapters(model, weights)
 
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
-        self.tokenizer.save_pretrained(str(folder))
+        template = self._chat_template
+        tokenizer = prepare_tokenizer(self._config.data_config, self.tokenizer, template)
+        # In tokenizer_config.json, where every version of every program looks for the template.
+        tokenizer.save_pretrained(str(folder), save_jinja_files=False)
         metrics = Path(self._config.out_dir) / "metrics.jsonl"
-        write_card(self._config, metrics, sys.argv, folder)
+        write_card(self._config, metrics, sys.argv, folder, template)
+
+    def complete(self, folder: Path) -> None:
+        """Adds the file of llama.cpp, if `gguf` asks for it; a failure does not end the run."""
+        if not self._config.gguf:
+            return
+        try:
+            write_gguf(folder, has_bos=self._config.data_config.metadata_config.bos_token)
+        except Exception as error:  # of the disk, or of a library
+            (folder / GGUF_FILE).unlink(missing_ok=True)
+            logger.warning("%s was not written: %r", folder / GGUF_FILE, error)
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate | None:
+        """The template that renders metadata in other programs; None for text alone.
+
+        The survey of a run sets it: its warnings are of use before step 1, and it cannot fail after
+        the training.
+        """
+        return build_chat_template(self._config.data_config, self.tokenizer, {})
+
+    def _build_chat_template(self, survey: Survey) -> ChatTemplate | None:
+        """Builds the template, and warns if other programs would read documents otherwise."""
+        template = build_chat_template(self._config.data_config, self.tokenizer, survey.lines)
+        if template is None:
+            return None
+
+        comparison = template.comparison
+        if comparison.num_other_ids:
+            logger.warning(
+                "chat template: the tokenizer merges characters across the separators of the "
+                "metadata: as one string, %d of %d documents have other ids than in training "
+                "(%s). metadata_boundary_token prevents this; otherwise, the model card explains "
+                "how to tokenize the parts separately",
+                comparison.num_other_ids,
+                comparison.documents,
+                comparison.difference,
+            )
+        if comparison.num_refused:
+            logger.warning(
+                "chat template: it cannot render %d of %d documents (%s)",
+                comparison.num_refused,
+                comparison.documents,
+                comparison.refusal,
+            )
+        return template
 
 
 def compare_source_exposure(config: DataConfig, counts: Mapping[str, float]) -> dict[str, Any]:

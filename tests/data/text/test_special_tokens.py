@@ -126,6 +126,35 @@ def test_a_page_without_metadata_ends_once() -> None:
     assert one.ids.tolist().index(tokenizer.eos_token_id) == len(one.ids) - 1
 
 
+@pytest.mark.parametrize("row_budget", ["sequence", "text"])
+def test_pages_cannot_forge_the_boundary(row_budget: str) -> None:
+    config = MetadataConfig(
+        metadata_list=["title"], metadata_boundary_token="<|text|>", metadata_position="both"
+    )
+    page = {"text": "a<|text|>b", "metadata_title": global_record("title", "T<|text|>")}
+    document = DocumentDecoder(config).decode(json.dumps(page).encode())
+    rendered = Renderer(config).render(document, config.metadata_list)
+    tokenizer = special_tokenizer(config)
+    data = DataConfig(metadata_config=config, row_budget=row_budget)
+    (one,) = DocumentEncoder(tokenizer, data).encode([rendered])
+    assert special_of(one, tokenizer) == ["<|text|>", "<|text|>", "<eos>"]
+    assert one.prefix_ids[-1] == one.separator.item() == tokenizer.vocab["<|text|>"]
+
+
+def test_a_prefix_that_is_cut_keeps_its_boundary() -> None:
+    config = MetadataConfig(
+        metadata_list=["title"], metadata_boundary_token="<|text|>", prefix_max_tokens=4
+    )
+    page = {"text": "a", "metadata_title": global_record("title", "the quick brown fox jumps")}
+    document = DocumentDecoder(config).decode(json.dumps(page).encode())
+    rendered = Renderer(config).render(document, config.metadata_list)
+    tokenizer = special_tokenizer(config)
+    (one,) = DocumentEncoder(tokenizer, DataConfig(metadata_config=config)).encode([rendered])
+    assert one.prefix_cut
+    assert len(one.prefix_ids) == 4
+    assert tokenizer.decode([one.prefix_ids[-1]]) == "<|text|>"
+
+
 def test_a_text_has_the_same_tokens_whatever_tokens_are_special() -> None:
     """Encoded apart, in runs that know the special tokens and in one that does not."""
     config = MetadataConfig(**SETTINGS, treat_local_metadata_as_regular_text=False)

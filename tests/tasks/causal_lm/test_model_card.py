@@ -20,6 +20,8 @@ from bsmeta.config.schema import ModelCardConfig
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.tasks.causal_lm.metrics import METRICS
 from bsmeta.tasks.causal_lm.model_card import render_example, write_model_card
+from bsmeta.tasks.causal_lm.one_string import ChatTemplate, Comparison
+from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
@@ -260,6 +262,64 @@ def test_the_snippet_reads_a_document_as_training_does(
     assert names_after["ids"] == expected
     assert "Ada Lovelace" in capsys.readouterr().out
     assert "bsmeta" not in snippet
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data_config.metadata_config.metadata_boundary_token='<|text|>'"],
+        ["+recipes=urls_help"],
+        ["+recipes=beyond_urls_meta_tokens"],
+        ["+recipes=beyond_urls_append"],
+        ["data_config.metadata_config.metadata_list=[html,title,url]", "+recipes=urls_help"],
+    ],
+)
+def test_the_snippet_of_a_chat_template_reads_a_document_as_training_does(
+    overrides: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = compose_command_line(CausalLMConfig, "demo", [*overrides, f"out_dir={tmp_path}"])
+    task = CausalLanguageModel(config)
+    model = task.build_model()
+    task.export(model, model.state_dict(), tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    (snippet,) = re.findall("```python\n(.*?)```", card, flags=re.DOTALL)
+    assert "apply_chat_template" in snippet
+    assert "bsmeta" not in snippet
+
+    monkeypatch.chdir(tmp_path)
+    names_after: dict[str, Any] = {}
+    exec(snippet, names_after)
+
+    metadata = config.data_config.metadata_config
+    shown = render_example(replace(metadata, add_local_metadata_special_tokens_in_prefix=False))
+    text = replace(
+        shown, text="Ada Lovelace", body="Ada Lovelace", spans=shown.spans[:0], suffix=""
+    )
+    (document,) = DocumentEncoder(task.tokenizer, config.data_config).encode([text])
+    expected = [*document.prefix_ids.tolist(), *document.ids.tolist()[:-1]]  # without the end
+    assert names_after["ids"].tolist() == [expected]
+    assert "Ada Lovelace" in capsys.readouterr().out
+
+
+def test_the_card_reports_the_comparison_with_training(config: CausalLMConfig) -> None:
+    comparison = Comparison(documents=20, num_cut=3, num_refused=2, refusal="url: no UTF-8")
+    card = write_model_card(config, Path("none.jsonl"), ["pytest"], ChatTemplate("…", comparison))
+    assert (
+        "so it was for all 20 of the first documents of the run and of the examples that could be "
+        "compared. 3 more were not compared: in training, metadata of more than 128 tokens was "
+        "cut, which the template does not do. The template cannot render 2 of them (url: no UTF-8)."
+    ) in card
+    different = Comparison(documents=20, num_other_ids=7)
+    card = write_model_card(config, Path("none.jsonl"), ["pytest"], ChatTemplate("…", different))
+    assert "so it was for 7 of 20 of the first documents of the run" in card
+    cut = Comparison(num_cut=5)
+    card = write_model_card(config, Path("none.jsonl"), ["pytest"], ChatTemplate("…", cut))
+    assert "as one string has the token ids of training could not be tried on the first" in card
+    assert "# tokenized separately, as in training" in card
+    assert "As one string" not in write_model_card(config, Path("none.jsonl"), ["pytest"])
 
 
 @pytest.mark.slow

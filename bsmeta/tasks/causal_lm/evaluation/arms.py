@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.metadata import MetadataConfig, choose_separators
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import WORDS
 from bsmeta.metadata.document import Document
@@ -181,7 +181,11 @@ class StyledRenderer:
     def __init__(self, style: str, config: MetadataConfig) -> None:
         if style == PROMPT:
             config = replace(
-                config, metadata_sep="; ", metadata_prefix_sep=".", metadata_prefix_start_seq=""
+                config,
+                metadata_sep="; ",
+                metadata_prefix_sep=".",
+                metadata_prefix_start_seq="",
+                metadata_boundary_token="",
             )
         self.config = config
         self._style = style
@@ -206,17 +210,24 @@ class StyledRenderer:
         """
         rendered = self._renderer.render(document, types)
         start = self.config.metadata_prefix_start_seq
-        end = self.config.metadata_prefix_sep
+        end = choose_separators(self.config).prefix_end
         words = ""
         if self._style == FORM:
             num_characters = len(rendered.prefix) - len(start) - len(end)
             words = _draw_junk(rendered.prefix, num_characters)
-        prefix = (start + words + end).lstrip()  # without words, the end may begin with a blank
+        whole = start + words + end
+        prefix = whole.lstrip()  # without words, the end may begin with a blank
         if not rendered.prefix or not prefix:
             return plain
+
+        # Start and end may be special tokens, as in training; the words may not.
+        configured = np.array([[0, len(start)], [len(whole) - len(end), len(whole)]], np.int32) - (
+            len(whole) - len(prefix)
+        )
         return replace(
             plain,
             prefix=prefix,
+            prefix_own=configured.clip(min=0),
             prefix_spans=np.array([[0, len(prefix)]], np.int32),
             prefix_token_types=rendered.prefix_token_types[:1],
             lead=rendered.lead,

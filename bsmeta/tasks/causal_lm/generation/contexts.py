@@ -97,6 +97,10 @@ class Contexts:
             raise ConfigurationError(f"metadata={values}: nothing of it can be rendered")
         return rendered
 
+    def find_joint(self, lead: str) -> str:
+        """Returns the end of the separator before the text that merges with the first word."""
+        return "" if self._is_apart else self._split_lead(lead)[1]
+
     def _split_lead(self, lead: str) -> tuple[list[int], str]:
         """Splits the separator between prefix and text, for a context without a prompt.
 

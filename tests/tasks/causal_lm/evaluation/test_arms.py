@@ -180,6 +180,25 @@ def test_form_is_a_prefix_of_that_length_that_says_nothing() -> None:
     assert StyledRenderer("form", config).render(document, ("html",)).types == ()
 
 
+def test_form_keeps_the_special_tokens_of_training() -> None:
+    config = MetadataConfig(
+        metadata_list=["title"],
+        metadata_prefix_start_seq="<|start|>",
+        metadata_prefix_special_token_state=True,
+        metadata_boundary_token="<|text|>",
+    )
+    document = page(1, title="How to knit a hat")
+    junk = StyledRenderer("form", config).render(document, ("title",))
+    parts = [junk.prefix[start:end] for start, end in junk.prefix_own.tolist()]
+    assert parts == ["<|start|>", "<|text|>"]
+    bare = StyledRenderer("separator", config).render(document, ("title",))
+    assert (bare.prefix, bare.lead) == ("<|start|><|text|>", "")
+    assert bare.prefix_own.tolist() == [[0, 9], [9, 17]]
+
+    prompt = StyledRenderer("prompt", config).render(document, ("title",))
+    assert (prompt.prefix, prompt.lead) == ("Title: How to knit a hat.", " ")
+
+
 def test_controls_of_form_change_the_style_and_those_of_content_the_values() -> None:
     arm = Arm(("url",))
     assert apply_control(arm, "matched") == Arm(("url",), values="matched")

@@ -1,0 +1,90 @@
+"""Writes the chat template of a configuration: the renderer that an exported model carries.
+
+transformers, vLLM, TGI and llama.cpp build the prefix with it, from a message of the role
+`metadata` and the text in further messages. It renders global records from the values of the data;
+of local types, it only announces them in the prefix.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bsmeta.config.metadata import MetadataConfig, choose_separators
+from bsmeta.core.dates import MONTHS
+from bsmeta.metadata.chat_form import ChatForm
+from bsmeta.metadata.metadata_type import OWN, SHUFFLED, MetadataType
+from bsmeta.metadata.processors import make_types
+
+_TEMPLATE = Path(__file__).with_name("chat_template.j2")
+
+_RENDERING = ("global_text", "_value")
+"""Methods of a type with which its form must agree."""
+
+
+def takes_chat_template(config: MetadataConfig) -> bool:
+    """Whether a template can render the metadata: not without types, nor without their content."""
+    return bool(config.metadata_list) and config.metadata_values in (OWN, SHUFFLED)
+
+
+def write_chat_template(
+    config: MetadataConfig, *, has_bos: bool = False, bare_lead: str | None = None
+) -> str:
+    """Returns the template, in Jinja.
+
+    Args:
+        has_bos: Whether documents begin with the tokenizer's BOS token.
+        bare_lead: The part of the lead that comes before a text that the model begins itself; None:
+            all of it. The rest merges with the first word.
+    """
+    separators = choose_separators(config)
+    types = []
+    for key, metadata_type in make_types(config).items():
+        form = asdict(find_chat_form(metadata_type, config))
+        settings = {name: value for name, value in form.items() if value}
+        prefix_only = metadata_type.is_local or metadata_type.prefix_only
+        types.append({"key": key, "prefix_only": prefix_only, **settings})
+
+    trained: dict[str, Any] = {
+        "keys": config.metadata_list,
+        "types": types,
+        "prepends": config.metadata_position != "append",
+        "appends": config.metadata_position != "prepend",
+        "has_bos": has_bos,
+        "start": config.metadata_prefix_start_seq,
+        "separator": config.metadata_sep,
+        "end": separators.prefix_end,
+        "lead": separators.lead,
+        "bare_lead": separators.lead if bare_lead is None else bare_lead,
+        "suffix_start": separators.suffix_start,
+        "months": MONTHS,
+        "ascii": "".join(map(chr, range(128))),
+    }
+    # Literals of JSON without null are literals of Jinja, too.
+    literal = json.dumps(trained, ensure_ascii=False)
+    body = _TEMPLATE.read_text(encoding="utf-8").rstrip("\n")
+    return f"{{%- set trained = {literal} -%}}\n{body}"
+
+
+def find_chat_form(metadata_type: MetadataType, config: MetadataConfig) -> ChatForm:
+    """Returns the form of a type; of a local type, of its announcement."""
+    if metadata_type.is_local:
+        return _announce(metadata_type.key, config)
+
+    # A class that changes the rendering of its base class does not inherit the form.
+    for cls in type(metadata_type).__mro__:
+        if "chat_form" in vars(cls):
+            break
+        if any(name in vars(cls) for name in _RENDERING):
+            return ChatForm(kind="code", reason="its class renders it with code")
+    return metadata_type.chat_form()
+
+
+def _announce(key: str, config: MetadataConfig) -> ChatForm:
+    announcements = config.local_metadata_special_tokens or {}
+    announcement = announcements.get(key, key)
+    if announcement and config.add_local_metadata_special_tokens_in_prefix:
+        return ChatForm(kind="constant", text=announcement)
+    return ChatForm(kind="code", reason="it is inserted into the text, which takes code")
