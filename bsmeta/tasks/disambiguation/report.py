@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bsmeta.report import figures
-from bsmeta.report.figures import INK, SERIES, Look, look_of_series
+from bsmeta.report.cells import Cell
+from bsmeta.report.figures import Look, look_of_series
 from bsmeta.report.inference import Estimate, compute_bootstrap_intervals, warn_of_rough_intervals
 from bsmeta.report.page import (
-    Cell,
     Column,
     Page,
     Section,
@@ -33,6 +33,7 @@ from bsmeta.report.page import (
     print_report,
     write_report,
 )
+from bsmeta.report.palette import INK, SERIES
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 from bsmeta.tasks.disambiguation.metrics import (
@@ -436,16 +437,17 @@ def plot_accuracy_by_count(results: Results) -> Figure:
         values = np.array([estimate.value for estimate in estimates])
         low = np.array([estimate.low for estimate in estimates])
         high = np.array([estimate.high for estimate in estimates])
-        axes.errorbar(
-            positions + 0.1 * (number - others / 2),
-            100 * values,
-            yerr=100 * np.array([np.maximum(values - low, 0), np.maximum(high - values, 0)]),
-            marker=style.marker,
-            linestyle=style.line,
-            color=style.color,
-            markersize=5,
-            linewidth=2 if system == MODEL else 1.2,
-        )
+        with figures.draw_series(axes, system):
+            axes.errorbar(
+                positions + 0.1 * (number - others / 2),
+                100 * values,
+                yerr=100 * np.array([np.maximum(values - low, 0), np.maximum(high - values, 0)]),
+                marker=style.marker,
+                linestyle=style.line,
+                color=style.color,
+                markersize=5,
+                linewidth=2 if system == MODEL else 1.2,
+            )
 
     names = [f"{result.name}\n({result.metrics['mentions']:,.0f})" for result in results.by_count]
     axes.set_xticks(positions, names)

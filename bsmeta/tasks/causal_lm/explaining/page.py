@@ -10,7 +10,8 @@ from functools import partial
 
 from bsmeta.config.data import describe_train_files
 from bsmeta.config.explaining import ExplainConfig
-from bsmeta.report.page import load_template
+from bsmeta.report.page import load_template, write_security_policy
+from bsmeta.report.palette import list_page_colors
 from bsmeta.tasks.causal_lm.explaining.descriptions import (
     describe_document,
     describe_packing,
@@ -24,12 +25,17 @@ def render_page(
     windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: TokenTexts
 ) -> str:
     """Returns the page as HTML source."""
+    keys = config.data_config.metadata_config.metadata_list
+    light, dark = list_page_colors(len(keys))
     return load_template("tasks/causal_lm/explaining/explained.html.j2").render(
         windows=windows,
         config=config,
         data=config.data_config,
         files=describe_train_files(config.data_config),
-        keys=config.data_config.metadata_config.metadata_list,
+        keys=keys,
+        light=light,
+        dark=dark,
+        security_policy=write_security_policy(),
         describe_document=partial(describe_document, texts=texts),
         describe_packing=describe_packing,
         select_sequences=select_sequences,
