@@ -61,20 +61,6 @@ _FIRST_HUE = 70
 _HUE_SHARE = 0.18  # of a hue in the background of a metadata type; more makes muted text faint
 
 
-def list_page_colors(type_count: int = 0) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the colors of a light and of a dark page, by the names of their variables.
-
-    Args:
-        type_count: Number of metadata types that have a background, `type-1`, `type-2`, …
-    """
-    light = dict(LIGHT)
-    dark = dict(DARK)
-    for name, (light_color, dark_color) in list_type_colors(type_count).items():
-        light[name] = light_color
-        dark[name] = dark_color
-    return light, dark
-
-
 def list_type_colors(count: int) -> dict[str, tuple[str, str]]:
     """Returns the backgrounds of the metadata types 1, 2, … in light and in dark mode.
 

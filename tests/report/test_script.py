@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +268,71 @@ def test_pages_are_complete_without_the_script(opened: Browser, tmp_path: Path) 
         opened.forbid_scripts(forbidden=False)
     assert re.search(r"b 10\s+1,200\s+4\.6 \(\+?3\.9 to \+?5\.3\)", text.replace("+", ""))
     assert "first <b>" in text
+
+
+SHOWN_ROWS = """
+const rows = [...document.querySelectorAll('[data-filterable] tbody tr')];
+return rows.filter(row => getComputedStyle(row).display !== 'none').length;
+"""
+
+
+def test_documents_are_filtered_by_words_and_menus(
+    opened: Browser, report_page: Callable[[str, str], Path]
+) -> None:
+    opened.open(report_page("evaluation", "plain"), width=1000)
+    opened.run("document.querySelector('table[data-filterable]').closest('details').open = true")
+    total = opened.run("return document.querySelectorAll('[data-filterable] tbody tr').length")
+    assert opened.run(SHOWN_ROWS) == total
+    counted = "return document.querySelector('.filters output').textContent"
+    assert opened.run(counted) == f"{total:,} of {total:,} rows"
+
+    opened.click_element(".filters input")
+    opened.write("Held-out.jsonl.gz:7 SITE1")
+    text = "return document.querySelector('[data-filterable]').innerText"
+    rows = opened.run(SHOWN_ROWS)
+    assert 0 < rows < total
+    assert opened.run(counted) == f"{rows} of {total:,} rows"
+    assert set(re.findall(r"held-out\S+", opened.run(text))) == {"held-out.jsonl.gz:7"}
+
+    labels = opened.run(
+        "return [...document.querySelectorAll('.filters label')].map(l => l.firstChild.textContent)"
+    )
+    assert labels == ["rows with the words", "document", "host", "comparison"]
+    opened.run(
+        "const menu = [...document.querySelectorAll('.filters select')].at(-1);"
+        "menu.value = [...menu.options].find(option => option.textContent === 'url').value;"
+        "menu.dispatchEvent(new Event('input', {bubbles: true}));"
+    )
+    assert opened.run(SHOWN_ROWS) == 1
+    opened.click_element("[data-filterable] thead th:nth-child(2) button")
+    assert opened.run(SHOWN_ROWS) == 1
+
+
+@pytest.mark.parametrize("marks", ["figures 0", "markup 0", "markup 1", "markup 2", "markup 3"])
+def test_names_stay_texts_among_the_documents(
+    marks: str, opened: Browser, report_page: Callable[[str, str], Path]
+) -> None:
+    opened.open(report_page("evaluation", "plain"), width=1000)
+    plain = opened.run(STATE)
+    opened.open(report_page("evaluation", marks), width=1000)
+    opened.run("document.querySelectorAll('details').forEach(one => one.open = true)")
+    opened.click_element(".filters input")
+    opened.write("<script")
+    opened.click_element("[data-filterable] thead th button")
+    state = opened.run(STATE)
+    assert {*state["elements"]} <= {*plain["elements"]}
+    assert (state["handlers"], state["acted"], state["scripts"]) == ([], None, 1)
+
+
+def test_long_tables_are_folded_and_have_no_filters_without_the_script(
+    opened: Browser, report_page: Callable[[str, str], Path]
+) -> None:
+    opened.forbid_scripts(forbidden=True)
+    try:
+        opened.open(report_page("evaluation", "plain"), width=1000)
+        assert opened.run(SHOWN_ROWS) > 1000
+        assert opened.run("return document.querySelectorAll('.filters').length") == 0
+        summary = "return document.querySelector('[data-filterable]').closest('details').innerText"
+        assert re.match(r"[\d,]+ rows", opened.run(summary))
+    finally:
+        opened.forbid_scripts(forbidden=False)

@@ -20,11 +20,18 @@ from bsmeta.report.byte_ranges import name_byte_ranges
 from bsmeta.report.figures import Look, look_of_series
 from bsmeta.report.inference import Estimate, read_value
 from bsmeta.report.page import Page, Section, describe_command, print_table, report_console
-from bsmeta.report.palette import BAD, GOOD, INK, MUTED, SERIES
+from bsmeta.report.palette import BAD, GOOD, INK, MUTED, SERIES, list_type_colors
 from bsmeta.tasks.causal_lm.evaluation import tables
 from bsmeta.tasks.causal_lm.evaluation.arms import FORM, PROMPT, SEPARATOR, TEXT
+from bsmeta.tasks.causal_lm.evaluation.document_table import make_document_table
 from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
-from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PairedMetrics, Report
+from bsmeta.tasks.causal_lm.evaluation.results import (
+    ModelReport,
+    PairedMetrics,
+    Report,
+    ShownDocument,
+)
+from bsmeta.tasks.causal_lm.evaluation.shown_documents import MAX_DOCUMENTS, MAX_TOKENS
 from bsmeta.tasks.causal_lm.metrics import METRICS
 from bsmeta.training.run_folder import read_steps_and_evaluations
 
@@ -38,6 +45,9 @@ PER_DOCUMENT = "documents.jsonl"
 
 VARIANTS = {SHUFFLED: "v", WRONG: "X", MATCHED: "^", FORM: "D", SEPARATOR: "|", PROMPT: "s"}
 """Plot markers of the variants (controls, prompt style) of other comparisons."""
+
+TEMPLATE = "tasks/causal_lm/evaluation/evaluation.html.j2"
+"""The template of the page, which also shows documents."""
 
 WORDS = tables.CONTROL_WORDS | {PROMPT: "plain English"}
 OWN_VALUES = "own values"
@@ -61,8 +71,42 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
             for line in model.iterate_document_lines():
                 file.write(page.encode_json_line(line))
 
-    report_page = make_page(report, metrics)
-    return page.write_report(report_page, report.as_dict(), out_dir, further=[PER_DOCUMENT])
+    first = report.models[0]
+    keys = first.data.get("metadata_list", [])
+    return page.write_report(
+        make_page(report, metrics),
+        report.as_dict(),
+        out_dir,
+        further=[PER_DOCUMENT],
+        template=TEMPLATE,
+        document_table=make_document_table(report),
+        shown_documents=[
+            (title_document(first, document), document) for document in first.shown_documents
+        ],
+        shown_note=describe_shown_documents(first),
+        keys=keys,
+        type_colors=list_type_colors(len(keys)),
+    )
+
+
+def title_document(model: ModelReport, document: ShownDocument) -> str:
+    """Returns the name of a shown document, its host, and its difference."""
+    name = model.names[document.index]
+    host = model.hosts[document.index] if model.hosts else ""
+    if host:
+        name += f" ({figures.shorten_name(host)})"
+    return f"{tables.SIGNED(document.difference)} bits per byte: {name}"
+
+
+def describe_shown_documents(model: ModelReport) -> str:
+    """Describes which documents the page shows with their tokens, and how much of them."""
+    main = tables.find_main_row(model)
+    label = tables.label_row(main) if main else ""
+    return (
+        f"Of {model.checkpoint}, in the comparison `{label}`: the {MAX_DOCUMENTS} documents with "
+        f"the largest savings and the {MAX_DOCUMENTS} with the largest costs in bits per byte, as "
+        f"the model reads them with metadata. At most {MAX_TOKENS:,} tokens of each are shown."
+    )
 
 
 def print_report(report: Report, files: Sequence[Path]) -> None:

@@ -11,14 +11,14 @@ from functools import partial
 from bsmeta.config.data import describe_train_files
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.report.page import load_template, write_security_policy
-from bsmeta.report.palette import list_page_colors
+from bsmeta.report.palette import DARK, LIGHT, list_type_colors
 from bsmeta.tasks.causal_lm.explaining.descriptions import (
     describe_document,
     describe_packing,
     select_sequences,
 )
-from bsmeta.tasks.causal_lm.explaining.tokens import TokenTexts
 from bsmeta.tasks.causal_lm.explaining.windows import ExplainedWindow
+from bsmeta.tasks.causal_lm.shown_tokens import TokenTexts
 
 
 def render_page(
@@ -26,15 +26,15 @@ def render_page(
 ) -> str:
     """Returns the page as HTML source."""
     keys = config.data_config.metadata_config.metadata_list
-    light, dark = list_page_colors(len(keys))
     return load_template("tasks/causal_lm/explaining/explained.html.j2").render(
         windows=windows,
         config=config,
         data=config.data_config,
         files=describe_train_files(config.data_config),
         keys=keys,
-        light=light,
-        dark=dark,
+        light=LIGHT,
+        dark=DARK,
+        type_colors=list_type_colors(len(keys)),
         security_policy=write_security_policy(),
         describe_document=partial(describe_document, texts=texts),
         describe_packing=describe_packing,
