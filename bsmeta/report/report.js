@@ -97,7 +97,7 @@
     return { menu, index, chosen: () => (menu.value === "" ? null : texts[Number(menu.value)]) };
   }
 
-  /** Adds a field for words, menus of text columns, and a count above a table. */
+  /** Adds a field for words, menus of text columns but the first, and a count above a table. */
   function makeFilterable(table) {
     const rows = [...table.tBodies[0].rows];
     const contents = new Map(rows.map((row) => [row, row.textContent.toLowerCase()]));
@@ -112,7 +112,7 @@
     const menus = [];
     [...table.tHead.rows[0].cells].forEach((head, index) => {
       const isText = rows.every((row) => row.cells[index].dataset.value === undefined);
-      const menu = isText ? createMenu(head.textContent, rows, index) : null;
+      const menu = isText && index > 0 ? createMenu(head.textContent, rows, index) : null;
       if (menu) {
         const label = createElement("label", head.textContent);
         label.append(menu.menu);

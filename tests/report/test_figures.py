@@ -10,7 +10,6 @@ from selectolax.lexbor import LexborHTMLParser
 
 from bsmeta.report import figures
 from tests.report.conftest import cases
-from tests.report.contrast import LOWEST_CONTRAST, contrast
 from tests.report.made import KINDS
 from tests.terminal import ACTING
 
@@ -71,15 +70,6 @@ def test_names_are_short_and_printable(name: str, shown: str) -> None:
 def test_a_name_has_few_lines() -> None:
     assert figures.name_lines("a\nb") == "a\nb"
     assert figures.name_lines("\n" * 500).count("\n") == 4
-
-
-def test_colors_of_text_stand_out_in_both_schemes() -> None:
-    for colors, page in ((figures.LIGHT, "#ffffff"), (figures.DARK, "#15191e")):
-        for name in ("ink", "muted"):
-            assert contrast(colors[name], page) >= LOWEST_CONTRAST
-        for name, color in colors.items():
-            if name.startswith("series"):
-                assert contrast(color, page) >= 3, name  # of graphics
 
 
 def test_names_of_lines_are_moved_apart() -> None:

@@ -19,12 +19,14 @@ from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, Report, Row
 from bsmeta.tasks.causal_lm.evaluation.shown_documents import compute_differences, select_extremes
 from bsmeta.tasks.causal_lm.evaluation.tables import (
     BITS,
+    DIFFERENCE,
     SIGNED,
     WITH,
     WITHOUT,
     find_main_row,
     label_row,
 )
+from bsmeta.tasks.causal_lm.evaluation.tables import BYTES as TEXT_BYTES
 
 MAX_ROWS = 2_000
 """Number of rows on the page, about 1 MB; half of them at most are of the main comparisons."""
@@ -43,12 +45,12 @@ def make_document_table(report: Report) -> Table:
         *([Column("checkpoint")] if has_several else []),
         *([Column("host")] if has_hosts else []),
         Column("comparison"),
-        Column("text bytes", COUNT),
-        Column("tokens without", COUNT),
-        Column("tokens with", COUNT),
+        Column(DIFFERENCE, SIGNED),
         Column(WITHOUT, BITS),
         Column(WITH, BITS),
-        Column("difference", SIGNED),
+        Column(TEXT_BYTES, COUNT),
+        Column("tokens without", COUNT),
+        Column("tokens with", COUNT),
     ]
 
     rows: list[list[Cell]] = []
@@ -102,10 +104,10 @@ def _make_row(
         *([model.checkpoint] if has_several else []),
         *([shorten_name(model.hosts[index]) if model.hosts else ""] if has_hosts else []),
         label_row(row),
-        *(int(sums[column]) for column in (BYTES, TOKENS, TOKENS_WITH)),
+        with_metadata - without,
         without,
         with_metadata,
-        with_metadata - without,
+        *(int(sums[column]) for column in (BYTES, TOKENS, TOKENS_WITH)),
     ]
 
 
