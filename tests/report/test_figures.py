@@ -89,3 +89,37 @@ def test_amounts_on_axes_are_short() -> None:
 def test_looks_of_series_differ_without_color() -> None:
     looks = [figures.look_of_series(number) for number in range(10)]
     assert len({(look.marker, str(look.line)) for look in looks}) == 10
+
+
+@pytest.mark.parametrize("kind", WITH_FIGURES)
+def test_each_entry_of_a_legend_has_a_series(
+    kind: str, report_page: Callable[[str, str], Path]
+) -> None:
+    tree = LexborHTMLParser(report_page(kind, "plain").read_text(encoding="utf-8"))
+    drawings = tree.css("svg")
+    assert drawings
+    for drawing in drawings:
+        name = drawing.attributes["aria-label"]
+        legends = [node.attributes["id"] or "" for node in drawing.css("g[id*=legend_]")]
+        entries = {node.attributes["data-legend"] for node in drawing.css("[data-legend]")}
+        series = {node.attributes["data-series"] for node in drawing.css("[data-series]")}
+        assert entries <= series, name
+        assert bool(entries) >= bool(legends), name
+
+
+def test_points_have_texts_only_where_each_is_drawn() -> None:
+    figure, (axes,) = figures.create_figure(2.0)
+    axes.set_ylim(0, 4)
+    with figures.draw_series(axes, "a & b\n"):
+        axes.plot([0, 1, 2], [1.5, float("nan"), 2.25], marker="o")
+    source = figures.render_svg(figure, "name")
+    assert source.count("<title>") == 2
+    assert "<title>a &amp; b\\n: 1.5</title>" in source
+    assert "<title>a &amp; b\\n: 2.25</title>" in source
+    assert source.count('data-series="') == 1
+
+    outside, (axes,) = figures.create_figure(2.0)
+    with figures.draw_series(axes, "a"):
+        axes.plot([0, 1], [1, 1e9], marker="o")
+    axes.set_ylim(0, 4)
+    assert "<title>" not in figures.render_svg(outside, "name")

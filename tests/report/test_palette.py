@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.report import palette
+from bsmeta.tasks.classification.report import MAX_OPACITY
 from tests.conftest import REPOSITORY
 from tests.report.contrast import LOWEST_CONTRAST, contrast
 
@@ -62,3 +63,14 @@ def test_templates_have_no_other_colors(template: Path) -> None:
     # Raw pages in their frames are drawn as browsers draw them: on white.
     assert [color for color in literal if color != "#fff"] == []
     assert literal.count("#fff") == (template.name == "pages.html.j2")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_counts_stand_out_on_the_darkest_cell_of_a_confusion_matrix(scheme: str) -> None:
+    colors = SCHEMES[scheme]
+    cell, page = (bytes.fromhex(colors[name][1:]) for name in ("good", "page"))
+    mixed = bytes(
+        round(MAX_OPACITY * of_cell + (1 - MAX_OPACITY) * of_page)
+        for of_cell, of_page in zip(cell, page, strict=True)
+    )
+    assert contrast(colors["ink"], f"#{mixed.hex()}") >= LOWEST_CONTRAST
