@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 from weakref import WeakKeyDictionary
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.legend import Legend
     from matplotlib.lines import Line2D
 
-Given = ParamSpec("Given")
+Parameters = ParamSpec("Parameters")
 
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">", "*"]
 DASHES = ["-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)), (0, (4, 1.5))]
@@ -49,11 +48,11 @@ TEXT = 10.0
 SMALL = 9.0
 """Size of small text in points: 12 pixels."""
 
-LONGEST_NAME = 60
-"""Most characters in a line of a name."""
+MAX_NAME_CHARS = 60
+"""Maximum number of characters in a line of a name."""
 
-MOST_LINES = 5
-"""Most lines of a name."""
+MAX_NAME_LINES = 5
+"""Maximum number of lines of a name."""
 
 WIDE = 8.4
 """Width in inches of a figure with several panels."""
@@ -64,11 +63,12 @@ NARROW = 7.0
 _POINT_TEXTS: WeakKeyDictionary[Line2D, list[str]] = WeakKeyDictionary()
 """The exact figures of the points of lines, from drawing them to `render_svg`."""
 
-_LONGEST_END = 40  # characters of a name at the end of a line, where there is less room
+_MAX_END_CHARS = 40  # characters of a name at the end of a line, where there is less room
 _METADATA_ENDS = re.compile(r"</metadata>\s*")
 _COMMENT_ENDS = re.compile(r"-->\s*")
 _POINTS = re.compile(r'<g id="[^"<>]*\.(?P<number>[0-9]+)">.*?(?=<g id="|</svg>)', re.DOTALL)
-_MARK = re.compile(r"(<use [^<>]*?)/>")
+_MARK = re.compile(r'(?P<start><use [^<>]*\bx="(?P<x>[-0-9.e]+)" y="(?P<y>[-0-9.e]+)"[^<>]*?)/>')
+_MAX_MARK_DISTANCE = 0.05  # points
 _LINKED_ID = re.compile(r'\bid="(series|legend)-([0-9a-f]+)(?:\.[0-9]+)?"')
 _PIXELS_PER_INCH = 130
 _SHARE_OF_AXES = 0.78  # approximate share of the axes in the height of a row of panels
@@ -116,8 +116,8 @@ class Look:
     line: Any = "-"
 
 
-def look_of_series(number: int) -> Look:
-    """Returns the look of the n-th series; the first hundred series all look different."""
+def choose_series_look(number: int) -> Look:
+    """Chooses the look of the n-th series; the first hundred series all look different."""
     shifted = number + number // len(SERIES)
     return Look(
         color=SERIES[number % len(SERIES)],
@@ -126,17 +126,17 @@ def look_of_series(number: int) -> Look:
     )
 
 
-def style_figure(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
+def style_figure(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Figure]:
     """Decorates a function that draws a figure with the common settings of figures."""
 
     @functools.wraps(draw)
-    def drawn(*arguments: Given.args, **keywords: Given.kwargs) -> Figure:
+    def draw_styled(*arguments: Parameters.args, **keywords: Parameters.kwargs) -> Figure:
         import matplotlib as mpl
 
         with mpl.rc_context(_SETTINGS):
             return draw(*arguments, **keywords)
 
-    return drawn
+    return draw_styled
 
 
 def create_figure(
@@ -178,20 +178,20 @@ def create_figure(
     return figure, list(grid[:panels])
 
 
-def shorten_name(text: str, longest: int = LONGEST_NAME) -> str:
+def shorten_name(text: str, longest: int = MAX_NAME_CHARS) -> str:
     """Makes a name from the data fit for a figure: printable, in one line, and not too long."""
     name = make_printable(text[: longest + 1], one_line=True)
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
-def name_lines(text: str) -> str:
-    """Applies `shorten_name` to each line of a name, and drops lines after `MOST_LINES`."""
-    return "\n".join(map(shorten_name, text.split("\n")[:MOST_LINES]))
+def shorten_lines(text: str) -> str:
+    """Applies `shorten_name` to each line of a name, and drops lines after `MAX_NAME_LINES`."""
+    return "\n".join(map(shorten_name, text.split("\n")[:MAX_NAME_LINES]))
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Names the positions 0, 1, … of the y-axis, from top to bottom."""
-    axes.set_yticks(range(len(names)), [*map(name_lines, names)])
+    axes.set_yticks(range(len(names)), [*map(shorten_lines, names)])
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(axis="x")
 
@@ -202,7 +202,7 @@ def name_columns(axes: Axes, names: Sequence[str], **style: Any) -> None:
     Args:
         style: Matplotlib properties of the texts.
     """
-    axes.set_xticks(range(len(names)), [*map(name_lines, names)], **style)
+    axes.set_xticks(range(len(names)), [*map(shorten_lines, names)], **style)
 
 
 @contextmanager
@@ -346,7 +346,7 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> No
         label = axes.text(
             _END_NAME_X,
             label_y,
-            shorten_name(name, _LONGEST_END),
+            shorten_name(name, _MAX_END_CHARS),
             va="center",
             fontsize=SMALL,
             transform=axes.get_yaxis_transform(),
@@ -404,7 +404,7 @@ def add_legend_below(figure: Figure, entries: Iterable[tuple[str, Look]], column
 
     legend = figure.legend(
         handles,
-        [*map(name_lines, names)],
+        [*map(shorten_lines, names)],
         loc="outside lower center",
         ncols=columns,
         fontsize=SMALL,
@@ -452,7 +452,7 @@ def render_svg(figure: Figure, name: str) -> str:
     """
     import matplotlib as mpl
 
-    point_texts = _number_described_lines(figure)
+    lines = _number_described_lines(figure)
     buffer = io.StringIO()
     with mpl.rc_context({**_SETTINGS, "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -461,7 +461,9 @@ def render_svg(figure: Figure, name: str) -> str:
     source = source[source.index("<svg") :]
     source = remove_enclosed(source, "<metadata>", _METADATA_ENDS)
     source = remove_enclosed(source, "<!--", _COMMENT_ENDS)
-    source = _POINTS.sub(lambda group: _add_point_titles(group, point_texts), source)
+    source = _POINTS.sub(
+        lambda group: _add_point_titles(group[0], lines[int(group["number"])], figure), source
+    )
     source = re.sub("<[^<>]*+>", lambda tag: _adapt_tag(tag[0], name), source)
 
     # Browsers show 96 pixels to an inch, or one for each 0.75 points.
@@ -474,31 +476,44 @@ def render_svg(figure: Figure, name: str) -> str:
     return re.sub(r"^<svg[^>]*>", f'{head} xmlns:xlink="http://www.w3.org/1999/xlink">', source)
 
 
-def _number_described_lines(figure: Figure) -> list[list[str]]:
-    """Adds numbers to the ids of the lines whose points have texts; returns these texts."""
+def _number_described_lines(figure: Figure) -> list[Line2D]:
+    """Adds numbers to the ids of the lines whose points have texts; returns these lines."""
     from matplotlib.lines import Line2D
 
-    texts: list[list[str]] = []
+    lines: list[Line2D] = []
     for line in figure.findobj(Line2D):
         assert isinstance(line, Line2D)
         if line in _POINT_TEXTS:
-            positions = np.asarray(line.get_xydata(), float)
-            are_drawn = np.isfinite(positions).all(axis=1)
-            line.set_gid(f"{line.get_gid() or 'points'}.{len(texts)}")
-            texts.append([*compress(_POINT_TEXTS[line], are_drawn)])
-    return texts
+            line.set_gid(f"{line.get_gid() or 'points'}.{len(lines)}")
+            lines.append(line)
+    return lines
 
 
-def _add_point_titles(group: re.Match[str], point_texts: Sequence[Sequence[str]]) -> str:
-    """Adds the exact figures to the marks of a line, if each of its points has a mark."""
-    texts = point_texts[int(group["number"])]
-    if len(_MARK.findall(group[0])) != len(texts):
-        return group[0]
+def _locate_points(line: Line2D, figure: Figure) -> np.ndarray:
+    """Returns where the points of a line are in the SVG: float64 [points, 2]."""
+    inches = line.get_transform().transform(line.get_xydata()) / figure.dpi
+    _, height = figure.get_size_inches()
+    return np.stack((72 * inches[:, 0], 72 * (height - inches[:, 1])), axis=1)
 
-    remaining = iter(texts)
-    return _MARK.sub(
-        lambda mark: f"{mark[1]}><title>{html.escape(next(remaining))}</title></use>", group[0]
-    )
+
+def _add_point_titles(group: str, line: Line2D, figure: Figure) -> str:
+    """Adds the exact figures to the marks of a line.
+
+    Where a line leaves the figure, the SVG has marks at the edge in place of some points: a mark
+    has a title only if it is where a point is.
+    """
+    points = _locate_points(line, figure)
+    texts = _POINT_TEXTS[line]
+
+    def add_title(mark: re.Match[str]) -> str:
+        position = np.array([float(mark["x"]), float(mark["y"])])
+        distances = np.abs(points - position).max(axis=1)
+        nearest = int(np.argmin(np.nan_to_num(distances, nan=math.inf)))
+        if not distances[nearest] < _MAX_MARK_DISTANCE:
+            return mark[0]
+        return f"{mark['start']}><title>{html.escape(texts[nearest])}</title></use>"
+
+    return _MARK.sub(add_title, group)
 
 
 def _adapt_tag(tag: str, name: str) -> str:

@@ -46,11 +46,11 @@ NONE = "–"
 COUNT = "{:,.0f}".format
 """The format of a count."""
 
-WIDTH_OF_A_FILE = 130
-"""Width in columns of printed tables if the output is not a terminal."""
+FILE_WIDTH = 130
+"""Width of printed tables, in characters, if the output is not a terminal."""
 
-WIDEST_NAME = 30
-"""Width in columns to which a column of text may shrink in a narrow terminal."""
+MIN_TEXT_WIDTH = 30
+"""Width, in characters, to which a column of text may shrink in a narrow terminal."""
 
 BASE_TEMPLATE = "report/base.html.j2"
 """The template of pages, relative to the package."""
@@ -77,7 +77,7 @@ class Column:
         """Whether its numbers are differences, which are formatted with a sign."""
         return self.format is not None and self.format(1).startswith("+")
 
-    def text(self, cell: Cell) -> str:
+    def format_cell(self, cell: Cell) -> str:
         """Formats a cell: a dash for None and NaN; text stays unchanged."""
         if isinstance(cell, str):
             return cell
@@ -116,10 +116,10 @@ class Table:
         formatted_rows = []
         for row in self.rows:
             cells = zip(self.columns, row, strict=True)
-            formatted_rows.append([column.text(cell) for column, cell in cells])
+            formatted_rows.append([column.format_cell(cell) for column, cell in cells])
         return formatted_rows
 
-    def sorted_by(self, head: str) -> Table:
+    def sort_by(self, head: str) -> Table:
         """Returns the table sorted by a column, lowest value first, after rows without a value."""
         column_index = self.heads.index(head)
 
@@ -145,7 +145,7 @@ class Table:
             "rows": self.format_cells(),
         }
 
-    def markdown(self, level: int = 2) -> Iterator[str]:
+    def iterate_markdown(self, level: int = 2) -> Iterator[str]:
         """Yields the table's blocks in GitHub's Markdown, under a heading of this level."""
         yield markdown.format_heading(self.title, level)
 
@@ -289,7 +289,7 @@ def _iterate_markdown_blocks(page: Page, problems: Mapping[str, str]) -> Iterato
             )
         for table in section.tables:
             if table.rows:
-                yield from table.markdown(level=3 if section.title else 2)
+                yield from table.iterate_markdown(level=3 if section.title else 2)
 
     if page.commands:
         yield markdown.format_heading("Commands", 2)
@@ -398,7 +398,7 @@ def render_sentence(text: str) -> Markup:
 
 def print_report(tables: Sequence[Table], sentences: Sequence[str], files: Sequence[Path]) -> None:
     """Prints tables, the summary, and the paths of the files."""
-    console = report_console()
+    console = create_report_console()
     for table in tables:
         if table.rows:
             print_table(console, table)
@@ -410,14 +410,14 @@ def print_report(tables: Sequence[Table], sentences: Sequence[str], files: Seque
         console.print(f"written to {folder}: {names}", soft_wrap=True)
 
 
-def report_console(*, highlight: bool = True) -> Console:
+def create_report_console(*, highlight: bool = True) -> Console:
     """Returns a console for the terminal, or one wide enough for tables if the output is a file.
 
     Args:
         highlight: Whether to color numbers and paths in text.
     """
     console = Console(highlight=highlight)
-    return console if console.is_terminal else Console(width=WIDTH_OF_A_FILE, highlight=highlight)
+    return console if console.is_terminal else Console(width=FILE_WIDTH, highlight=highlight)
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -436,7 +436,7 @@ def print_table(console: Console, table: Table) -> None:
         rich_table.add_column(
             column.head,
             justify="left" if is_text else "right",
-            min_width=min(widest, WIDEST_NAME) if is_text else widest,
+            min_width=min(widest, MIN_TEXT_WIDTH) if is_text else widest,
             overflow="fold",
         )
     for row in rows:

@@ -113,7 +113,7 @@ def make_effect_table(results: Results) -> Table:
             effects = [arm.effects[mode][axis] for axis in (TEXT, TOKENS)]
             saved = [str(savings[axis]) for axis in (TEXT, TOKENS)]
             table.rows.append([arm.label, mode, *effects, *saved])
-    return table.sorted_by(DIFFERENCE_HEADINGS[TEXT])
+    return table.sort_by(DIFFERENCE_HEADINGS[TEXT])
 
 
 def make_control_table(results: Results) -> Table:
@@ -126,7 +126,7 @@ def make_control_table(results: Results) -> Table:
     for arm in results.arms.values():
         for (control, mode), effect in arm.controls.items():
             table.rows.append([arm.label, mode, results.arms[control].label, effect])
-    return table.sorted_by("difference")
+    return table.sort_by("difference")
 
 
 def make_gain_tables(results: Results) -> list[Table]:
@@ -173,7 +173,7 @@ def _make_type_table(results: Results, arm: ArmResult) -> Table:
     for gain in arm.gains:
         if gain.by == "type":
             table.rows.append([gain.name, gain.documents, gain.shown])
-    return table.sorted_by("with - without")
+    return table.sort_by("with - without")
 
 
 def write_report(
@@ -275,7 +275,7 @@ def draw_curve_plot(results: Results, axis: str) -> Figure:
             curve = _find_curve_in_panel(results, arm, mode, axis)
             if curve is not None:
                 with figures.draw_series(axes, arm.label):
-                    _draw_curve(axes, curve, figures.look_of_series(number), has_band=has_bands)
+                    _draw_curve(axes, curve, figures.choose_series_look(number), has_band=has_bands)
         _scale_axes(axes, results, axis)
         axes.set_title(f"used {mode} metadata", loc="left")
 
@@ -307,7 +307,7 @@ def _draw_differences(axes: Axes, results: Results, axis: str, mode: str, *, is_
         difference = None if curve is None else _subtract_curve(curve, base.curves[WITHOUT][axis])
         if difference is None:
             continue
-        style = figures.look_of_series(number)
+        style = figures.choose_series_look(number)
         with figures.draw_series(axes, arm.label):
             _draw_curve(axes, difference, style, has_band=len(arms) < _TOO_MANY_BANDS)
         if is_last or (WITH not in arm.curves and arm is not base):

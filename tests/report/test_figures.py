@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,8 +69,8 @@ def test_names_are_short_and_printable(name: str, shown: str) -> None:
 
 
 def test_a_name_has_few_lines() -> None:
-    assert figures.name_lines("a\nb") == "a\nb"
-    assert figures.name_lines("\n" * 500).count("\n") == 4
+    assert figures.shorten_lines("a\nb") == "a\nb"
+    assert figures.shorten_lines("\n" * 500).count("\n") == 4
 
 
 def test_names_of_lines_are_moved_apart() -> None:
@@ -87,7 +88,7 @@ def test_amounts_on_axes_are_short() -> None:
 
 
 def test_looks_of_series_differ_without_color() -> None:
-    looks = [figures.look_of_series(number) for number in range(10)]
+    looks = [figures.choose_series_look(number) for number in range(10)]
     assert len({(look.marker, str(look.line)) for look in looks}) == 10
 
 
@@ -118,8 +119,12 @@ def test_points_have_texts_only_where_each_is_drawn() -> None:
     assert "<title>a &amp; b\\n: 2.25</title>" in source
     assert source.count('data-series="') == 1
 
-    outside, (axes,) = figures.create_figure(2.0)
+
+def test_points_outside_the_figure_have_no_texts() -> None:
+    """Where a line leaves the figure, the SVG has as many marks, but of other points."""
+    figure, (axes,) = figures.create_figure(2.0)
     with figures.draw_series(axes, "a"):
-        axes.plot([0, 1], [1, 1e9], marker="o")
+        axes.plot([0, 1, 2, 3, 4], [1e9, 1e9, 1.5, 1e9, 2.5], marker="o")
     axes.set_ylim(0, 4)
-    assert "<title>" not in figures.render_svg(outside, "name")
+    titles = re.findall("<title>(.*?)</title>", figures.render_svg(figure, "name"))
+    assert titles == ["a: 1.5", "a: 2.5"]

@@ -313,7 +313,7 @@ def _make_differences_table(results: Results) -> Table:
     ]
     note = "Below 0: worse than the model. Paired: all systems on the same resamples."
     table = Table("Difference from the model", note, _difference_columns(scores), rows)
-    return table.sorted_by(scores[_main_score(results)].label)
+    return table.sort_by(scores[_main_score(results)].label)
 
 
 def _make_choice_table(results: Results, choice: Choice) -> Table:

@@ -21,7 +21,7 @@ import numpy as np
 
 from bsmeta.report import figures
 from bsmeta.report.cells import Cell
-from bsmeta.report.figures import Look, look_of_series
+from bsmeta.report.figures import Look, choose_series_look
 from bsmeta.report.inference import Estimate, compute_bootstrap_intervals, warn_of_rough_intervals
 from bsmeta.report.page import (
     Column,
@@ -430,7 +430,7 @@ def plot_accuracy_by_count(results: Results) -> Figure:
     figure, (axes,) = figures.create_figure(4.4)
     positions = np.arange(len(results.by_count))
     others = len(results.systems) - 1
-    looks = [Look(SERIES[1], "o"), *(look_of_series(number + 2) for number in range(others))]
+    looks = [Look(SERIES[1], "o"), *(choose_series_look(number + 2) for number in range(others))]
 
     for number, (system, style) in enumerate(zip(results.systems, looks, strict=True)):
         estimates = [result.accuracy[system] for result in results.by_count]

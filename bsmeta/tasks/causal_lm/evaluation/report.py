@@ -17,9 +17,9 @@ from bsmeta.data.text.lost_share import describe_lost_bytes
 from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report import figures, page
 from bsmeta.report.byte_ranges import name_byte_ranges
-from bsmeta.report.figures import Look, look_of_series
+from bsmeta.report.figures import Look, choose_series_look
 from bsmeta.report.inference import Estimate, read_value
-from bsmeta.report.page import Page, Section, describe_command, print_table, report_console
+from bsmeta.report.page import Page, Section, create_report_console, describe_command, print_table
 from bsmeta.report.palette import BAD, GOOD, INK, MUTED, SERIES, list_type_colors
 from bsmeta.tasks.causal_lm.evaluation import tables
 from bsmeta.tasks.causal_lm.evaluation.arms import FORM, PROMPT, SEPARATOR, TEXT
@@ -111,7 +111,7 @@ def describe_shown_documents(model: ModelReport) -> str:
 
 def print_report(report: Report, files: Sequence[Path]) -> None:
     """Prints the main tables, a one-sentence summary, and the paths of the files."""
-    console = report_console()
+    console = create_report_console()
     if len(report.models) > 1:
         # the next tables have the same note
         print_table(console, replace(tables.make_checkpoint_table(report), note=""))
@@ -267,7 +267,7 @@ def draw_positions(model: ModelReport) -> Figure:
         if control != FORM
     ]
 
-    looks = [(row, look_of_series(number)) for number, row in enumerate(rows)]
+    looks = [(row, choose_series_look(number)) for number, row in enumerate(rows)]
     for row in compared:
         if row.comparison.name in control_names:
             looks.append((row, Look(MUTED, VARIANTS[row.comparison.group], "--")))
