@@ -11,7 +11,7 @@ Cell = str | float | Bounded | None
 
 
 def write_exact_figures(cell: Cell) -> str:
-    """Writes the unrounded numbers of a cell, those of an interval in parentheses; "" if none."""
+    """Writes the unrounded numbers of a cell, with an interval in parentheses; "" if none."""
     if isinstance(cell, Bounded):
         interval = f"{_write_exact(cell.low)} to {_write_exact(cell.high)}"
         value = getattr(cell, "value", None)

@@ -207,7 +207,7 @@ def name_columns(axes: Axes, names: Sequence[str], **style: Any) -> None:
 
 @contextmanager
 def draw_series(axes: Axes, name: str) -> Iterator[None]:
-    """Assigns what its body draws to a series, which readers of a page can hide.
+    """Assigns the artists that its body draws to a series, which readers of a page can hide.
 
     The entry of that name in the legend of the figure hides and shows the series.
     """

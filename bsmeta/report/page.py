@@ -2,8 +2,8 @@
 
 Every kind of report is a `Page`: the answer, facts about the measurement, sections of tables and
 figures, and the commands that repeat it. A `Table` has values under columns with formats. The
-template `base.html.j2` renders a page for a browser; a template that extends it may add blocks. Its
-script (`report.js`) only adds to what the page shows without it.
+template `base.html.j2` renders a page for a browser; a template that extends it may add blocks. The
+page is complete without its script (`report.js`).
 """
 
 from __future__ import annotations

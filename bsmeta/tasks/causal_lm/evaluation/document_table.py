@@ -111,14 +111,14 @@ def _make_row(
     ]
 
 
-def _write_note(shown: int, total: int) -> str:
+def _write_note(row_count: int, total: int) -> str:
     note = (
         "Without and with are bits per byte of the document; the difference is with minus without "
         "(below 0: metadata helps). In each comparison, the documents stand by rising difference."
     )
-    if shown < total:
+    if row_count < total:
         note += (
-            f" Shown are {shown:,} of {total:,} rows (at most {MAX_ROWS:,}): of each comparison, "
+            f" Shown are {row_count:,} of {total:,} rows (at most {MAX_ROWS:,}): of each comparison, "
             "the documents with the largest savings and costs. `documents.jsonl` has all of them."
         )
     return note

@@ -51,9 +51,8 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
     make_slice_rows,
     refuse_empty_scores,
 )
-from bsmeta.tasks.causal_lm.evaluation.shown_documents import show_extreme_documents
+from bsmeta.tasks.causal_lm.evaluation.shown_documents import add_shown_documents
 from bsmeta.tasks.causal_lm.evaluation.slices import list_document_facts, make_slices
-from bsmeta.tasks.causal_lm.evaluation.tables import find_main_row
 from bsmeta.tasks.causal_lm.evaluation.training_overlap import check_not_trained_on
 from bsmeta.tasks.checkpoints import (
     Location,
@@ -187,7 +186,7 @@ def _evaluate_model(
         hosts=hosts,
         over_hosts=over_hosts,
     )
-    return _add_shown_documents(report, evaluation, tokenizer)
+    return add_shown_documents(report, evaluation, tokenizer)
 
 
 def _score_documents(
@@ -221,19 +220,6 @@ def _score_documents(
     sums = evaluation.run(model, context.device, progress=progress)
     refuse_empty_scores(sums, f"checkpoint={location.name}")
     return evaluation, tokenizer, sums
-
-
-def _add_shown_documents(
-    report: ModelReport, evaluation: PairedEvaluation, tokenizer: PreTrainedTokenizerBase
-) -> ModelReport:
-    """Adds the documents that the main comparison helps most and least, if one was made."""
-    main = find_main_row(report)
-    if main is None:
-        return report
-
-    totals = report.totals[main.comparison.name]
-    shown_documents = show_extreme_documents(evaluation, main.comparison, totals, tokenizer)
-    return replace(report, shown_documents=shown_documents)
 
 
 def _check_hosts(config: EvaluateConfig, hosts: Sequence[str], path: str) -> None:

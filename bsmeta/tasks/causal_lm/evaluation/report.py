@@ -29,9 +29,11 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
     ModelReport,
     PairedMetrics,
     Report,
-    ShownDocument,
 )
-from bsmeta.tasks.causal_lm.evaluation.shown_documents import MAX_DOCUMENTS, MAX_TOKENS
+from bsmeta.tasks.causal_lm.evaluation.shown_documents import (
+    describe_shown_documents,
+    title_document,
+)
 from bsmeta.tasks.causal_lm.metrics import METRICS
 from bsmeta.training.run_folder import read_steps_and_evaluations
 
@@ -86,26 +88,6 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
         shown_note=describe_shown_documents(first),
         keys=keys,
         type_colors=list_type_colors(len(keys)),
-    )
-
-
-def title_document(model: ModelReport, document: ShownDocument) -> str:
-    """Returns the name of a shown document, its host, and its difference."""
-    name = model.names[document.index]
-    host = model.hosts[document.index] if model.hosts else ""
-    if host:
-        name += f" ({figures.shorten_name(host)})"
-    return f"{tables.SIGNED(document.difference)} bits per byte: {name}"
-
-
-def describe_shown_documents(model: ModelReport) -> str:
-    """Describes which documents the page shows with their tokens, and how much of them."""
-    main = tables.find_main_row(model)
-    label = tables.label_row(main) if main else ""
-    return (
-        f"Of {model.checkpoint}, in the comparison `{label}`: the {MAX_DOCUMENTS} documents with "
-        f"the largest savings and the {MAX_DOCUMENTS} with the largest costs in bits per byte, as "
-        f"the model reads them with metadata. At most {MAX_TOKENS:,} tokens of each are shown."
     )
 
 
@@ -255,8 +237,8 @@ def _draw_difference(axes: Axes, height: float, metrics: PairedMetrics, marker: 
 def draw_positions(model: ModelReport) -> Figure:
     """Draws the difference by position and by preceding text, with the first row's controls.
 
-    Each panel has a scale of its own. Junk words cost several times what the other prefixes change:
-    they are in the tables alone, because the other curves would be flat beside theirs.
+    Each panel has a scale of its own. Junk words are in the tables alone: they cost several times
+    more than other prefixes change, so the other curves would be flat beside theirs.
     """
     compared = [row for row in model.rows if row.compares]
     rows = [row for row in compared if row.comparison.group in CURVED] or compared

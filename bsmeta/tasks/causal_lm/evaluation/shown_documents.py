@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.data.text.chunks import Chunk
+from bsmeta.report.figures import shorten_name
 from bsmeta.tasks.causal_lm.evaluation.arms import Comparison
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.tasks.causal_lm.evaluation.results import ShownDocument
+from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, ShownDocument
+from bsmeta.tasks.causal_lm.evaluation.tables import SIGNED, find_main_row, label_row
 from bsmeta.tasks.causal_lm.shown_tokens import TokenTexts, decode_tokens
 
 MAX_DOCUMENTS = 3
@@ -19,6 +22,19 @@ MAX_DOCUMENTS = 3
 
 MAX_TOKENS = 500
 """Number of tokens shown from the beginning of a document, its prefix included."""
+
+
+def add_shown_documents(
+    report: ModelReport, evaluation: PairedEvaluation, tokenizer: PreTrainedTokenizerBase
+) -> ModelReport:
+    """Adds the documents that the main comparison helps most and least, if one was made."""
+    main = find_main_row(report)
+    if main is None:
+        return report
+
+    totals = report.totals[main.comparison.name]
+    shown_documents = show_extreme_documents(evaluation, main.comparison, totals, tokenizer)
+    return replace(report, shown_documents=shown_documents)
 
 
 def show_extreme_documents(
@@ -34,16 +50,16 @@ def show_extreme_documents(
         totals: float64 [documents, COLUMNS], the sums of each document in this comparison.
 
     Returns:
-        The documents by rising difference: first those that metadata helps most.
+        The documents by rising difference: first the ones with the largest savings.
     """
     texts = TokenTexts(tokenizer)
     differences = compute_differences(totals)
-    shown = []
+    shown_documents = []
     for index in select_extremes(differences, MAX_DOCUMENTS):
         encoded = evaluation.encode_in_arm(index, comparison.test)
         stop = min(len(encoded.ids), MAX_TOKENS)
         tokens = decode_tokens(Chunk(encoded, 0, stop, prefixed=True), texts)
-        shown.append(
+        shown_documents.append(
             ShownDocument(
                 index=index,
                 difference=float(differences[index]),
@@ -51,7 +67,7 @@ def show_extreme_documents(
                 token_count=len(encoded.prefix_ids) + len(encoded.ids),
             )
         )
-    return shown
+    return shown_documents
 
 
 def compute_differences(totals: np.ndarray) -> np.ndarray:
@@ -80,3 +96,23 @@ def select_extremes(differences: np.ndarray, count: int) -> list[int]:
     lowest = order[:count]
     highest = order[max(len(order) - count, len(lowest)) :]
     return [int(index) for index in (*lowest, *highest)]
+
+
+def title_document(model: ModelReport, document: ShownDocument) -> str:
+    """Returns the name of a shown document, its host, and its difference."""
+    name = model.names[document.index]
+    host = model.hosts[document.index] if model.hosts else ""
+    if host:
+        name += f" ({shorten_name(host)})"
+    return f"{SIGNED(document.difference)} bits per byte: {name}"
+
+
+def describe_shown_documents(model: ModelReport) -> str:
+    """Describes which documents the page shows with their tokens, and how much of them."""
+    main = find_main_row(model)
+    label = label_row(main) if main else ""
+    return (
+        f"Of {model.checkpoint}, in the comparison `{label}`: the {MAX_DOCUMENTS} documents with "
+        f"the largest savings and the {MAX_DOCUMENTS} with the largest costs in bits per byte, as "
+        f"the model reads them with metadata. At most {MAX_TOKENS:,} tokens of each are shown."
+    )
