@@ -118,7 +118,8 @@ def _write_note(row_count: int, total: int) -> str:
     )
     if row_count < total:
         note += (
-            f" Shown are {row_count:,} of {total:,} rows (at most {MAX_ROWS:,}): of each comparison, "
-            "the documents with the largest savings and costs. `documents.jsonl` has all of them."
+            f" Shown are {row_count:,} of {total:,} rows (at most {MAX_ROWS:,}): of each "
+            "comparison, the documents with the largest savings and costs. `documents.jsonl` has "
+            "all of them."
         )
     return note
