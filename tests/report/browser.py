@@ -119,10 +119,6 @@ class Browser:
         """Runs no scripts in pages that are opened from here on, or runs them again."""
         self._command("Emulation.setScriptExecutionDisabled", value=forbidden)
 
-    def read_print(self) -> bytes:
-        """Prints the page, and returns the PDF."""
-        return base64.b64decode(self._command("Page.printToPDF")["data"])
-
     def _locate(self, selector: str) -> tuple[float, float]:
         left, top = self.run(
             f"const element = document.querySelector({json.dumps(selector)});"
