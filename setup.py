@@ -125,7 +125,7 @@ setup(
     ],
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["bsmeta", "bsmeta.*"]),
-    package_data={"bsmeta": ["py.typed", "**/*.j2"]},
+    package_data={"bsmeta": ["py.typed", "**/*.j2", "**/*.js"]},
     entry_points={"console_scripts": ["bsmeta = bsmeta.cli:main"]},
     install_requires=BASE,
     extras_require={

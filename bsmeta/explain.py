@@ -46,7 +46,7 @@ def show_documents(config: ExplainConfig) -> None:
     from bsmeta.tasks.causal_lm.explaining.selection import Selection
     from bsmeta.tasks.causal_lm.explaining.terminal import show_legend
     from bsmeta.tasks.causal_lm.explaining.terminal import show_window as show_window
-    from bsmeta.tasks.causal_lm.explaining.tokens import TokenTexts
+    from bsmeta.tasks.causal_lm.shown_tokens import TokenTexts
     from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
     metadata = config.data_config.metadata_config

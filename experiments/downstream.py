@@ -41,7 +41,7 @@ def main() -> int:
     given = arguments()
     import torch  # here, with what needs it: it takes seconds to load
 
-    from bsmeta.report.page import print_table, report_console
+    from bsmeta.report.page import create_report_console, print_table
     from bsmeta.studies.downstream import (
         explain_missing_harness,
         make_model_table,
@@ -65,7 +65,7 @@ def main() -> int:
         scores = score_model(Path(locate_model(str(given.model)).model), wanted, device, made)
     if given.out is not None:
         save_scores(TaskScores("", {}, scores), given.out)
-    print_table(report_console(), make_model_table(str(given.model), scores))
+    print_table(create_report_console(), make_model_table(str(given.model), scores))
     return 0
 
 

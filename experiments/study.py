@@ -132,9 +132,9 @@ def measure(study: StudyConfig, runs: Sequence[Run]) -> None:
 
 def print_tables(tables: Sequence[Table]) -> None:
     """Print tables, without their notes."""
-    from bsmeta.report.page import print_table, report_console
+    from bsmeta.report.page import create_report_console, print_table
 
-    console = report_console()
+    console = create_report_console()
     for table in tables:
         print_table(console, replace(table, note=""))
 

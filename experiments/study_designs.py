@@ -24,7 +24,7 @@ from scipy.stats import chi2, t
 
 from bsmeta.core.process import exit_code
 from bsmeta.report.inference import ALPHA, Interval
-from bsmeta.report.page import Column, Table, print_table, report_console
+from bsmeta.report.page import Column, Table, create_report_console, print_table
 from bsmeta.studies.config import TEXT, WITHOUT, load_study
 from bsmeta.studies.power import count_needed_seeds
 from bsmeta.studies.results import load_measurements
@@ -187,7 +187,7 @@ def effective_data_factor(tokens: Floats, bits: Floats) -> Factor:
 
 def main() -> int:
     """Print the tables; returns the exit code."""
-    console = report_console()
+    console = create_report_console()
     measured, missing = load_measurements(load_study(STUDIES / "when_metadata.yaml"))
     print(*missing, sep="\n")
     designs = [*designs_of(measured)]

@@ -361,7 +361,7 @@ def dictionary(folder: Path) -> Dictionary:
 
 
 def tabled(text: str, _: Path) -> None:
-    list(Table(text, text, [Column(text)], [[text]]).markdown())
+    list(Table(text, text, [Column(text)], [[text]]).iterate_markdown())
     render_sentence(text)
 
 

@@ -43,7 +43,7 @@ from bsmeta.tasks.causal_lm.explaining.json_lines import write_json_line
 from bsmeta.tasks.causal_lm.explaining.page import render_page
 from bsmeta.tasks.causal_lm.explaining.selection import Selection
 from bsmeta.tasks.causal_lm.explaining.terminal import show_window
-from bsmeta.tasks.causal_lm.explaining.tokens import TokenTexts
+from bsmeta.tasks.causal_lm.shown_tokens import TokenTexts
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.task import TextClassifier
 from tests.annotate.helpers import annotate

@@ -49,9 +49,9 @@ ALLOWED = {
 # Package of the language model's task -> the parts of that task that it may import. The files
 # beside the packages (the task itself, its checks) may import all of them.
 LANGUAGE_MODEL = {
-    "evaluation": {"evaluation", "checkpoints", "metrics"},
+    "evaluation": {"evaluation", "checkpoints", "metrics", "shown_tokens"},
     "generation": {"generation", "evaluation", "checkpoints"},
-    "explaining": {"explaining"},
+    "explaining": {"explaining", "shown_tokens"},
 }
 
 # Library -> the files or folders (patterns below bsmeta/) that may import it.

@@ -34,7 +34,6 @@ from bsmeta.metadata.content import KeptText
 from bsmeta.metadata.records import BadDocument, Record
 from bsmeta.report import figures
 from bsmeta.report.drawing import draw_figures
-from bsmeta.report.figures import GOOD
 from bsmeta.report.inference import read_value
 from bsmeta.report.page import (
     COUNT,
@@ -47,6 +46,7 @@ from bsmeta.report.page import (
     write_html,
 )
 from bsmeta.report.page import HTML as PAGE
+from bsmeta.report.palette import GOOD
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -31,9 +31,9 @@ from bsmeta.quick.training import WITH, WITHOUT, Data, make_plan, train_run
 from bsmeta.report.page import (
     HTML,
     Section,
+    create_report_console,
     print_report,
     print_table,
-    report_console,
     write_report,
 )
 from bsmeta.report.page import Page as ReportPage
@@ -82,7 +82,7 @@ def find_data(config: QuickConfig, folder: Path) -> tuple[Data, list[str]]:
     files = list_page_files(config.pages, config.max_documents)
     rows = files.read_first_rows(EXAMINED_ROWS)
     choices = find_columns(rows, config.columns, config.metadata_list)
-    print_table(report_console(), make_column_table(choices, len(rows)))
+    print_table(create_report_console(), make_column_table(choices, len(rows)))
     columns = map_choices(choices)
     types = list_types(columns, config.metadata_list)
 

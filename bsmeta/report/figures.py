@@ -1,65 +1,43 @@
-"""Figures of reports: their common canvas, colors and marks, and their form as inline SVG.
+"""Figures of reports: their common canvas, looks and marks, and their form as inline SVG.
 
 Files of figures have the colors of a light page. In the SVG every color is a variable of the page
-(`base.html.j2`), which has a value for light and one for dark mode. Text stays text, in the font of
+(`palette.py`), which has a value for light and one for dark mode. Text stays text, in the font of
 the page, and is at least 12 pixels high at the size that the page shows.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import html
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from scipy.optimize import isotonic_regression
 
 from bsmeta.core.enclosed import remove_enclosed
 from bsmeta.core.printable import make_printable
+from bsmeta.report.cells import write_exact_figures
 from bsmeta.report.inference import Bounded, read_value
+from bsmeta.report.palette import GRID, INK, LIGHT, MUTED, SERIES
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
+    from matplotlib.lines import Line2D
 
-Given = ParamSpec("Given")
+Parameters = ParamSpec("Parameters")
 
-# Variable of the page -> its colors in light and in dark mode. The series follow Okabe and Ito
-# (2008), whose colors stay distinct under every common kind of color blindness; colors that would
-# be faint on white are darkened.
-_COLORS = {
-    "ink": ("#1f2328", "#e6e8eb"),
-    "muted": ("#5f6873", "#a3acb6"),
-    "grid": ("#dde1e6", "#353b43"),
-    "good": ("#0b6bb0", "#62b0f0"),
-    "bad": ("#c2500a", "#ff9a5c"),
-    "on-good": ("#fefefe", "#0b1520"),
-    "series-1": ("#24292e", "#f0f2f4"),
-    "series-2": ("#0072b2", "#58b0f2"),
-    "series-3": ("#d55e00", "#ff8f4d"),
-    "series-4": ("#008a63", "#3ccfa0"),
-    "series-5": ("#b3589a", "#e79ad0"),
-    "series-6": ("#a87700", "#ecbb3c"),
-    "series-7": ("#3d9ad6", "#a5dcff"),
-    "series-8": ("#7b2d43", "#f2839f"),
-    "series-9": ("#6b7300", "#cdd45c"),
-    "series-10": ("#6d6a8f", "#b9b4e8"),
-}
-LIGHT = {name: light for name, (light, _) in _COLORS.items()}
-DARK = {name: dark for name, (_, dark) in _COLORS.items()}
-INK = LIGHT["ink"]
-MUTED = LIGHT["muted"]
-GRID = LIGHT["grid"]
-GOOD = LIGHT["good"]
-BAD = LIGHT["bad"]
-ON_GOOD = LIGHT["on-good"]
-
-SERIES = [color for name, color in LIGHT.items() if name.startswith("series-")]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">", "*"]
 DASHES = ["-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)), (0, (4, 1.5))]
 """Line styles; together with the markers, they distinguish lines without any color."""
@@ -70,11 +48,11 @@ TEXT = 10.0
 SMALL = 9.0
 """Size of small text in points: 12 pixels."""
 
-LONGEST_NAME = 60
-"""Most characters in a line of a name."""
+MAX_NAME_CHARS = 60
+"""Maximum number of characters in a line of a name."""
 
-MOST_LINES = 5
-"""Most lines of a name."""
+MAX_NAME_LINES = 5
+"""Maximum number of lines of a name."""
 
 WIDE = 8.4
 """Width in inches of a figure with several panels."""
@@ -82,9 +60,16 @@ WIDE = 8.4
 NARROW = 7.0
 """Width in inches of a figure with one panel."""
 
-_LONGEST_END = 40  # characters of a name at the end of a line, where there is less room
+_POINT_TEXTS: WeakKeyDictionary[Line2D, list[str]] = WeakKeyDictionary()
+"""The exact figures of the points of lines, from drawing them to `render_svg`."""
+
+_MAX_END_CHARS = 40  # characters of a name at the end of a line, where there is less room
 _METADATA_ENDS = re.compile(r"</metadata>\s*")
 _COMMENT_ENDS = re.compile(r"-->\s*")
+_POINTS = re.compile(r'<g id="[^"<>]*\.(?P<number>[0-9]+)">.*?(?=<g id="|</svg>)', re.DOTALL)
+_MARK = re.compile(r'(?P<start><use [^<>]*\bx="(?P<x>[-0-9.e]+)" y="(?P<y>[-0-9.e]+)"[^<>]*?)/>')
+_MAX_MARK_DISTANCE = 0.05  # points
+_LINKED_ID = re.compile(r'\bid="(series|legend)-([0-9a-f]+)(?:\.[0-9]+)?"')
 _PIXELS_PER_INCH = 130
 _SHARE_OF_AXES = 0.78  # approximate share of the axes in the height of a row of panels
 _END_MARK_X = 1.06  # position of the mark at the end of a line, in widths of the axes
@@ -131,8 +116,8 @@ class Look:
     line: Any = "-"
 
 
-def look_of_series(number: int) -> Look:
-    """Returns the look of the n-th series; the first hundred series all look different."""
+def choose_series_look(number: int) -> Look:
+    """Chooses the look of the n-th series; the first hundred series all look different."""
     shifted = number + number // len(SERIES)
     return Look(
         color=SERIES[number % len(SERIES)],
@@ -141,17 +126,17 @@ def look_of_series(number: int) -> Look:
     )
 
 
-def style_figure(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
+def style_figure(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Figure]:
     """Decorates a function that draws a figure with the common settings of figures."""
 
     @functools.wraps(draw)
-    def drawn(*arguments: Given.args, **keywords: Given.kwargs) -> Figure:
+    def draw_styled(*arguments: Parameters.args, **keywords: Parameters.kwargs) -> Figure:
         import matplotlib as mpl
 
         with mpl.rc_context(_SETTINGS):
             return draw(*arguments, **keywords)
 
-    return drawn
+    return draw_styled
 
 
 def create_figure(
@@ -193,20 +178,20 @@ def create_figure(
     return figure, list(grid[:panels])
 
 
-def shorten_name(text: str, longest: int = LONGEST_NAME) -> str:
+def shorten_name(text: str, longest: int = MAX_NAME_CHARS) -> str:
     """Makes a name from the data fit for a figure: printable, in one line, and not too long."""
     name = make_printable(text[: longest + 1], one_line=True)
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
-def name_lines(text: str) -> str:
-    """Applies `shorten_name` to each line of a name, and drops lines after `MOST_LINES`."""
-    return "\n".join(map(shorten_name, text.split("\n")[:MOST_LINES]))
+def shorten_lines(text: str) -> str:
+    """Applies `shorten_name` to each line of a name, and drops lines after `MAX_NAME_LINES`."""
+    return "\n".join(map(shorten_name, text.split("\n")[:MAX_NAME_LINES]))
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Names the positions 0, 1, … of the y-axis, from top to bottom."""
-    axes.set_yticks(range(len(names)), [*map(name_lines, names)])
+    axes.set_yticks(range(len(names)), [*map(shorten_lines, names)])
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(axis="x")
 
@@ -217,7 +202,47 @@ def name_columns(axes: Axes, names: Sequence[str], **style: Any) -> None:
     Args:
         style: Matplotlib properties of the texts.
     """
-    axes.set_xticks(range(len(names)), [*map(name_lines, names)], **style)
+    axes.set_xticks(range(len(names)), [*map(shorten_lines, names)], **style)
+
+
+@contextmanager
+def draw_series(axes: Axes, name: str) -> Iterator[None]:
+    """Assigns the artists that its body draws to a series, which readers of a page can hide.
+
+    The entry of that name in the legend of the figure hides and shows the series.
+    """
+    earlier = set(axes.get_children())
+    yield
+
+    for artist in axes.get_children():
+        if artist not in earlier:
+            _assign_series(artist, name)
+
+
+def _assign_series(artist: Artist, name: str) -> None:
+    """Assigns an artist to a series, and names the series in the texts of its points."""
+    from matplotlib.lines import Line2D
+    from matplotlib.text import Annotation
+
+    key = f"series-{_hash_name(name)}"
+    artist.set_gid(key)
+    if isinstance(artist, Annotation) and artist.arrow_patch is not None:
+        artist.arrow_patch.set_gid(key)
+    if isinstance(artist, Line2D) and artist.get_marker() not in ("", "None", None):
+        if artist not in _POINT_TEXTS:
+            describe_points(artist, [float(y) for y in np.asarray(artist.get_ydata(), float)])
+        shown_name = shorten_name(name)
+        _POINT_TEXTS[artist] = [f"{shown_name}: {text}" for text in _POINT_TEXTS[artist]]
+
+
+def describe_points(line: Line2D, figures: Sequence[Bounded | float]) -> None:
+    """Gives each point of a line the exact figures that readers of a page can see."""
+    _POINT_TEXTS[line] = [write_exact_figures(figure) for figure in figures]
+
+
+def _hash_name(name: str) -> str:
+    """Returns the key of a series, which is safe in an id whatever its name contains."""
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def draw_interval(
@@ -239,7 +264,10 @@ def draw_interval(
     for interval, width in ((outer, 1.0), (estimate, size / 2.2)):
         if isinstance(interval, Bounded) and math.isfinite(interval.high - interval.low):
             axes.plot([interval.low, interval.high], [row, row], color=style.color, linewidth=width)
-    axes.plot([read_value(estimate)], [row], style.marker, color=style.color, markersize=size)
+    (mark,) = axes.plot(
+        [read_value(estimate)], [row], style.marker, color=style.color, markersize=size
+    )
+    describe_points(mark, [estimate])
 
 
 def draw_zero(axes: Axes) -> None:
@@ -261,7 +289,7 @@ def draw_band(
         positions: Positions of the points on the x-axis.
         width: Width of the line in points.
     """
-    axes.plot(
+    (line,) = axes.plot(
         positions,
         [read_value(point) for point in points],
         linestyle=style.line,
@@ -270,6 +298,7 @@ def draw_band(
         linewidth=width,
         markersize=4.5,
     )
+    describe_points(line, points)
     axes.fill_between(
         positions,
         [point.low for point in points],
@@ -282,6 +311,8 @@ def draw_band(
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> None:
     """Names lines at their right ends, moved apart where the names would overlap.
+
+    The names are the entries of the legend (`draw_series`).
 
     Args:
         axes: Axes with their final limits.
@@ -301,8 +332,9 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> No
     )
 
     for (x, y, name, style), label_y in zip(ordered, label_heights, strict=True):
-        _draw_connection(axes, (x, min(max(y, low), high)), (_END_MARK_X, label_y), style)
-        axes.plot(
+        with draw_series(axes, name):
+            _draw_connection(axes, (x, min(max(y, low), high)), (_END_MARK_X, label_y), style)
+        (mark,) = axes.plot(
             [_END_MARK_X],
             [label_y],
             style.marker,
@@ -311,14 +343,16 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> No
             clip_on=False,
             transform=axes.get_yaxis_transform(),
         )
-        axes.text(
+        label = axes.text(
             _END_NAME_X,
             label_y,
-            shorten_name(name, _LONGEST_END),
+            shorten_name(name, _MAX_END_CHARS),
             va="center",
             fontsize=SMALL,
             transform=axes.get_yaxis_transform(),
         )
+        for entry in (mark, label):
+            entry.set_gid(f"legend-{_hash_name(name)}")
 
 
 def _draw_connection(
@@ -355,22 +389,22 @@ def spread_values(values: Sequence[float], step: float, low: float, high: float)
 
 
 def add_legend_below(figure: Figure, entries: Iterable[tuple[str, Look]], columns: int = 4) -> None:
-    """Adds a legend below the axes."""
+    """Adds a legend below the axes, whose entries hide and show the series of their names."""
     from matplotlib.lines import Line2D
 
     handles = []
     names = []
     for name, style in entries:
-        names.append(name_lines(name))
+        names.append(name)
         handles.append(
             Line2D(
                 [], [], color=style.color, marker=style.marker, linestyle=style.line, markersize=5
             )
         )
 
-    figure.legend(
+    legend = figure.legend(
         handles,
-        names,
+        [*map(shorten_lines, names)],
         loc="outside lower center",
         ncols=columns,
         fontsize=SMALL,
@@ -378,6 +412,15 @@ def add_legend_below(figure: Figure, entries: Iterable[tuple[str, Look]], column
         labelcolor=INK,
         handlelength=2.6,
     )
+    link_legend(legend, names)
+
+
+def link_legend(legend: Legend, names: Sequence[str]) -> None:
+    """Lets the entries of a legend hide and show the series of these names (`draw_series`)."""
+    for handle, text, name in zip(legend.legend_handles, legend.get_texts(), names, strict=True):
+        for entry in (handle, text):
+            if entry is not None:
+                entry.set_gid(f"legend-{_hash_name(name)}")
 
 
 def shorten_number(value: float) -> str:
@@ -409,6 +452,7 @@ def render_svg(figure: Figure, name: str) -> str:
     """
     import matplotlib as mpl
 
+    lines = _number_described_lines(figure)
     buffer = io.StringIO()
     with mpl.rc_context({**_SETTINGS, "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -417,6 +461,9 @@ def render_svg(figure: Figure, name: str) -> str:
     source = source[source.index("<svg") :]
     source = remove_enclosed(source, "<metadata>", _METADATA_ENDS)
     source = remove_enclosed(source, "<!--", _COMMENT_ENDS)
+    source = _POINTS.sub(
+        lambda group: _add_point_titles(group[0], lines[int(group["number"])], figure), source
+    )
     source = re.sub("<[^<>]*+>", lambda tag: _adapt_tag(tag[0], name), source)
 
     # Browsers show 96 pixels to an inch, or one for each 0.75 points.
@@ -429,8 +476,49 @@ def render_svg(figure: Figure, name: str) -> str:
     return re.sub(r"^<svg[^>]*>", f'{head} xmlns:xlink="http://www.w3.org/1999/xlink">', source)
 
 
+def _number_described_lines(figure: Figure) -> list[Line2D]:
+    """Adds numbers to the ids of the lines whose points have texts; returns these lines."""
+    from matplotlib.lines import Line2D
+
+    lines: list[Line2D] = []
+    for line in figure.findobj(Line2D):
+        assert isinstance(line, Line2D)
+        if line in _POINT_TEXTS:
+            line.set_gid(f"{line.get_gid() or 'points'}.{len(lines)}")
+            lines.append(line)
+    return lines
+
+
+def _locate_points(line: Line2D, figure: Figure) -> np.ndarray:
+    """Returns where the points of a line are in the SVG: float64 [points, 2]."""
+    inches = line.get_transform().transform(line.get_xydata()) / figure.dpi
+    _, height = figure.get_size_inches()
+    return np.stack((72 * inches[:, 0], 72 * (height - inches[:, 1])), axis=1)
+
+
+def _add_point_titles(group: str, line: Line2D, figure: Figure) -> str:
+    """Adds the exact figures to the marks of a line.
+
+    Where a line leaves the figure, the SVG has marks at the edge in place of some points: a mark
+    has a title only if it is where a point is.
+    """
+    points = _locate_points(line, figure)
+    texts = _POINT_TEXTS[line]
+
+    def add_title(mark: re.Match[str]) -> str:
+        position = np.array([float(mark["x"]), float(mark["y"])])
+        distances = np.abs(points - position).max(axis=1)
+        nearest = int(np.argmin(np.nan_to_num(distances, nan=math.inf)))
+        if not distances[nearest] < _MAX_MARK_DISTANCE:
+            return mark[0]
+        return f"{mark['start']}><title>{html.escape(texts[nearest])}</title></use>"
+
+    return _MARK.sub(add_title, group)
+
+
 def _adapt_tag(tag: str, name: str) -> str:
     """Gives an SVG tag the ids, the font and the colors of the page; text is never changed."""
+    tag = _LINKED_ID.sub(r'data-\1="\2"', tag)
     tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)
     tag = re.sub(r"font: (?:[a-z]+ )*([\d.]+)px [^;\"]*", r"font-size: \1px", tag)
     for variable, color in LIGHT.items():

@@ -130,18 +130,18 @@ def compute_p_value(difference: float, sources: Sequence[Source]) -> float:
         t = abs(difference) / math.sqrt(varying[0].variance)
         return float(2 * stdtr(varying[0].degrees, -t))
 
-    def excess_width(log_p: float) -> float:
+    def compute_log_excess(log_p: float) -> float:
         """Log of the squared half-width at significance p, over the squared difference."""
         tail = math.exp(log_p) / 2  # the quantile of the tail: 1 - p / 2 would be rounded to 1
         squares = (stdtrit(source.degrees, tail) ** 2 * source.variance for source in varying)
         return math.log(sum(squares)) - 2 * math.log(abs(difference))
 
-    # The p-value is the level at which the interval just reaches 0: the root of `excess_width`.
-    if excess_width(_SMALLEST_LOG_P) < 0:
+    # At the p-value, the interval just reaches 0: it is the root of `compute_log_excess`.
+    if compute_log_excess(_SMALLEST_LOG_P) < 0:
         return math.exp(_SMALLEST_LOG_P)
-    if excess_width(_LARGEST_LOG_P) > 0:
+    if compute_log_excess(_LARGEST_LOG_P) > 0:
         return 1.0
-    return math.exp(brentq(excess_width, _SMALLEST_LOG_P, _LARGEST_LOG_P))
+    return math.exp(brentq(compute_log_excess, _SMALLEST_LOG_P, _LARGEST_LOG_P))
 
 
 def correct_p_values(p_values: Sequence[float]) -> list[float]:
@@ -277,7 +277,7 @@ def compute_bootstrap_intervals(
 ) -> list[Interval]:
     """Returns the 95% bootstrap interval of sum(values) / sum(weights) for each comparison.
 
-    It takes the arguments of `resampled`; an interval is zero if no document takes part.
+    Takes the arguments of `resample_ratios`; an interval is zero if no document takes part.
     """
     ratios = resample_ratios(values, weights, resamples=resamples, seed=seed)
     return [compute_central_interval(column) for column in ratios.T]

@@ -3,8 +3,8 @@ r"""Builds GitHub's Markdown from texts; data stays text, whatever it contains.
 Every writer of Markdown uses these functions. `escape_inline` escapes all characters that could
 begin an element (HTML, links, images, emphasis, formulas, autolinks, cells). It uses backslashes,
 but entities for `<`, `>` and `&`, because some renderers pass HTML after a backslash. Sentences of
-reports have two kinds of markup, `**strong**` and backticks (`parts`), which every form of a report
-shows.
+reports have two kinds of markup, `**strong**` and backticks (`split_sentence`), which every form of
+a report shows.
 
 Specification: https://github.github.com/gfm (0.29).
 """

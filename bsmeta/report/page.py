@@ -2,11 +2,14 @@
 
 Every kind of report is a `Page`: the answer, facts about the measurement, sections of tables and
 figures, and the commands that repeat it. A `Table` has values under columns with formats. The
-template `base.html.j2` renders a page for a browser; a template that extends it may add blocks.
+template `base.html.j2` renders a page for a browser; a template that extends it may add blocks. The
+page is complete without its script (`report.js`).
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 import sys
@@ -28,7 +31,8 @@ from bsmeta.config.command_line import write_pasteable_command
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
 from bsmeta.core.version import __version__
-from bsmeta.report import figures, markdown
+from bsmeta.report import markdown, palette
+from bsmeta.report.cells import Cell, find_sort_value, write_exact_figures
 from bsmeta.report.drawing import Drawings, Plots, draw_figures
 from bsmeta.report.inference import Bounded, read_value
 from bsmeta.report.markdown import Part, split_sentence
@@ -42,16 +46,18 @@ NONE = "–"
 COUNT = "{:,.0f}".format
 """The format of a count."""
 
-WIDTH_OF_A_FILE = 130
-"""Width in columns of printed tables if the output is not a terminal."""
+FILE_WIDTH = 130
+"""Width of printed tables, in characters, if the output is not a terminal."""
 
-WIDEST_NAME = 30
-"""Width in columns to which a column of text may shrink in a narrow terminal."""
+MIN_TEXT_WIDTH = 30
+"""Width, in characters, to which a column of text may shrink in a narrow terminal."""
+
+BASE_TEMPLATE = "report/base.html.j2"
+"""The template of pages, relative to the package."""
 
 _TEMPLATES = Path(__file__).parents[1]
+_SCRIPT = Path(__file__).with_name("report.js")
 _PROGRAMS = ("quick", "train", "evaluate", "annotate", "study")
-
-Cell = str | float | Bounded | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class Column:
         """Whether its numbers are differences, which are formatted with a sign."""
         return self.format is not None and self.format(1).startswith("+")
 
-    def text(self, cell: Cell) -> str:
+    def format_cell(self, cell: Cell) -> str:
         """Formats a cell: a dash for None and NaN; text stays unchanged."""
         if isinstance(cell, str):
             return cell
@@ -89,12 +95,17 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: its title, columns, a note below it, and the rows."""
+    """A table: its title, columns, a note below it, and the rows.
+
+    Attributes:
+        is_grouped: Whether an empty first cell stands for the last one above that is not empty.
+    """
 
     title: str
     note: str
     columns: Sequence[Column]
     rows: list[list[Cell]] = field(default_factory=list)
+    is_grouped: bool = False
 
     @property
     def heads(self) -> list[str]:
@@ -105,10 +116,10 @@ class Table:
         formatted_rows = []
         for row in self.rows:
             cells = zip(self.columns, row, strict=True)
-            formatted_rows.append([column.text(cell) for column, cell in cells])
+            formatted_rows.append([column.format_cell(cell) for column, cell in cells])
         return formatted_rows
 
-    def sorted_by(self, head: str) -> Table:
+    def sort_by(self, head: str) -> Table:
         """Returns the table sorted by a column, lowest value first, after rows without a value."""
         column_index = self.heads.index(head)
 
@@ -134,7 +145,7 @@ class Table:
             "rows": self.format_cells(),
         }
 
-    def markdown(self, level: int = 2) -> Iterator[str]:
+    def iterate_markdown(self, level: int = 2) -> Iterator[str]:
         """Yields the table's blocks in GitHub's Markdown, under a heading of this level."""
         yield markdown.format_heading(self.title, level)
 
@@ -210,6 +221,8 @@ def write_report(
     markdown_name: str = "evaluation.md",
     plot_endings: Sequence[str] = ("png",),
     further: Sequence[str] = (),
+    template: str = BASE_TEMPLATE,
+    **template_values: Any,
 ) -> list[Path]:
     """Writes a report: first the numbers, then the figures.
 
@@ -220,6 +233,8 @@ def write_report(
         folder: Created if it does not exist.
         plot_endings: File formats of the plots.
         further: Names of other files in the folder that belong to the report.
+        template: The template of the HTML page, relative to the package.
+        template_values: Further values for the template.
 
     Returns:
         The files of the report, including `further`.
@@ -238,7 +253,7 @@ def write_report(
         _write_text(folder / markdown_name, _render_markdown(page, drawings.problems))
 
     names = [json_name, markdown_name, HTML, *further, *drawings.files]
-    write_html(page, drawings, names, folder / HTML)
+    write_html(page, drawings, names, folder / HTML, template, **template_values)
     return [folder / name for name in names]
 
 
@@ -274,7 +289,7 @@ def _iterate_markdown_blocks(page: Page, problems: Mapping[str, str]) -> Iterato
             )
         for table in section.tables:
             if table.rows:
-                yield from table.markdown(level=3 if section.title else 2)
+                yield from table.iterate_markdown(level=3 if section.title else 2)
 
     if page.commands:
         yield markdown.format_heading("Commands", 2)
@@ -299,7 +314,7 @@ def write_html(
     drawings: Drawings,
     files: Sequence[str],
     file: Path,
-    template: str = "report/base.html.j2",
+    template: str = BASE_TEMPLATE,
     **template_values: Any,
 ) -> None:
     """Writes the page as HTML without any external resource.
@@ -311,6 +326,7 @@ def write_html(
         template: Path of the template, relative to the package.
         template_values: Further values for the template.
     """
+    script = _SCRIPT.read_text(encoding="utf-8")
     text = load_template(template).render(
         page=page,
         drawn={name: Markup(drawing) for name, drawing in drawings.svg.items()},
@@ -318,11 +334,30 @@ def write_html(
         files=files,
         made=f"bsmeta {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         settings=json.dumps(page.settings, indent=1, ensure_ascii=False),
-        light=figures.LIGHT,
-        dark=figures.DARK,
+        light=palette.LIGHT,
+        dark=palette.DARK,
+        script=Markup(script),
+        security_policy=write_security_policy(script),
         **template_values,
     )
     _write_text(file, text)
+
+
+def write_security_policy(script: str = "") -> str:
+    """Writes the Content-Security-Policy of a page that loads nothing and runs only its script.
+
+    Args:
+        script: The content of the page's only script element; empty for a page without one.
+    """
+    sources = "'none'"
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        sources = f"'sha256-{digest}'"
+    # Figures have styles of their own, and raw pages in frames may have images in their source.
+    return (
+        f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
 def load_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
@@ -339,7 +374,12 @@ def load_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"marked": render_sentence, **filters}
+    environment.filters |= {
+        "marked": render_sentence,
+        "exact": write_exact_figures,
+        "sort_value": find_sort_value,
+        **filters,
+    }
     environment.tests["bounded"] = lambda cell: isinstance(cell, Bounded)
     return environment.get_template(name)
 
@@ -358,7 +398,7 @@ def render_sentence(text: str) -> Markup:
 
 def print_report(tables: Sequence[Table], sentences: Sequence[str], files: Sequence[Path]) -> None:
     """Prints tables, the summary, and the paths of the files."""
-    console = report_console()
+    console = create_report_console()
     for table in tables:
         if table.rows:
             print_table(console, table)
@@ -370,14 +410,14 @@ def print_report(tables: Sequence[Table], sentences: Sequence[str], files: Seque
         console.print(f"written to {folder}: {names}", soft_wrap=True)
 
 
-def report_console(*, highlight: bool = True) -> Console:
+def create_report_console(*, highlight: bool = True) -> Console:
     """Returns a console for the terminal, or one wide enough for tables if the output is a file.
 
     Args:
         highlight: Whether to color numbers and paths in text.
     """
     console = Console(highlight=highlight)
-    return console if console.is_terminal else Console(width=WIDTH_OF_A_FILE, highlight=highlight)
+    return console if console.is_terminal else Console(width=FILE_WIDTH, highlight=highlight)
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -396,7 +436,7 @@ def print_table(console: Console, table: Table) -> None:
         rich_table.add_column(
             column.head,
             justify="left" if is_text else "right",
-            min_width=min(widest, WIDEST_NAME) if is_text else widest,
+            min_width=min(widest, MIN_TEXT_WIDTH) if is_text else widest,
             overflow="fold",
         )
     for row in rows:

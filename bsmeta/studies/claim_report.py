@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from bsmeta.report.page import Cell, Column, Table
+from bsmeta.report.cells import Cell
+from bsmeta.report.page import Column, Table
 from bsmeta.studies.claims import (
     Claim,
     compute_design_effect,

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import permutation_test
 
+from bsmeta.report.cells import Cell
 from bsmeta.report.inference import ALPHA
-from bsmeta.report.page import Cell, Column, Table
+from bsmeta.report.page import Column, Table
 from bsmeta.studies.config import WITHOUT
 from bsmeta.studies.statistics import Measured
 

@@ -33,7 +33,8 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.model_files import refuse_unsafe_model
 from bsmeta.core.progress import report_progress
 from bsmeta.data.text.lost_text import find_lossy_texts
-from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
+from bsmeta.report.cells import Cell
+from bsmeta.report.page import COUNT, NONE, Column, Table
 from bsmeta.studies.cloze import QUESTIONS, write_tasks
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
 from bsmeta.studies.runs import DONE, Run, hash_values, read_progress

@@ -16,9 +16,10 @@ import numpy as np
 
 from bsmeta.config.command_line import write_pasteable_command
 from bsmeta.report import figures, page
-from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look, shorten_name
+from bsmeta.report.figures import Look, shorten_name
 from bsmeta.report.inference import Interval
 from bsmeta.report.page import COUNT, Column, Page, Section, Table
+from bsmeta.report.palette import BAD, GOOD, INK, MUTED
 from bsmeta.studies.claim_report import answer_claims, make_claim_tables, write_sentences
 from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED, Claim, compute_simultaneous_interval
 from bsmeta.studies.conditions import make_condition_table
@@ -44,8 +45,10 @@ _MAX_LINE_CHARS = 44  # characters of a line of a label in a figure
 _MAX_LABEL_CHARS = 160  # characters of a label in several lines
 _MIN_TICK_RATIO = 1.4  # ratio of two named amounts
 _TOO_MANY_BANDS = 5  # arms for whose curves bands are too many: only the last points have intervals
-_STYLE_WITHOUT_METADATA = Look(MUTED, "o")
-_STYLE_WITH_METADATA = Look(GOOD, "s")
+_GAIN_LOOKS = {
+    "used without metadata": Look(MUTED, "o"),
+    "used with metadata": Look(GOOD, "s"),
+}
 
 
 def describe_intervals(study: StudyConfig) -> str:
@@ -110,7 +113,7 @@ def make_effect_table(results: Results) -> Table:
             effects = [arm.effects[mode][axis] for axis in (TEXT, TOKENS)]
             saved = [str(savings[axis]) for axis in (TEXT, TOKENS)]
             table.rows.append([arm.label, mode, *effects, *saved])
-    return table.sorted_by(DIFFERENCE_HEADINGS[TEXT])
+    return table.sort_by(DIFFERENCE_HEADINGS[TEXT])
 
 
 def make_control_table(results: Results) -> Table:
@@ -123,7 +126,7 @@ def make_control_table(results: Results) -> Table:
     for arm in results.arms.values():
         for (control, mode), effect in arm.controls.items():
             table.rows.append([arm.label, mode, results.arms[control].label, effect])
-    return table.sorted_by("difference")
+    return table.sort_by("difference")
 
 
 def make_gain_tables(results: Results) -> list[Table]:
@@ -170,7 +173,7 @@ def _make_type_table(results: Results, arm: ArmResult) -> Table:
     for gain in arm.gains:
         if gain.by == "type":
             table.rows.append([gain.name, gain.documents, gain.shown])
-    return table.sorted_by("with - without")
+    return table.sort_by("with - without")
 
 
 def write_report(
@@ -271,7 +274,8 @@ def draw_curve_plot(results: Results, axis: str) -> Figure:
         for number, arm in enumerate(arms):
             curve = _find_curve_in_panel(results, arm, mode, axis)
             if curve is not None:
-                _draw_curve(axes, curve, figures.look_of_series(number), has_band=has_bands)
+                with figures.draw_series(axes, arm.label):
+                    _draw_curve(axes, curve, figures.choose_series_look(number), has_band=has_bands)
         _scale_axes(axes, results, axis)
         axes.set_title(f"used {mode} metadata", loc="left")
 
@@ -303,8 +307,9 @@ def _draw_differences(axes: Axes, results: Results, axis: str, mode: str, *, is_
         difference = None if curve is None else _subtract_curve(curve, base.curves[WITHOUT][axis])
         if difference is None:
             continue
-        style = figures.look_of_series(number)
-        _draw_curve(axes, difference, style, has_band=len(arms) < _TOO_MANY_BANDS)
+        style = figures.choose_series_look(number)
+        with figures.draw_series(axes, arm.label):
+            _draw_curve(axes, difference, style, has_band=len(arms) < _TOO_MANY_BANDS)
         if is_last or (WITH not in arm.curves and arm is not base):
             end = difference.points[-1].value
             ends.append((difference.amounts[-1], end, arm.label, style))
@@ -336,7 +341,7 @@ def _draw_curve(axes: Axes, curve: Curve, style: Look, *, has_band: bool) -> Non
     if has_band:
         figures.draw_band(axes, list(curve.amounts), curve.points, style)
         return
-    axes.plot(
+    (line,) = axes.plot(
         curve.amounts,
         [point.value for point in curve.points],
         linestyle=style.line,
@@ -345,6 +350,7 @@ def _draw_curve(axes: Axes, curve: Curve, style: Look, *, has_band: bool) -> Non
         linewidth=1.6,
         markersize=4.5,
     )
+    figures.describe_points(line, curve.points)
     last = curve.points[-1]
     axes.plot([curve.amounts[-1]] * 2, [last.low, last.high], color=style.color, linewidth=1)
 
@@ -475,13 +481,7 @@ def draw_gain_plot(results: Results) -> Figure:
     panels[0].set_xlim(min(limits) - margin, max(limits) + margin)
     base = shorten_name(results.arms[results.study.baseline].label)
     figure.suptitle(f"Bits per byte minus those of {base}, with 95% intervals", x=0.01, ha="left")
-    figures.add_legend_below(
-        figure,
-        {
-            "used without metadata": _STYLE_WITHOUT_METADATA,
-            "used with metadata": _STYLE_WITH_METADATA,
-        }.items(),
-    )
+    figures.add_legend_below(figure, _GAIN_LOOKS.items())
     return figure
 
 
@@ -496,12 +496,10 @@ def _draw_gains(axes: Axes, arm: ArmResult, parts: Sequence[tuple[str, str]]) ->
     for row, part in enumerate(parts):
         if part not in gains:
             continue
-        marks = (
-            (row - 0.16, gains[part].without, _STYLE_WITHOUT_METADATA),
-            (row + 0.16, gains[part].shown, _STYLE_WITH_METADATA),
-        )
-        for position, estimate, style in marks:
+        marks = ((row - 0.16, gains[part].without), (row + 0.16, gains[part].shown))
+        for (position, estimate), (name, style) in zip(marks, _GAIN_LOOKS.items(), strict=True):
             if estimate is not None:
-                figures.draw_interval(axes, position, estimate, style, size=4.5)
+                with figures.draw_series(axes, name):
+                    figures.draw_interval(axes, position, estimate, style, size=4.5)
                 ends += [end for end in (estimate.low, estimate.high) if math.isfinite(end)]
     return ends

@@ -20,6 +20,8 @@ OPTIONS = [
     "--hide-scrollbars",
 ]  # fmt: skip
 STARTS_WITHIN_S = 120
+KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), " ": (32, " ")}
+"""Keys with their codes, and the text that they write."""
 
 
 def missing() -> str | None:
@@ -87,6 +89,44 @@ class Browser:
             self._command(
                 "Input.dispatchMouseEvent", type=kind, x=left, y=top, button="left", clickCount=1
             )
+
+    def hover(self, left: float, top: float) -> None:
+        """Moves the pointer to a place of the window, in pixels."""
+        self._command("Input.dispatchMouseEvent", type="mouseMoved", x=left, y=top)
+
+    def click_element(self, selector: str) -> None:
+        """Clicks in the middle of the first element that a selector of CSS matches."""
+        self.click(*self._locate(selector))
+
+    def hover_element(self, selector: str) -> None:
+        """Moves the pointer to the middle of the first element that a selector of CSS matches."""
+        self.hover(*self._locate(selector))
+
+    def write(self, text: str) -> None:
+        """Writes into the element that has the focus."""
+        self._command("Input.insertText", text=text)
+
+    def press(self, key: str) -> None:
+        """Presses and releases one of the `KEYS`."""
+        code, text = KEYS[key]
+        for kind, written in (("keyDown", text), ("keyUp", "")):
+            self._command(
+                "Input.dispatchKeyEvent",
+                type=kind, key=key, text=written, windowsVirtualKeyCode=code,
+            )  # fmt: skip
+
+    def forbid_scripts(self, *, forbidden: bool) -> None:
+        """Runs no scripts in pages that are opened from here on, or runs them again."""
+        self._command("Emulation.setScriptExecutionDisabled", value=forbidden)
+
+    def _locate(self, selector: str) -> tuple[float, float]:
+        left, top = self.run(
+            f"const element = document.querySelector({json.dumps(selector)});"
+            "element.scrollIntoView({block: 'center', behavior: 'instant'});"
+            "const box = element.getBoundingClientRect();"
+            "return [box.left + box.width / 2, box.top + box.height / 2];"
+        )
+        return float(left), float(top)
 
     def shoot(self, file: Path) -> None:
         """Writes the whole page as PNG."""

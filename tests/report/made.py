@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from bsmeta.config.evaluating import EvaluateConfig, SliceConfig
+from bsmeta.core.printable import make_printable
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.report import write_report
 from bsmeta.studies.results import compute_results
@@ -31,11 +32,13 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
     ComparisonSums,
     ModelReport,
     Report,
+    ShownDocument,
     compute_paired_metrics,
     make_rows,
     make_slice_rows,
 )
 from bsmeta.tasks.causal_lm.evaluation.slices import list_slices
+from bsmeta.tasks.causal_lm.shown_tokens import Part, ShownToken
 from bsmeta.tasks.classification import report as classification
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.results import Results, TestSet, compare_systems
@@ -99,7 +102,18 @@ def evaluation_page(folder: Path, marks: Marks = PLAIN) -> Path:
     slices = list_slices(
         [SliceConfig(by="length", edges=[3000])], {"length": totals.astype(int).tolist()}
     )
-    names = [f"held-out.jsonl.gz:{number}" for number in range(count)]
+    names = marked([f"held-out.jsonl.gz:{number}" for number in range(count)], marks)
+    hosts = marked([f"site{number % 3}.example.org" for number in range(count)], marks)
+    texts = marked(["Title: Sets", " ||| ", "A set", " has", " no\n", "order.", "<eos>"], marks)
+    parts = [Part.PREFIX, Part.PREFIX, Part.TEXT, Part.LOCAL, Part.TEXT, Part.TEXT, Part.END]
+    tokens = [
+        ShownToken(number, make_printable(text), part, [1, 0, 0, 3, 0, 0, 0][number], number > 1)
+        for number, (text, part) in enumerate(zip(texts, parts, strict=True))
+    ]
+    shown_documents = [
+        ShownDocument(index, difference, tokens * 20, 200)
+        for index, difference in ((4, -0.5), (7, -0.25), (1, 0.125))
+    ]
     model = ModelReport(
         checkpoint=checkpoint,
         model=checkpoint,
@@ -108,6 +122,8 @@ def evaluation_page(folder: Path, marks: Marks = PLAIN) -> Path:
         rows=make_rows(comparisons, sums, totals, edges, metrics_of),
         names=names, digests=[*range(count)], totals={n: own.totals for n, own in sums.items()},
         slices=make_slice_rows(slices, comparisons, sums, metrics_of),
+        hosts=hosts,
+        shown_documents=shown_documents,
     )  # fmt: skip
     folder.mkdir(parents=True)
     events = [

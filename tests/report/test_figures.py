@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from selectolax.lexbor import LexborHTMLParser
 
 from bsmeta.report import figures
 from tests.report.conftest import cases
-from tests.report.contrast import LOWEST_CONTRAST, contrast
 from tests.report.made import KINDS
 from tests.terminal import ACTING
 
@@ -69,17 +69,8 @@ def test_names_are_short_and_printable(name: str, shown: str) -> None:
 
 
 def test_a_name_has_few_lines() -> None:
-    assert figures.name_lines("a\nb") == "a\nb"
-    assert figures.name_lines("\n" * 500).count("\n") == 4
-
-
-def test_colors_of_text_stand_out_in_both_schemes() -> None:
-    for colors, page in ((figures.LIGHT, "#ffffff"), (figures.DARK, "#15191e")):
-        for name in ("ink", "muted"):
-            assert contrast(colors[name], page) >= LOWEST_CONTRAST
-        for name, color in colors.items():
-            if name.startswith("series"):
-                assert contrast(color, page) >= 3, name  # of graphics
+    assert figures.shorten_lines("a\nb") == "a\nb"
+    assert figures.shorten_lines("\n" * 500).count("\n") == 4
 
 
 def test_names_of_lines_are_moved_apart() -> None:
@@ -97,5 +88,43 @@ def test_amounts_on_axes_are_short() -> None:
 
 
 def test_looks_of_series_differ_without_color() -> None:
-    looks = [figures.look_of_series(number) for number in range(10)]
+    looks = [figures.choose_series_look(number) for number in range(10)]
     assert len({(look.marker, str(look.line)) for look in looks}) == 10
+
+
+@pytest.mark.parametrize("kind", WITH_FIGURES)
+def test_each_entry_of_a_legend_has_a_series(
+    kind: str, report_page: Callable[[str, str], Path]
+) -> None:
+    tree = LexborHTMLParser(report_page(kind, "plain").read_text(encoding="utf-8"))
+    drawings = tree.css("svg")
+    assert drawings
+    for drawing in drawings:
+        name = drawing.attributes["aria-label"]
+        legends = [node.attributes["id"] or "" for node in drawing.css("g[id*=legend_]")]
+        entries = {node.attributes["data-legend"] for node in drawing.css("[data-legend]")}
+        series = {node.attributes["data-series"] for node in drawing.css("[data-series]")}
+        assert entries <= series, name
+        assert bool(entries) >= bool(legends), name
+
+
+def test_points_have_texts_only_where_each_is_drawn() -> None:
+    figure, (axes,) = figures.create_figure(2.0)
+    axes.set_ylim(0, 4)
+    with figures.draw_series(axes, "a & b\n"):
+        axes.plot([0, 1, 2], [1.5, float("nan"), 2.25], marker="o")
+    source = figures.render_svg(figure, "name")
+    assert source.count("<title>") == 2
+    assert "<title>a &amp; b\\n: 1.5</title>" in source
+    assert "<title>a &amp; b\\n: 2.25</title>" in source
+    assert source.count('data-series="') == 1
+
+
+def test_points_outside_the_figure_have_no_texts() -> None:
+    """Where a line leaves the figure, the SVG has as many marks, but of other points."""
+    figure, (axes,) = figures.create_figure(2.0)
+    with figures.draw_series(axes, "a"):
+        axes.plot([0, 1, 2, 3, 4], [1e9, 1e9, 1.5, 1e9, 2.5], marker="o")
+    axes.set_ylim(0, 4)
+    titles = re.findall("<title>(.*?)</title>", figures.render_svg(figure, "name"))
+    assert titles == ["a: 1.5", "a: 2.5"]

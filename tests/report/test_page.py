@@ -30,7 +30,7 @@ def test_cells_are_formatted_as_their_columns() -> None:
 
 
 def test_rows_are_sorted_from_the_lowest_value_on() -> None:
-    assert [row[0] for row in GAINS.sorted_by("gain").format_cells()] == ["unknown", "worse", "a|b"]
+    assert [row[0] for row in GAINS.sort_by("gain").format_cells()] == ["unknown", "worse", "a|b"]
     assert [row[0] for row in GAINS.rows] == ["a|b", "worse", "unknown"]
 
 
@@ -40,7 +40,7 @@ def test_columns_are_left_out() -> None:
 
 
 def test_markdown_aligns_numbers_and_escapes_bars() -> None:
-    heading, table, note = GAINS.markdown(level=3)
+    heading, table, note = GAINS.iterate_markdown(level=3)
     assert heading == "### Gains"
     assert table.splitlines()[1:3] == [
         "|---|---:|---:|---:|",

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from bsmeta.tasks.causal_lm.explaining.page import render_page
+from tests.data.helpers import page
 from tests.report import browser
 from tests.report.browser import Browser
-from tests.report.contrast import LOWEST_CONTRAST, contrast, luminance
+from tests.report.contrast import LOWEST_CONTRAST, contrast
 from tests.report.made import KINDS
+from tests.tasks.causal_lm.explaining.helpers import own_config, own_windows, small_texts
 
 WIDTHS = (400, 1000, 1600)
 SMALLEST_PX = 11.99
@@ -48,9 +51,33 @@ document.querySelectorAll('svg').forEach((svg, number) => {
   }
 });
 found.background = getComputedStyle(document.body).backgroundColor;
-found.onGood = getComputedStyle(document.documentElement).getPropertyValue('--on-good').trim();
 return found;
 """
+COLORS = """
+const pairs = new Map();
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+  const element = node.parentElement;
+  const isRead = node.data.trim() && !element.closest('svg, script, style');
+  if (!isRead || !element.getClientRects().length) continue;
+  let behind = element;
+  while (getComputedStyle(behind).backgroundColor === 'rgba(0, 0, 0, 0)' && behind.parentElement)
+    behind = behind.parentElement;
+  const colors = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor];
+  pairs.set(colors.join(' on '), [...colors, node.data.trim().slice(0, 40)]);
+}
+return [...pairs.values()];
+"""
+OPEN_ALL = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
+
+
+def list_faint_texts(opened: Browser) -> list[tuple[str, str, str]]:
+    """The colors of texts, their backgrounds, and samples, where the contrast is too low."""
+    pairs = opened.run(COLORS)
+    assert pairs
+    assert [pair for pair in pairs if not pair[0].startswith("rgb(")] == []
+    assert [pair for pair in pairs if not pair[1].startswith("rgb(")] == []
+    return [tuple(pair) for pair in pairs if contrast(pair[0], pair[1]) < LOWEST_CONTRAST]
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +104,8 @@ def test_a_page_can_be_read(
     kind: str, opened: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["bsmeta evaluate", "checkpoint=runs/a b"])
-    page = KINDS[kind](tmp_path / kind)
-    source = page.read_text()
+    report = KINDS[kind](tmp_path / kind)
+    source = report.read_text()
     drawings = re.findall("<svg.*?</svg>", source, re.DOTALL)
     assert bool(drawings) == (kind != "spelling")
     assert not re.findall(r"(?:fill|stroke|color)[:=]\s*\"?#", "".join(drawings))
@@ -88,7 +115,8 @@ def test_a_page_can_be_read(
         assert "<pre>bsmeta evaluate &#39;checkpoint=runs/a b&#39;</pre>" in source
     for width in WIDTHS:
         for scheme in ("light", "dark"):
-            opened.open(page, width=width, scheme=scheme)
+            opened.open(report, width=width, scheme=scheme)
+            opened.run(OPEN_ALL)
             found = opened.run(MEASURE)
             where = f"{kind}, {width} px, {scheme}"
             shots = Path(os.environ.get("BSMETA_SHOTS", tmp_path))
@@ -99,13 +127,11 @@ def test_a_page_can_be_read(
             texts = found["texts"]
             assert [one for one in texts if one["pixels"] < SMALLEST_PX] == [], where
             assert [one for one in texts if not one["inside"]] == [], where
-            background, on_good = found["background"], found["onGood"]
             faint = [
-                one for one in texts
-                if contrast(one["fill"], background) < LOWEST_CONTRAST
-                and luminance(one["fill"]) != luminance(on_good)
-            ]  # fmt: skip
+                one for one in texts if contrast(one["fill"], found["background"]) < LOWEST_CONTRAST
+            ]
             assert faint == [], where
+            assert list_faint_texts(opened) == [], where
             level = [one for one in texts if not one["turned"]]
             pairs = [
                 (first["name"], first["text"], second["text"])
@@ -114,3 +140,29 @@ def test_a_page_can_be_read(
                 if first["svg"] == second["svg"] and overlaps(first["box"], second["box"])
             ]
             assert pairs == [], where
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_stand_out_in_the_explain_view(scheme: str, opened: Browser, tmp_path: Path) -> None:
+    """With all types of metadata in the prefix and in the text, and the packing."""
+    document = {**page(3, 2), "text": "the fox\nand the dogs"}
+    config = own_config(tmp_path, [document], random_sample_metadata=False, max_seq_len=256)
+    written = tmp_path / "explained.html"
+    written.write_text(render_page(own_windows(config), config, small_texts()))
+    opened.open(written, width=1000, scheme=scheme)
+    assert opened.run("return document.querySelectorAll('.chunk i.no[class*=k]').length") > 0
+    assert list_faint_texts(opened) == []
+    assert opened.run(MEASURE)["page"] == 1000
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_stand_out_among_documents(
+    scheme: str, opened: Browser, report_page: Callable[[str, str], Path]
+) -> None:
+    """The table with its filters, a row below the pointer, and the tokens of documents."""
+    opened.open(report_page("evaluation", "plain"), width=1000, scheme=scheme)
+    opened.run(OPEN_ALL)
+    opened.hover_element("[data-filterable] tbody tr:nth-child(2) td:nth-child(4)")
+    assert opened.run("return document.querySelector('.exact').hidden") is False
+    assert opened.run("return document.querySelectorAll('.shown .chunk i.no').length") > 0
+    assert list_faint_texts(opened) == []

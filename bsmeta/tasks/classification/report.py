@@ -11,11 +11,11 @@ import numpy as np
 
 from bsmeta.config.metric_table import MetricTable
 from bsmeta.report import figures
-from bsmeta.report.figures import GOOD, INK, MUTED, ON_GOOD, SERIES, SMALL, Look, shorten_name
+from bsmeta.report.cells import Cell
+from bsmeta.report.figures import SMALL, Look, shorten_name
 from bsmeta.report.inference import read_value, warn_of_rough_intervals
 from bsmeta.report.page import (
     COUNT,
-    Cell,
     Column,
     Page,
     Section,
@@ -24,6 +24,7 @@ from bsmeta.report.page import (
     print_report,
     write_report,
 )
+from bsmeta.report.palette import GOOD, INK, MUTED, SERIES
 from bsmeta.tasks.classification.config import COMBINED, FINE_TUNE, FROZEN, LINEAR
 from bsmeta.tasks.classification.metrics import Classified, choose_scores
 from bsmeta.tasks.classification.results import (
@@ -60,6 +61,8 @@ MAX_NAME_CHARS = 28
 OTHERS_LABEL = "all others"
 MAX_NUMBERED_LABELS = 20
 """Maximum number of labels for which the plot of the confusion matrix shows counts."""
+MAX_OPACITY = 0.5
+"""Opacity of a cell of the confusion matrix with all texts of its label: text stays readable."""
 
 MAIN_SCORES = ("subset_accuracy", "micro_f1", "macro_f1", "sample_f1")
 """Scores of texts with several labels in the first tables; precision and recall have their own."""
@@ -334,7 +337,7 @@ def _make_differences_table(results: Results) -> Table:
     ]
     note = "Below 0: worse than the model. Paired: all systems on the same resamples."
     table = Table("Difference from the model", note, _make_difference_columns(scores), rows)
-    return table.sorted_by(scores[_choose_main_score(results)].label)
+    return table.sort_by(scores[_choose_main_score(results)].label)
 
 
 def _make_choice_table(results: Results, choice: Choice) -> Table:
@@ -513,8 +516,9 @@ def draw_confusion_plot(results: Results) -> Figure:
 
     for row, column in np.ndindex(*confusion.counts.shape):
         share = confusion.shares[row, column]
+        opacity = MAX_OPACITY * share
         axes.add_patch(
-            Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=GOOD, alpha=share, linewidth=0)
+            Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=GOOD, alpha=opacity, linewidth=0)
         )
         if len(names) <= MAX_NUMBERED_LABELS:
             axes.text(
@@ -524,7 +528,6 @@ def draw_confusion_plot(results: Results) -> Figure:
                 ha="center",
                 va="center",
                 fontsize=SMALL,
-                color=ON_GOOD if share > 0.6 else INK,
             )
 
     axes.set_xlim(-0.5, len(names) - 0.5)
@@ -546,24 +549,26 @@ def draw_labels_plot(results: Results) -> Figure:
 
     # The bars of a label are centered on its row.
     bar_height = 0.8 / len(splits)
-    legend: dict[str, Any] = {}
+    bars: dict[str, Any] = {}
     for number, (split, counts) in enumerate(splits.items()):
         total = results.test.count_split_texts(split)
         shares = [100 * counts.get(label, 0) / max(total, 1) for label in labels]
         rows = np.arange(len(labels)) + (number - (len(splits) - 1) / 2) * bar_height
         name = f"{shorten_name(split)} ({total:,})"
-        legend[name] = axes.barh(rows, shares, bar_height, color=SERIES[number + 1])
+        with figures.draw_series(axes, name):
+            bars[name] = axes.barh(rows, shares, bar_height, color=SERIES[number + 1])
 
     figures.name_rows(axes, [shorten_name(label, MAX_NAME_CHARS) for label in labels])
     axes.set_xlabel("% of the source texts of a split")
-    figure.legend(
-        [*legend.values()],
-        [*legend],
+    legend = figure.legend(
+        [*bars.values()],
+        [*bars],
         loc="outside upper left",
         ncols=len(splits),
         labelcolor=INK,
         frameon=False,
     )
+    figures.link_legend(legend, [*bars])
     return figure
 
 
@@ -580,19 +585,20 @@ def draw_curves_plot(epochs: Sequence[Epoch], accuracy: str = "accuracy") -> Fig
     for axes, name in zip(panels, ("loss", accuracy), strict=True):
         for split, look in looks.items():
             values = [read_value(epoch.get(f"{split}_{name}")) for epoch in epochs]
-            axes.plot(
-                epoch_numbers,
-                values,
-                linestyle=look.line,
-                marker=look.marker,
-                color=look.color,
-                markersize=4.5,
-                label=split,
-            )
+            with figures.draw_series(axes, split):
+                axes.plot(
+                    epoch_numbers,
+                    values,
+                    linestyle=look.line,
+                    marker=look.marker,
+                    color=look.color,
+                    markersize=4.5,
+                    label=split,
+                )
 
         axes.set_xlabel("epoch")
         axes.set_title(name.replace("_", " "), loc="left")
         axes.grid()
 
-    panels[0].legend(labelcolor=INK)
+    figures.link_legend(panels[0].legend(labelcolor=INK), [*looks])
     return figure

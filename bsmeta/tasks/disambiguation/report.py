@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bsmeta.report import figures
-from bsmeta.report.figures import INK, SERIES, Look, look_of_series
+from bsmeta.report.cells import Cell
+from bsmeta.report.figures import Look, choose_series_look
 from bsmeta.report.inference import Estimate, compute_bootstrap_intervals, warn_of_rough_intervals
 from bsmeta.report.page import (
-    Cell,
     Column,
     Page,
     Section,
@@ -33,6 +33,7 @@ from bsmeta.report.page import (
     print_report,
     write_report,
 )
+from bsmeta.report.palette import INK, SERIES
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 from bsmeta.tasks.disambiguation.metrics import (
@@ -445,23 +446,25 @@ def plot_accuracy_by_count(results: Results) -> Figure:
     figure, (axes,) = figures.create_figure(4.4)
     positions = np.arange(len(results.by_count))
     other_count = len(results.systems) - 1
-    looks = [Look(SERIES[1], "o"), *(look_of_series(number + 2) for number in range(other_count))]
+    other_looks = [choose_series_look(number + 2) for number in range(other_count)]
+    looks = [Look(SERIES[1], "o"), *other_looks]
 
     for number, (system, style) in enumerate(zip(results.systems, looks, strict=True)):
         estimates = [result.accuracy[system] for result in results.by_count]
         values = np.array([estimate.value for estimate in estimates])
         low = np.array([estimate.low for estimate in estimates])
         high = np.array([estimate.high for estimate in estimates])
-        axes.errorbar(
-            positions + 0.1 * (number - other_count / 2),  # centered on the position
-            100 * values,
-            yerr=100 * np.array([np.maximum(values - low, 0), np.maximum(high - values, 0)]),
-            marker=style.marker,
-            linestyle=style.line,
-            color=style.color,
-            markersize=5,
-            linewidth=2 if system == MODEL else 1.2,
-        )
+        with figures.draw_series(axes, system):
+            axes.errorbar(
+                positions + 0.1 * (number - other_count / 2),  # centered on the position
+                100 * values,
+                yerr=100 * np.array([np.maximum(values - low, 0), np.maximum(high - values, 0)]),
+                marker=style.marker,
+                linestyle=style.line,
+                color=style.color,
+                markersize=5,
+                linewidth=2 if system == MODEL else 1.2,
+            )
 
     names = [f"{result.name}\n({result.metrics['mentions']:,.0f})" for result in results.by_count]
     axes.set_xticks(positions, names)

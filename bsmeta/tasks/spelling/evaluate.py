@@ -29,9 +29,9 @@ from bsmeta.config.metric_table import compute_values, report_rows
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_each
 from bsmeta.data.text.sentences import find_word_core
+from bsmeta.report.cells import Cell
 from bsmeta.report.inference import Estimate, warn_of_rough_intervals
 from bsmeta.report.page import (
-    Cell,
     Column,
     Page,
     Section,
@@ -539,7 +539,7 @@ def make_results_table(task: str, results: Results) -> Table:
     )
     if task_reporting.corrects:
         note += " F1 per line: the mean over the lines; 1 for a line without errors and changes."
-    return Table(task_reporting.title, note, columns, rows)
+    return Table(task_reporting.title, note, columns, rows, is_grouped=True)
 
 
 def _describe_line_counts(results: Results) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import REMOTE, resolve_in_dataset
@@ -50,6 +51,7 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
     make_slice_rows,
     refuse_empty_scores,
 )
+from bsmeta.tasks.causal_lm.evaluation.shown_documents import add_shown_documents
 from bsmeta.tasks.causal_lm.evaluation.slices import list_document_facts, make_slices
 from bsmeta.tasks.causal_lm.evaluation.training_overlap import check_not_trained_on
 from bsmeta.tasks.checkpoints import (
@@ -150,7 +152,9 @@ def _evaluate_model(
     _check_hosts(config, hosts, str(documents.path))
     slices = make_slices(config.slices, documents, metadata)
 
-    sums = _score_documents(config, location, train, documents, comparisons, context, progress)
+    evaluation, tokenizer, sums = _score_documents(
+        config, location, train, documents, comparisons, context, progress
+    )
     clusters = assign_host_clusters(hosts)
     compute_metrics = partial(
         compute_paired_metrics,
@@ -162,7 +166,7 @@ def _evaluate_model(
     if config.cluster != HOST and len(set(hosts) - {""}) > 1:
         over_hosts = _compute_metrics_over_hosts(comparisons, sums, clusters)
 
-    return ModelReport(
+    report = ModelReport(
         checkpoint=location.name,
         model=location.model,
         data={
@@ -182,6 +186,7 @@ def _evaluate_model(
         hosts=hosts,
         over_hosts=over_hosts,
     )
+    return add_shown_documents(report, evaluation, tokenizer)
 
 
 def _score_documents(
@@ -192,11 +197,14 @@ def _score_documents(
     comparisons: Sequence[Comparison],
     context: Processes,
     progress: Advance,
-) -> dict[str, ComparisonSums]:
-    """Loads a model and scores the documents with it; returns the sums of each comparison.
+) -> tuple[PairedEvaluation, PreTrainedTokenizerBase, dict[str, ComparisonSums]]:
+    """Loads a model and scores the documents with it.
 
     Args:
         train: The configuration of the model's run, with the changes of the evaluation.
+
+    Returns:
+        The evaluation, the tokenizer of the model, and the sums of each comparison.
     """
     model, tokenizer = load_model(location, train, config.precision, context.device)
     evaluation = PairedEvaluation(
@@ -211,7 +219,7 @@ def _score_documents(
     )
     sums = evaluation.run(model, context.device, progress=progress)
     refuse_empty_scores(sums, f"checkpoint={location.name}")
-    return sums
+    return evaluation, tokenizer, sums
 
 
 def _check_hosts(config: EvaluateConfig, hosts: Sequence[str], path: str) -> None:

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig, compute_row_length
 from bsmeta.core.errors import DataError
 from bsmeta.core.progress import Advance, report_each
-from bsmeta.data.text.encoding import DocumentEncoder
+from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import OWN, SHUFFLED
 from bsmeta.metadata.rendering import Donors, Rendered
@@ -203,6 +203,15 @@ class PairedEvaluation:
                 lost[number] = encoded.lost
 
         return Block(documents, windows, prefix_cut, lost, self._plan_batches(windows))
+
+    def encode_in_arm(self, index: int, arm: Arm) -> EncodedDocument:
+        """Encodes a document as it is scored in an arm."""
+        renderings: list[tuple[str, Rendered]] = []
+        arm_renderings = self._render_in_arms(index, self._documents[index], renderings)
+        style, rendered = renderings[arm_renderings[arm].number]
+        _, encoder = self._styles[style]
+        (encoded,) = encoder.encode([rendered])
+        return encoded
 
     def _plan_batches(self, windows: Sequence[Sequence[Window]]) -> list[list[Window]]:
         """Groups the distinct windows that have scored tokens into batches."""

@@ -17,13 +17,23 @@ from bsmeta.data.text.lost_share import describe_lost_bytes
 from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report import figures, page
 from bsmeta.report.byte_ranges import name_byte_ranges
-from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look_of_series
+from bsmeta.report.figures import Look, choose_series_look
 from bsmeta.report.inference import Estimate, read_value
-from bsmeta.report.page import Page, Section, describe_command, print_table, report_console
+from bsmeta.report.page import Page, Section, create_report_console, describe_command, print_table
+from bsmeta.report.palette import BAD, GOOD, INK, MUTED, SERIES, list_type_colors
 from bsmeta.tasks.causal_lm.evaluation import tables
 from bsmeta.tasks.causal_lm.evaluation.arms import FORM, PROMPT, SEPARATOR, TEXT
+from bsmeta.tasks.causal_lm.evaluation.document_table import make_document_table
 from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
-from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PairedMetrics, Report
+from bsmeta.tasks.causal_lm.evaluation.results import (
+    ModelReport,
+    PairedMetrics,
+    Report,
+)
+from bsmeta.tasks.causal_lm.evaluation.shown_documents import (
+    describe_shown_documents,
+    title_document,
+)
 from bsmeta.tasks.causal_lm.metrics import METRICS
 from bsmeta.training.run_folder import read_steps_and_evaluations
 
@@ -38,7 +48,11 @@ PER_DOCUMENT = "documents.jsonl"
 VARIANTS = {SHUFFLED: "v", WRONG: "X", MATCHED: "^", FORM: "D", SEPARATOR: "|", PROMPT: "s"}
 """Plot markers of the variants (controls, prompt style) of other comparisons."""
 
+TEMPLATE = "tasks/causal_lm/evaluation/evaluation.html.j2"
+"""The template of the page, which also shows documents."""
+
 WORDS = tables.CONTROL_WORDS | {PROMPT: "plain English"}
+OWN_VALUES = "own values"
 CURVED = ("all", "each", "chosen")
 """Groups of comparisons that the position plot shows."""
 
@@ -59,13 +73,27 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
             for line in model.iterate_document_lines():
                 file.write(page.encode_json_line(line))
 
-    report_page = make_page(report, metrics)
-    return page.write_report(report_page, report.as_dict(), out_dir, further=[PER_DOCUMENT])
+    first = report.models[0]
+    keys = first.data.get("metadata_list", [])
+    return page.write_report(
+        make_page(report, metrics),
+        report.as_dict(),
+        out_dir,
+        further=[PER_DOCUMENT],
+        template=TEMPLATE,
+        document_table=make_document_table(report),
+        shown_documents=[
+            (title_document(first, document), document) for document in first.shown_documents
+        ],
+        shown_note=describe_shown_documents(first),
+        keys=keys,
+        type_colors=list_type_colors(len(keys)),
+    )
 
 
 def print_report(report: Report, files: Sequence[Path]) -> None:
     """Prints the main tables, a one-sentence summary, and the paths of the files."""
-    console = report_console()
+    console = create_report_console()
     if len(report.models) > 1:
         # the next tables have the same note
         print_table(console, replace(tables.make_checkpoint_table(report), note=""))
@@ -166,19 +194,22 @@ def draw_differences(model: ModelReport) -> Figure:
         name = tables.label_types(row) if marker else tables.label_row(row)
         lines.setdefault(name, []).append((row.metrics, marker))
 
+    names: dict[str | None, str] = {None: OWN_VALUES}
+    names |= {marker: WORDS[group] for group, marker in VARIANTS.items()}
     max_entries = max(map(len, lines.values()))
     figure, (axes,) = figures.create_figure(1.9 + (0.25 + 0.12 * max_entries) * len(lines))
     for line, entries in enumerate(lines.values()):
         for number, (metrics, marker) in enumerate(entries):
             height = line + 0.7 * (number - (len(entries) - 1) / 2) / max_entries
-            _draw_difference(axes, height, metrics, marker)
+            with figures.draw_series(axes, names[marker]):
+                _draw_difference(axes, height, metrics, marker)
     figures.draw_zero(axes)
     figures.name_rows(axes, list(lines))
     axes.set_xlabel("difference in bits per byte (left of 0: metadata helps)")
     axes.set_title("95% intervals (thick), and those that hold for all at once (thin)", loc="left")
 
     groups = {row.comparison.group for row in variants if row.compares}
-    legend = [("own values", Look(MUTED, "o", ""))]
+    legend = [(OWN_VALUES, Look(MUTED, "o", ""))]
     for name, marker in VARIANTS.items():
         if name in groups:
             legend.append((WORDS[name], Look(MUTED, marker, "")))
@@ -204,22 +235,31 @@ def _draw_difference(axes: Axes, height: float, metrics: PairedMetrics, marker: 
 
 @figures.style_figure
 def draw_positions(model: ModelReport) -> Figure:
-    """Draws the difference by position and by preceding text, with the first row's controls."""
+    """Draws the difference by position and by preceding text, with the first row's controls.
+
+    Each panel has a scale of its own. Junk words are in the tables alone: they cost several times
+    more than other prefixes change, so the other curves would be flat beside theirs.
+    """
     compared = [row for row in model.rows if row.compares]
     rows = [row for row in compared if row.comparison.group in CURVED] or compared
     main = rows[0]
-    control_names = [f"{control}/{main.comparison.subject}" for control in tables.CONTROL_WORDS]
+    control_names = [
+        f"{control}/{main.comparison.subject}"
+        for control in tables.CONTROL_WORDS
+        if control != FORM
+    ]
 
-    looks = [(row, look_of_series(number)) for number, row in enumerate(rows)]
+    looks = [(row, choose_series_look(number)) for number, row in enumerate(rows)]
     for row in compared:
         if row.comparison.name in control_names:
             looks.append((row, Look(MUTED, VARIANTS[row.comparison.group], "--")))
 
-    figure, panels = figures.create_figure(4.6, panels=2)
+    figure, panels = figures.create_figure(4.6, panels=2, shares_y=False)
     for axes, attribute in zip(panels, ("positions", "contexts"), strict=True):
         bins = getattr(main, attribute)
         for row, style in looks:
-            _draw_bins(axes, list(bins), getattr(row, attribute), style, has_band=row is main)
+            with figures.draw_series(axes, tables.label_row(row)):
+                _draw_bins(axes, list(bins), getattr(row, attribute), style, has_band=row is main)
         axes.axhline(0, color=INK, linewidth=1)
         axes.grid(axis="y")
         names = [
@@ -255,7 +295,7 @@ def _draw_bins(
         figures.draw_band(axes, numbers, estimates, style, width=2.2)
         return
 
-    axes.plot(
+    (line,) = axes.plot(
         numbers,
         list(map(read_value, points)),
         linestyle=style.line,
@@ -264,6 +304,7 @@ def _draw_bins(
         linewidth=1.3,
         markersize=4.5,
     )
+    figures.describe_points(line, points)
 
 
 def list_run_plots(metrics: Path) -> dict[str, Callable[[], Figure]]:
@@ -300,16 +341,17 @@ def draw_loss(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, A
     if events:
         looks = (Look(SERIES[0], "o"), Look(GOOD, "s", "--"))
         for (name, words), style in zip(names.items(), looks, strict=True):
-            panels[1].plot(
-                [event["step"] for event in events],
-                [event[name] for event in events],
-                linestyle=style.line,
-                marker=style.marker,
-                color=style.color,
-                markersize=5,
-                label=words,
-            )
-        panels[1].legend(labelcolor=INK)
+            with figures.draw_series(panels[1], words):
+                panels[1].plot(
+                    [event["step"] for event in events],
+                    [event[name] for event in events],
+                    linestyle=style.line,
+                    marker=style.marker,
+                    color=style.color,
+                    markersize=5,
+                    label=words,
+                )
+        figures.link_legend(panels[1].legend(labelcolor=INK), [*names.values()])
         panels[1].set_title("held-out text, bits per byte", loc="left")
 
     for axes in panels:

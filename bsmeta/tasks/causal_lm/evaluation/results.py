@@ -43,6 +43,7 @@ from bsmeta.tasks.causal_lm.evaluation.readings import (
     TOKENS_WITH,
 )
 from bsmeta.tasks.causal_lm.evaluation.slices import Slice
+from bsmeta.tasks.causal_lm.shown_tokens import ShownToken
 
 MAX_EXPONENT = 700.0
 """Exponents are capped here, because exp() of larger ones is infinite and JSON has no infinity."""
@@ -419,6 +420,23 @@ def _list_bins(bins: Mapping[int, PairedMetrics]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownDocument:
+    """A document whose tokens the page of a report shows.
+
+    Attributes:
+        index: Its index among the documents of the evaluation.
+        difference: Bits per byte with minus without metadata.
+        tokens: The tokens that are shown, from the first.
+        token_count: Number of all its tokens, its prefix included.
+    """
+
+    index: int
+    difference: float
+    tokens: list[ShownToken]
+    token_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelReport:
     """The results of one model.
 
@@ -434,6 +452,7 @@ class ModelReport:
         hosts: The host of each document; "" if it is not known.
         over_hosts: The metrics of the comparisons with hosts as the units, by name; empty if hosts
             are the units of `rows`, too, or fewer than two hosts are known.
+        shown_documents: The documents that the main comparison helps most and least.
     """
 
     checkpoint: str
@@ -446,6 +465,7 @@ class ModelReport:
     slices: list[tuple[Slice, list[Row]]] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
     over_hosts: dict[str, PairedMetrics] = field(default_factory=dict)
+    shown_documents: list[ShownDocument] = field(default_factory=list)
 
     @property
     def lost_bytes(self) -> int:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report.byte_ranges import name_byte_ranges
+from bsmeta.report.cells import Cell
 from bsmeta.report.inference import Estimate, Interval
-from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
+from bsmeta.report.page import COUNT, NONE, Column, Table
 from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST_PREFIX, FORM, PROMPT, SEPARATOR, TEXT
 from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PairedMetrics, Report, Row
 from bsmeta.tasks.causal_lm.metrics import METRICS, Compared

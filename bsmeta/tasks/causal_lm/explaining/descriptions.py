@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bsmeta.tasks.causal_lm.explaining.tokens import Part, ShownToken, TokenTexts, decode_tokens
 from bsmeta.tasks.causal_lm.explaining.windows import ExplainedDocument, ExplainedWindow
+from bsmeta.tasks.causal_lm.shown_tokens import Part, ShownToken, TokenTexts, decode_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.tasks.causal_lm.explaining.tokens import compute_metadata_mask
 from bsmeta.tasks.causal_lm.explaining.windows import ExplainedDocument
+from bsmeta.tasks.causal_lm.shown_tokens import compute_metadata_mask
 
 
 def write_json_line(document: ExplainedDocument, config: MetadataConfig) -> str:

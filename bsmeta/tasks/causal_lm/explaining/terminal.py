@@ -23,8 +23,8 @@ from bsmeta.tasks.causal_lm.explaining.descriptions import (
     describe_packing,
     select_sequences,
 )
-from bsmeta.tasks.causal_lm.explaining.tokens import Part, ShownToken, TokenTexts
 from bsmeta.tasks.causal_lm.explaining.windows import ExplainedWindow, PackedChunk
+from bsmeta.tasks.causal_lm.shown_tokens import Part, ShownToken, TokenTexts
 
 # The terminal's palette colors, which its theme makes readable on its background.
 COLORS = (

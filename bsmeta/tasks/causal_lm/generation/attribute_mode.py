@@ -22,8 +22,9 @@ from bsmeta.core.progress import Advance, show_progress_bar
 from bsmeta.core.secrets import redact_values
 from bsmeta.core.terminal import Console
 from bsmeta.metadata.processors import find_type
+from bsmeta.report.cells import Cell
 from bsmeta.report.inference import Interval
-from bsmeta.report.page import COUNT, Cell, Column, Table, print_table, report_console
+from bsmeta.report.page import COUNT, Column, Table, create_report_console, print_table
 from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.generation.attribution import (
@@ -72,7 +73,7 @@ def infer_metadata(config: GenerateConfig, opened: OpenedModel) -> None:
         device=opened.device,
     )
 
-    console = report_console(highlight=False)
+    console = create_report_console(highlight=False)
     if config.prompt:
         _attribute_prompt(config, candidates, likelihoods, console)
         return

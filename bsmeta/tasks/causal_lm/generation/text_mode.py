@@ -21,7 +21,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.printable import make_printable
 from bsmeta.core.terminal import Console, write_data
-from bsmeta.report.page import report_console
+from bsmeta.report.page import create_report_console
 from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.generation.contexts import check_metadata
 from bsmeta.tasks.causal_lm.generation.dialogue import Dialogue, read_input_lines
@@ -57,7 +57,7 @@ def write_texts(config: GenerateConfig, opened: OpenedModel) -> None:
     )
 
     writer = Writer(opened, batch_size=config.batch_size)
-    console = report_console(highlight=False)
+    console = create_report_console(highlight=False)
     if config.interactive:
         _answer_interactively(default_request, writer, metadata_config)
     elif config.output is not None:
@@ -98,7 +98,7 @@ def _answer_interactively(default_request: Request, writer: Writer, config: Meta
     for request in dialogue.iterate_requests(read_input_lines(config.metadata_list)):
         try:
             for result in writer.write([request]):
-                show_window(result, report_console(highlight=False))
+                show_window(result, create_report_console(highlight=False))
                 sys.stdout.flush()
         except ConfigurationError as error:  # for example a prompt that is too long
             print(error, file=sys.stderr, flush=True)

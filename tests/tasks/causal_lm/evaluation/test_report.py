@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
-from bsmeta.tasks.causal_lm.evaluation.report import print_report, write_report
+from bsmeta.tasks.causal_lm.evaluation.report import (
+    draw_positions,
+    print_report,
+    write_report,
+)
 from bsmeta.tasks.causal_lm.evaluation.results import Report
 from tests.tasks.causal_lm.evaluation.helpers import HIGH, LOW, controlled_model
 
@@ -29,3 +33,16 @@ def test_the_sentence_is_in_every_form_of_the_report(
     assert words in (tmp_path / "report.html").read_text()
     (answer,) = json.loads((tmp_path / "evaluation.json").read_text())["answers"]
     assert answer == make_headline(evaluated)
+
+
+def test_junk_words_are_left_out_of_the_plot_by_position() -> None:
+    """They cost so much that all other curves would be flat."""
+    model = controlled_model(LOW, {"matched": HIGH, "form": [4.0, 5.0] * 20})
+    figure = draw_positions(model)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "all together", "all together (wrong, same length)"
+    ]  # fmt: skip
+    by_position, by_context = figure.axes
+    assert by_position.get_ylim()[1] < 0.1
+    assert not by_position.get_shared_y_axes().joined(by_position, by_context)

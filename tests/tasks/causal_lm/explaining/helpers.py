@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.tasks.causal_lm.explaining.selection import Selection
-from bsmeta.tasks.causal_lm.explaining.tokens import TokenTexts
 from bsmeta.tasks.causal_lm.explaining.windows import ExplainedDocument, ExplainedWindow
+from bsmeta.tasks.causal_lm.shown_tokens import TokenTexts
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.data.helpers import small_config, small_tokenizer, write_shard
 

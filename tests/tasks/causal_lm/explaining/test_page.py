@@ -82,8 +82,21 @@ def test_a_document_cannot_reach_into_the_page(tmp_path: Path) -> None:
         *("label", "input", "br", "i", "table", "tr", "th", "td"),
     }
     assert reader.attributes == {
-        *("lang", "charset", "name", "content", "class", "type", "id", "checked", "data-t", "style")
+        *(
+            "lang",
+            "charset",
+            "name",
+            "content",
+            "class",
+            "type",
+            "id",
+            "checked",
+            "data-t",
+            "style",
+        ),
+        "http-equiv",
     }
+    assert 'content="default-src &#39;none&#39;; script-src &#39;none&#39;; ' in made
     assert "url(" not in made
     assert "@import" not in made
     assert "\x1b" not in made
@@ -92,7 +105,10 @@ def test_a_document_cannot_reach_into_the_page(tmp_path: Path) -> None:
 def test_each_type_has_a_color_in_light_and_dark_schemes(tmp_path: Path) -> None:
     made, _ = read(tmp_path, "the fox")
     assert "prefers-color-scheme: dark" in made
-    assert all(f".k{kind} {{ background: hsl(" in made for kind in (1, 2, 3))
+    for number, (light, dark) in enumerate([("#cfe3f4", "#1e364b"), ("#f1d0db", "#412332")], 1):
+        assert f"--type-{number}: {light};" in made
+        assert f"--type-{number}: {dark};" in made
+        assert f".k{number} {{ background: var(--type-{number}); }}" in made
     assert '<span class="k3">url</span>' in made
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from bsmeta.tasks.causal_lm.explaining.tokens import Part, TokenTexts, decode_tokens
+from bsmeta.tasks.causal_lm.shown_tokens import Part, TokenTexts, decode_tokens
 from tests.data.helpers import page, small_tokenizer
 from tests.tasks.causal_lm.explaining.helpers import own_config, own_windows, small_texts
 
