@@ -45,7 +45,7 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import show_progress_bar
 from bsmeta.data.io.shards import Shard, fingerprint_shards
 from bsmeta.data.stream.corpora import open_corpora
-from bsmeta.data.stream.counts import count_names
+from bsmeta.data.stream.counts import list_count_names
 from bsmeta.data.stream.fingerprint import collect_fingerprint, complete_saved_fingerprint
 from bsmeta.data.stream.held_out import NOT_THERE
 from bsmeta.data.stream.live import LiveStreams, find_phases
@@ -126,7 +126,7 @@ class PreparedStreams:
                 available += corpus.shards
             shards = fingerprint_shards(available)
 
-        facts = collect_fingerprint(config, tokenizer, seed, phases, shards, survey.held_out)
+        facts = collect_fingerprint(config, tokenizer, seed, phases, shards, survey.held_out_id)
         self.fingerprint = _convert_to_saved(facts)
         # The held-out file may be missing now, because the prepared data is already filtered.
         if self.fingerprint["held_out"] == NOT_THERE:
@@ -141,7 +141,7 @@ class PreparedStreams:
                 f"again, or leave data_config.prepared out:\n{differences}"
             )
 
-    def sequences(self, stream: int, position: Position) -> Iterator[PackedSequence]:
+    def iterate_sequences(self, stream: int, position: Position) -> Iterator[PackedSequence]:
         """Yields the sequences of a stream from a position on.
 
         The iterator is endless if the shards are available.
@@ -169,7 +169,7 @@ class PreparedStreams:
             position = prepared.read_position_after(len(prepared) - 1)
 
         logger.info("stream %d continues live after its prepared epochs", stream)
-        yield from self._live_streams(stream).sequences(stream, position)
+        yield from self._live_streams(stream).iterate_sequences(stream, position)
 
     def _live_streams(self, stream: int) -> LiveStreams:
         """Returns the live streams, which are opened when the first prepared stream ends."""
@@ -347,7 +347,7 @@ def make_stream_schema(config: DataConfig, vocabulary: int) -> pa.Schema:
             "shards": pa.list_(pa.uint32()),  # of each document: the index in the manifest
             "numbers": pa.list_(pa.uint32()),  # of each document: the number in the shard
             "position": pa.list_(pa.int64(), len(Position._fields)),  # after the sequence
-            "counts": pa.list_(pa.int32(), len(count_names(metadata.metadata_list))),
+            "counts": pa.list_(pa.int32(), len(list_count_names(metadata.metadata_list))),
         }
     )
 
@@ -382,7 +382,7 @@ class StreamWriter(Dataset):
         """Writes the file of a stream, and returns the stream's entry in the manifest."""
         path = self._folder / _name_stream_file(stream)
         entry = StreamEntry(sequences=0, tokens=0, documents=0, bytes=0, xxh3="")
-        sequences = self._live.sequences(stream, Position(), self._epochs)
+        sequences = self._live.iterate_sequences(stream, Position(), self._epochs)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self._schema) as writer:
             while batch := list(itertools.islice(sequences, WRITE_BATCH_SIZE)):
                 rows = [self._to_row(sequence) for sequence in batch]

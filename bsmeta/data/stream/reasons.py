@@ -1,7 +1,7 @@
 """The reasons why documents, or parts of them, are left out of training.
 
-The metadata package detects problems in the JSON object, the stages of a window those in the file
-and the line. A metadata type may list reasons of its own.
+The metadata package detects problems in the JSON object; the window stages detect problems in the
+file and the line. A metadata type may list reasons of its own.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NOT_BAD = (TEST_OVERLAP, EMPTY_TEXT, HALF_USED)
 
 
 def list_reasons(keys: Sequence[str]) -> list[str]:
-    """Lists the reasons of bad documents, including the reasons of the metadata types `keys`."""
+    """Returns the reasons for bad documents, including those of the given metadata types."""
     reasons = dict.fromkeys(REASONS)
     for key in keys:
         reasons |= dict.fromkeys(find_type(key).reasons)
@@ -59,12 +59,12 @@ def list_reasons(keys: Sequence[str]) -> list[str]:
 
 
 def count_bad(skipped: Counter[str]) -> int:
-    """Counts the skipped documents that are bad, for whatever reason."""
+    """Counts the skipped documents that are bad, over all reasons."""
     return skipped.total() - sum(skipped[reason] for reason in NOT_BAD)
 
 
 def find_reason(line: Line, error: BadDocument) -> BadDocument:
-    """Returns a more specific error if the line itself shows why it is not JSON."""
+    """Returns a more specific error than `not_json` if the line shows why it is not JSON."""
     if error.reason != "not_json":
         return error
 

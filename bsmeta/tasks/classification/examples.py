@@ -43,7 +43,7 @@ from bsmeta.data.text.tokenizer import (
     find_special_tokens,
     fingerprint_tokenizer,
     load_tokenizer_from,
-    tokenize_with_places,
+    tokenize_with_spans,
 )
 from bsmeta.tasks.classification import store
 from bsmeta.tasks.classification.config import (
@@ -139,7 +139,7 @@ class Folding:
 
     def fold(self, texts: Sequence[str]) -> list[list[Fold]]:
         """Returns the chunks of each text, in their order; none for a text without tokens."""
-        encoded = tokenize_with_places(self._tokenizer, texts)
+        encoded = tokenize_with_spans(self._tokenizer, texts)
         return [
             self._cut(text, ids, spans) if ids else []
             for text, (ids, spans) in zip(texts, encoded, strict=True)

@@ -238,7 +238,7 @@ class Selection:
     def _explain_window(self, window: Window, start: int, limit: int) -> ExplainedWindow:
         """Packs a window, and selects up to `limit` of its documents from number `start`."""
         maker = self._makers[window.shard.name]
-        documents, skipped = maker.documents(window, self._phase)
+        documents, skipped = maker.prepare_documents(window, self._phase)
         for reason, count in skipped.items():
             logger.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
 
