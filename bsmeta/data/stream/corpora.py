@@ -70,7 +70,7 @@ class Corpus:
             check_is_listed(shard)
             self.indexes.request(shard.path)
             decoder = self._decoder
-            return open_shard(shard.path, self.indexes, decoder.columns, decoder.late)
+            return open_shard(shard.path, self.indexes, decoder.columns, decoder.lazy_columns)
         except OSError as error:
             raise DataError(f"{shard.path} cannot be read: {error}") from error
 

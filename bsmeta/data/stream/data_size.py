@@ -135,7 +135,7 @@ def _read_first_rows(shard: Shard, decoder: Decoder) -> tuple[Sequence[bytes], f
         lines = [bytes(line) for line in reader.read(0, _NUM_SAMPLE_ROWS)]
         if reader.damage:
             raise DamagedFileError(reader.damage)
-        return lines, len(lines) / max(reader.rows, 1)
+        return lines, len(lines) / max(reader.num_rows, 1)
 
 
 def _read_first_content(shard: Shard) -> tuple[Sequence[bytes], float]:

@@ -94,7 +94,7 @@ class HeldOutFingerprints:
         self._fingerprints = frozenset(fingerprints.tolist())
 
     @classmethod
-    def of(
+    def load(
         cls, path: str | FileRef, cache: Cache, columns: Mapping[str, str] | None = None
     ) -> HeldOutFingerprints:
         """Loads the fingerprints of a file from the cache, or computes and caches them.
@@ -115,7 +115,7 @@ class HeldOutFingerprints:
         if arrays is None:
             computed = {"fingerprints": _compute_fingerprints(path, columns)}
             with keep_if_possible("the fingerprints of held-out documents are"):
-                cache.ensure_facts(path, kind, lambda: computed)
+                cache.ensure(path, kind, lambda: computed)
             arrays = computed
         return cls(arrays["fingerprints"])
 

@@ -165,7 +165,9 @@ class Division:
     workers: int
 
     @classmethod
-    def of(cls, config: DataConfig, rank: int, world_size: int, global_batch_size: int) -> Division:
+    def from_config(
+        cls, config: DataConfig, rank: int, world_size: int, global_batch_size: int
+    ) -> Division:
         """Returns the division of a run, after checking that its settings divide evenly.
 
         Raises:

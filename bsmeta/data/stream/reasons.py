@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from bsmeta.data.io.lines import BYTE_ORDER_MARK, LONGEST_LINE, OVERLONG
+from bsmeta.data.io.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, OVERLONG
 from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.records import BadDocument, Line
 
@@ -70,7 +70,7 @@ def find_reason(line: Line, error: BadDocument) -> BadDocument:
 
     line = bytes(line)
     if line == OVERLONG:
-        return BadDocument("line_too_long", f"expected {LONGEST_LINE:,} bytes at most")
+        return BadDocument("line_too_long", f"expected {MAX_LINE_BYTES:,} bytes at most")
     if not line.strip():
         return BadDocument("blank_line", "expected a JSON object")
     if line.startswith(BYTE_ORDER_MARK):

@@ -25,7 +25,7 @@ import msgspec
 from bsmeta.core.errors import ConfigurationError, DataError, describe_differences
 from bsmeta.core.foreign_json import decode_values
 from bsmeta.core.parsing import parse_json
-from bsmeta.data.io.file_start import check_has_document
+from bsmeta.data.io.file_start import refuse_other_format
 from bsmeta.data.table.csv_file import (
     LONGEST_RECORD,
     BadRows,
@@ -165,7 +165,7 @@ def _read_json_rows(
                     record = decode_values(content, required)
                 except msgspec.MsgspecError as error:
                     if number == 1:
-                        check_has_document(str(path), "input")
+                        refuse_other_format(str(path), "input")
                     problem = f"no JSON object: {error}"
                 yield Row(number, line, [], problem), record
         except UnicodeError as error:

@@ -35,7 +35,7 @@ _MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 _TABLE_REMEDIES = {
-    "a pointer of Git LFS": "fetch its content with git lfs pull",
+    "a Git LFS pointer": "fetch its content with git lfs pull",
     "a ZIP archive or an Excel workbook": "save the sheet as CSV",
     "an old Excel workbook": "save the sheet as CSV",
     "a bzip2 file": "only gzip is read",

@@ -5,12 +5,10 @@ The checks before a run use this, so it does not import transformers.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from bsmeta.data.text.tokenizer_parts import list_pre_tokenizers, read_parts
+from bsmeta.data.text.tokenizer_parts import Part, list_pre_tokenizers, read_parts
 
 _LOSSLESS_PRE_TOKENIZERS = (
     "ByteLevel",
@@ -44,6 +42,6 @@ def is_lossless(tokenizer: Tokenizer) -> bool:
     return has_bytes and any(step["type"] == "ByteLevel" for step in steps)
 
 
-def keeps_text(step: dict[str, Any]) -> bool:
+def keeps_text(step: Part) -> bool:
     """Whether a pre-tokenizer drops none of the text that it divides."""
     return step["type"] in _LOSSLESS_PRE_TOKENIZERS and step.get("behavior") != "Removed"

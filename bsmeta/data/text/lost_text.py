@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, decoders
@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.data.text.characters import count_coverage, measure_utf8_lengths
 from bsmeta.data.text.lossless import is_lossless
 from bsmeta.data.text.lost_share import LostShare
-from bsmeta.data.text.tokenizer_parts import list_pre_tokenizers, read_parts
+from bsmeta.data.text.tokenizer_parts import Part, list_pre_tokenizers, read_parts
 from bsmeta.data.text.tokens import NO_PARTS, TextTokenizer
 
 BORDER = "\ue000"
@@ -45,7 +45,7 @@ MAX_EXAMPLE_TOKENS = 3
 """Maximum number of tokens in the example of a message."""
 
 
-def _find_unknown_token(tokenizer: Tokenizer, model: dict[str, Any]) -> int | None:
+def _find_unknown_token(tokenizer: Tokenizer, model: Part) -> int | None:
     """Returns the id of the token for text outside the vocabulary; None if there is none."""
     if model["type"] == "Unigram":
         unknown: int | None = model["unk_id"]
@@ -54,7 +54,7 @@ def _find_unknown_token(tokenizer: Tokenizer, model: dict[str, Any]) -> int | No
     return None if name is None else tokenizer.token_to_id(name)
 
 
-def _make_decoder(tokenizer: Tokenizer, parts: dict[str, Any]) -> Callable[[list[str]], str]:
+def _make_decoder(tokenizer: Tokenizer, parts: Part) -> Callable[[list[str]], str]:
     """Returns the decode function of a tokenizer, which joins tokens to a text.
 
     If the tokenizer has no decoder, this is the usual one for its model or pre-tokenizer.
@@ -293,7 +293,7 @@ def measure_lost_text(
 
 def _format_tokens(tokenizer: Tokenizer, ids: np.ndarray) -> str:
     """Joins the first `MAX_EXAMPLE_TOKENS` tokens with spaces, with an ellipsis for the others."""
-    names = [*map(tokenizer.id_to_token, ids.tolist())]
+    names = [tokenizer.id_to_token(token_id) or "" for token_id in ids.tolist()]
     ellipsis = " …" if len(names) > MAX_EXAMPLE_TOKENS else ""
     return " ".join(names[:MAX_EXAMPLE_TOKENS]) + ellipsis
 

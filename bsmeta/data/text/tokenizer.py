@@ -23,7 +23,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.log_once import log_once
 from bsmeta.core.model_files import read_tokenizer
 from bsmeta.data.text.lossless import keeps_text
-from bsmeta.data.text.tokenizer_parts import list_pre_tokenizers, read_parts
+from bsmeta.data.text.tokenizer_parts import Part, list_pre_tokenizers, read_parts
 from bsmeta.data.text.word_bounds import GPT2_PATTERN, Inseparable
 from bsmeta.data.text.word_cache import Characters, WordCache, read_ids_and_characters
 from bsmeta.metadata.rendering import Renderer
@@ -251,7 +251,7 @@ def build_tiktoken_backend(tokenizer: Tokenizer) -> Backend:
     return encode
 
 
-def _rank_vocabulary(model: dict[str, Any]) -> dict[bytes, int]:
+def _rank_vocabulary(model: Part) -> dict[bytes, int]:
     """Maps the entries of a byte-level vocabulary to their ids, ordered by rank.
 
     The single bytes come first, then the results of the merges in their order.
@@ -312,7 +312,7 @@ def map_byte_alphabet() -> dict[str, int]:
     return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
-def _find_split_pattern(parts: dict[str, Any]) -> str:
+def _find_split_pattern(parts: Part) -> str:
     """Returns the regular expression with which a tokenizer splits a text before merging.
 
     Raises:

@@ -307,7 +307,7 @@ class CausalLanguageModel(Task):
     def survey(self) -> Survey:
         survey = survey_data(self._config.data_config)
         lost = measure_sample(self._config, self.tokenizer, survey.lines)
-        if lost.lost:
+        if lost.num_lost:
             logger.warning("the tokenizer loses %s", lost)
         return survey
 

@@ -33,7 +33,7 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import show_file_bar
 from bsmeta.core.signals import reset_signals_of_children
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.lines import SMALLEST, IndexCache, LineReader
+from bsmeta.data.io.lines import MIN_INDEXED_BYTES, IndexCache, LineReader
 from bsmeta.data.table.store import open_store, read_saved_key
 from bsmeta.data.text.tokenizer import fingerprint_tokenizer, tokenize_with_spans
 from bsmeta.tasks.disambiguation.entities import EntityTable
@@ -325,7 +325,7 @@ def _build_index(path: Path, folder: Path) -> Path | None:
     Returns:
         The folder of the access points; None for a small file.
     """
-    if path.stat().st_size < SMALLEST:
+    if path.stat().st_size < MIN_INDEXED_BYTES:
         return None
     try:
         IndexCache(Cache(str(folder))).build(str(path))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.data.io.parquet_file import ParquetSource
-from bsmeta.data.io.parquet_pages import LIST_BYTES, Bounds, bound_rows, list_bytes
+from bsmeta.data.io.parquet_pages import MAX_LIST_BYTES, Bounds, bound_rows, measure_list_bytes
 
 MB = 1_000_000
 ROWS = 64
@@ -88,7 +88,7 @@ def test_what_the_footer_states_is_no_bound() -> None:
 def test_columns_that_share_their_pages_are_bounded_by_the_file() -> None:
     file = written({"html": ["x" * MB]}, use_dictionary=False)
     (chunk,) = ParquetSource(file).describe_column_chunks(0)
-    chunks = [replace(chunk, leaf=replace(chunk.leaf, number=number)) for number in range(1000)]
+    chunks = [replace(chunk, leaf=replace(chunk.leaf, index=index)) for index in range(1000)]
     assert bound_rows(file, chunks[:1], ROWS) == Bounds(16, ())
     with pytest.raises(ValueError, match=r"bytes would become 1,000,\d+,\d+, most of them in html"):
         bound_rows(file, chunks, ROWS)
@@ -132,8 +132,8 @@ def test_lists_that_repeat_a_long_text_are_read_as_indices() -> None:
     file = written({"html": ["a"], "list": [["x" * MB] * 1000]})
     assert bounds(file) == Bounds(ROWS, (1,))
     (batch,) = ParquetSource(file).read_batches(0, None, ROWS, indexed=(1,))
-    assert list_bytes(batch.column("html")) == 0
-    assert list_bytes(batch.column("list")) == 1000 * MB > LIST_BYTES
+    assert measure_list_bytes(batch.column("html")) == 0
+    assert measure_list_bytes(batch.column("list")) == 1000 * MB > MAX_LIST_BYTES
 
 
 def test_lists_of_many_short_texts_are_read_as_they_are() -> None:
@@ -145,11 +145,17 @@ def test_texts_in_structs_and_maps_in_lists_are_counted() -> None:
     texts = pa.array(["x" * MB] * 100).dictionary_encode()
     structs = pa.StructArray.from_arrays([texts], ["value"])
     offsets = pa.array([0, 100], pa.int32())
-    assert list_bytes(structs) == 0
-    assert list_bytes(pa.ListArray.from_arrays(offsets, structs)) == 100 * MB
-    assert list_bytes(pa.MapArray.from_arrays(offsets, pa.array([*range(100)]), texts)) == 100 * MB
+    assert measure_list_bytes(structs) == 0
+    assert measure_list_bytes(pa.ListArray.from_arrays(offsets, structs)) == 100 * MB
+    assert (
+        measure_list_bytes(pa.MapArray.from_arrays(offsets, pa.array([*range(100)]), texts))
+        == 100 * MB
+    )
     outer = pa.ListArray.from_arrays(offsets, texts)
-    assert list_bytes(pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), outer)) == 100 * MB
+    assert (
+        measure_list_bytes(pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), outer))
+        == 100 * MB
+    )
 
 
 def changed(file: io.BytesIO, offset: int, content: bytes) -> io.BytesIO:

@@ -140,7 +140,7 @@ def test_held_out_documents_with_invalid_records_are_kept_out(folder: Path) -> N
     assert [documents.find_overlap(document("new", url=url)) for url in urls] == ["url"] * 2
 
 
-@pytest.mark.parametrize("what", ["a folder", "no regular file"])
+@pytest.mark.parametrize("what", ["a folder", "not a regular file"])
 def test_a_held_out_file_that_is_no_file(folder: Path, what: str) -> None:
     path = folder / "other"
     path.mkdir() if what == "a folder" else os.mkfifo(path)

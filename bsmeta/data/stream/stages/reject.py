@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.file_start import check_has_document
+from bsmeta.data.io.file_start import refuse_other_format
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.shards import Shard, describe_position
 from bsmeta.data.stream.reasons import find_reason, list_reasons
@@ -63,7 +63,7 @@ class Rejecter:
         if self._is_strict:
             refuse_bad_copy(self._path)
             if number == 0:
-                check_has_document(self._path, "data_config.train_file")
+                refuse_other_format(self._path, "data_config.train_file")
             raise DataError(
                 f"{self._path}, {describe_position(self._path, number)}: {error.reason}: "
                 f"{error.detail} (data_config.bad_documents=skip counts such documents and "

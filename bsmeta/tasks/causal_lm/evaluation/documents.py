@@ -24,7 +24,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.foreign_json import split_columns
 from bsmeta.data.io.file_ref import FileRef
-from bsmeta.data.io.file_start import check_has_document, explain_no_document
+from bsmeta.data.io.file_start import explain_no_document, refuse_other_format
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import describe_position, find_validation_path, read_remote_settings
@@ -206,7 +206,7 @@ class HeldOutDocuments:
         if self._config.bad_documents == "strict":
             refuse_bad_copy(self.path)
             if number == 0:
-                check_has_document(self.path, "data_config.validation_file")
+                refuse_other_format(self.path, "data_config.validation_file")
             raise DataError(
                 f"{self.path}, {describe_position(self.path, number)}: {error}; "
                 "fix it, or set data_config.bad_documents=skip"
