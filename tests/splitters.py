@@ -71,8 +71,8 @@ from bsmeta.data.table.csv_file import BadRows, CSVFormat, find_format, read_row
 from bsmeta.data.table.csv_file import Row as TableRow
 from bsmeta.data.table.records import (
     RecordWriter,
-    complete_rows,
     escape_spreadsheet_cell,
+    find_complete_rows,
     flatten_record,
     read_records,
 )
@@ -410,7 +410,7 @@ RUNS: dict[str, Run] = {
     "other formats": in_file("other.csv", refuse_other_formats),
     "encoding": in_file("encoding.csv", find_encoding),
     "records of JSON": in_file("records.jsonl", skipped_records),
-    "complete rows": in_file("rows.csv", lambda path: complete_rows(path, quoted=True)),
+    "complete rows": in_file("rows.csv", lambda path: find_complete_rows(path, quoted=True)),
     "wide records": wide_records,
     "nested records": nested_record,
     "line of a shard": decoded_line,

@@ -18,8 +18,8 @@ from bsmeta.metadata.metadata_type import (
     CONFIG_KEY,
     CONSTANT,
     RANDOM,
-    make_problem,
     format_setting,
+    make_problem,
 )
 from bsmeta.metadata.processors import PROCESSORS, find_type, map_columns
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _UNIX_TIME = re.compile(r"\d{9,14}(\.\d+)?")  # seconds or milliseconds, from 1973 on
 
 _MAX_TIMESTAMP_CHARS = 200
-"""Maximum number of characters of a date; longer text is prose, which is slow to parse as a date."""
+"""Maximum number of characters of a date; longer text is prose, and slow to parse as a date."""
 
 _SCHEME = re.compile(r"//|[A-Za-z][A-Za-z0-9+.-]*:(?!\d+(/|$))")  # but not a host with a port
 

@@ -20,8 +20,8 @@ from bsmeta.core.parsing import JSONDecoder
 from bsmeta.metadata.metadata_type import (
     EXAMPLE_TEXT,
     MetadataType,
-    make_problem,
     format_year_and_month,
+    make_problem,
     make_url_readable,
 )
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Record, classify_bad_document

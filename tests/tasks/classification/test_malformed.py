@@ -77,7 +77,7 @@ MALFORMED: dict[str, tuple[bytes, dict[str, Any], str]] = {
         r"has: text, lable",
     ),
     "no header": (b"stop it,left\nsigns,right\n", {}, r"'text' .*; there is no column 'label'"),
-    "duplicate column": (b"text,label,text\na,b,c\n", {}, r"column 'text' is there 2 times"),
+    "duplicate column": (b"text,label,text\na,b,c\n", {}, r"column 'text' occurs 2 times"),
     "no group column": (TABLE, {"split_by": "speakers"}, r"'speakers' \(did you mean speaker\?\)"),
     "no split column": (TABLE, {"split_column": "fold"}, r"there is no column 'fold'"),
     "another separator": (TABLE, {"csv_separator": ";"}, r"no column 'text'.*by a semicolon"),
