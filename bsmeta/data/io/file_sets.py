@@ -110,7 +110,7 @@ def read_manifest(path: Path, mirror: str | None = None) -> list[Entry]:
         raise ConfigurationError(f"manifest={path}: {error}", ["manifest"]) from error
 
     base = f"{(mirror or path.resolve().parent.as_uri()).rstrip('/')}/"
-    problems = _resolve_addresses(entries, base) or _check_entries(entries)
+    problems = _resolve_addresses(entries, base) or _find_problems(entries)
     if problems:
         problem_list = "\n  ".join(problems)
         raise ConfigurationError(f"manifest={path}:\n  {problem_list}", ["manifest"])
@@ -130,8 +130,8 @@ def _resolve_addresses(entries: Sequence[Entry], base: str) -> list[str]:
     return problems
 
 
-def _check_entries(entries: Sequence[Entry]) -> list[str]:
-    """Returns all problems of the entries and of their combination."""
+def _find_problems(entries: Sequence[Entry]) -> list[str]:
+    """Returns the problems of each entry, and conflicts between their paths."""
     problems: list[str] = []
     names: list[str] = []
     for index, entry in enumerate(entries):

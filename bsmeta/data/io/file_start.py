@@ -78,7 +78,7 @@ class FileStart(NamedTuple):
     """A description of a file without documents, for a message.
 
     Attributes:
-        content: What the file is or has, as a verb phrase, such as `is empty`.
+        content: A verb phrase about the file, such as `is empty`.
         remedy: Advice for the user, as an imperative.
         is_recognized: Whether the file is in a known other format; if not, it may be a file of
             documents whose first lines are damaged.

@@ -156,7 +156,7 @@ class IndexCache:
 
 
 def build_index(path: str | FileRef) -> ShardIndex:
-    """Finds the access points of a shard in one pass over it."""
+    """Builds the index of a shard in one pass over its content."""
     if str(path).endswith(".gz"):
         return _build_gzip_index(path)
     if str(path).endswith(".zst"):

@@ -87,7 +87,7 @@ class ParquetSource:
         self.schema: pa.Schema = self._parquet.schema_arrow
         self._metadata = self._parquet.metadata
 
-        # Decoding this file only constructs metadata; see `_can_construct_metadata`.
+        # Decoding this file only constructs metadata; see `_construct_metadata`.
         self._empty = _EmptyFile(file.seek(0, os.SEEK_END))
         self._probe = pq.ParquetFile(self._empty, metadata=self._metadata, **_OPTIONS)
 
@@ -116,7 +116,7 @@ class ParquetSource:
         leaves = [
             leaf for leaf in self._leaves if columns is None or is_selected(leaf.path, columns)
         ]
-        if not leaves or not self._can_construct_metadata(group, columns):
+        if not leaves or not self._construct_metadata(group, columns):
             return []
 
         metadata = self._metadata.row_group(group)
@@ -153,16 +153,16 @@ class ParquetSource:
             rows, row_groups=[group], columns=columns, use_threads=use_threads
         )
 
-    def _can_construct_metadata(self, group: int, columns: Collection[str] | None) -> bool:
-        """Returns whether the metadata of columns can be accessed without ending the process.
+    def _construct_metadata(self, group: int, columns: Collection[str] | None) -> bool:
+        """Makes Arrow construct the metadata of columns, which raises an error if it is damaged.
 
         Arrow constructs the metadata of all selected columns before it reads the first page.
 
         Returns:
-            True if Arrow got as far as reading a page; False if there is nothing to read.
+            Whether Arrow then tried to read a page; if not, there is nothing to read.
 
         Raises:
-            DAMAGED: If Arrow cannot construct the metadata.
+            DAMAGED: If the metadata is damaged: its accessors would end the process.
         """
         self._empty.was_read = False
         batches = self._probe.iter_batches(

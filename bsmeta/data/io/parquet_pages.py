@@ -333,12 +333,12 @@ def _parse_header(data: bytes) -> tuple[_PageHeader, int]:
 
 
 def _check_size(value: Any) -> int:
-    """Returns a size, after checking that it is a 31-bit integer.
+    """Checks that a field is a size of at most 31 bits, and returns it.
 
     Arrow would use only the lowest 32 bits of a larger number.
 
     Raises:
-        ValueError: If it is not.
+        ValueError: If it is not such a size.
     """
     if not isinstance(value, int) or not 0 <= value < 1 << 31:
         raise _make_damaged_header_error()

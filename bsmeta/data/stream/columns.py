@@ -242,7 +242,7 @@ def _find_unmapped_types(config: DataConfig, mapped: set[str]) -> set[str]:
 def _make_unknown_types_problem(
     config: DataConfig, unknown: set[str], present: Sequence[str], lines: Sequence[bytes]
 ) -> Problem:
-    """Returns the problem of unknown types.
+    """Returns a problem that names unknown types and the available ones.
 
     Args:
         present: The types that the documents have.
@@ -326,7 +326,7 @@ def _make_path_problem(
     object_paths: set[str],
     num_documents: int,
 ) -> Problem:
-    """Returns the problem of a column's path that no document has.
+    """Returns a problem for the path of a column that no document has.
 
     Args:
         key: The configuration key of the mapping.

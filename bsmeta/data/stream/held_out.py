@@ -120,7 +120,7 @@ class HeldOutFingerprints:
         return cls(arrays["fingerprints"])
 
     def find_overlap(self, document: Document) -> str:
-        """Returns what a document shares with a held-out one: `text`, `url`, or ""."""
+        """Returns `text` or `url` if a held-out document has the same one; otherwise ""."""
         if _hash_text(document.whole_text) in self._fingerprints:
             return "text"
         for url in document.collect_addresses(ADDRESS_KEY):
@@ -140,7 +140,7 @@ def _hash_url(url: str) -> int | None:
 
 
 def normalize_url(url: str) -> str:
-    """Normalizes a URL, because variants of it usually lead to the same page.
+    """Normalizes a URL, so that variants that usually lead to the same page become equal.
 
     Removes the scheme (http or https) and its default port, trailing slashes of the path, an empty
     query, the fragment and surrounding spaces; lower-cases the host; decodes %-escapes.

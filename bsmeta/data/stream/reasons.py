@@ -51,7 +51,7 @@ NOT_BAD = (TEST_OVERLAP, EMPTY_TEXT, HALF_USED)
 
 
 def list_reasons(keys: Sequence[str]) -> list[str]:
-    """Returns the reasons for bad documents, including those of the given metadata types."""
+    """Returns the reasons for bad documents: the common ones, then each metadata type's own."""
     reasons = dict.fromkeys(REASONS)
     for key in keys:
         reasons |= dict.fromkeys(find_type(key).reasons)
@@ -63,7 +63,7 @@ def count_bad(skipped: Counter[str]) -> int:
     return skipped.total() - sum(skipped[reason] for reason in NOT_BAD)
 
 
-def find_reason(line: Line, error: BadDocument) -> BadDocument:
+def refine_error(line: Line, error: BadDocument) -> BadDocument:
     """Returns a more specific error than `not_json` if the line shows why it is not JSON."""
     if error.reason != "not_json":
         return error

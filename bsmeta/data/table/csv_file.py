@@ -94,14 +94,14 @@ def find_format(
     # The first line may declare the separator to Excel.
     lines = list(_read_sample(path, encoding))
     declaration = re.fullmatch(r"\ufeff?sep=(.)\r?\n?", lines[0]) if lines else None
-    skipped_lines = 1 if declaration else 0
-    lines = lines[skipped_lines:]
+    num_skipped = 1 if declaration else 0
+    lines = lines[num_skipped:]
     if declaration and separator == AUTO:
         separator = declaration[1]
     if not "".join(lines).strip("\ufeff \r\n"):
         raise DataError(f"{path} is empty; expected a CSV file with a header")
 
-    form = _choose_format(lines, required, separator, encoding, skipped_lines)
+    form = _choose_format(lines, required, separator, encoding, num_skipped)
     if separator == AUTO and form.separator != ",":
         notes.append(f"columns are separated by a {SEPARATORS[form.separator]}")
     if form.escape:
@@ -116,19 +116,19 @@ def _choose_format(
     required: Sequence[str],
     separator: str,
     encoding: str,
-    skipped_lines: int,
+    num_skipped: int,
 ) -> CSVFormat:
     """Returns the format that fits the first lines of a file best.
 
     Args:
         separator: The declared separator; `auto` tries all `SEPARATORS`.
-        skipped_lines: Number of lines of the file before these.
+        num_skipped: Number of lines of the file before these.
     """
     candidates = list(SEPARATORS) if separator == AUTO else [_parse_separator(separator)]
     trials = []
     for candidate in candidates:
         for escape in (None, "\\"):
-            form = CSVFormat(encoding, candidate, escape, (), skipped_lines, ())
+            form = CSVFormat(encoding, candidate, escape, (), num_skipped, ())
             trials.append(_try_format(form, lines, required))
     return max(trials, key=_Trial.score).form
 
@@ -644,7 +644,7 @@ class _Lines:
         return line
 
     def _next_carefully(self) -> str:
-        """Returns the next line, first those that were put back; checks for failures.
+        """Returns the next line, which may have been put back, unless it would lead to an error.
 
         Raises:
             csv.Error, _TooLongError: If the record is open and would run into a recorded error.

@@ -84,12 +84,12 @@ class Chunk:
 
     @property
     def text_starts(self) -> np.ndarray:
-        """First character of the original text in each token (int32); see `EncodedDocument`."""
+        """First character of the original text that each token covers (int32)."""
         return self._join_prefix(np.zeros_like(self.document.prefix_ids), self.document.text_starts)
 
     @property
     def text_ends(self) -> np.ndarray:
-        """End of the original text's characters in each token (int32)."""
+        """End of the characters that each token covers (int32); see `EncodedDocument`."""
         return self._join_prefix(np.zeros_like(self.document.prefix_ids), self.document.text_ends)
 
     @property

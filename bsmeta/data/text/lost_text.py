@@ -97,7 +97,7 @@ class LostTextFinder:
     """Finds the characters that are lost when a text is tokenized and decoded again.
 
     Attributes:
-        is_lossless: Whether no text loses any.
+        is_lossless: Whether no text loses characters.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

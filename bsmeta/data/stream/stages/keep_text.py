@@ -21,7 +21,7 @@ def keep_text(
     guard: Guard,
     renderer: DocumentRenderer,
 ) -> Iterator[WindowDocument]:
-    """Yields the good documents, and without metadata those of which only the metadata is bad.
+    """Yields the good documents, and those with bad metadata without it.
 
     Args:
         decoder: Decodes only the text of a line; None leaves all bad documents out.

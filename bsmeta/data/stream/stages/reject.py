@@ -13,7 +13,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.file_start import refuse_other_format
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.shards import Shard, describe_position
-from bsmeta.data.stream.reasons import find_reason, list_reasons
+from bsmeta.data.stream.reasons import list_reasons, refine_error
 from bsmeta.data.stream.stages.items import BadLine, WindowDocument
 
 
@@ -52,7 +52,7 @@ class Rejecter:
             DataError: In strict mode; names the file, the line (or row) and the reason.
         """
         number = bad.source.number
-        error = find_reason(bad.source.line, bad.error)
+        error = refine_error(bad.source.line, bad.error)
         if error.reason not in self._reasons:
             raise ConfigurationError(
                 f"{self._path}, {describe_position(self._path, number)}: a metadata type refuses "
