@@ -93,14 +93,14 @@ def _find_phase_sampling_problems(phase: MetadataConfig, key_prefix: str) -> Ite
     dropped.update(name for name in types if find_type(name).sample_rate(phase) <= 0)
     if dropped.issuperset(types):
         content = f"{', '.join(types)} left out of every document"
-        expected = "a type that can be drawn"
+        expected = "a type that can be sampled"
         fix = "a chance below 1 (for text alone: metadata_probability=0)"
         yield make_problem(f"{key_prefix}metadata_dropout", content, expected, fix)
     elif phase.random_sample_metadata and not any(
         find_type(name).weight(name, phase) for name in types
     ):
         key = f"{key_prefix}random_sample_metadata_weights"
-        expected = "a type of metadata_list that can be drawn"
+        expected = "a type of metadata_list that can be sampled"
         fix = "give one of them a weight (for text alone: metadata_probability=0)"
         yield make_problem(key, f"0 for {', '.join(types)}", expected, fix)
 
@@ -140,7 +140,7 @@ def _find_type_list_problems(config: MetadataConfig) -> Iterator[Problem]:
     for name in types:
         if name in keys:
             expected = f"the key of its records, {keys[name]}"
-            fix = f"{keys[name]} there; a column belongs into metadata_column_list"
+            fix = f"{keys[name]} there; a column belongs in metadata_column_list"
             yield make_problem(_LIST_KEY, f"the column {name}", expected, fix)
 
     if config.loss_on_metadata_types is not None and not config.loss_on_metadata:
@@ -215,7 +215,7 @@ def _find_bucket_problems(config: MetadataConfig) -> Iterator[Problem]:
             )
 
         if name in config.value_bucket_scale:
-            expected = f"no bounds, because value_bucket_scale names {name}, too"
+            expected = f"no bounds, because value_bucket_scale also names {name}"
             yield make_problem(
                 key, format_value(bounds), expected, f"drop {name} from one of the two"
             )

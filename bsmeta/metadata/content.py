@@ -153,7 +153,7 @@ class KeptText:
         return clipped
 
     def _clip_local(self, key: str, local: Sequence[Record]) -> list[Record]:
-        """Changes local records in place; returns those that are kept."""
+        """Changes the spans of local records in place, and returns the kept records."""
         spans = read_spans(key, local, self._length)
         new_spans, is_kept = self._translate_spans(spans)
         records = [local[row] for row in np.flatnonzero(is_kept).tolist()]

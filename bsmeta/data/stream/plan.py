@@ -149,7 +149,7 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How the sequences of a run are divided among streams, ranks and loader processes.
+    """Assigns the sequences of a run to ranks and loader processes.
 
     Sequence g of the run (the j-th of step t, g = t * global batch + j) is the next one of stream
     g mod S, in a mixture of stream g mod S of its source (`SequenceOrder`). Rank r takes every

@@ -190,7 +190,7 @@ def find_encoding(path: Path) -> tuple[str, str | None]:
 
 @dataclass
 class _UTF8Survey:
-    """Which lines of a file are not UTF-8.
+    """The lines of a file that are not UTF-8, and the number of lines that are.
 
     Attributes:
         first_invalid: The numbers of the first lines that are not UTF-8, from 1.

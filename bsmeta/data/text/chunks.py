@@ -479,7 +479,7 @@ class PackedWindow:
         self._documents = documents[order].tolist()
         self._types = types[order]
 
-        # Sequence s holds the chunks from first_chunk[s] on, chunk p the tokens from
+        # Sequence s consists of the chunks from first_chunk[s] on, chunk p of the tokens from
         # first_token[p] on; plain lists, because indexing them is faster.
         first_token = _compute_offsets(self._lengths)
         first_chunk = _compute_offsets([len(sequence) for sequence in self.packing])

@@ -22,7 +22,7 @@ def describe_lost_bytes(num_lost: int, num_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LostShare:
-    """How much text of some documents a tokenizer loses, in UTF-8 bytes.
+    """The amount of text that a tokenizer loses in some documents, in UTF-8 bytes.
 
     Attributes:
         num_documents: Number of documents.
