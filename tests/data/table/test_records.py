@@ -61,7 +61,7 @@ def test_json_lines_in_a_declared_encoding(tmp_path: Path) -> None:
             b'{"text": "a"}\n[1]\n',
             r"row 2 \(line 2\): not a JSON object: Expected `object`",
         ),
-        ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"row 2 \(line 2\): no JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"row 2 \(line 2\): not a JSON object"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text": 3}\n', r"row 2 \(line 3\): no text in 'text'"),
         ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', r"row 2 \(line 2\): no text in 'text'"),
         ("a.csv", b"id,text\n1,a\n2, \n", r"row 2 \(line 3\): no text in 'text'"),
