@@ -51,7 +51,7 @@ def test_good_documents_are_rendered_and_bad_ones_counted() -> None:
 
 def test_damage_is_counted_after_the_lines_that_were_read() -> None:
     window = window_of(LINES[:1], damage="the file ends")
-    documents, skipped = make().documents(window)
+    documents, skipped = make().prepare_documents(window)
     assert [document.number for document in documents] == [10]
     assert skipped == {"damaged_file": 1}
 
