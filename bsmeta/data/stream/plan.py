@@ -164,42 +164,6 @@ class Division:
     world_size: int
     workers: int
 
-    @classmethod
-    def from_config(
-        cls, config: DataConfig, rank: int, world_size: int, global_batch_size: int
-    ) -> Division:
-        """Returns the division of a run, after checking that its settings divide evenly.
-
-        Raises:
-            ConfigurationError: If divisibility constraints are violated; lists all of them.
-        """
-        workers = max(config.num_workers, 1)
-        num_streams = config.num_streams
-        micro_batch = config.per_device_train_batch_size
-
-        problems = []
-        if num_streams < 1 or num_streams % (world_size * workers):
-            problems.append(
-                f"data_config.num_streams={num_streams} is not a multiple of the processes times "
-                f"their loader workers: {world_size} x {workers} (data_config.num_workers) = "
-                f"{world_size * workers}; change num_streams (on a resumed run: num_workers)"
-            )
-        if global_batch_size < 1 or global_batch_size % world_size:
-            problems.append(
-                f"the global batch of {global_batch_size} sequences is not a multiple of the "
-                f"{world_size} processes"
-            )
-        elif micro_batch < 1 or (global_batch_size // world_size) % micro_batch:
-            problems.append(
-                f"a process's part of the global batch, {global_batch_size} / {world_size} = "
-                f"{global_batch_size // world_size} sequences, is not a multiple of "
-                f"data_config.per_device_train_batch_size={micro_batch}"
-            )
-        if problems:
-            raise ConfigurationError("\n".join(problems))
-
-        return cls(rank, world_size, workers)
-
     def iterate_sequence_indices(self, num_done: int, worker: int) -> range:
         """Returns the indices in the run of a loader process's sequences, as an endless range.
 
@@ -210,6 +174,42 @@ class Division:
         first = num_done + (self.rank - num_done) % self.world_size
         endless = 1 << 62
         return range(first + worker * self.world_size, endless, self.world_size * self.workers)
+
+
+def divide_sequences(
+    config: DataConfig, rank: int, world_size: int, global_batch_size: int
+) -> Division:
+    """Divides the sequences of a run evenly among ranks and loader processes.
+
+    Raises:
+        ConfigurationError: If divisibility constraints are violated; lists all of them.
+    """
+    workers = max(config.num_workers, 1)
+    num_streams = config.num_streams
+    micro_batch = config.per_device_train_batch_size
+
+    problems = []
+    if num_streams < 1 or num_streams % (world_size * workers):
+        problems.append(
+            f"data_config.num_streams={num_streams} is not a multiple of the processes times "
+            f"their loader workers: {world_size} x {workers} (data_config.num_workers) = "
+            f"{world_size * workers}; change num_streams (on a resumed run: num_workers)"
+        )
+    if global_batch_size < 1 or global_batch_size % world_size:
+        problems.append(
+            f"the global batch of {global_batch_size} sequences is not a multiple of the "
+            f"{world_size} processes"
+        )
+    elif micro_batch < 1 or (global_batch_size // world_size) % micro_batch:
+        problems.append(
+            f"a process's part of the global batch, {global_batch_size} / {world_size} = "
+            f"{global_batch_size // world_size} sequences, is not a multiple of "
+            f"data_config.per_device_train_batch_size={micro_batch}"
+        )
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+
+    return Division(rank, world_size, workers)
 
 
 def count_sequences_done(positions: dict[int, Position], order: SequenceOrder) -> int:

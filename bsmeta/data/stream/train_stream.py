@@ -35,10 +35,10 @@ from bsmeta.data.stream.counts import list_count_names
 from bsmeta.data.stream.fingerprint import complete_saved_fingerprint
 from bsmeta.data.stream.live import LiveStreams, find_phases
 from bsmeta.data.stream.plan import (
-    Division,
     Phases,
     Position,
     count_sequences_done,
+    divide_sequences,
     order_sequences,
 )
 from bsmeta.data.stream.survey import Survey, survey_data
@@ -115,7 +115,7 @@ class TrainStream:
         self._is_narrow = config.row_budget == BY_TEXT and not fixed_length
         self._global_batch_size = global_batch_size
         self._accumulation = global_batch_size // world_size // config.per_device_train_batch_size
-        self._division = Division.from_config(config, rank, world_size, global_batch_size)
+        self._division = divide_sequences(config, rank, world_size, global_batch_size)
 
         assert max_train_steps is not None or not config.metadata_config.schedule
         phases = find_phases(config, max_train_steps or 0, global_batch_size, decay_start)
