@@ -61,7 +61,7 @@ def _find_prefix_problems(config: MetadataConfig) -> Iterator[Problem]:
 
 
 def _find_sampling_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields a problem for each setting with which no type is ever sampled, only text."""
+    """Yields a problem for each setting that prevents any type from being sampled."""
     columns = config.metadata_column_list
     with_records = [name for name in config.metadata_list if not find_type(name).always_present]
     if columns == [] and with_records:

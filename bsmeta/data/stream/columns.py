@@ -150,7 +150,7 @@ def find_type_problems(config: DataConfig) -> list[Problem]:
 
 
 def describe_missing_types(config: DataConfig) -> list[str]:
-    """Returns a message for each source in whose first documents types are missing.
+    """Returns a message for each source whose first documents lack configured types.
 
     Sources whose shards are not on a local disk have no message. Shards that cannot be read are
     skipped: the run itself reports them.

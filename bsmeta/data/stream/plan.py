@@ -135,7 +135,7 @@ class Phases:
     order: SequenceOrder
 
     def find_phase(self, stream: int, emitted: int) -> int:
-        """Returns the index of the phase of a stream's sequence number `emitted` (from 0)."""
+        """Returns the index of the phase in which a stream yields its sequence `emitted`."""
         return bisect.bisect_right(self.starts, self.order.find_index(stream, emitted)) - 1
 
     def count_left(self, stream: int, emitted: int) -> int | None:

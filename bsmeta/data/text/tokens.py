@@ -111,7 +111,7 @@ class Tokens:
 
 
 class SpecialTokens:
-    """Finds special tokens in encoded texts, and encodes texts without recognizing all of them.
+    """Finds special tokens in encoded texts, and encodes texts in which only some may occur.
 
     Args:
         tokenizer: Is copied.
