@@ -228,7 +228,7 @@ def test_a_complete_copy_is_compared_with_its_hashes(stored: Hub, tmp_path: Path
     with pytest.raises(DataError, match=r"part-02.jsonl.gz is damaged: its xxh3 is \w+, not \w+"):
         stage_data(config, out)
     path.unlink()
-    with pytest.raises(DataError, match=r"part-02.jsonl.gz is damaged: its xxh3 is not there"):
+    with pytest.raises(DataError, match=r"part-02.jsonl.gz is damaged: its xxh3 is missing"):
         stage_data(config, out)
 
 

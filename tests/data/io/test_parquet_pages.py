@@ -62,7 +62,7 @@ def test_all_headers_that_writers_make_are_read(
         write_statistics=statistics,
         write_page_checksum=checksum,
     )
-    assert bounds(file).rows == ROWS
+    assert bounds(file).max_rows == ROWS
 
 
 def test_a_page_that_expands_is_refused() -> None:
@@ -117,7 +117,7 @@ def test_rows_that_repeat_a_long_value_are_read_one_by_one() -> None:
 def test_values_that_begin_like_the_one_before() -> None:
     html = ["x" * MB + str(number) for number in range(64)]
     options = {"use_dictionary": False, "column_encoding": {"html": "DELTA_BYTE_ARRAY"}}
-    assert bounds(written({"html": html}, **options)).rows == 16
+    assert bounds(written({"html": html}, **options)).max_rows == 16
     options["column_encoding"] = {"list.list.element": "DELTA_BYTE_ARRAY"}
     with pytest.raises(ValueError, match="64 values in lists may share 1,.*DELTA_BYTE_ARRAY"):
         bounds(written({"list": [html]}, **options))
@@ -125,7 +125,7 @@ def test_values_that_begin_like_the_one_before() -> None:
 
 def test_nulls_of_a_fixed_width_have_bytes_in_memory() -> None:
     file = written({"hash": pa.array([None] * 64, pa.binary(4 * MB))})
-    assert bounds(file).rows == 4
+    assert bounds(file).max_rows == 4
 
 
 def test_lists_that_repeat_a_long_text_are_read_as_indices() -> None:
