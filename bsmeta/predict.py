@@ -86,14 +86,14 @@ def predict_records(config: PredictConfig, source: Path, output: Path) -> None:
 
     key = _identify_predictions(config, source, model)
     writer = RecordWriter(output, key, spreadsheet_safe=config.spreadsheet_safe)
-    if writer.done:
-        print(f"continuing after {writer.done:,} rows of {output}.part", file=sys.stderr)
+    if writer.num_done:
+        print(f"continuing after {writer.num_done:,} rows of {output}.part", file=sys.stderr)
 
-    remaining = islice(read(BadRows(source, config.on_bad_row)), writer.done, None)
+    remaining = islice(read(BadRows(source, config.on_bad_row)), writer.num_done, None)
     records, originals = tee(remaining)
     results = zip(originals, model.predict_each(records), strict=True)
     with show_progress_bar("predicting", total) as show:
-        for done, (record, result) in enumerate(results, writer.done + 1):
+        for done, (record, result) in enumerate(results, writer.num_done + 1):
             _refuse_same_names(source, output, record, result)
             writer.write({**record, **result})
             show(done, f"{done:,} of {total:,} rows")

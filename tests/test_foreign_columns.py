@@ -337,7 +337,7 @@ def test_held_out_documents_are_those_of_training(
 
 def test_held_out_documents_are_kept_out_of_training(form: str, folder: Path) -> None:
     for path in folder.iterdir():
-        held_out = HeldOutFingerprints.of(str(path), Cache(str(folder.parent / "cache")))
+        held_out = HeldOutFingerprints.load(str(path), Cache(str(folder.parent / "cache")))
         for key in KEYS[form]:
             if form == "json" or path.stem == key:
                 document = Document("", f"{SITE}{key}", {})

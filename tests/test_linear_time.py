@@ -46,7 +46,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
         "name": ["text", "a b"],
     },
     "data/text/word_cache.py": {"tokenizer": [SPECIAL_TOKENS]},
-    "data/text/tokens.py": {"self": [SimpleNamespace(_numbers={"<|endoftext|>": 0, "<pad>": 1})]},
+    "data/text/tokens.py": {"self": [SimpleNamespace(_ids={"<|endoftext|>": 0, "<pad>": 1})]},
     "tasks/disambiguation/array_folder.py": {"name": ["ids"]},
 }
 

@@ -33,10 +33,10 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import hash_file
 from bsmeta.core.foreign_json import ForeignDecoder, split_columns
 from bsmeta.data.io import shards
-from bsmeta.data.io.file_start import check_has_document
+from bsmeta.data.io.file_start import refuse_other_format
 from bsmeta.data.io.lines import OVERLONG, LineReader
 from bsmeta.data.io.parquet_file import DAMAGED, ParquetSource
-from bsmeta.data.io.parquet_pages import LIST_BYTES, bound_rows, list_bytes
+from bsmeta.data.io.parquet_pages import MAX_LIST_BYTES, bound_rows, measure_list_bytes
 
 READER_THREADS = 8
 """Threads that hash input files."""
@@ -198,7 +198,7 @@ def _read_lines(path: str, skip: int) -> Iterator[tuple[Item, int]]:
     """Yields the JSON lines of a file; see `decode_line` for their columns."""
     number = skip
     if number == 0:
-        check_has_document(path, "input")
+        refuse_other_format(path, "input")
 
     with closing(LineReader(path)) as reader:
         while lines := reader.read(number, 1):
@@ -239,7 +239,7 @@ def _read_batches(
     """Yields the rows of a row group, cast to types that Python and JSON have."""
     bounds = bound_rows(file, source.describe_column_chunks(group), _MAX_BATCH_ROWS)
     for batch in source.read_batches(
-        group, None, bounds.rows, indexed=bounds.indexed, use_threads=True
+        group, None, bounds.max_rows, indexed=bounds.indexed, use_threads=True
     ):
         python_types = [_choose_python_type(column_type) for column_type in batch.schema.types]
         if python_types != batch.schema.types:
@@ -254,7 +254,7 @@ def _read_batch(batch: pa.RecordBatch) -> Iterator[InputRecord]:
     Raises:
         pa.ArrowException: If the batch is damaged.
     """
-    is_too_large = sum(map(list_bytes, batch.columns)) > LIST_BYTES
+    is_too_large = sum(map(measure_list_bytes, batch.columns)) > MAX_LIST_BYTES
     if is_too_large and batch.num_rows == 1:
         yield InputRecord(problem="too_large")
         return

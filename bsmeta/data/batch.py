@@ -1,6 +1,6 @@
-"""The contract between all streams and the training loop, which share nothing else.
+"""The interface between streams and the training loop.
 
-A stream yields the micro-batches of one step of one rank, and the data state after it.
+For each step, a stream yields the micro-batches of one rank, and the data state after the step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-_PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent exits
+_PR_SET_PDEATHSIG = 1  # prctl(2): sets the signal that the kernel sends when the parent exits
 
 
 @dataclass(slots=True)
@@ -29,9 +29,9 @@ class MicroBatch:
             A micro-batch of weight 0 contributes neither loss nor gradient.
         tokens: Number of tokens that are not padding.
         padding: Number of tokens that are padding.
-        documents: Names of the documents (or source rows) that contribute to it.
-        targets: A hash of its target tokens, if their order is defined; equal in runs on the same
-            text.
+        documents: Names of the documents (or source rows) with tokens in it.
+        targets: A hash of its target tokens, the same in runs on the same text; "" if their order
+            is undefined.
         counts: Additional sums for the log; the same names in every micro-batch of a run.
     """
 
@@ -51,9 +51,9 @@ class StepData:
     Attributes:
         micro_batches: The same number in every step and on every rank
             (`gradient_accumulation_steps`); the number of rows in them may vary.
-        state: The position of this rank's part of the stream after the step; JSON-serializable.
-        phase: Number of the data phase that the step belongs to, from 0; sums of
-            `MicroBatch.counts` are reported per phase.
+        state: The position of this rank's part of the stream after the step, as JSON types.
+        phase: Index of the data phase that the step belongs to; sums of `MicroBatch.counts` are
+            reported per phase.
     """
 
     micro_batches: list[MicroBatch]
@@ -66,7 +66,7 @@ class Stream(Protocol):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """The facts that must be equal for a state to be usable (shards, tokenizer, …)."""
+        """Everything that must be unchanged for a state to be usable (shards, tokenizer, …)."""
 
     @property
     def state(self) -> dict[str, Any]:
@@ -82,10 +82,10 @@ class Stream(Protocol):
 def set_up_worker(_: int) -> None:
     """Sets up garbage collection and signals in a loader process.
 
-    Stopping is left to the trainer, which must save first: schedulers signal every process of a
-    job, so signals from other processes are ignored (and the handlers inherited from the trainer
-    do not run). A SIGTERM from the trainer ends the process. So does the trainer's exit, which a
-    process waiting for data would not notice for minutes.
+    Schedulers signal every process of a job, but only the trainer may stop it, because it must save
+    first. So signals from other processes are ignored, and the handlers inherited from the trainer
+    do not run. A SIGTERM from the trainer ends the process. So does the trainer's exit, which a
+    process that waits for data would not notice for minutes.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     gc.enable()  # the trainer may have disabled it for its loop
@@ -93,8 +93,8 @@ def set_up_worker(_: int) -> None:
 
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    # Blocked, it stays pending for the thread below. Ignored, because a thread of a library that
-    # does not block it would otherwise take it and end the process.
+    # SIGTERM is blocked, so that it stays pending for the thread below; and ignored, because a
+    # library's thread that does not block it would otherwise receive it and end the process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_trainer, daemon=True).start()

@@ -4,10 +4,10 @@
         epochs=1 out=FOLDER
 
 accepts every key that training accepts. Training with the same keys and
-`data_config.prepared=FOLDER` then has the same batches as without it, and continues live after the
-prepared epochs. The folder appears only when it is complete. Called again for an existing folder,
-the command checks the content. `data_config.num_workers` streams are prepared at a time (0: one, in
-this process).
+`data_config.prepared=FOLDER` has the same batches as without it, and continues live after the
+prepared epochs. The folder appears only when it is complete; for an existing folder, the command
+verifies the content. `data_config.num_workers` streams are prepared in parallel (0: one at a time,
+in this process).
 
 A folder contains a manifest and, for each logical stream, an Arrow file that runs map into memory
 (`make_stream_schema`). The file stores the output of `LogicalStream`: each sequence with the
@@ -45,7 +45,7 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import show_progress_bar
 from bsmeta.data.io.shards import Shard, fingerprint_shards
 from bsmeta.data.stream.corpora import open_corpora
-from bsmeta.data.stream.counts import count_names
+from bsmeta.data.stream.counts import list_count_names
 from bsmeta.data.stream.fingerprint import collect_fingerprint, complete_saved_fingerprint
 from bsmeta.data.stream.held_out import NOT_THERE
 from bsmeta.data.stream.live import LiveStreams, find_phases
@@ -62,11 +62,11 @@ MANIFEST = "manifest.json"
 TARGET_BIT = 0x80
 """The bit of `marks` that is set for tokens that are targets; the other bits are the token type."""
 
-WRITE_BATCH_SIZE = 256  # sequences to write at a time
+WRITE_BATCH_SIZE = 256  # sequences
 
 
 class StreamEntry(msgspec.Struct):
-    """The manifest's entry for a stream: the content of its file, its size and its xxh3."""
+    """The manifest's entry for a stream: the counts in its file, the file's size and its xxh3."""
 
     sequences: int
     tokens: int
@@ -79,7 +79,7 @@ class Manifest(msgspec.Struct):
     """The manifest of prepared data.
 
     Attributes:
-        format: Version of the format of the folder.
+        format: Version of the folder's format.
         epochs: Number of prepared epochs.
         fingerprint: Fingerprint of the data; see `stream.fingerprint`.
         shards: Names of the shards; the files refer to them by their index.
@@ -97,7 +97,7 @@ class PreparedStreams:
     """Reads all logical streams of a run: first the prepared sequences, then live ones.
 
     Raises:
-        ConfigurationError: If the folder was prepared for other data, or by another version.
+        ConfigurationError: If the folder was prepared for other data, or by a different version.
         DataError: If there is no prepared data.
     """
 
@@ -111,8 +111,8 @@ class PreparedStreams:
     ) -> None:
         self._folder = Path(config.prepared or "")
         self._manifest = read_manifest(self._folder)
-        self._vocabulary = len(tokenizer)
-        self._schema = make_stream_schema(config, self._vocabulary)
+        self._vocabulary_size = len(tokenizer)
+        self._schema = make_stream_schema(config, self._vocabulary_size)
         self._live: LiveStreams | None = None
         self._open_live = partial(LiveStreams, config, tokenizer, seed, phases, survey)
 
@@ -126,8 +126,10 @@ class PreparedStreams:
                 available += corpus.shards
             shards = fingerprint_shards(available)
 
-        facts = collect_fingerprint(config, tokenizer, seed, phases, shards, survey.held_out)
-        self.fingerprint = _convert_to_saved(facts)
+        fingerprint = collect_fingerprint(
+            config, tokenizer, seed, phases, shards, survey.held_out_id
+        )
+        self.fingerprint = _convert_to_saved(fingerprint)
         # The held-out file may be missing now, because the prepared data is already filtered.
         if self.fingerprint["held_out"] == NOT_THERE:
             self.fingerprint["held_out"] = saved.get("held_out")
@@ -141,26 +143,25 @@ class PreparedStreams:
                 f"again, or leave data_config.prepared out:\n{differences}"
             )
 
-    def sequences(self, stream: int, position: Position) -> Iterator[PackedSequence]:
+    def iterate_sequences(self, stream: int, position: Position) -> Iterator[PackedSequence]:
         """Yields the sequences of a stream from a position on.
 
         The iterator is endless if the shards are available.
 
         Raises:
             ConfigurationError: If the position does not belong to this data.
-            DataError: If files are damaged, or the prepared epochs are used up and no live stream
-                can continue.
+            DataError: If files are damaged, or if the live stream cannot continue after the
+                prepared epochs.
         """
         prepared = PreparedStream(
-            self._folder, self._manifest, stream, self._schema, self._vocabulary
+            self._folder, self._manifest, stream, self._schema, self._vocabulary_size
         )
         emitted = position.emitted
         if emitted <= len(prepared) and position != prepared.read_position_after(emitted - 1):
             raise ConfigurationError(
                 f"data_config.prepared={self._folder}: stream {stream} is at {position}, where "
                 f"the prepared one is at {prepared.read_position_after(emitted - 1)}: the run was "
-                "on "
-                "other data before; leave data_config.prepared out"
+                "on other data before; leave data_config.prepared out"
             )
 
         for index in range(emitted, len(prepared)):
@@ -169,10 +170,14 @@ class PreparedStreams:
             position = prepared.read_position_after(len(prepared) - 1)
 
         logger.info("stream %d continues live after its prepared epochs", stream)
-        yield from self._live_streams(stream).sequences(stream, position)
+        yield from self._open_live_streams(stream).iterate_sequences(stream, position)
 
-    def _live_streams(self, stream: int) -> LiveStreams:
-        """Returns the live streams, which are opened when the first prepared stream ends."""
+    def _open_live_streams(self, stream: int) -> LiveStreams:
+        """Returns the live streams; opens them when the first prepared stream ends.
+
+        Raises:
+            DataError: If they cannot be opened.
+        """
         if self._live is None:
             try:
                 self._live = self._open_live()
@@ -189,7 +194,7 @@ class PreparedStream:
     """The prepared sequences of one stream.
 
     Args:
-        vocabulary: Number of tokens of the tokenizer.
+        vocabulary_size: Number of tokens in the vocabulary of the tokenizer.
 
     Raises:
         DataError: If the file of the stream is damaged.
@@ -201,35 +206,43 @@ class PreparedStream:
         manifest: Manifest,
         stream: int,
         schema: pa.Schema,
-        vocabulary: int,
+        vocabulary_size: int,
     ) -> None:
         self._stream = stream
-        self._vocabulary = vocabulary
+        self._vocabulary_size = vocabulary_size
         self._shards = manifest.shards
         self._path = _find_file(folder, manifest, stream)
         self._rows = _map_rows(self._path, schema)
         self._check_shards()
 
     def _check_shards(self) -> None:
-        """Refuses documents of shards that the manifest does not list."""
+        """Checks that all documents are from shards that the manifest lists.
+
+        Raises:
+            DataError: If they are not.
+        """
         for chunk in self._rows["shards"].chunks:
-            numbers = chunk.flatten().to_numpy()
-            if len(numbers) and numbers.max() >= len(self._shards):
-                raise _make_damage_error(self._path, f"it names shard {numbers.max()}")
+            indices = chunk.flatten().to_numpy()
+            if len(indices) and indices.max() >= len(self._shards):
+                raise _make_damage_error(self._path, f"it names shard {indices.max()}")
 
     def __len__(self) -> int:
-        """Number of sequences."""
+        """Returns the number of sequences."""
         return int(self._rows.num_rows)
 
     def read_position_after(self, index: int) -> Position:
-        """Returns the position after a sequence; the beginning of the stream for -1."""
+        """Returns the position after the sequence `index`; the start of the stream for -1."""
         return Position(*self._rows["position"][index].as_py()) if index >= 0 else Position()
 
     def read_sequence(self, index: int) -> PackedSequence:
-        """Returns a sequence, as `LogicalStream` yielded it."""
+        """Returns the sequence `index`, as `LogicalStream` yielded it.
+
+        Raises:
+            DataError: If it has a token that is not in the vocabulary.
+        """
         columns = zip(self._rows.column_names, self._rows.columns, strict=True)
         row = {name: column[index].values.to_numpy() for name, column in columns}
-        if len(row["tokens"]) and row["tokens"].max() >= self._vocabulary:
+        if len(row["tokens"]) and row["tokens"].max() >= self._vocabulary_size:
             raise _make_damage_error(self._path, f"it has the token {row['tokens'].max()}")
 
         documents = zip(row["shards"].tolist(), row["numbers"].tolist(), strict=True)
@@ -250,10 +263,10 @@ def _map_rows(path: Path, schema: pa.Schema) -> pa.Table:
     """Maps the rows of a stream into memory.
 
     The folder may come from someone else, and Arrow follows the offsets of lists without checking
-    their bounds, so all offsets are checked: 8 bytes for each list, not the tokens themselves.
+    their bounds, so all offsets are checked (8 bytes for each list), but not the tokens.
 
     Raises:
-        DataError: If the file has other columns, or cannot be read.
+        DataError: If the file has different columns, or cannot be read.
     """
     try:
         rows = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
@@ -268,18 +281,20 @@ def _map_rows(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def _make_damage_error(path: Path, reason: str) -> DataError:
+    """Returns the error of a damaged file of prepared data."""
     return DataError(f"data_config.prepared: {path} is damaged ({reason}); prepare it again")
 
 
 def _name_stream_file(stream: int) -> str:
+    """Returns the name of a stream's file in the folder."""
     return f"stream-{stream:05}.arrow"
 
 
 def _find_file(folder: Path, manifest: Manifest, stream: int) -> Path:
-    """Returns the path of the file of a stream.
+    """Returns the path of a stream's file.
 
     Raises:
-        DataError: If the file is missing, or has another size than in the manifest.
+        DataError: If the file is missing, or does not have the size listed in the manifest.
     """
     path = folder / _name_stream_file(stream)
     if stream >= len(manifest.streams):
@@ -303,7 +318,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         DataError: If there is none.
-        ConfigurationError: If another version of bsmeta has written it.
+        ConfigurationError: If a different version of bsmeta wrote it.
     """
     try:
         # msgspec's own decoder does not accept Infinity, which a configuration may have.
@@ -313,8 +328,8 @@ def read_manifest(folder: Path) -> Manifest:
             return msgspec.convert(content, Manifest)
     except (OSError, ValueError) as error:
         raise DataError(
-            f"data_config.prepared={folder} holds no prepared data "
-            f"(python -m bsmeta.data.prepare … out={folder} makes it): {error}"
+            f"data_config.prepared={folder} contains no prepared data "
+            f"(python -m bsmeta.data.prepare … out={folder} prepares it): {error}"
         ) from error
 
     raise ConfigurationError(
@@ -324,38 +339,38 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _convert_to_saved(value: dict[str, Any]) -> dict[str, Any]:
-    """Returns a dict as it reads back after saving: tuples, for example, become lists."""
+    """Returns a dict as it is after saving and loading it: tuples, for example, become lists."""
     return json.loads(json.dumps(value))
 
 
-def make_stream_schema(config: DataConfig, vocabulary: int) -> pa.Schema:
-    """Returns the columns of a stream: lists of integers, with a row for each sequence.
+def make_stream_schema(config: DataConfig, vocabulary_size: int) -> pa.Schema:
+    """Returns the schema of a stream's file: lists of integers, a row for each sequence.
 
     The integers have the smallest types that fit the configuration.
     """
     metadata = config.metadata_config
 
-    def integers(largest: int) -> pa.DataType:
-        return pa.list_(pa.from_numpy_dtype(np.min_scalar_type(largest)))
+    def make_list_type(maximum: int) -> pa.DataType:
+        return pa.list_(pa.from_numpy_dtype(np.min_scalar_type(maximum)))
 
     return pa.schema(
         {
-            "tokens": integers(vocabulary - 1),
-            "marks": integers(TARGET_BIT),  # the token type, and TARGET_BIT
-            "lengths": integers(compute_row_length(config)),  # tokens of each chunk
-            "types": integers((1 << len(metadata.metadata_list)) - 1),  # metadata of each chunk
-            "shards": pa.list_(pa.uint32()),  # of each document: the index in the manifest
-            "numbers": pa.list_(pa.uint32()),  # of each document: the number in the shard
+            "tokens": make_list_type(vocabulary_size - 1),
+            "marks": make_list_type(TARGET_BIT),  # the token type, and TARGET_BIT
+            "lengths": make_list_type(compute_row_length(config)),  # tokens of each chunk
+            "types": make_list_type((1 << len(metadata.metadata_list)) - 1),  # of each chunk
+            "shards": pa.list_(pa.uint32()),  # each document's index of its shard in the manifest
+            "numbers": pa.list_(pa.uint32()),  # each document's number in its shard
             "position": pa.list_(pa.int64(), len(Position._fields)),  # after the sequence
-            "counts": pa.list_(pa.int32(), len(count_names(metadata.metadata_list))),
+            "counts": pa.list_(pa.int32(), len(list_count_names(metadata.metadata_list))),
         }
     )
 
 
 class StreamWriter(Dataset):
-    """Writes stream k when item k is requested; the item is the stream's entry in the manifest.
+    """A dataset whose item k writes the file of stream k, and is the stream's manifest entry.
 
-    So a torch DataLoader can write several streams at a time. An error that the user can fix is
+    So a torch DataLoader can write several streams in parallel. An error that the user can fix is
     also returned as an item: the receiver raises it without the stack trace of a loader process.
     """
 
@@ -364,10 +379,10 @@ class StreamWriter(Dataset):
         self._schema = schema
         self._epochs = epochs
         self._folder = folder
-        self._shard_indexes = {shard.name: index for index, shard in enumerate(live.shards)}
+        self._shard_indices = {shard.name: index for index, shard in enumerate(live.shards)}
 
     def __len__(self) -> int:
-        """Number of streams."""
+        """Returns the number of streams."""
         return len(self._live)
 
     def __getitem__(self, stream: int) -> StreamEntry | UserError:
@@ -379,10 +394,10 @@ class StreamWriter(Dataset):
             return error
 
     def _write(self, stream: int) -> StreamEntry:
-        """Writes the file of a stream, and returns the stream's entry in the manifest."""
+        """Writes a stream's file; returns the stream's entry in the manifest."""
         path = self._folder / _name_stream_file(stream)
         entry = StreamEntry(sequences=0, tokens=0, documents=0, bytes=0, xxh3="")
-        sequences = self._live.sequences(stream, Position(), self._epochs)
+        sequences = self._live.iterate_sequences(stream, Position(), self._epochs)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self._schema) as writer:
             while batch := list(itertools.islice(sequences, WRITE_BATCH_SIZE)):
                 rows = [self._to_row(sequence) for sequence in batch]
@@ -396,12 +411,12 @@ class StreamWriter(Dataset):
         return entry
 
     def _to_row(self, sequence: PackedSequence) -> dict[str, np.ndarray]:
-        """Returns the values of a sequence in each column, with the types of the schema."""
+        """Returns the value of each column for a sequence, with the types of the schema."""
         shards = []
         numbers = []
         for document in sequence.documents:
             shard, _, number = document.rpartition(":")
-            shards.append(self._shard_indexes[shard])
+            shards.append(self._shard_indices[shard])
             numbers.append(int(number))
         columns: dict[str, Any] = {
             "tokens": sequence.ids,
@@ -423,7 +438,7 @@ class StreamWriter(Dataset):
 
 
 def main(config: PrepareConfig) -> None:
-    """Writes the folder, or checks an existing one, and prints a summary of its content."""
+    """Writes the folder, or verifies an existing one, and prints a summary of its content."""
     check_data(config.data_config)
     if config.out is None:
         raise ConfigurationError("out is not set; expected the folder to write")
@@ -434,7 +449,7 @@ def main(config: PrepareConfig) -> None:
 def prepare_streams(
     config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
 ) -> Manifest:
-    """Writes the sequences of all streams, or checks an existing folder; returns its manifest.
+    """Writes the sequences of all streams, or verifies an existing folder; returns the manifest.
 
     Raises:
         ConfigurationError: If the folder exists with other data, or cannot be written.
@@ -458,12 +473,24 @@ def prepare_streams(
     if out.exists():
         return _check_folder(out, manifest)
 
+    _write_folder(config, live, len(tokenizer), manifest, out)
+    return manifest
+
+
+def _write_folder(
+    config: PrepareConfig, live: LiveStreams, vocabulary_size: int, manifest: Manifest, out: Path
+) -> None:
+    """Writes all streams, the manifest and the configuration; completes the manifest.
+
+    Raises:
+        ConfigurationError: If the folder cannot be written.
+    """
+    data = config.data_config
     partial_folder = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial_folder.mkdir(parents=True)
-        writer = StreamWriter(
-            live, make_stream_schema(data, len(tokenizer)), config.epochs, partial_folder
-        )
+        schema = make_stream_schema(data, vocabulary_size)
+        writer = StreamWriter(live, schema, config.epochs, partial_folder)
         manifest.streams = _write_streams(writer, data.num_workers)
         (partial_folder / "config.yaml").write_text(write_yaml(config))
         (partial_folder / MANIFEST).write_text(json.dumps(msgspec.to_builtins(manifest), indent=1))
@@ -472,27 +499,26 @@ def prepare_streams(
         raise ConfigurationError(f"out={out} cannot be written: {error}") from error
     finally:
         shutil.rmtree(partial_folder, ignore_errors=True)
-    return manifest
 
 
 def _write_streams(writer: StreamWriter, num_workers: int) -> list[StreamEntry]:
-    """Writes all streams, several at a time, and shows the progress."""
+    """Writes all streams, several in parallel, and shows the progress."""
     streams: list[StreamEntry] = []
     with show_progress_bar("streams", len(writer)) as show:
         for entry in DataLoader(writer, batch_size=None, num_workers=num_workers):
             if isinstance(entry, UserError):
                 raise entry
             streams.append(entry)
-            tokens = sum(stream.tokens for stream in streams)
-            show(len(streams), f"{len(streams)} of {len(writer)}, {tokens:,} tokens")
+            num_tokens = sum(stream.tokens for stream in streams)
+            show(len(streams), f"{len(streams)} of {len(writer)}, {num_tokens:,} tokens")
     return streams
 
 
 def _check_folder(out: Path, expected: Manifest) -> Manifest:
-    """Checks that an existing folder has this data and is intact; returns its manifest.
+    """Checks that an existing folder contains this data and is intact; returns its manifest.
 
     Args:
-        expected: The manifest of this data, without streams.
+        expected: The manifest for this data, without streams.
 
     Raises:
         ConfigurationError: If the folder has other data.
@@ -503,7 +529,7 @@ def _check_folder(out: Path, expected: Manifest) -> Manifest:
     differences = "\n".join(describe_differences(saved, msgspec.to_builtins(expected), "there"))
     if differences:
         raise ConfigurationError(
-            f"out={out} holds other prepared data; name another folder, or delete it:\n"
+            f"out={out} contains other prepared data; name another folder, or delete it:\n"
             f"{differences}"
         )
 
@@ -511,26 +537,26 @@ def _check_folder(out: Path, expected: Manifest) -> Manifest:
         path = _find_file(out, manifest, stream)
         if hash_file(path) != entry.xxh3:
             raise DataError(
-                f"{path} is damaged: its content has another hash than when it was prepared; "
+                f"{path} is damaged: the hash of its content has changed since it was prepared; "
                 "delete the folder and prepare it again"
             )
-    print(f"{out} is there already; all its hashes are right", file=sys.stderr)
+    print(f"{out} already exists; all its hashes match", file=sys.stderr)
     return manifest
 
 
 def summarize_folder(config: PrepareConfig, manifest: Manifest) -> str:
     """Returns a one-line summary of a folder's content."""
     streams = manifest.streams
-    sequences = sum(stream.sequences for stream in streams)
-    tokens = sum(stream.tokens for stream in streams)
-    documents = sum(stream.documents for stream in streams)
+    num_sequences = sum(stream.sequences for stream in streams)
+    num_tokens = sum(stream.tokens for stream in streams)
+    num_documents = sum(stream.documents for stream in streams)
     megabytes = sum(stream.bytes for stream in streams) / 2**20
 
-    capacity = sequences * compute_row_length(config.data_config)  # tokens
-    fill = tokens / max(capacity, 1)
+    capacity = num_sequences * compute_row_length(config.data_config)  # tokens
+    fill = num_tokens / max(capacity, 1)
     return (
-        f"{config.out}: {documents:,} documents in {sequences:,} sequences of {len(streams)} "
-        f"streams, {tokens:,} tokens (fill {fill:.4f}), {megabytes:,.1f} MB"
+        f"{config.out}: {num_documents:,} documents in {num_sequences:,} sequences of "
+        f"{len(streams)} streams, {num_tokens:,} tokens (fill {fill:.4f}), {megabytes:,.1f} MB"
     )
 
 

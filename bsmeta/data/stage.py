@@ -5,10 +5,10 @@
 
 accepts every key that training accepts, and copies the shards and the held-out file of that run.
 The files keep the names that they have in the run, so a run on the copy has the same documents in
-the same order. Until the last file is verified, the folder is called `OUT.part`; the same call
-resumes there at the first missing byte (a file without a listed hash, such as one on a disk, is
-copied again from its beginning). Called for a complete folder, it compares every file with its
-hash.
+the same order. Until the last file is verified, the folder is called `OUT.part`. After an
+interruption, rerun the same command to resume at the first missing byte; a file without a listed
+hash, such as one on a disk, is copied from its beginning. For a complete folder, the command
+compares every file with its hash.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ from bsmeta.data.io.stores import read_range, store_of_file
 TRAIN = "train"
 HELD_OUT = "validation"
 MANIFEST = "staged.jsonl"
-BLOCK_BYTES = 1 << 20  # bytes
+BLOCK_BYTES = 1 << 20
 MAX_DIFFERENCES_SHOWN = 10
 
 _PLAIN_VALUE = re.compile(r"[\w/.*?@%+-]+")  # a value that Hydra does not interpret
 
 
 class Copied(msgspec.Struct, frozen=True):
-    """A line of the manifest: a complete file.
+    """A line of the manifest, for a complete file.
 
     Attributes:
         name: Path in the folder.
         bytes: Size of the file.
-        content: Identifies the content of the original; see `identify_content`.
+        content: Identifier of the original's content; see `identify_content`.
         xxh3: Hash of the copy, in hexadecimal.
     """
 
@@ -84,7 +84,11 @@ class Copied(msgspec.Struct, frozen=True):
 
 
 def main(config: StageConfig) -> int:
-    """Copies the missing files, or checks a complete folder; returns 75 if a signal ended it."""
+    """Copies the missing files, or verifies a complete folder.
+
+    Returns:
+        The exit code; 75 if a signal stopped the copying.
+    """
     if config.out is None:
         raise ConfigurationError("out is not set; expected the folder to write", ["out"])
     check_data(config.data_config)
@@ -96,15 +100,15 @@ def stage_data(config: StageConfig, out: Path) -> str:
     """Copies the data of a run to `out`.
 
     Returns:
-        A report of the copied files, and of the keys with which a run reads them.
+        A message with the number of files and the keys with which a run reads the copies.
 
     Raises:
-        ConfigurationError: If the folder has other data; the data is left as it is.
-        DataError: If a file cannot be read, or differs from its listing or its hash, or the disk
-            is full.
+        ConfigurationError: If the folder contains other data, which is not changed.
+        DataError: If a file cannot be read or differs from its listing or its hash, or if the disk
+            is too small.
     """
     files = [*list_run_files(config)]
-    # The machines that share the folder may all call this at once.
+    # Several machines that share the folder may run this at the same time.
     with hold_write_lock(out, f"copying to {out}"):
         if out.exists():
             _check_copies(out, files)
@@ -115,19 +119,19 @@ def stage_data(config: StageConfig, out: Path) -> str:
             part.rename(out)
             state = "is complete, and every file is verified"
 
-    total = format_bytes(sum(file.size for file in files))
-    keys = [f"  {key}={value}" for key, value in run_keys(config, out, files).items()]
-    return "\n".join([f"{out} {state} ({len(files):,} files, {total}). Train with", *keys])
+    total_size = format_bytes(sum(file.size for file in files))
+    keys = [f"  {key}={value}" for key, value in list_run_keys(config, out, files).items()]
+    return "\n".join([f"{out} {state} ({len(files):,} files, {total_size}). Train with", *keys])
 
 
 def list_run_files(config: StageConfig) -> Iterator[Shard]:
-    """Yields the files that the run reads; the name of each is its path in the folder.
+    """Yields the files that a run reads, each with its path in the folder as its name.
 
-    The names come from listings: `copy_path` refuses those that lead out of the folder.
+    The names come from listings: `locate_copy` refuses those that lead out of the folder.
     """
     data = config.data_config
-    for number, source in enumerate(build_source_configs(data).values()):
-        folder = f"{TRAIN}/{number}" if data.sources else TRAIN
+    for index, source in enumerate(build_source_configs(data).values()):
+        folder = f"{TRAIN}/{index}" if data.sources else TRAIN
         for shard in add_sample_hashes(list_shards(source)):
             yield replace(shard, name=f"{folder}/{shard.name}")
 
@@ -144,15 +148,15 @@ def list_run_files(config: StageConfig) -> Iterator[Shard]:
         yield file
 
 
-def run_keys(config: StageConfig, out: Path, files: Sequence[Shard]) -> dict[str, str]:
-    """Returns the keys with which a run reads the copies, and their values."""
+def list_run_keys(config: StageConfig, out: Path, files: Sequence[Shard]) -> dict[str, str]:
+    """Returns the configuration keys with which a run reads the copies, with their values."""
     keys = {}
     sources = config.data_config.sources
-    for number in range(max(1, len(sources))):
-        folder = f"{TRAIN}/{number}/" if sources else f"{TRAIN}/"
-        key = f"data_config.sources.{number}.train_file" if sources else "data_config.train_file"
+    for index in range(max(1, len(sources))):
+        folder = f"{TRAIN}/{index}/" if sources else f"{TRAIN}/"
+        key = f"data_config.sources.{index}.train_file" if sources else "data_config.train_file"
 
-        # As a path, a folder lists only the files directly in it with the suffixes of shards.
+        # As a path, a folder stands only for the files directly in it that have a shard's suffix.
         names = [file.name.removeprefix(folder) for file in files if file.name.startswith(folder)]
         is_flat = all("/" not in name and name.endswith(SUFFIXES) for name in names)
         keys[key] = quote_argument(f"{out}/{folder}" if is_flat else f"{out}/{folder}**")
@@ -160,13 +164,13 @@ def run_keys(config: StageConfig, out: Path, files: Sequence[Shard]) -> dict[str
     for file in files:
         if file.name.startswith(f"{HELD_OUT}/"):
             keys["data_config.validation_file"] = quote_argument(f"{out}/{file.name}")
-    if config.data_config.dataset_revision is not None:  # it is refused if nothing is on the Hub
+    if config.data_config.dataset_revision is not None:  # refused if no file is on the Hub
         keys["data_config.dataset_revision"] = "null"
     return keys
 
 
 def quote_argument(value: str) -> str:
-    """Quotes a value for Hydra, then for the shell: a name from a listing must not run there."""
+    """Quotes a value for Hydra, then for the shell, as a name in a listing may contain commands."""
     if not _PLAIN_VALUE.fullmatch(value):
         value = json.dumps(value, ensure_ascii=False)
     return shlex.quote(value)
@@ -176,7 +180,7 @@ def _check_copies(out: Path, files: Iterable[Shard]) -> None:
     """Compares the manifest of a complete folder with the listing, and its files with their hashes.
 
     Raises:
-        ConfigurationError: If the folder has other data.
+        ConfigurationError: If the folder contains other data.
         DataError: If a file is missing or damaged.
     """
     copies = read_manifest(out)
@@ -193,14 +197,16 @@ def _check_copies(out: Path, files: Iterable[Shard]) -> None:
     lines = [*itertools.islice(differences, MAX_DIFFERENCES_SHOWN)]
     if lines:
         raise ConfigurationError(
-            "\n".join([f"out={out} holds other data; name another folder, or delete it:", *lines]),
+            "\n".join(
+                [f"out={out} contains other data; name another folder, or delete it:", *lines]
+            ),
             ["out"],
         )
 
     with show_progress_bar("checking", len(copies)) as show:
         for count, copy in enumerate(copies.values(), start=1):
             path = join_inside(out, copy.name, str(out / MANIFEST))
-            xxh3 = hash_file(path) if path.is_file() else "not there"
+            xxh3 = hash_file(path) if path.is_file() else "missing"
             if xxh3 != copy.xxh3:
                 raise DataError(
                     f"{path} is damaged: its xxh3 is {xxh3}, not {copy.xxh3}; delete {out}, and "
@@ -210,9 +216,12 @@ def _check_copies(out: Path, files: Iterable[Shard]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Copied]:
-    """Reads the complete files of a folder, by name.
+    """Returns the entries of a folder's manifest, by name; empty if there is none.
 
     An unfinished last line, which a killed process may leave, is ignored.
+
+    Raises:
+        DataError: If the manifest is damaged.
     """
     try:
         lines = (folder / MANIFEST).read_bytes().splitlines(keepends=True)
@@ -230,34 +239,19 @@ def identify_content(file: Shard) -> str:
 
 
 def _copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
-    """Copies files to a folder, several at a time, and continues an earlier call."""
-    folder.mkdir(exist_ok=True)
-    if any(folder.iterdir()) and not (folder / MANIFEST).exists():
-        raise ConfigurationError(
-            f"{folder} exists, and was not written by this command (it has no {MANIFEST}); name "
-            "another folder in out, or delete it",
-            ["out"],
-        )
-    for file in files:  # all names are checked before anything is written
-        copy_path(file, folder)
-        locate_part(file, folder)
-
-    complete = _find_complete(folder, files)
-    with replace_atomically(folder / MANIFEST) as part:
-        part.write_bytes(b"".join(map(_encode_line, complete.values())))
+    """Copies files to a folder, several in parallel; resumes an interrupted call."""
+    complete = _prepare_folder(folder, files)
     missing = [file for file in files if file.name not in complete]
-    _remove_leftovers(folder, {MANIFEST, *complete, *map(name_part, missing)})
-
-    total = sum(file.size for file in files)
-    complete_bytes = sum(copy.bytes for copy in complete.values())
+    num_bytes = sum(file.size for file in files)
+    num_complete_bytes = sum(copy.bytes for copy in complete.values())
     _check_space(folder, missing)
 
     with (
         open(folder / MANIFEST, "ab", buffering=0) as manifest,
-        show_progress_bar("copying", total) as show,
+        show_progress_bar("copying", num_bytes) as show,
         ThreadPoolExecutor(parallel) as pool,
     ):
-        copier = Copier(folder, manifest, show, complete_bytes)
+        copier = Copier(folder, manifest, show, num_complete_bytes)
         futures = [pool.submit(copier.copy, file) for file in missing]
         try:
             for future in as_completed(futures):
@@ -267,43 +261,76 @@ def _copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
             pool.shutdown(cancel_futures=True)
 
 
+def _prepare_folder(folder: Path, files: Sequence[Shard]) -> dict[str, Copied]:
+    """Prepares a folder for copying: rewrites its manifest, and removes files of other listings.
+
+    Returns:
+        The complete copies of files in the folder, by name.
+
+    Raises:
+        ConfigurationError: If the folder was not written by this command.
+        UnsafeNameError: If a name in the listing would lead out of the folder.
+    """
+    folder.mkdir(exist_ok=True)
+    if any(folder.iterdir()) and not (folder / MANIFEST).exists():
+        raise ConfigurationError(
+            f"{folder} exists, and was not written by this command (it has no {MANIFEST}); name "
+            "another folder in out, or delete it",
+            ["out"],
+        )
+    for file in files:  # all names are checked before anything is written
+        locate_copy(file, folder)
+        locate_part(file, folder)
+
+    complete = _find_complete(folder, files)
+    with replace_atomically(folder / MANIFEST) as part:
+        part.write_bytes(b"".join(map(_encode_line, complete.values())))
+    missing = [file for file in files if file.name not in complete]
+    _remove_other_files(folder, {MANIFEST, *complete, *map(name_part, missing)})
+    return complete
+
+
 def _find_complete(folder: Path, files: Sequence[Shard]) -> dict[str, Copied]:
-    """Returns the complete copies of files, by name, that earlier calls left in a folder."""
+    """Returns the complete copies of files in a folder, by name."""
     copies = read_manifest(folder)
     complete = {}
     for file in files:
         copy = copies.get(file.name)
-        if copy is None or not copy_path(file, folder).is_file():
+        if copy is None or not locate_copy(file, folder).is_file():
             continue
         if copy.bytes == file.size and copy.content == identify_content(file):
             complete[file.name] = copy
     return complete
 
 
-def _remove_leftovers(folder: Path, names: Collection[str]) -> None:
-    """Removes the files that earlier calls left in a folder, except the given names."""
+def _remove_other_files(folder: Path, names: Collection[str]) -> None:
+    """Removes all files in a folder except those with the given names."""
     for path in folder.rglob("*"):
         if path.is_file() and path.relative_to(folder).as_posix() not in names:
             path.unlink()
 
 
 def _check_space(folder: Path, missing: Sequence[Shard]) -> None:
-    """Refuses a disk that is too small for the missing bytes."""
-    missing_bytes = 0
+    """Checks that the disk has room for the missing bytes.
+
+    Raises:
+        DataError: If it has not.
+    """
+    num_missing = 0
     for file in missing:
         part = locate_part(file, folder)
-        copied_bytes = part.stat().st_size if part.exists() else 0
-        missing_bytes += file.size - copied_bytes
+        num_copied = part.stat().st_size if part.exists() else 0
+        num_missing += file.size - num_copied
 
-    free = measure_free_bytes(folder)
-    if missing_bytes > free:
+    num_free = measure_free_bytes(folder)
+    if num_missing > num_free:
         raise DataError(
-            f"{folder}: {format_bytes(missing_bytes)} are missing, and the disk has room for "
-            f"{format_bytes(free)}; free some space, or name another folder"
+            f"{folder}: {format_bytes(num_missing)} are missing, and the disk has room for "
+            f"{format_bytes(num_free)}; free some space, or name another folder"
         )
 
 
-def copy_path(file: Shard, folder: Path) -> Path:
+def locate_copy(file: Shard, folder: Path) -> Path:
     """Returns the path of a complete copy in a folder.
 
     Raises:
@@ -313,7 +340,7 @@ def copy_path(file: Shard, folder: Path) -> Path:
 
 
 def locate_part(file: Shard, folder: Path) -> Path:
-    """Returns the path of an incomplete copy in a folder; raises the error of `copy_path`."""
+    """Returns the path of an incomplete copy in a folder; raises the error of `locate_copy`."""
     return join_inside(folder, name_part(file), str(file.path))
 
 
@@ -323,31 +350,32 @@ def name_part(file: Shard) -> str:
 
 
 def _encode_line(copy: Copied) -> bytes:
+    """Returns the line of the manifest for a copy."""
     return msgspec.json.encode(copy) + b"\n"
 
 
 class Copier:
-    """Copies files to a folder, in any number of threads.
+    """Copies files to a folder; its methods may be called from several threads.
 
     Args:
         manifest: Receives a line for each complete file.
         show: Shows the progress in bytes.
-        copied_bytes: Bytes of the files that are already complete.
+        num_copied: Number of bytes of the files that are already complete.
 
     Attributes:
-        cancelled: Set to end the copying; a later call continues it.
+        cancelled: Set to stop the copying, which a later call resumes.
     """
 
-    def __init__(self, folder: Path, manifest: RawIOBase, show: Show, copied_bytes: int) -> None:
+    def __init__(self, folder: Path, manifest: RawIOBase, show: Show, num_copied: int) -> None:
         self.cancelled = threading.Event()
         self._folder = folder
         self._manifest = manifest
         self._show = show
-        self._copied_bytes = copied_bytes
+        self._num_copied = num_copied
         self._lock = threading.Lock()
 
     def copy(self, file: Shard) -> None:
-        """Copies a file, or its missing bytes, verifies it, and renames it.
+        """Copies the missing bytes of a file, verifies the copy, and renames it.
 
         Raises:
             DataError: If the file cannot be read, or differs from its listing or its hash.
@@ -357,31 +385,30 @@ class Copier:
         part.parent.mkdir(parents=True, exist_ok=True)
         was_resumed = part.exists()
         xxh3 = self._complete(file, part)
-        if xxh3 is None and was_resumed:  # the bytes of an earlier call may have been damaged
+        if xxh3 is None and was_resumed:  # the bytes from an earlier call may be damaged
             xxh3 = self._complete(file, part)
         if xxh3 is None:
             raise DataError(
-                f"{file.path}: what was read is not what was listed ({identify_content(file)}); "
-                "see "
-                "whether a proxy changes it, and copy again"
+                f"{file.path}: the content differs from the listing ({identify_content(file)}); "
+                "check whether a proxy changes it, and copy again"
             )
 
-        # The line is written first: after a crash, a line without its file only causes the part to
-        # be read again.
+        # The line is written before the rename: after a crash, a line without its file only causes
+        # the partial copy to be read again.
         copy = Copied(file.name, file.size, identify_content(file), xxh3)
         with self._lock:
             self._manifest.write(_encode_line(copy))
-        part.rename(copy_path(file, self._folder))
+        part.rename(locate_copy(file, self._folder))
 
     def _complete(self, file: Shard, part: Path) -> str | None:
         """Appends the missing bytes to an incomplete copy, and verifies it.
 
         Returns:
-            The xxh3 of the copy. If the copy is wrong, it is deleted, and None is returned.
+            The xxh3 of the copy; None if the copy was wrong and has been deleted.
         """
         path = file.path
         verifier = store_of_file(path).verifier(path) if isinstance(path, FileRef) else None
-        if verifier is None:  # damage in the existing bytes would not be noticed
+        if verifier is None:  # damage in the existing bytes would not be detected
             part.unlink(missing_ok=True)
 
         content_hash = xxhash.xxh3_64()
@@ -401,11 +428,11 @@ class Copier:
         return None
 
     def _read_from(self, file: Shard, start: int) -> Iterator[bytes]:
-        """Yields the content of a file from a byte on; local files only from the beginning."""
+        """Yields the content of a file from byte `start` on; 0 for a local file."""
         if isinstance(file.path, FileRef):
             blocks: Iterator[bytes] = read_range(file.path, start, file.size, self.cancelled)
         else:
-            assert start == 0, "the part of a local file is deleted before it is copied"
+            assert start == 0, "the partial copy of a local file is deleted before it is copied"
             blocks = _read_blocks(file.path)
         for block in blocks:
             if self.cancelled.is_set():
@@ -413,13 +440,14 @@ class Copier:
             yield block
 
     def _advance(self, count: int) -> None:
-        """Adds bytes to the progress, which other threads report, too."""
+        """Adds a number of bytes to the progress, which several threads report."""
         with self._lock:
-            self._copied_bytes += count
-            self._show(self._copied_bytes, format_bytes(self._copied_bytes))
+            self._num_copied += count
+            self._show(self._num_copied, format_bytes(self._num_copied))
 
 
 def _read_blocks(path: str) -> Iterator[bytes]:
+    """Yields the content of a local file in blocks."""
     try:
         with open(path, "rb") as file:
             yield from iter(lambda: file.read(BLOCK_BYTES), b"")

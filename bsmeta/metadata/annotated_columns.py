@@ -1,12 +1,11 @@
-"""The gate for the columns that annotators write: records, and the spans of a page's content.
+"""Decodes the columns that annotators write: records, and the spans of a page's content.
 
-Other people's data has columns of the same names with another content: `metadata_tags` as a list of
-strings, `metadata_html` as a page. Every reader of these columns gets their content from here, and
+Other people's data has columns of the same names with different content: `metadata_tags` as a list
+of strings, `metadata_html` as a page. So all code that reads these columns uses this module, and
 handles a `BadDocument` in its own way: training drops the document and counts it, an annotator
-fails on the page, a report leaves the column out. A column that is only carried along is never
-read.
+fails on the page, a report leaves the column out. Columns that are only passed on are never read.
 
-A value is JSON (`msgspec.Raw`, bytes), or Python objects that JSON has, as from a Parquet file.
+A value is JSON (`msgspec.Raw`, bytes), or a Python object of JSON types, as from a Parquet file.
 """
 
 from __future__ import annotations
@@ -29,52 +28,52 @@ from bsmeta.metadata.spans import read_spans
 
 CONTENT_SPANS = "content_spans"
 PREFIX = "metadata_"
-"""Begins the name of each column of records."""
+"""The prefix of the name of each column of records."""
 
 Spans = list[tuple[int, int]]
 """Starts and ends in characters, in order and disjoint."""
 
 
-class _Cut(msgspec.Struct):
-    """A column that may have been cut out together with the columns after it."""
+class _FirstColumn(msgspec.Struct):
+    """The first of several columns that may have been cut out of a line together."""
 
     column: msgspec.Raw = msgspec.field(name="")
 
 
-_CUT = ForeignDecoder(_Cut)
+_FIRST_COLUMN = ForeignDecoder(_FirstColumn)
 _RECORDS = ForeignDecoder(list[Record] | None)
 _CONTENT_SPANS = ForeignDecoder(dict[str, Spans | None] | list[Any] | None)
 _STRINGS = ForeignDecoder(list[str] | None)
 
 
 def decode_records(column: str, value: Any) -> list[Record]:
-    """Decodes the records of a column; none if it is null.
+    """Decodes the records in a column; returns none if it is null.
 
     Args:
-        column: Its name, for messages.
+        column: The name of the column, for messages.
 
     Raises:
-        BadDocument: `not_json` or `wrong_type`, if these are no records.
+        BadDocument: `not_json` or `wrong_type`, if the column does not contain records.
     """
     content = _encode_value(value)
     try:
         return _RECORDS.decode(content) or []
     except UNREADABLE as error:
         with contextlib.suppress(*UNREADABLE):
-            alone = bytes(_CUT.decode(b'{"":' + memoryview(content) + b"}").column)
-            if alone != bytes(content):
-                return decode_records(column, alone)
+            first = bytes(_FIRST_COLUMN.decode(b'{"":' + memoryview(content) + b"}").column)
+            if first != bytes(content):  # `decoding.cut_column` also cut out the next columns
+                return decode_records(column, first)
         raise classify_bad_document(error, f"{column}: ") from error
 
 
 def decode_local_records(column: str, value: Any, text_length: int) -> list[Record]:
-    """Decodes the local records of a column, whose spans are spans of the text.
+    """Decodes the local records in a column, and checks their spans.
 
     Args:
-        text_length: Characters of the text.
+        text_length: Number of characters of the text.
 
     Raises:
-        BadDocument: As by `decode_records` and `read_spans`.
+        BadDocument: See `decode_records` and `read_spans`.
     """
     records = select_local_records(decode_records(column, value))
     if records:
@@ -83,10 +82,10 @@ def decode_local_records(column: str, value: Any, text_length: int) -> list[Reco
 
 
 def decode_content_spans(value: Any) -> dict[str, Spans | None] | None:
-    """Decodes the spans of each extractor: None for one that failed.
+    """Decodes the content spans of a page.
 
     Returns:
-        None if the column is null.
+        The spans of each extractor, or None for one that failed; None if the column is null.
 
     Raises:
         BadDocument: `wrong_type` or `not_json`.
@@ -103,7 +102,7 @@ def decode_content_spans(value: Any) -> dict[str, Spans | None] | None:
 
 
 def decode_strings(column: str, value: Any) -> list[str]:
-    """Decodes a column of strings, such as `html_title`; none if it is null.
+    """Decodes a column of strings, such as `html_title`; returns none if it is null.
 
     Raises:
         BadDocument: `wrong_type` or `not_json`.
@@ -115,7 +114,7 @@ def decode_strings(column: str, value: Any) -> list[str]:
 
 
 def _encode_value(value: Any) -> bytes | memoryview | msgspec.Raw:
-    """Returns a value as JSON."""
+    """Encodes a value as JSON, unless it is JSON already."""
     if isinstance(value, bytes | memoryview | msgspec.Raw):
         return value
     return msgspec.json.encode(value)

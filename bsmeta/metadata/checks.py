@@ -18,8 +18,8 @@ from bsmeta.metadata.metadata_type import (
     CONFIG_KEY,
     CONSTANT,
     RANDOM,
-    describe_problem,
-    write_setting,
+    format_setting,
+    make_problem,
 )
 from bsmeta.metadata.processors import PROCESSORS, find_type, map_columns
 
@@ -38,7 +38,7 @@ _EFFECT_ATTRIBUTES = {
 
 
 def find_metadata_problems(config: MetadataConfig) -> list[Problem]:
-    """Lists all problems with the configuration; empty if there are none."""
+    """Returns a problem for each invalid setting of the metadata."""
     problems = [*_find_type_list_problems(config), *find_bound_problems(config, f"{CONFIG_KEY}.")]
     problems += _find_prefix_problems(config)
     problems += _find_template_problems(config)
@@ -46,47 +46,50 @@ def find_metadata_problems(config: MetadataConfig) -> list[Problem]:
     for metadata_type in PROCESSORS.values():
         problems += metadata_type.problems(config)
     problems += _find_schedule_problems(config)
-    problems += _find_undrawn_problems(config)
+    problems += _find_sampling_problems(config)
     problems += _find_substitute_problems(config)
     return problems
 
 
 def _find_prefix_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields a limit of the prefix that leaves no room for text, and an unusable boundary token."""
+    """Yields problems with the length of the prefix, and with an unusable boundary token."""
     token = config.metadata_boundary_token
     if token and (token.split() != [token] or token.isalnum()):
         key = "metadata_boundary_token"
         expected = 'a string that no text contains, without blanks, such as <|text|>, or ""'
-        yield describe_problem(key, format_value(token), expected, write_setting(key, "'<|text|>'"))
+        yield make_problem(key, format_value(token), expected, format_setting(key, "'<|text|>'"))
 
     limit = config.prefix_max_tokens
     if limit is not None and 2 <= config.max_seq_len <= limit:
         key = "prefix_max_tokens"
         expected = f"1 to {config.max_seq_len - 1} (max_seq_len - 1), or null"
-        yield describe_problem(key, format_value(limit), expected, write_setting(key, "null"))
+        yield make_problem(key, format_value(limit), expected, format_setting(key, "null"))
 
 
-def _find_undrawn_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields configured types that can never be drawn: the run would train on text alone."""
+def _find_sampling_problems(config: MetadataConfig) -> Iterator[Problem]:
+    """Yields a problem for each setting that prevents any type from being sampled."""
     columns = config.metadata_column_list
     with_records = [name for name in config.metadata_list if not find_type(name).always_present]
     if columns == [] and with_records:
         expected = f"columns that hold {', '.join(config.metadata_list)}, or null (all of them)"
-        fix = write_setting("metadata_column_list", "null (for text alone: metadata_probability=0)")
-        yield describe_problem("metadata_column_list", "[]", expected, fix)
+        fix = format_setting(
+            "metadata_column_list", "null (for text alone: metadata_probability=0)"
+        )
+        yield make_problem("metadata_column_list", "[]", expected, fix)
 
     if not config.schedule:
-        yield from _find_undrawn_in_phase(config, "")
-    for number, phase in enumerate(config.schedule):
-        yield from _find_undrawn_in_phase(apply_phase(phase, config), f"schedule.{number}.")
+        yield from _find_phase_sampling_problems(config, "")
+    for index, phase in enumerate(config.schedule):
+        phase_config = apply_phase(phase, config)
+        yield from _find_phase_sampling_problems(phase_config, f"schedule.{index}.")
 
 
-def _find_undrawn_in_phase(phase: MetadataConfig, key_prefix: str) -> Iterator[Problem]:
-    """Yields a problem if no type can be drawn in a phase of the schedule.
+def _find_phase_sampling_problems(phase: MetadataConfig, key_prefix: str) -> Iterator[Problem]:
+    """Yields a problem if no type can be sampled in a phase of the schedule.
 
     Args:
         phase: The metadata configuration during the phase.
-        key_prefix: Comes before the phase's keys.
+        key_prefix: The prefix of the phase's keys.
     """
     types = phase.metadata_list
     if not types or not phase.metadata_probability > 0:
@@ -96,20 +99,20 @@ def _find_undrawn_in_phase(phase: MetadataConfig, key_prefix: str) -> Iterator[P
     dropped.update(name for name in types if find_type(name).sample_rate(phase) <= 0)
     if dropped.issuperset(types):
         content = f"{', '.join(types)} left out of every document"
-        expected = "a type that can be drawn"
+        expected = "a type that can be sampled"
         fix = "a chance below 1 (for text alone: metadata_probability=0)"
-        yield describe_problem(f"{key_prefix}metadata_dropout", content, expected, fix)
+        yield make_problem(f"{key_prefix}metadata_dropout", content, expected, fix)
     elif phase.random_sample_metadata and not any(
         find_type(name).weight(name, phase) for name in types
     ):
         key = f"{key_prefix}random_sample_metadata_weights"
-        expected = "a type of metadata_list that can be drawn"
+        expected = "a type of metadata_list that can be sampled"
         fix = "give one of them a weight (for text alone: metadata_probability=0)"
-        yield describe_problem(key, f"0 for {', '.join(types)}", expected, fix)
+        yield make_problem(key, f"0 for {', '.join(types)}", expected, fix)
 
 
 def _find_substitute_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields metadata outside the prefix, which constant and random tokens would not replace."""
+    """Yields a problem for metadata outside the prefix if `metadata_values` replaces only that."""
     values = config.metadata_values
     if values not in (CONSTANT, RANDOM):
         return
@@ -121,44 +124,44 @@ def _find_substitute_problems(config: MetadataConfig) -> Iterator[Problem]:
             "the prefix only"
         )
         fix = f"leave {', '.join(local)} out"
-        yield describe_problem(_LIST_KEY, ", ".join(local), expected, fix)
+        yield make_problem(_LIST_KEY, ", ".join(local), expected, fix)
 
     if config.metadata_position != "prepend":
         expected = f"prepend, because metadata_values={values} replaces the prefix only"
-        fix = write_setting("metadata_position", "prepend")
-        yield describe_problem("metadata_position", config.metadata_position, expected, fix)
+        fix = format_setting("metadata_position", "prepend")
+        yield make_problem("metadata_position", config.metadata_position, expected, fix)
 
 
 def _find_type_list_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields problems with `metadata_list`, and with settings of types that it does not have."""
+    """Yields problems with `metadata_list`, and with settings for types that it does not have."""
     types = config.metadata_list
     keys = map_columns()
     if len(types) > MAX_TYPES:
         expected = f"at most {MAX_TYPES}, because each type needs a bit of a 32-bit integer"
-        yield describe_problem(_LIST_KEY, f"{len(types)} types", expected, "drop some")
+        yield make_problem(_LIST_KEY, f"{len(types)} types", expected, "drop some")
     for name in sorted({name for name in types if types.count(name) > 1}):
-        yield describe_problem(
+        yield make_problem(
             _LIST_KEY, f"{name} more than once", "each type once", f"drop one {name}"
         )
     for name in types:
         if name in keys:
             expected = f"the key of its records, {keys[name]}"
-            fix = f"{keys[name]} there; a column belongs into metadata_column_list"
-            yield describe_problem(_LIST_KEY, f"the column {name}", expected, fix)
+            fix = f"{keys[name]} there; a column belongs in metadata_column_list"
+            yield make_problem(_LIST_KEY, f"the column {name}", expected, fix)
 
     if config.loss_on_metadata_types is not None and not config.loss_on_metadata:
         expected = "null, because loss_on_metadata is false"
-        yield describe_problem(
+        yield make_problem(
             "loss_on_metadata_types",
             format_value(config.loss_on_metadata_types),
             expected,
-            write_setting("loss_on_metadata", "true"),
+            format_setting("loss_on_metadata", "true"),
         )
     yield from _find_unlisted_type_problems(config)
 
 
 def _find_unlisted_type_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields settings by type that name a type which `metadata_list` does not have."""
+    """Yields a problem for each setting by type that names a type missing in `metadata_list`."""
     settings_by_type: dict[str, Mapping[str, object]] = {
         "metadata_dropout": config.metadata_dropout,
         "metadata_templates": config.metadata_templates,
@@ -170,11 +173,11 @@ def _find_unlisted_type_problems(config: MetadataConfig) -> Iterator[Problem]:
         for unknown in [key for key in values if key not in config.metadata_list]:
             expected = f"types of metadata_list{suggest_nearest(unknown, config.metadata_list)}"
             fix = f"add {unknown} to metadata_list, or drop it here"
-            yield describe_problem(name, f"the type {unknown}", expected, fix)
+            yield make_problem(name, f"the type {unknown}", expected, fix)
 
 
 def _find_template_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields templates that cannot be filled in, or that do not use the value."""
+    """Yields a problem for each template that cannot be filled in or does not use the value."""
     for name, template in config.metadata_templates.items():
         if not find_type(name).takes_template:
             continue  # without effect: see `list_metadata_notes`
@@ -187,61 +190,61 @@ def _find_template_problems(config: MetadataConfig) -> Iterator[Problem]:
             parts = list(string.Formatter().parse(template))
         except ValueError as error:
             fix = "double a brace to show it"
-            yield describe_problem(key, format_value(template), f"{expected} ({error})", fix)
+            yield make_problem(key, format_value(template), f"{expected} ({error})", fix)
             continue
 
         used_fields = {field for _, field, _, _ in parts} - {None}
         if any(form or conversion for _, _, form, conversion in parts):
-            yield describe_problem(
+            yield make_problem(
                 key, format_value(template), f"{expected}, and no format after a name", "drop it"
             )
         if not used_fields <= fields or used_fields <= {"key"}:
-            yield describe_problem(
+            yield make_problem(
                 key,
                 format_value(template),
                 expected,
-                write_setting(key, "'{key}: {value}', for example"),
+                format_setting(key, "'{key}: {value}', for example"),
             )
 
 
 def _find_bucket_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields bounds of buckets that do not rise, or that compete with a scale."""
+    """Yields a problem for bucket bounds that do not increase, or that conflict with a scale."""
     for name, bounds in config.value_bucket_bounds.items():
         key = f"value_bucket_bounds.{name}"
         are_numbers = all(type(bound) in (int, float) for bound in bounds)
         if not bounds or not are_numbers or any(map(operator.ge, bounds, bounds[1:])):
-            yield describe_problem(
+            yield make_problem(
                 key,
                 format_value(bounds),
                 "rising numbers",
-                write_setting(key, "[10,100], for example"),
+                format_setting(key, "[10,100], for example"),
             )
 
         if name in config.value_bucket_scale:
-            expected = f"no bounds, because value_bucket_scale names {name}, too"
-            yield describe_problem(
+            expected = f"no bounds, because value_bucket_scale also names {name}"
+            yield make_problem(
                 key, format_value(bounds), expected, f"drop {name} from one of the two"
             )
 
 
 def _find_schedule_problems(config: MetadataConfig) -> Iterator[Problem]:
     """Yields problems with the order, the shares and the types of the phases."""
-    for number, phase in enumerate(config.schedule):
-        if phase.at_decay and (number == 0 or number + 1 < len(config.schedule)):
+    for index, phase in enumerate(config.schedule):
+        if phase.at_decay and (index == 0 or index + 1 < len(config.schedule)):
             expected = "false: only the last of several phases may begin with the decay"
             fix = "drop at_decay there, or put the phase last"
-            yield describe_problem(f"schedule.{number}.at_decay", "true", expected, fix)
+            yield make_problem(f"schedule.{index}.at_decay", "true", expected, fix)
 
     shares = [phase.share for phase in config.schedule if not phase.at_decay]
     if shares and not math.isclose(sum(shares), 1, abs_tol=1e-6):
         expected = f"shares that make 1 (they make {sum(shares):g})"
-        yield describe_problem("schedule", f"the shares {shares}", expected, "change the shares")
+        yield make_problem("schedule", f"the shares {shares}", expected, "change the shares")
 
-    for number, phase in enumerate(config.schedule):
+    for index, phase in enumerate(config.schedule):
         for unknown in [name for name in phase.types or () if name not in config.metadata_list]:
             expected = f"types of metadata_list{suggest_nearest(unknown, config.metadata_list)}"
             fix = f"add {unknown} to metadata_list, or drop it here"
-            yield describe_problem(f"schedule.{number}.types", f"the type {unknown}", expected, fix)
+            yield make_problem(f"schedule.{index}.types", f"the type {unknown}", expected, fix)
 
 
 def _list_replaced_separators(config: MetadataConfig) -> Iterator[str]:
@@ -258,7 +261,10 @@ def _list_replaced_separators(config: MetadataConfig) -> Iterator[str]:
 
 
 def find_row_budget_problems(config: DataConfig) -> list[Problem]:
-    """Lists settings under which rows of the same text would differ in their text or its loss."""
+    """Returns a problem for each setting that changes the text of a row, or its loss.
+
+    Under `row_budget=text`, neither may depend on the metadata.
+    """
     if config.row_budget != BY_TEXT:
         return []
 
@@ -277,16 +283,17 @@ def find_row_budget_problems(config: DataConfig) -> list[Problem]:
     for name, reason in reasons.items():
         if getattr(metadata, name):
             expected = f"false under data_config.row_budget={BY_TEXT}: {reason}"
-            problems.append(describe_problem(name, "true", expected, write_setting(name, "false")))
+            problems.append(make_problem(name, "true", expected, format_setting(name, "false")))
     return problems
 
 
 def list_metadata_notes(config: MetadataConfig) -> list[str]:
-    """Lists settings without effect: of types not in `metadata_list`, or of types that ignore them.
+    """Returns a note for each setting that has no effect.
 
-    They are not problems, so that models that were trained with them can be used. Weights are by
-    key or column. Special tokens may be of any known type: a configuration has them for several
-    choices of `metadata_list`.
+    Such settings are for types not in `metadata_list`, or for types that ignore them. They are not
+    problems, so that models that were trained with them can be used. Weights are by key or column.
+    Special tokens may be for any known type, because a configuration may serve several values of
+    `metadata_list`.
     """
     if not config.metadata_list or not config.metadata_probability > 0:
         return []

@@ -1,8 +1,8 @@
-"""The part of a page that is its content: text and records are cut to it.
+"""Restricts the text and records of a page to its content.
 
-A shard of `annotate.py` has the whole text of each page, and in the column `content_spans` the
-spans of it that each extractor takes for the page's content. The spans to train on
-(`data_config.content`) are chosen when a line is decoded: text and records are cut to them.
+A shard of `annotate.py` has the whole text of each page. Its column `content_spans` has the spans
+that each extractor classifies as the page's content. The spans to train on (`data_config.content`)
+are chosen when a line is decoded, and text and records are restricted to them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ _LINE_DECODER = ForeignDecoder(_Line)
 
 
 def read_content_spans(line: Line, content: str) -> Spans:
-    """Reads the spans of a line's text that are trained on; none if the extractor failed.
+    """Returns the spans of a line's text that are trained on; none if the extractor failed.
+
+    Args:
+        content: The value of `data_config.content`.
 
     Raises:
-        BadDocument: `no_content_spans` if the extractor was not run, or `wrong_type`.
+        BadDocument: `no_content_spans` if the extractor was not run; `wrong_type` or `not_json`.
     """
     try:
         text = line.text if isinstance(line, PartialLine) else line
@@ -59,34 +62,42 @@ def read_content_spans(line: Line, content: str) -> Spans:
 
 
 def _combine_spans(lists: Sequence[Spans], min_lists: int) -> Spans:
-    """Returns the spans that at least `min_lists` of several lists of disjoint spans cover."""
-    edges: list[tuple[int, int]] = []  # positions, with 1 for a start and -1 for an end
+    """Returns the spans that are covered by at least `min_lists` of several lists of spans.
+
+    Args:
+        lists: Lists of disjoint spans.
+    """
+    edges: list[tuple[int, int]] = []  # (position, 1) for a start, (position, -1) for an end
     for spans in lists:
         for start, end in spans:
             edges += (start, 1), (end, -1)
     edges.sort()
 
     combined: Spans = []
-    depth = 0
+    num_open = 0  # spans that cover the current position
     begin = 0
     for position, change in edges:
-        previous_depth = depth
-        depth += change
-        if previous_depth < min_lists <= depth:
+        previous_num_open = num_open
+        num_open += change
+        if previous_num_open < min_lists <= num_open:
             begin = position
-        elif depth < min_lists <= previous_depth and begin < position:
+        elif num_open < min_lists <= previous_num_open and begin < position:
             combined.append((begin, position))
     return combined
 
 
 class KeptText:
-    """The part of a text that is kept.
+    """The spans of an original text that are kept, joined to a new text.
 
-    Kept spans are joined by a line break if there is one between them, or else by a space if there
-    is any white space.
+    Two spans are joined with a line break if there is one between them in the original text, or
+    with a space if there is other white space, or else directly.
+
+    Attributes:
+        text: The new text.
 
     Raises:
-        BadDocument: `bad_content_spans` if they are not in order and disjoint, or not in the text.
+        BadDocument: `bad_content_spans` if the spans are out of order, overlap, or are out of
+            bounds.
     """
 
     def __init__(self, text: str, spans: Spans) -> None:
@@ -115,12 +126,18 @@ class KeptText:
         self._starts, self._ends, self._new_starts = np.array(rows, np.int64).reshape(-1, 3).T
 
     def clip(self, key: str, records: Sequence[Record]) -> list[Record]:
-        """Moves records to their spans in the text that is kept, and drops those outside of it.
+        """Translates the spans of records into offsets in the kept text; drops records outside it.
 
-        The order of tags at one position stays the order in the whole text.
+        Tags at the same position keep their order.
+
+        Args:
+            key: The type of the records.
+
+        Returns:
+            Copies of the records.
 
         Raises:
-            BadDocument: If a span is not one of the whole text.
+            BadDocument: If a span is out of bounds in the original text.
         """
         records = [msgspec.structs.replace(record) for record in records]  # types may share them
         local = [record for record in records if record.is_local()]
@@ -136,8 +153,9 @@ class KeptText:
         return clipped
 
     def _clip_local(self, key: str, local: Sequence[Record]) -> list[Record]:
+        """Changes the spans of local records in place, and returns the kept records."""
         spans = read_spans(key, local, self._length)
-        new_spans, is_kept = self._move(spans)
+        new_spans, is_kept = self._translate_spans(spans)
         records = [local[row] for row in np.flatnonzero(is_kept).tolist()]
         for record, (start, end) in zip(records, new_spans[is_kept].tolist(), strict=True):
             record.char_start_idx = start
@@ -145,14 +163,18 @@ class KeptText:
 
         relative = read_relative_positions(key, local)
         if relative is not None:
-            relative = _renumber_positions(spans[is_kept], relative[is_kept], new_spans[is_kept])
+            relative = _rank_positions(spans[is_kept], relative[is_kept], new_spans[is_kept])
             for record, (start, end) in zip(records, relative.tolist(), strict=True):
                 record.relative_start_pos = start
                 record.relative_end_pos = end
         return records
 
-    def _move(self, spans: Int64) -> tuple[Int64, NDArray[np.bool_]]:
-        """Computes the new spans, and which of them overlap the text that is kept."""
+    def _translate_spans(self, spans: Int64) -> tuple[Int64, NDArray[np.bool_]]:
+        """Translates spans of the original text into spans of the kept text.
+
+        Returns:
+            The new spans (int64 [n, 2]), and whether each overlaps the kept text (bool [n]).
+        """
         new_spans = np.zeros_like(spans)
         if not len(self._starts):
             return new_spans, np.zeros(len(spans), np.bool_)
@@ -160,8 +182,8 @@ class KeptText:
         start, end = spans.T
         is_empty = start == end
 
-        # The first kept span that ends after the start (an empty record may lie at the end of one),
-        # and the last one that starts before the end.
+        # For each span, the first kept span that ends after its start (an empty one may lie at the
+        # end of a kept span), and the last kept span that starts before its end.
         first = np.where(
             is_empty,
             np.searchsorted(self._ends, start, "left"),
@@ -181,19 +203,30 @@ class KeptText:
 
 
 def _choose_separator(between: str) -> str:
-    """Returns the white space that replaces the text between two kept spans."""
+    """Returns the white space to put between two kept spans instead of the text between them."""
     if "\n" in between:
         return "\n"
     return " " if any(map(str.isspace, between)) else ""
 
 
-def _renumber_positions(old_spans: Int64, relative: Int64, new_spans: Int64) -> Int64:
-    """Renumbers the relative positions at each new position, in order; equal ones stay equal."""
+def _rank_positions(old_spans: Int64, relative: Int64, new_spans: Int64) -> Int64:
+    """Computes new relative positions: ranks from 0 at each position in the kept text.
+
+    The ranks keep the order by (old position, old relative position); ties stay ties.
+
+    Args:
+        old_spans: int64 [n, 2], spans in the original text.
+        relative: int64 [n, 2], the relative start and end positions in it.
+        new_spans: int64 [n, 2], spans in the kept text.
+
+    Returns:
+        int64 [n, 2].
+    """
     new_positions = new_spans.reshape(-1)
     old_positions = old_spans.reshape(-1)
-    old_numbers = relative.reshape(-1)
-    order = np.lexsort((old_numbers, old_positions, new_positions))
-    rows = np.stack((new_positions, old_positions, old_numbers))[:, order]
+    old_relative = relative.reshape(-1)
+    order = np.lexsort((old_relative, old_positions, new_positions))
+    rows = np.stack((new_positions, old_positions, old_relative))[:, order]
 
     # Count distinct rows, from 0 at each new position.
     is_change = (rows[:, 1:] != rows[:, :-1]).any(axis=0)
@@ -201,6 +234,6 @@ def _renumber_positions(old_spans: Int64, relative: Int64, new_spans: Int64) -> 
     is_first = np.concatenate(([True], rows[0, 1:] != rows[0, :-1]))
     first_rows = np.maximum.accumulate(np.where(is_first, np.arange(len(counts)), 0))
 
-    numbers = np.empty_like(old_numbers)
-    numbers[order] = counts - counts[first_rows]
-    return numbers.reshape(-1, 2)
+    ranks = np.empty_like(old_relative)
+    ranks[order] = counts - counts[first_rows]
+    return ranks.reshape(-1, 2)

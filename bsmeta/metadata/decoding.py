@@ -1,18 +1,18 @@
-"""Decoding: a line of a shard becomes a `Document` with its metadata.
+"""Decodes lines of a shard to `Document`s with their metadata.
 
-First stage of the flow (line -> document -> sampled types -> rendered text). Decoding is typed:
-only the metadata columns named in the configuration are decoded, and columns of lazy types (one
-record per html tag) only when they are rendered. `DocumentDecoder` reads the published forms.
-Under `data_config.columns`, `MappingDecoder` reads any other form, in which each type has the
-dotted path of its value (`metadata.url`): a plain value becomes a global record, a list of records
-is used unchanged, and the parser skips everything that is not mapped.
+This is the first stage of the flow (line -> document -> sampled types -> rendered text). Only the
+metadata columns named in the configuration are decoded, and columns of lazy types (one record per
+html tag) only when they are rendered. `DocumentDecoder` reads the published forms. Under
+`data_config.columns`, `MappingDecoder` reads any other form, in which each type has the dotted path
+of its value (`metadata.url`): a plain value becomes a global record, a list of records is used
+unchanged, and the parser skips everything that is not mapped.
 
 Nine tenths of a published line are html tags, which most documents do not use, and a parser takes
-the same time per byte to skip them. So a long column is cut out of its line before the line is
-parsed. Its start and end are found by searching for keys: no JSON string can contain a key with its
-quotation marks, because quotation marks in a string are escaped. The result depends on the line
-alone, never on earlier lines: a resumed run starts in the middle of a shard and must treat each
-line as the uninterrupted run did. A reader that need not search, because it reads columns, returns
+as long per byte to skip them as to decode them. So a long column is cut out of its line before the
+line is parsed. Its start and end are found by searching for keys: no JSON string can contain a key
+with its quotation marks, because quotation marks in a string are escaped. The result depends on the
+line alone, never on earlier lines: a resumed run starts in the middle of a shard and must treat
+each line as the uninterrupted run did. Readers of columnar formats need no such search: they return
 a `PartialLine` without the columns of lazy types.
 """
 
@@ -44,20 +44,20 @@ from bsmeta.metadata.records import (
 )
 
 MARK = b"-1"
-"""Placeholder for a column that was cut out; not a list of records."""
+"""Placeholder for a column that was cut out; it cannot be mistaken for a list of records."""
 
 _LIST_START = re.compile(rb"\s*:\s*(?=\[)")
 
 _LIST_END = b"}]"
-"""The end of a list of records; if there is a space in it, the whole line is parsed."""
+"""The end of a list of records; if the line has a space in it, the whole line is parsed."""
 
 _OTHER_COLUMNS = b'"metadata'
-"""The beginning of the keys that must not be cut out with a column."""
+"""The beginning of keys that must not be cut out together with a column."""
 
 _AFTER_COLUMN = re.compile(rb'\s*(?:,\s*"|\}\s*\Z)')  # the next key, or the end of the line
 
 ADDRESS_FIELD = "address_column"
-"""The address column if it is not among the requested columns; see `Document.collect_addresses`."""
+"""Name of the field for the address column if that is not requested as metadata."""
 
 _MARKED = msgspec.Raw(MARK)
 _LONGEST_KEY = f'"metadata_{LONGEST_COLUMN}"'.encode()
@@ -72,23 +72,23 @@ _Plain = str | int | float | bool | None
 _TEXT_TYPE = str | msgspec.UnsetType
 _VALUE_TYPE = _Plain | list[Record | str | int | float | bool | None]
 _NON_OBJECT_TYPES = str | int | float | bool | list[msgspec.Raw] | None
-"""Values that may occur where a path continues into an object: the record lacks the path."""
+"""Types of values that may replace an object in a path; such a document lacks the path."""
 
 _Tree = dict[str, Any]
-"""The fields of an object: each has a type (a leaf), or the `_Tree` of an inner object."""
+"""The fields of an object: each maps to a type (a leaf), or to the `_Tree` of an inner object."""
 
 
 class Decoder(ABC):
-    """Turns the lines of a shard into documents.
+    """Decodes the lines of a shard to documents.
 
     Args:
         config: `metadata_list` and `metadata_column_list` select the columns to decode.
-        source: The name of the source in a mixture: added to documents that do not name one.
+        source: The name of the source in a mixture; added to documents that do not name one.
         content: The part of the text to keep (`data_config.content`).
 
     Attributes:
         columns: Names or dotted paths of the columns that are read; a reader may skip all others.
-        late: The columns among them that a `PartialLine` may lack.
+        lazy_columns: The columns among them that a `PartialLine` may lack.
     """
 
     def __init__(self, config: MetadataConfig, source: str, content: str) -> None:
@@ -96,24 +96,25 @@ class Decoder(ABC):
         self._source = Record(source, SOURCE_KEY, "global") if is_named else None
         self._content = content
 
-    def _set_columns(self, columns: Set[str], late_keys: dict[str, str]) -> None:
+    def _set_columns(self, columns: Set[str], lazy_keys: dict[str, str]) -> None:
         """Sets the columns that are read.
 
         Args:
-            late_keys: For each column that a `PartialLine` may lack, the key of its type.
+            lazy_keys: For each column that a `PartialLine` may lack, the key of its type.
         """
         self.columns = frozenset(columns if self._content == ALL else {*columns, CONTENT_SPANS})
-        self.late = frozenset(late_keys)
-        self._late_keys = late_keys
+        self.lazy_columns = frozenset(lazy_keys)
+        self._lazy_keys = lazy_keys
 
     def decode(self, line: Line) -> Document:
-        """Decodes one line.
+        """Decodes a line.
+
+        Columns of lazy types are not decoded here: only their syntax is checked, except in the
+        longest column. Rendering may still reject their records.
 
         Raises:
             BadDocument: `not_json`, `not_an_object`, `missing_text`, `text_not_string` or
-                `wrong_type`, or the reasons of `KeptText` and `content_spans`. Columns of lazy
-                types are not decoded here (only their syntax is checked, except in the longest
-                column); rendering may still reject their records.
+                `wrong_type`; also the reasons of `KeptText` and `read_content_spans`.
         """
         document = self._decode_line(line)
         if self._content != ALL:
@@ -124,18 +125,18 @@ class Decoder(ABC):
 
     @abstractmethod
     def _decode_line(self, line: Line) -> Document:
-        """Decodes a line into a document with its whole text."""
+        """Decodes a line to a document with its whole text."""
 
-    def _map_late_columns(self, line: Line) -> dict[str, Undecoded]:
-        """Returns the columns that a partial line produces on demand, by their types' keys."""
-        late = line.late if isinstance(line, PartialLine) else {}
-        return {key: late[name] for name, key in self._late_keys.items() if name in late}
+    def _map_lazy_columns(self, line: Line) -> dict[str, Undecoded]:
+        """Maps the keys of lazy types to the functions with which a partial line encodes them."""
+        encoders = line.lazy_columns if isinstance(line, PartialLine) else {}
+        return {key: encoders[name] for name, key in self._lazy_keys.items() if name in encoders}
 
 
 def make_decoder(
     config: MetadataConfig, columns: Mapping[str, str], source: str = "", content: str = ALL
 ) -> Decoder:
-    """Creates the decoder of a corpus; see `Decoder`.
+    """Returns the decoder for a corpus; see `Decoder` for the other arguments.
 
     Args:
         columns: The path of the text and of each type; empty for the published forms.
@@ -146,17 +147,17 @@ def make_decoder(
 
 
 def cut_column(line: bytes, key: bytes) -> tuple[bytes, memoryview] | None:
-    """Replaces a column of the line with `MARK`; returns the new line and the column.
+    """Replaces a column of a line with `MARK`.
 
     The search runs from the end of the line, where the other columns are short. It may match in the
     wrong place: the rest of the line is then not JSON, or does not have `MARK` in this column.
-    Columns after its list whose keys do not begin with `_OTHER_COLUMNS` may be cut out with it.
+    Following columns whose keys do not begin with `_OTHER_COLUMNS` may be cut out with it.
 
     Args:
         key: The column's key, in quotation marks.
 
     Returns:
-        None if the column cannot be found.
+        The shortened line and the column; None if the column cannot be found.
     """
     key_start = line.find(key)
     if key_start < 0:
@@ -168,7 +169,7 @@ def cut_column(line: bytes, key: bytes) -> tuple[bytes, memoryview] | None:
     begin = colon.end()
     stop = len(line)
     while (end := _find_last_list_end(line, begin, stop)) is not None:
-        # If another column begins in the range, the list that ended belongs to it.
+        # If another column begins in the range, the list belongs to that column.
         stop = line.rfind(_OTHER_COLUMNS, begin, end)
         if stop < 0:
             return line[:begin] + MARK + line[end:], memoryview(line)[begin:end]
@@ -176,9 +177,9 @@ def cut_column(line: bytes, key: bytes) -> tuple[bytes, memoryview] | None:
 
 
 def _find_last_list_end(line: bytes, begin: int, stop: int) -> int | None:
-    """Finds the end of the last list of records in a range that ends its column.
+    """Returns the end of the last list of records in a range; None if there is none.
 
-    A key or the end of the line follows such a list. The key may begin at `stop`.
+    Such a list is followed by a key, which may begin at `stop`, or by the end of the line.
     """
     while (bracket := line.rfind(_LIST_END, begin, stop)) >= 0:
         end = bracket + len(_LIST_END)
@@ -191,9 +192,8 @@ def _find_last_list_end(line: bytes, begin: int, stop: int) -> int | None:
 class DocumentDecoder(Decoder):
     """Decodes the published forms.
 
-    Both data formats are read: one column per type (`metadata_html`, ...), or `text` with one list
-    `metadata`, which takes precedence if a line has both. A record without a `key` gets the key of
-    its column.
+    There are two: one column per type (`metadata_html`, ...), or a single list `metadata`, which
+    takes precedence if a line has both. A record without a `key` gets the key of its column.
     """
 
     def __init__(self, config: MetadataConfig, source: str = "", content: str = ALL) -> None:
@@ -233,11 +233,11 @@ class DocumentDecoder(Decoder):
             raw = getattr(row, field)
             if not is_empty(raw):
                 undecoded[key] = raw
-        undecoded |= self._map_late_columns(line)
+        undecoded |= self._map_lazy_columns(line)
         return Document(row.text, row.url, records, undecoded, address_column)
 
     def _decode_row(self, line: Line) -> _Line:
-        """Decodes the columns of a line; the longest column is parsed only if necessary."""
+        """Decodes the columns of a line; parses the longest column only if necessary."""
         if isinstance(line, PartialLine):
             return self._decoder.decode(line.text)
 
@@ -254,7 +254,7 @@ class DocumentDecoder(Decoder):
         return self._decoder.decode(line)
 
     def _is_whole(self, row: _Line, column: memoryview) -> bool:
-        """Whether a row decoded without the longest column has all other columns of its line."""
+        """Whether a row that was decoded without the longest column has all other columns."""
         if self._long_field is not None and getattr(row, self._long_field) != _MARKED:
             return False
         if row.text is msgspec.UNSET:
@@ -263,7 +263,10 @@ class DocumentDecoder(Decoder):
 
 
 def _list_columns(config: MetadataConfig) -> list[str]:
-    """Lists the columns to decode (without `metadata_`), in the order of `metadata_list`."""
+    """Returns the names of the columns to decode, without `metadata_`.
+
+    They are in the order of `metadata_list`.
+    """
     columns: list[str] = []
     for key in config.metadata_list:
         columns += [*find_type(key).columns, key]
@@ -274,14 +277,12 @@ def _list_columns(config: MetadataConfig) -> list[str]:
 
 
 def _name_field(name: str) -> str:
-    """Returns a valid field name for any name of a column or in a path (any string)."""
+    """Returns a valid field name for a column name, which may be any string."""
     return "field_" + name.encode().hex()
 
 
 class _Line(msgspec.Struct, gc=False):
-    """The fields of every line; `_build_line_type` adds the requested columns, all others are
-    skipped.
-    """
+    """The fields of every line; `_build_line_type` adds the requested columns."""
 
     text: str | msgspec.UnsetType = msgspec.UNSET
     url: str | None = None
@@ -289,7 +290,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 def _build_line_type(columns: list[str]) -> type[_Line]:
-    """Builds the struct type of a line with these columns."""
+    """Builds the struct type of a line with the given columns; others are skipped."""
     fields: list[tuple[str, Any, Any]] = []
     for name in columns:
         if find_type(name).is_lazy:
@@ -305,15 +306,15 @@ def _build_line_type(columns: list[str]) -> type[_Line]:
 
 
 class MappingDecoder(Decoder):
-    """Decodes records by the paths of their text and metadata.
+    """Decodes lines by the configured paths of text and metadata.
 
-    A record that lacks a path, or has null or an empty string there, lacks that type.
+    A document that lacks a path, or has null or an empty string there, does not have the type.
 
     Args:
         columns: The path of the text (`text` if it is not mapped) and of each type.
 
     Raises:
-        ConfigurationError: If a type with a column of many records shares it with another type.
+        ConfigurationError: If a lazy type shares its column with another type.
     """
 
     def __init__(
@@ -332,13 +333,13 @@ class MappingDecoder(Decoder):
 
         address_path = columns.get(ADDRESS_KEY, ADDRESS_KEY)
         self._address: Callable[[Any], Any] = lambda _: None
-        if ADDRESS_KEY not in paths:  # compared with the held-out ones, but not trained on
+        if ADDRESS_KEY not in paths:  # compared with held-out addresses, but not trained on
             _add_leaf(tree, address_path, msgspec.Raw)
             self._address = _make_getter(address_path)
 
-        # Only whole columns come late, not the fields of a struct.
-        late_keys = {path: key for key, path in lazy.items() if path in tree}
-        self._set_columns({self._text_path, address_path, *paths.values()}, late_keys)
+        # Only whole columns are lazy, not the fields of a struct.
+        lazy_keys = {path: key for key, path in lazy.items() if path in tree}
+        self._set_columns({self._text_path, address_path, *paths.values()}, lazy_keys)
 
         self._decoder = ForeignDecoder(_build_struct(tree))
         self._text = _make_getter(self._text_path)
@@ -369,7 +370,7 @@ class MappingDecoder(Decoder):
             raw = get_raw(row)
             if raw is not None and not is_empty(raw):
                 undecoded[key] = raw
-        undecoded |= self._map_late_columns(line)
+        undecoded |= self._map_lazy_columns(line)
 
         address = self._address(row)
         if type(address) is str:
@@ -381,7 +382,7 @@ class MappingDecoder(Decoder):
         """Decodes the mapped fields of a line.
 
         Raises:
-            BadDocument: If it is not JSON of the expected types.
+            BadDocument: If the line is not JSON of the expected types.
         """
         try:
             return self._decoder.decode(line.text if isinstance(line, PartialLine) else line)
@@ -395,18 +396,26 @@ class MappingDecoder(Decoder):
 
 
 def _refuse_shared_columns(lazy: Mapping[str, str], columns: Mapping[str, str]) -> None:
-    """Refuses a column of many records that is also mapped to another key."""
+    """Checks that no column of a lazy type is also mapped to another key.
+
+    Args:
+        lazy: The path of each lazy type.
+        columns: The path of the text and of each type.
+
+    Raises:
+        ConfigurationError: If one is.
+    """
     for key, path in lazy.items():
-        sharing = [other for other in columns if columns[other] == path and other != key]
-        if sharing:
+        other_keys = [other for other in columns if columns[other] == path and other != key]
+        if other_keys:
             raise ConfigurationError(
-                f"data_config.columns: {path} is mapped to {key} and to {sharing[0]}; the "
+                f"data_config.columns: {path} is mapped to {key} and to {other_keys[0]}; the "
                 f"records of {key} need a column of their own; drop one of the two"
             )
 
 
 def _make_record(value: Record | str | int | float, key: str) -> Record:
-    """Returns a record itself, or a plain value as a global record."""
+    """Returns a record unchanged, or a plain value as a global record."""
     if type(value) is Record:
         return value
     if type(value) is bool:
@@ -415,7 +424,7 @@ def _make_record(value: Record | str | int | float, key: str) -> Record:
 
 
 def _make_getter(path: str) -> Callable[[Any], Any]:
-    """Returns a function that reads the value at a path of a decoded row; None if it is missing."""
+    """Returns a function that returns the value at a path of a decoded row, or None if missing."""
     fields = [_name_field(name) for name in path.split(".")]
     if len(fields) == 1:
         return attrgetter(fields[0])
@@ -429,7 +438,7 @@ def _make_getter(path: str) -> Callable[[Any], Any]:
 
 
 def _add_leaf(tree: _Tree, path: str, leaf: Any) -> None:
-    """Adds the type of the value at a path, unless something is mapped to it or below it."""
+    """Adds the type of the value at a path, unless the path or a part of it is already mapped."""
     *outer, last = path.split(".")
     for name in outer:
         tree = tree.setdefault(name, {})
@@ -439,7 +448,7 @@ def _add_leaf(tree: _Tree, path: str, leaf: Any) -> None:
 
 
 def _build_struct(tree: _Tree) -> type[msgspec.Struct]:
-    """Builds the type of an object with these fields; all others are skipped."""
+    """Builds the struct type of an object with the given fields; others are skipped."""
     fields: list[tuple[str, Any, Any]] = []
     for name, node in tree.items():
         if isinstance(node, dict):

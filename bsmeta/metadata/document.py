@@ -1,7 +1,7 @@
 """A document: its text, its address, and its metadata records by key; every later stage reads it.
 
-`decoding` builds it from a line. A column of many records stays undecoded until a document is
-rendered with it: bytes of its line, or a function of its line that returns them.
+`decoding` builds it from a line. The column of a lazy type stays undecoded until the document is
+rendered with that type: as JSON, or as a function that returns the JSON.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from bsmeta.metadata.records import UNREADABLE, Record
 NO_COLUMN = msgspec.Raw()
 
 _MAX_EMPTY_LIST_BYTES = 16
-"""Largest size of a raw column that may be `[]` or `null`, with spaces."""
+"""Maximum length of a raw column that is decoded to see whether it is `[]` or `null`."""
 
 
 class _Value(msgspec.Struct, gc=False):
-    """The value of a record alone, which decodes in half the time."""
+    """Only the value of a record, which decodes in half the time."""
 
     value: str | int | float
 
@@ -39,7 +39,7 @@ class Document:
 
     Attributes:
         text: The plain text; may be empty.
-        whole_text: The text before `keep`.
+        whole_text: The text before `keep` restricted it.
         url: The `url` column (not the metadata record), if there is one.
     """
 
@@ -69,14 +69,14 @@ class Document:
         self._address_column = address_column
 
     def has(self, key: str) -> bool:
-        """Whether the document has a record of this metadata key."""
+        """Whether the document has a record with this metadata key."""
         return key in self._records or key in self._undecoded
 
     def records(self, key: str) -> Sequence[Record]:
-        """Returns the records of a key, in the order of the data.
+        """Returns the records with a key in their original order; decodes them if necessary.
 
         Raises:
-            BadDocument: If a column that was left undecoded does not hold valid records.
+            BadDocument: If the undecoded column does not have valid records.
         """
         column = self._undecoded.get(key)
         if column is not None:
@@ -88,10 +88,10 @@ class Document:
         return self._records.get(key, ())
 
     def keep(self, kept_text: KeptText) -> None:
-        """Cuts the text and the local records; undecoded records are cut when they are decoded.
+        """Restricts text and local records to a part of the text; lazy records when decoded.
 
         Raises:
-            BadDocument: If a local record's span is not one of the text.
+            BadDocument: If the span of a local record is out of bounds.
         """
         self.text = kept_text.text
         self._kept = kept_text
@@ -103,10 +103,10 @@ class Document:
         self._records.setdefault(key, []).append(record)
 
     def collect_addresses(self, key: str) -> set[str]:
-        """Returns the addresses in the `url` column and in the records of the address key.
+        """Returns the addresses in the `url` column and in the records with the address key.
 
-        The records are read whether or not `metadata_list` has that key; if the column was not
-        requested and cannot be decoded, the document is still accepted.
+        The records are read even if `metadata_list` does not have that key; they are then skipped
+        if they cannot be decoded.
         """
         addresses = {str(record.value) for record in self._records.get(key, ())}
         if self.url is not None:
@@ -122,7 +122,7 @@ class Document:
 def group_records(
     groups: dict[str, list[Record]], column_key: str, records: Sequence[Record] | None
 ) -> None:
-    """Adds records to the groups by their key; without a key, by the key of their column."""
+    """Adds records to the groups by their own key or, if they have none, by their column's key."""
     if not records:
         return
     if len(records) == 1 or len({record.key for record in records}) == 1:  # as in most columns
@@ -134,7 +134,7 @@ def group_records(
 
 
 def is_empty(raw: msgspec.Raw) -> bool:
-    """Whether an undecoded column holds no records (it is absent, `null` or `[]`)."""
+    """Whether an undecoded column has no records (it is absent, `null` or `[]`)."""
     content = memoryview(raw)
     if len(content) > _MAX_EMPTY_LIST_BYTES:
         return False

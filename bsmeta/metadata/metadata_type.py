@@ -1,8 +1,8 @@
-"""Metadata types: the base class, with the default rendering and the default properties.
+"""The base class of metadata types, with the default rendering and the default properties.
 
 `MetadataType` renders the default form, `key: value` and `[key: value]…[/key: value]`, and has
 every property that other modules need; `processors` has the classes that differ. The functions
-convert a value before a type puts it into its string.
+convert values before they are rendered.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 _UNIX_TIME = re.compile(r"\d{9,14}(\.\d+)?")  # seconds or milliseconds, from 1973 on
 
 _MAX_TIMESTAMP_CHARS = 200
-"""Largest number of characters of a date; longer text is prose, and slow to parse as a date."""
+"""Maximum number of characters of a date; longer text is prose, and slow to parse as a date."""
 
-_SCHEME = re.compile(r"//|[A-Za-z][A-Za-z0-9+.-]*:(?!\d+(/|$))")  # but not a host and its port
+_SCHEME = re.compile(r"//|[A-Za-z][A-Za-z0-9+.-]*:(?!\d+(/|$))")  # but not a host with a port
 
 CONFIG_KEY = "data_config.metadata_config"
 
@@ -50,7 +50,7 @@ CONSTANT = "constant"
 RANDOM = "random"
 
 EXAMPLE_TEXT = "Ada Lovelace wrote a program."
-"""The text of the model card's example."""
+"""The text of the example in model cards."""
 
 
 @cache
@@ -66,10 +66,10 @@ def format_year_and_month(value: str) -> tuple[int, str | None]:
     """Returns the year of a point in time, and the name of its month if it has one.
 
     Args:
-        value: A date in any usual notation, or Unix time in seconds or milliseconds.
+        value: A date in any common notation, or Unix time in seconds or milliseconds.
 
     Raises:
-        BadDocument: `not_a_timestamp`.
+        BadDocument: `not_a_timestamp`, if it is neither.
     """
     if len(value) > _MAX_TIMESTAMP_CHARS:
         raise BadDocument("not_a_timestamp", f"{value[:_MAX_TIMESTAMP_CHARS]!r}…: too long")
@@ -86,6 +86,7 @@ def format_year_and_month(value: str) -> tuple[int, str | None]:
 
 
 def _parse_date(value: str) -> tuple[int, str | None]:
+    """Returns the year of a date, and the name of its month if it has one."""
     date = parse_any_date(value)
     if not date.has_year:
         raise ValueError("it has no year")
@@ -93,13 +94,13 @@ def _parse_date(value: str) -> tuple[int, str | None]:
 
 
 def make_url_readable(url: str, granularity: str) -> str | None:
-    """Returns the part of an address that is rendered, without %-escapes.
+    """Returns the part of an address to render, with %-escapes decoded.
 
     Args:
         url: The address, with or without its scheme.
-        granularity: `full`; `host` (in lower case, without port); `registered_domain` and
-            `suffix` (by the public suffix list that comes with tldextract); `path`; `hash`
-            (xxh3 of the host: 16 hexadecimal digits that distinguish sites but carry no meaning).
+        granularity: `full`; `host` (in lower case, without port); `registered_domain` or `suffix`
+            (by the public suffix list in tldextract); `path`; `hash` (xxh3 of the host: 16
+            hexadecimal digits that distinguish sites but carry no meaning).
 
     Returns:
         None if the address does not have that part.
@@ -128,12 +129,13 @@ def make_url_readable(url: str, granularity: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _split_domain(host: str) -> tuple[str, str]:
+    """Returns the registered domain of a host (the host if it has none), and its public suffix."""
     parts = _load_extractor()(host)
     return parts.top_domain_under_public_suffix or host, parts.suffix
 
 
 class Bucketing:
-    """Puts the numbers of a type into buckets, if configured.
+    """Renders a type's values, in buckets if configured.
 
     `value_bucket_scale` renders floor(scale * value), as "Beyond URLs" (2025) does with quality
     scores (scale 10); `value_bucket_bounds` renders the interval, such as `100-500`.
@@ -153,7 +155,7 @@ class Bucketing:
         """Renders a value.
 
         Raises:
-            BadDocument: `not_a_number`, if buckets are configured.
+            BadDocument: `not_a_number`, only if buckets are configured.
         """
         if self._scale is not None:
             # In decimal, where 100 * 0.29 is 29.
@@ -176,6 +178,11 @@ class Bucketing:
 
 
 def _parse_number(value: str | int | float) -> Decimal:
+    """Returns a value as a number in the range of floats.
+
+    Raises:
+        BadDocument: `not_a_number`.
+    """
     try:
         number = Decimal(str(value).strip())
     except InvalidOperation as error:
@@ -192,23 +199,23 @@ class MetadataType:
     columns: ClassVar[tuple[str, ...]] = ()
     """Its columns (without `metadata_`) besides the column named after the key."""
     is_lazy: ClassVar[bool] = False
-    """Whether its column has many records and stays bytes until a document is rendered."""
+    """Whether its column has many records and is decoded only if a document is rendered with it."""
     is_longest: ClassVar[bool] = False
     """Whether that column is cut out of a line before the rest is parsed (true for one type)."""
     is_address: ClassVar[bool] = False
     """Whether its values are document addresses, like the `url` column (true for one type)."""
     reasons: ClassVar[tuple[str, ...]] = ()
-    """Its own reasons of `BadDocument` besides the project's; each is a count in the log."""
+    """Its own reasons for a `BadDocument` besides the common ones; each is counted in the log."""
 
     # The use in training.
     is_local: ClassVar[bool] = False
-    """Whether it annotates places in a text, so that it cannot be used in a prompt's prefix."""
+    """Whether its records are about spans of a text, so a prompt's prefix cannot contain them."""
     measures_text: ClassVar[bool] = False
     """Whether its values count the characters of the text, or of a local record's span."""
     always_present: ClassVar[bool] = False
-    """Whether a document has the type without having a record of it."""
+    """Whether every document has the type, without records of it."""
     sample_rate_key: ClassVar[str | None] = None
-    """Configuration key of the probability that the type is a sampling candidate, if any."""
+    """The configuration key of the probability that the type is a sampling candidate, if any."""
     prefix_only: ClassVar[bool] = False
     """Whether the type's global strings stay in the prefix regardless of `metadata_position`."""
     label: ClassVar[str | None] = None
@@ -226,11 +233,11 @@ class MetadataType:
     prompt_label: ClassVar[str | None] = None
     """The type's name in an English prompt; None: the key as words."""
     is_listed: ClassVar[bool] = False
-    """Whether such a prompt lists the values of local records, because they are words."""
+    """Whether an English prompt lists the values of local records, because they are words."""
     slice_by: ClassVar[str | None] = None
-    """The `slices.by` of an evaluation that slices documents by this type's `group`."""
+    """The value of `slices.by` for an evaluation that slices documents by this type's `group`."""
     example: ClassVar[str | int | None] = None
-    """A value for the model card; None: 1, which can also be bucketed."""
+    """A value for model cards; None: 1, which can also be bucketed."""
     example_span: ClassVar[tuple[int, int]] = (0, len(EXAMPLE_TEXT))
     """The characters of `EXAMPLE_TEXT` that the example of a local type is about."""
 
@@ -242,14 +249,14 @@ class MetadataType:
         self.literals = self._split_literals()
 
     def count_literal_ends(self, text: str) -> tuple[int, int]:
-        """Counts the leading and trailing characters of a global string from the configuration.
+        """Counts the characters at both ends of a global string that the configuration determines.
 
-        Only there may a literal special token be encoded as one: the rest comes from the record.
+        Literal special tokens are recognized only in these: the rest comes from the record.
         """
         first, last = self.literals
-        leading = len(first) if text.startswith(first) else 0
-        trailing = len(last) if text.endswith(last) else 0
-        return leading, trailing
+        num_leading = len(first) if text.startswith(first) else 0
+        num_trailing = len(last) if text.endswith(last) else 0
+        return num_leading, num_trailing
 
     def _split_literals(self) -> tuple[str, str]:
         """Returns the strings before and after the value of a global record."""
@@ -263,7 +270,7 @@ class MetadataType:
         return first, last if ends_in_literal else ""
 
     def global_text(self, record: Record) -> str | None:
-        """Renders a global record; None leaves it out."""
+        """Renders a global record; returns None to leave it out."""
         value = self._value(record)
         if value is None:
             return None
@@ -272,10 +279,13 @@ class MetadataType:
         return f"{self.label or self.key}{self._separator}{value}"
 
     def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
-        """Renders a local record as strings at the start and end of its span; None drops it.
+        """Returns the strings to insert at the start and end of a local record's span.
 
         Args:
-            length: Characters in its span.
+            length: Number of characters in the span.
+
+        Returns:
+            None to leave the record out.
         """
         text = f"{self.key}{self._separator}{self._bucketing(record.value)}"
         return f"[{text}]", f"[/{text}]"
@@ -301,17 +311,17 @@ class MetadataType:
         return ((f"{self.label or self.key}{self._separator}", "value"),)
 
     def _value(self, record: Record) -> str | None:
-        """Renders the value of a global record; None leaves the record out."""
+        """Renders the value of a global record; returns None to leave the record out."""
         return self._bucketing(record.value)
 
     @property
     def special_tokens(self) -> Sequence[str]:
-        """Special tokens that the type adds to a tokenizer."""
+        """The special tokens that the type adds to a tokenizer."""
         return ()
 
     @classmethod
     def problems(cls, config: MetadataConfig) -> Iterator[Problem]:
-        """Yields problems with the settings that only this type has."""
+        """Yields a problem for each invalid setting that only this type has."""
         yield from ()
 
     @classmethod
@@ -326,7 +336,7 @@ class MetadataType:
 
     @classmethod
     def weight(cls, key: str, config: MetadataConfig) -> float:
-        """Returns the sampling weight, configured by the type's key or the name of its column."""
+        """Returns the sampling weight, which is configured by the type's key or a column's name."""
         weights = config.random_sample_metadata_weights
         return next((weights[name] for name in (key, *cls.columns) if name in weights), 1.0)
 
@@ -337,17 +347,17 @@ class MetadataType:
 
     @classmethod
     def group(cls, value: str, config: MetadataConfig) -> str | None:
-        """Returns the group of a text with this value (a host, a year); None: no group."""
+        """Returns the group of texts with this value (a host, a year); None if it has none."""
         return value
 
     @classmethod
     def value_of_group(cls, group: str, config: MetadataConfig) -> str:
-        """Returns a value that conditions a model on a group."""
+        """Returns the value with which a model is conditioned on a group."""
         return group
 
     @classmethod
     def example_record(cls, key: str) -> Record:
-        """Returns the record of the model card's example, about `EXAMPLE_TEXT`."""
+        """Returns a record about `EXAMPLE_TEXT`, for the example in model cards."""
         value = 1 if cls.example is None else cls.example
         if not cls.is_local:
             return Record(value=value, key=key, type="global")
@@ -364,11 +374,11 @@ class MetadataType:
         )
 
 
-def describe_problem(name: str, value: str, expected: str, fix: str) -> Problem:
+def make_problem(name: str, value: str, expected: str, fix: str) -> Problem:
     """Returns a problem with a key of the metadata configuration."""
     return Problem(f"{CONFIG_KEY}.{name}", HYDRA, value, expected, fix)
 
 
-def write_setting(name: str, value: str) -> str:
+def format_setting(name: str, value: str) -> str:
     """Returns a command-line override of a key of the metadata configuration."""
     return f"{CONFIG_KEY}.{name}={value}"

@@ -1,9 +1,9 @@
 """Types: the properties of each metadata key, and how its records are rendered.
 
-Each type is one class: the string of a global record in the prefix, the strings of a local record
-at the start and the end of its span, and every property that other modules need. `PROCESSORS` has
-the types that differ from the default type. The strings equal those in the BigScience `metadata`
-repository, because published models are trained with them.
+Each type is a class: it renders a global record to a string in the prefix, and a local record to
+strings at the start and end of its span; and it has the properties that other modules need.
+`PROCESSORS` has the types that differ from the default type. The strings are the same as in the
+BigScience `metadata` repository, because published models are trained on them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from bsmeta.metadata.chat_form import ChatForm
 from bsmeta.metadata.metadata_type import (
     EXAMPLE_TEXT,
     MetadataType,
-    describe_problem,
     format_year_and_month,
+    make_problem,
     make_url_readable,
 )
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Record, classify_bad_document
 
 _MAX_CACHED_TAGS = 1 << 14
-"""Largest number of cached html tags: a few MB; four out of five tags recur on the same page."""
+"""Maximum number of cached html tags (a few MB); four out of five tags recur on the same page."""
 
 
 class Timestamp(MetadataType):
@@ -70,7 +70,7 @@ class Timestamp(MetadataType):
 
 
 class Url(MetadataType):
-    """`url: foo.bar/Year 2021/`: the address, or a part of it, without %-escapes."""
+    """`url: foo.bar/Year 2021/`: the address, or a part of it, with %-escapes decoded."""
 
     is_address = True
     takes_buckets = False
@@ -186,9 +186,9 @@ class EntityParagraph(MetadataType):
 
 
 class HtmlAttributes(msgspec.Struct, gc=False):
-    """The attributes of an html tag: names, and values at the same indices.
+    """The attributes of an html tag: parallel lists of names and values.
 
-    A value may be a number, like the value of a record; an attribute without a value has null.
+    A value may be a number, as in a record; the value of an attribute without one is null.
     """
 
     attrs: list[str]
@@ -199,7 +199,7 @@ _ATTRIBUTES = JSONDecoder(HtmlAttributes | None)
 
 
 class LengthRange(NamedTuple):
-    """A range of lengths of a tag's text in characters, both ends included."""
+    """An inclusive range of the length of a tag's text, in characters."""
 
     minimum: float
     maximum: float
@@ -223,9 +223,9 @@ class Html(MetadataType):
         attributes = tag_rules.attributes_to_keep
         self._attributes = None if attributes is None else frozenset(attributes)
 
-        # The strings of tags, by tag and the JSON of the attributes.
+        # The strings of a tag, by its name and the JSON of its attributes.
         self._cached: dict[str, dict[bytes, tuple[str, str]]] = {}
-        self._cached_count = 0
+        self._num_cached = 0
 
         self._dropped_lengths = LengthRange(tag_rules.txt_min_chr_len, tag_rules.txt_max_chr_len)
         self._exceptions = frozenset(tag_rules.tags_exceptions_to_txt_max_min_chr_len)
@@ -273,17 +273,20 @@ class Html(MetadataType):
         return texts
 
     def _render_and_cache(self, tag: str, attributes: bytes) -> tuple[str, str]:
-        """Renders a tag that is not in the cache."""
-        if self._cached_count >= _MAX_CACHED_TAGS:
+        """Renders a tag, and caches the result."""
+        if self._num_cached >= _MAX_CACHED_TAGS:
             self._cached.clear()
-            self._cached_count = 0
+            self._num_cached = 0
         strings = self._render_tag(tag, attributes)
         self._cached.setdefault(tag, {})[attributes] = strings
-        self._cached_count += 1
+        self._num_cached += 1
         return strings
 
     def _render_tag(self, tag: str, attributes: bytes) -> tuple[str, str]:
-        """Renders a tag; `attributes` is the JSON of an `HtmlAttributes`, or null.
+        """Returns the opening and closing string of a tag.
+
+        Args:
+            attributes: The JSON of an `HtmlAttributes`, or null.
 
         Raises:
             BadDocument: If the attributes are invalid, or names and values differ in number.
@@ -317,15 +320,11 @@ class Html(MetadataType):
             if len(lengths) != len(names):
                 expected = f"a length for each of the {len(names)} names of {name_list}"
                 fix = "give one length for each name"
-                yield describe_problem(
-                    f"{section}.{field}", f"{len(lengths)} lengths", expected, fix
-                )
+                yield make_problem(f"{section}.{field}", f"{len(lengths)} lengths", expected, fix)
 
         for name in sorted({name for name in names if names.count(name) > 1}):
             fix = f"drop one {name}, and its lengths"
-            yield describe_problem(
-                f"{section}.{name_list}", f"{name} more than once", "each once", fix
-            )
+            yield make_problem(f"{section}.{name_list}", f"{name} more than once", "each once", fix)
 
 
 class BasicStartLocal(MetadataType):
@@ -341,7 +340,7 @@ class BasicStartLocal(MetadataType):
 
 
 class MetaTokens(MetadataType):
-    """Learnable tokens that only signal that metadata is present (they have no records).
+    """Learnable tokens without records, which only signal that metadata is present.
 
     Source: "Beyond URLs" (2025), which trains five of them.
     """
@@ -396,7 +395,7 @@ def find_type(key: str) -> type[MetadataType]:
 
 
 def map_columns() -> dict[str, str]:
-    """Maps each column (without `metadata_`) not named after its key to the key of its records."""
+    """Maps each column that is not named after its key, without `metadata_`, to that key."""
     keys: dict[str, str] = {}
     for key, cls in PROCESSORS.items():
         keys |= dict.fromkeys(cls.columns, key)
@@ -404,5 +403,5 @@ def map_columns() -> dict[str, str]:
 
 
 def make_types(config: MetadataConfig) -> dict[str, MetadataType]:
-    """Creates the types of `metadata_list`, in its order."""
+    """Creates the types in `metadata_list`, in its order."""
     return {key: find_type(key)(key, config) for key in config.metadata_list}

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 UNREADABLE = (msgspec.DecodeError,)
-"""Raised by the decoder if a line or column is not JSON of the expected types."""
+"""The errors that a decoder raises if a line or column is not JSON of the expected types."""
 
 WholeLine = bytes | memoryview
 """A line, or a view into the block it was read in: copying costs as much as decompression."""
@@ -17,36 +17,35 @@ WholeLine = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class PartialLine:
-    """A line of JSON without some columns, which are produced when they are needed.
-
-    `bytes(line)` returns the whole line.
+    """A line of JSON without its lazy columns, which are encoded only when they are needed.
 
     Attributes:
         text: The line without these columns: a JSON object.
-        late: The columns that have records, each with a function that returns its JSON.
+        lazy_columns: For each lazy column that has records, a function that returns its JSON.
     """
 
     text: WholeLine
-    late: Mapping[str, Callable[[], bytes]]
+    lazy_columns: Mapping[str, Callable[[], bytes]]
 
     def __bytes__(self) -> bytes:
+        """Returns the whole line."""
         text = bytes(self.text)
         members = [] if text == b"{}" else [text[1:-1]]
-        for name, produce in self.late.items():
-            members.append(b"%b:%b" % (msgspec.json.encode(name), produce()))
+        for name, encode in self.lazy_columns.items():
+            members.append(b"%b:%b" % (msgspec.json.encode(name), encode()))
         return b"{" + b",".join(members) + b"}"
 
 
 Line = WholeLine | PartialLine
-"""A document of a shard."""
+"""A document of a shard as JSON."""
 
 
 class BadDocument(ValueError):
     """A document that cannot be used.
 
     Attributes:
-        reason: A short slug used as a counter key, such as `not_json` or `position_beyond_text`.
-        detail: The invalid value, and its location.
+        reason: A short name under which such documents are counted, such as `not_json`.
+        detail: The invalid value and its location, for messages.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -56,10 +55,9 @@ class BadDocument(ValueError):
 
 
 class Record(msgspec.Struct, gc=False):
-    """One metadata record: global (about the document) or local (about a span of its text).
+    """A metadata record: global (about the document) or local (about a span of its text).
 
-    `html_attrs` stays JSON: the same attributes recur often, and the html type caches how they are
-    rendered.
+    `html_attrs` is not decoded, because the html type caches rendered tags by its JSON.
     """
 
     value: str | int | float
@@ -79,7 +77,10 @@ class Record(msgspec.Struct, gc=False):
 
 
 def select_local_records(records: Sequence[Record]) -> list[Record]:
-    """Selects local records: `Record.is_local`, without a call for each of hundreds."""
+    """Selects the local records.
+
+    Inlines `Record.is_local`, because a document may have hundreds of records.
+    """
     return [
         record
         for record in records
@@ -88,10 +89,10 @@ def select_local_records(records: Sequence[Record]) -> list[Record]:
 
 
 def classify_bad_document(error: Exception, location: str = "") -> BadDocument:
-    """Classifies a decoder's error, and includes the part of the line that it refers to.
+    """Converts a decoder's error to a `BadDocument`.
 
     Args:
-        location: Comes before the error, if it is not about the whole line.
+        location: The column that was decoded, as a prefix of the detail; "" for the whole line.
     """
     detail = f"{location}{error}"
     if not isinstance(error, msgspec.ValidationError):

@@ -1,7 +1,7 @@
 """Spans of a text, and the strings inserted at the spans of local records.
 
 A local record inserts an opening string at the start of its span and a closing string at its end
-(`processors` decides which). If several share a position, their order is the one of the BigScience
+(`processors` determines them). Strings at the same position are ordered as in the BigScience
 `metadata` repository:
 
 1. closing strings of spans with content, 2. empty spans and every string of the types that carry
@@ -10,7 +10,7 @@ in `metadata_list` and opening strings in reverse, so that the first type is the
 type that has relative positions, these alone decide the order; within any other type, a span that
 ends earlier is nested deeper.
 
-Ties between relative positions, which that code cannot render, are resolved by nesting: closing,
+Ties between relative positions, which that code cannot render, are broken by nesting: closing,
 empty, opening; the outer of two spans opens first and closes last, and of two equal spans the
 earlier record is the outer one.
 """
@@ -30,21 +30,23 @@ Int64 = NDArray[np.int64]
 _MAX_TOKEN_TYPES = 256
 
 _MAX_PACKED_RELATIVE = 1 << 24
-"""Relative positions from here on are sorted by the general method."""
+"""Larger relative positions do not fit into a packed sort key; the general method sorts them."""
 
 # The order of strings at the same position.
-_ZONES = 4
-_CLOSING, _EMPTY_OPENING, _EMPTY_CLOSING, _OPENING = range(_ZONES)
+_NUM_ZONES = 4
+_CLOSING, _EMPTY_OPENING, _EMPTY_CLOSING, _OPENING = range(_NUM_ZONES)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalTags:
-    """The insertions of one type's local records: one row per record, in the order of the data.
+    """The strings that a type's local records insert, one row per record in the original order.
 
     Attributes:
         token_type: 1 + the type's index in `metadata_list`.
         spans: int64 [n, 2], character offsets in the text.
-        relative: int64 [n, 2], relative start and end positions, if every record has them.
+        relative: int64 [n, 2], relative start and end positions; None unless all records have them.
+        openings: The string to insert at the start of each span.
+        closings: The string to insert at the end of each span.
     """
 
     token_type: int
@@ -83,22 +85,22 @@ def read_spans(key: str, records: Sequence[Record], text_length: int) -> Int64:
         starts = np.array([record.char_start_idx for record in records], np.int64)
         ends = np.array([record.char_end_idx for record in records], np.int64)
     except (TypeError, OverflowError):  # None, or too large for an array
-        raise _describe_bad_span(key, records, text_length) from None
+        raise _make_bad_span_error(key, records, text_length) from None
     if starts.min() < 0 or ends.max() > text_length or (ends < starts).any():
-        raise _describe_bad_span(key, records, text_length)
+        raise _make_bad_span_error(key, records, text_length)
     return _stack_columns(starts, ends)
 
 
 def _stack_columns(starts: Int64, ends: Int64) -> Int64:
-    """Stacks two int64 [n] as int64 [n, 2]; for few records np.stack would dominate the runtime."""
+    """Stacks two int64 [n] to int64 [n, 2]; np.stack would dominate the time for few records."""
     spans = np.empty((len(starts), 2), np.int64)
     spans[:, 0] = starts
     spans[:, 1] = ends
     return spans
 
 
-def _describe_bad_span(key: str, records: Sequence[Record], text_length: int) -> BadDocument:
-    """Describes the first record whose span is not valid for the text."""
+def _make_bad_span_error(key: str, records: Sequence[Record], text_length: int) -> BadDocument:
+    """Returns the error of the first record with an invalid span."""
     for row, record in enumerate(records):
         start = record.char_start_idx
         end = record.char_end_idx
@@ -115,14 +117,14 @@ def _describe_bad_span(key: str, records: Sequence[Record], text_length: int) ->
 
         detail = f"{key} record {row} spans {start}..{end} in a text of {text_length} characters"
         return BadDocument(reason, detail)
-    raise AssertionError("every span is one of the text")
+    raise AssertionError("every span is valid")
 
 
 def read_relative_positions(key: str, records: Sequence[Record]) -> Int64 | None:
     """Returns the relative positions of local records: int64 [n, 2]; None if any record lacks them.
 
     Raises:
-        BadDocument: `relative_position_too_large` (it needs more than 64 bits).
+        BadDocument: `relative_position_too_large`, if one does not fit into 64 bits.
     """
     starts = [record.relative_start_pos for record in records]
     ends = [record.relative_end_pos for record in records]
@@ -149,7 +151,7 @@ def arrange_insertions(tags: Sequence[LocalTags]) -> Insertions:
     order = _order_by_position(positions, tags)
     if order is None:
         keys = np.concatenate([_compute_sort_keys(tag) for tag in tags], axis=1)
-        keys[-1] += positions * (_ZONES * 2 * _MAX_TOKEN_TYPES)
+        keys[-1] += positions * (_NUM_ZONES * 2 * _MAX_TOKEN_TYPES)
         order = np.lexsort(keys)
     if not all(all_strings):
         order = order[strings[order] != ""]
@@ -157,9 +159,12 @@ def arrange_insertions(tags: Sequence[LocalTags]) -> Insertions:
 
 
 def _order_by_position(positions: Int64, tags: Sequence[LocalTags]) -> Int64 | None:
-    """Sorts the strings of one type by position and relative position; None if there are ties.
+    """Returns the order of the strings of a single type by position and relative position.
 
     This is the usual case for html, and takes a third of the time of sorting by all keys.
+
+    Returns:
+        None if there are several types, ties, or no suitable relative positions.
     """
     relative = tags[0].relative
     if len(tags) > 1 or relative is None or not len(relative):
@@ -175,10 +180,10 @@ def _order_by_position(positions: Int64, tags: Sequence[LocalTags]) -> Int64 | N
 
 
 def _compute_sort_keys(tag: LocalTags) -> Int64:
-    """Computes sort keys of a type's openings, then closings: int64 [4, 2n]; primary key last.
+    """Computes the sort keys of a type's openings, then closings: int64 [4, 2n].
 
-    The rows: record order; nesting; relative position; zone and type (the caller adds the
-    position).
+    The rows are record order, nesting, relative position, and zone with type, to which the caller
+    adds the position. The last row is the primary key.
     """
     count = len(tag.spans)
     starts, ends = tag.spans.T
@@ -199,8 +204,8 @@ def _compute_sort_keys(tag: LocalTags) -> Int64:
         # At the same position and relative position: closing, empty, opening. Of two openings, the
         # span that ends later is outside, so it comes first; of two closings, the span that began
         # later is inside, so it comes first.
-        far = np.int64(1) << 40  # beyond every position and every number of records
-        nesting[:] = np.where(has_content, (far - ends, -far - starts), rows)
+        beyond = np.int64(1) << 40  # larger than any position and any number of records
+        nesting[:] = np.where(has_content, (beyond - ends, -beyond - starts), rows)
         relative_position[:] = tag.relative.T
 
     # The first type is the innermost: closings are in the order of types, openings in reverse.
@@ -213,13 +218,18 @@ def _compute_sort_keys(tag: LocalTags) -> Int64:
 def wrap_runs(
     insertions: Insertions, before: Mapping[int, str], after: Mapping[int, str]
 ) -> Insertions:
-    """Puts the special tokens of types, by token type, before and after each run of its strings."""
+    """Inserts special tokens before and after each run of strings of a type at one position.
+
+    Args:
+        before: The special token to insert before a run, by token type.
+        after: The special token to insert after a run, by token type.
+    """
     positions = insertions.positions
     token_types = insertions.token_types
     if not len(token_types) or not (before or after):
         return insertions
 
-    # A run: consecutive strings of one type at one position.
+    # A run consists of consecutive strings of one type at one position.
     is_new_run = np.ones(len(token_types) + 1, np.bool_)
     is_new_run[1:-1] = (positions[1:] != positions[:-1]) | (token_types[1:] != token_types[:-1])
     has_before = np.zeros(_MAX_TOKEN_TYPES, np.bool_)
@@ -230,25 +240,27 @@ def wrap_runs(
     gets_after = is_new_run[1:] & has_after[token_types]
 
     # Each string is repeated to make room for its wrappers, which replace the copies.
-    copies = 1 + gets_before + gets_after
-    strings = insertions.strings.repeat(copies)
-    next_group = copies.cumsum()
-    before_rows = (next_group - copies)[gets_before]
-    after_rows = next_group[gets_after] - 1
+    num_copies = 1 + gets_before + gets_after
+    strings = insertions.strings.repeat(num_copies)
+    ends = num_copies.cumsum()  # of the copies of each string
+    before_rows = (ends - num_copies)[gets_before]
+    after_rows = ends[gets_after] - 1
     strings[before_rows] = [before[token_type] for token_type in token_types[gets_before].tolist()]
     strings[after_rows] = [after[token_type] for token_type in token_types[gets_after].tolist()]
 
     is_wrapper = np.zeros(len(strings), np.bool_)
     is_wrapper[before_rows] = True
     is_wrapper[after_rows] = True
-    return Insertions(positions.repeat(copies), token_types.repeat(copies), strings, is_wrapper)
+    return Insertions(
+        positions.repeat(num_copies), token_types.repeat(num_copies), strings, is_wrapper
+    )
 
 
 def insert_strings(text: str, insertions: Insertions) -> tuple[str, NDArray[np.int32]]:
     """Inserts strings into a text.
 
     Returns:
-        The text with the strings, and int32 [m, 2], the span of each string in it.
+        The resulting text, and the span of each string in it (int32 [m, 2]).
     """
     strings = insertions.strings.tolist()
     positions = insertions.positions

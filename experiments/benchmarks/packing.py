@@ -47,7 +47,7 @@ def cut_documents(config: CausalLMConfig) -> Iterator[list[int]]:
             window = Window(
                 0, shard, range(reader.line - len(lines), reader.line), lines, reader.damage
             )
-            for one in maker.documents(window)[0]:
+            for one in maker.prepare_documents(window)[0]:
                 yield [len(chunk) for chunk in one.chunks]
         reader.close()
 

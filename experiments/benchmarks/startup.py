@@ -6,8 +6,8 @@
 Synthetic shards (names of one file of 104 kB) are on a local disk, and on a Hub on this machine
 that pages its listings and limits requests like the real one for a free account. One process is all
 ranks, one after another. The first surveys the shards (`survey_data`); each of the others unpickles
-the result and takes it over (`Survey.corpora`), and the last opens its whole stream. What a rank
-reads afterwards, to train, is not counted.
+the result and opens its corpora (`Survey.open_corpora`), and the last opens its whole stream. What
+a rank reads afterwards, to train, is not counted.
 
 Keys (defaults in `Setting`): shards; alone, how many ranks are measured where each surveys for
 itself, with a cache of its own; others, how many are measured that take over the survey of the
@@ -207,7 +207,7 @@ def take_over(sent: bytes, config: DataConfig, rank: int) -> None:
     survey = pickle.loads(sent)
     world = max(RANKS)
     if rank < world - 1:
-        survey.corpora(config)
+        survey.open_corpora(config)
         return
     TrainStream(
         config, small_tokenizer(), seed=1, rank=rank, world_size=world, global_batch_size=world,

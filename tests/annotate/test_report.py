@@ -105,7 +105,7 @@ def test_a_page_whose_row_cannot_be_read_is_left_out_and_counted(
     pages = some_pages(3)
     pages[1]["html"] = f"<p>{WORDS * 2300}"
     path = write_pages(tmp_path / "a.jsonl.gz", pages)
-    monkeypatch.setattr(lines, "LONGEST_LINE", 300_000)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 300_000)
     assert annotate(str(path), tmp_path / "out", keep_html=True, report=True) == 0
     page = LexborHTMLParser((tmp_path / "out" / "report.html").read_text())
     assert [node.text() for node in page.css("h3")] == [pages[0]["url"], pages[2]["url"]]

@@ -29,7 +29,7 @@ from bsmeta.core import progress
 from bsmeta.core.files import hash_file
 from bsmeta.data.io import remote
 from bsmeta.data.io.lines import build_index
-from bsmeta.data.io.samples import SAMPLES
+from bsmeta.data.io.samples import NUM_SAMPLES
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import Shard, add_sample_hashes
 from bsmeta.data.table.csv_file import find_format, read_rows
@@ -126,7 +126,7 @@ CASES: dict[str, tuple[int, Callable[[Path], object]]] = {
     "the hash of a file": (8, hash_file),
     "the hash of a file of a checkpoint": (2, describe_file),
     "the sampled hashes of shards": (
-        SAMPLES,
+        NUM_SAMPLES,
         lambda shard: add_sample_hashes([Shard("shard", str(shard), shard.stat().st_size)]),
     ),
     "lines": (8, read_all),

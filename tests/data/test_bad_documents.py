@@ -52,7 +52,7 @@ COUNTS = {f"bad_documents/{reason}" for reason in REASONS}
 
 @pytest.fixture(autouse=True)
 def _a_lower_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 30_000_000)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 30_000_000)
 
 
 def one_stream(path: Path, **changes: object) -> DataConfig:
@@ -101,7 +101,7 @@ def test_an_empty_page_is_no_bad_one(tmp_path: Path) -> None:
 def test_lines_after_one_that_is_too_long_are_read(
     tmp_path: Path, packed: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 3 * BLOCK)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 3 * BLOCK)
     suffix = {gzip.compress: ".gz", bytes: ""}.get(packed, ".zst")
     path = tmp_path / f"shard.jsonl{suffix}"
     parts = [b"x" * size for size in (3 * BLOCK, 3 * BLOCK + 1, 5, 9 * BLOCK, 7, 20 * BLOCK)]

@@ -14,10 +14,10 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.chunks import (
     Chunk,
-    count_fitting,
+    count_fitting_tokens,
     cut_document,
     cut_metadata,
-    find_fair_share,
+    find_fair_limit,
 )
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.data.text.tokens import TextTokenizer, Tokens, count_tokens_before
@@ -155,7 +155,7 @@ def test_less_room_for_metadata_leaves_the_text(
     once = cut_metadata(whole, first)
     for chunk, most in ((once, first), (cut_metadata(once, second), min(first, second))):
         assert chunk.metadata_length <= most
-        assert chunk.left_out == whole.metadata_length - chunk.metadata_length
+        assert chunk.num_left_out == whole.metadata_length - chunk.metadata_length
         assert chunk.document.ids[chunk.document.is_text].tolist() == (
             found.ids[found.is_text].tolist()
         )
@@ -178,13 +178,13 @@ def test_less_room_for_metadata_leaves_the_text(
 def test_inserted_strings_are_kept_whole(
     run: list[int], most: int, divisible: int, expected: int
 ) -> None:
-    assert count_fitting(np.array(run, np.int32), most, divisible) == expected
+    assert count_fitting_tokens(np.array(run, np.int32), most, divisible) == expected
 
 
 def test_the_room_of_a_row_is_shared_evenly() -> None:
-    assert find_fair_share([5, 1, 9], 10) == 4
-    assert find_fair_share([2, 2], 10) == 2
-    assert find_fair_share([7], 3) == 3
+    assert find_fair_limit([5, 1, 9], 10) == 4
+    assert find_fair_limit([2, 2], 10) == 2
+    assert find_fair_limit([7], 3) == 3
 
 
 @given(st.lists(st.integers(0, 50), min_size=1), st.integers(0, 400))
@@ -192,6 +192,6 @@ def test_a_share_is_the_largest_that_fits(amounts: list[int], most: int) -> None
     def total(share: int) -> int:
         return sum(min(amount, share) for amount in amounts)
 
-    share = find_fair_share(amounts, most)
+    share = find_fair_limit(amounts, most)
     assert total(share) <= most
     assert share >= max(amounts) or total(share + 1) > most

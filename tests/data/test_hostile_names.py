@@ -110,7 +110,7 @@ def test_a_manifest_of_copies(tmp_path: Path) -> None:
     (line,) = manifest.read_text().splitlines()
     for name in HOSTILE_NAMES:
         manifest.write_text(json.dumps({**json.loads(line), "name": name}) + "\n")
-        with pytest.raises(UserError, match="holds other data|is damaged"):
+        with pytest.raises(UserError, match="contains other data|is damaged"):
             stage_data(StageConfig(data_config=data, out=str(out)), out)
 
 

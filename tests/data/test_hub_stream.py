@@ -209,7 +209,7 @@ def test_access_points(
     monkeypatch.setattr(compression, "BLOCK", 10_000)
     monkeypatch.setattr(compression, "COMPRESSED_BLOCK", 2_000)
     monkeypatch.setattr(index_module, "SPACING", 40_000)
-    monkeypatch.setattr(index_module, "SMALLEST", 1 << 10)
+    monkeypatch.setattr(index_module, "MIN_INDEXED_BYTES", 1 << 10)
     name, content = {
         "gz": ("shard.jsonl.gz", gzip.compress(DATA, 9)),
         "plain": ("shard.jsonl", DATA),
@@ -233,7 +233,7 @@ def test_access_points(
 def test_a_shard_that_cannot_be_indexed_only_warns(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(index_module, "SMALLEST", 1)
+    monkeypatch.setattr(index_module, "MIN_INDEXED_BYTES", 1)
     hub.files = hub.listed = {"shard.jsonl.gz": gzip.compress(DATA[:100_000])}
     config = hub_config(tmp_path, hub_retries=1)
     (shard,) = list_shards(config)

@@ -38,7 +38,7 @@ DATA = b"\n".join(LINES) + b"\n"
 @pytest.fixture(autouse=True)
 def _many_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "SPACING", 40_000)
-    monkeypatch.setattr(index_module, "SMALLEST", 1 << 10)
+    monkeypatch.setattr(index_module, "MIN_INDEXED_BYTES", 1 << 10)
 
 
 def written(tmp_path: Path, form: str) -> str:

@@ -182,11 +182,11 @@ def test_nothing_is_left_of_one_that_fails(tmp_path: Path) -> None:
 
 
 def test_what_is_no_prepared_data(folder: Path, config: DataConfig, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no prepared data .*bsmeta.data.prepare"):
+    with pytest.raises(DataError, match=r"contains no prepared data .*bsmeta.data.prepare"):
         run(small_config(folder, prepared=str(tmp_path)), 1)
     for foreign in ('{"name": "a page"}', "[]"):
         (tmp_path / "manifest.json").write_text(foreign)
-        with pytest.raises(DataError, match=r"holds no prepared data .*: (Object|Expected)"):
+        with pytest.raises(DataError, match=r"contains no prepared data .*: (Object|Expected)"):
             run(small_config(folder, prepared=str(tmp_path)), 1)
     manifest = msgspec.structs.replace(manifest_of(config), format=0)
     (tmp_path / "manifest.json").write_text(json.dumps(msgspec.to_builtins(manifest)))
@@ -277,7 +277,7 @@ def test_the_program_prepares_once_and_refuses_another_seed(tmp_path: Path) -> N
     assert done.stdout.startswith(f"{tmp_path}/data: ")
     again = subprocess.run(command, capture_output=True, text=True, check=True)
     assert again.stdout == done.stdout
-    assert "is there already" in again.stderr
+    assert "already exists" in again.stderr
     wrong = subprocess.run([*command, "seed=7"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert "seed: 42 there, 7 now" in wrong.stderr

@@ -57,7 +57,7 @@ def test_the_phase_of_a_sequence_is_that_of_its_number(
         number = stream + n * num_streams
         return max(i for i, start in enumerate(phases.starts) if start <= number)
 
-    assert phases.of(stream, emitted) == slowly(emitted)
+    assert phases.find_phase(stream, emitted) == slowly(emitted)
     left = phases.count_left(stream, emitted)
     if left is None:
         assert slowly(emitted) == len(starts)

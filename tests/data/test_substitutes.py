@@ -57,7 +57,7 @@ def test_a_prefix_that_is_too_long_is_cut_to_the_same_length(values: str) -> Non
     own = encoded("own", "xyz", "abc.org/" * 20, prefix_max_tokens=12)
     filled = encoded(values, "xyz", "abc.org/" * 20, prefix_max_tokens=12)
     assert len(filled.prefix_ids) == len(own.prefix_ids) == 12
-    assert filled.prefix_cut
+    assert filled.prefix_is_cut
     assert TOKENIZER.decode(filled.prefix_ids).endswith(" |||")
 
 

@@ -1,6 +1,6 @@
 """Row 17 of the fault matrix: archives with `../`, links, devices, or a bomb inside.
 
-A header or a list of members may be a bomb, too: what an archive may cost in memory is measured.
+A header or a member list may be a bomb, too: what an archive may cost in memory is measured.
 Only `bsmeta.data.io.archives` unpacks archives; nothing that it refuses leaves a trace.
 """
 
@@ -197,7 +197,7 @@ def test_row_17_a_member_is_inside_the_folder_or_refused(
 
 
 def test_row_17_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "MOST_FILES", 9)
+    monkeypatch.setattr(archives, "MAX_FILES", 9)
     archive = tar(tmp_path / "a.tar.gz", *((f"f{number}", b"") for number in range(10)))
     with pytest.raises(DataError, match="'f9': more than 9 files"):
         unpack(archive, tmp_path / "out", MOST)
@@ -324,7 +324,7 @@ COSTLY: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "comments in the list of a zip file": (
         "zip",
         lambda: entries(2_000, bytes(60_000)),
-        "'its list of members': more than 16,000,000 bytes",
+        "'its member list': more than 16,000,000 bytes",
     ),
     "bzip2 in zip": (
         "zip",

@@ -39,7 +39,7 @@ READERS = {
 }
 OTHERS = {
     "annotate/links.py:_Row": "the field, which stays undecoded",
-    "data/stream/held_out.py:_Lenient": "the field, which stays undecoded",
+    "data/stream/held_out.py:_TextAndURL": "the field, which stays undecoded",
     "data/stream/held_out.py:_read_document": "hands it on undecoded; bad addresses are ignored",
     "metadata/annotated_columns.py:decode_content_spans": "the gate",
     "metadata/content.py:_Line": "the field, which stays undecoded",

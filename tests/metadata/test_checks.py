@@ -64,7 +64,7 @@ def test_the_default_configuration_is_sound() -> None:
         ({"value_bucket_scale": {"length": 0}}, "value_bucket_scale.length: 0, expected"),
         (
             {"value_bucket_bounds": {"length": [1]}, "value_bucket_scale": {"length": 1}},
-            "value_bucket_scale names length, too",
+            "value_bucket_scale also names length",
         ),
         ({"loss_on_metadata_types": ["url"]}, "because loss_on_metadata is false"),
         (

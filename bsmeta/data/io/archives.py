@@ -1,9 +1,10 @@
-"""Unpacks archives, which are not trusted: only into one folder, and within limits.
+"""Unpacks untrusted archives into a folder, within limits.
 
-Refused, with the member's name, are paths that leave the folder, links, devices, repeated paths,
-and more bytes or files than expected. The folder appears only when it is complete. The sizes of
-headers and lists of members are limited before they are read. The filter `data` of `tarfile` is not
-used: it permits links and repeated paths, has no limits, and does not exist for zip archives.
+Archives with paths that leave the folder, links, devices, repeated paths, or more bytes or files
+than expected are refused, and the message names the member. The folder appears only when it is
+complete. The sizes of headers and member lists are limited before they are read. The `data` filter
+of `tarfile` is not used: it permits links and repeated paths, has no limits, and does not exist for
+zip archives.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from bsmeta.core.files import UnsafeNameError, build_atomically, join_inside
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 
-MOST_FILES = 100_000
+MAX_FILES = 100_000
 """Maximum number of files and folders in an archive."""
 
-HEADER_BYTES = 1 << 20
-"""Maximum bytes of the headers of one member of a tar file; extended headers hold long names."""
+MAX_HEADER_BYTES = 1 << 20
+"""Maximum size of the headers of a tar member; long names are stored in extended headers."""
 
-LIST_BYTES = MOST_FILES * 160
-"""Maximum bytes of the list of members of a zip file: enough for names of about 80 characters."""
+MAX_LIST_BYTES = MAX_FILES * 160
+"""Maximum size of the member list of a zip file: enough for names of about 80 characters."""
 
 Advance = Callable[[int], None]
 """Called with the number of bytes written so far."""
 
 _BLOCK = 1 << 20  # bytes
-_XZ_MEMORY = 1 << 27  # bytes; twice the need of the largest preset of xz
-_MOST_GLOBALS = 100  # headers of a tar file that apply to all members
-_ZIP_ENTRY = b"PK\x01\x02"  # before each entry of the list of members
+_MAX_XZ_MEMORY = 1 << 27  # bytes; twice the memory that the largest xz preset needs
+_MAX_GLOBAL_HEADERS = 100  # headers of a tar file that apply to all members
+_ZIP_ENTRY = b"PK\x01\x02"  # before each entry of the member list
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
@@ -48,7 +49,7 @@ class Member(NamedTuple):
     """A file or folder in an archive.
 
     Attributes:
-        size: Bytes of the content, as the archive states them.
+        size: Size of the content in bytes, as stated in the archive.
         open_content: Opens the content; returns None for a folder.
     """
 
@@ -62,10 +63,10 @@ def unpack(archive: Path, folder: Path, max_bytes: int, advance: Advance = lambd
 
     Args:
         archive: The archive; its suffix (one of `SUFFIXES`) determines the format.
-        max_bytes: Maximum size of the unpacked files together.
+        max_bytes: Maximum total size of the unpacked files.
 
     Raises:
-        DataError: If the archive is damaged, or a member is refused; the folder does not appear.
+        DataError: If the archive is damaged, or a member is refused; the folder is not created.
     """
     try:
         with build_atomically(folder) as part:
@@ -79,11 +80,12 @@ def unpack(archive: Path, folder: Path, max_bytes: int, advance: Advance = lambd
 
 
 def _write_members(archive: Path, folder: Path, max_bytes: int, advance: Advance) -> None:
+    """Writes all members of an archive into an empty folder."""
     read_members = _read_zip_members if archive.name.endswith(".zip") else _read_tar_members
-    written = 0
+    num_written = 0
     for number, member in enumerate(read_members(archive, max_bytes), 1):
-        if number > MOST_FILES:
-            raise _make_refusal(archive, member.name, f"more than {MOST_FILES:,} files")
+        if number > MAX_FILES:
+            raise _make_refusal(archive, member.name, f"more than {MAX_FILES:,} files")
 
         path = _resolve_member_path(archive, member.name, folder)
         try:
@@ -91,25 +93,31 @@ def _write_members(archive: Path, folder: Path, max_bytes: int, advance: Advance
             if content is None:
                 path.mkdir(parents=True, exist_ok=True)
                 continue
-            if written + member.size > max_bytes:
+            if num_written + member.size > max_bytes:
                 raise _make_refusal(archive, member.name, f"more than {max_bytes:,} bytes unpacked")
 
             path.parent.mkdir(parents=True, exist_ok=True)
             with content, open(path, "xb") as file:
                 while block := content.read(_BLOCK):
-                    written += len(block)
-                    if written > max_bytes:  # the stated sizes were wrong
+                    num_written += len(block)
+                    if num_written > max_bytes:  # the stated sizes were wrong
                         raise _make_refusal(
                             archive, member.name, f"more than {max_bytes:,} bytes unpacked"
                         )
                     file.write(block)
-                    advance(written)
+                    advance(num_written)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise _make_refusal(archive, member.name, "a path that is there already") from error
+            raise _make_refusal(archive, member.name, "a path that already exists") from error
 
 
 def _resolve_member_path(archive: Path, name: str, folder: Path) -> Path:
-    """Returns the path of a member; archivers may write a folder as `a/`, and a path as `./a`."""
+    """Returns the path of a member in the folder.
+
+    Archivers may write a folder as `a/`, and a path as `./a`.
+
+    Raises:
+        DataError: If the path would leave the folder.
+    """
     if name in (".", "./"):
         return folder
 
@@ -121,10 +129,12 @@ def _resolve_member_path(archive: Path, name: str, folder: Path) -> Path:
 
 
 def _make_refusal(archive: Path, name: str, reason: str) -> DataError:
+    """Returns the error of an archive with an inadmissible member."""
     return DataError(f"{archive} is not unpacked: {name!r}: {reason}")
 
 
 def _read_zip_members(archive: Path, max_bytes: int) -> Iterator[Member]:
+    """Yields the members of a zip file, whose content may be opened in turn."""
     with _ZipContent(archive) as content, zipfile.ZipFile(cast(IO[bytes], content)) as file:
         for info in file.infolist():
             mode = info.external_attr >> 16
@@ -142,33 +152,34 @@ def _read_zip_members(archive: Path, max_bytes: int) -> Iterator[Member]:
 
 
 class _ZipContent(io.FileIO):
-    """A zip file that limits its list of members, which zipfile reads at once."""
+    """A zip file with a limit on its member list, which zipfile reads as a whole."""
 
     def read(self, size: int | None = -1) -> bytes:
-        if size is not None and size > LIST_BYTES:
+        if size is not None and size > MAX_LIST_BYTES:
             raise _make_refusal(
-                Path(str(self.name)), "its list of members", f"more than {LIST_BYTES:,} bytes"
+                Path(str(self.name)), "its member list", f"more than {MAX_LIST_BYTES:,} bytes"
             )
 
         data = super().read(-1 if size is None else size)
-        if data.count(_ZIP_ENTRY) > MOST_FILES:
+        if data.count(_ZIP_ENTRY) > MAX_FILES:
             raise _make_refusal(
-                Path(str(self.name)), "its list of members", f"more than {MOST_FILES:,} files"
+                Path(str(self.name)), "its member list", f"more than {MAX_FILES:,} files"
             )
         return data
 
 
 def _read_tar_members(archive: Path, max_bytes: int) -> Iterator[Member]:
+    """Yields the members of a tar file; the content of each must be read before the next."""
     # In addition to the content: a header and padding for each file, extended headers, and the
     # padding at the end.
-    max_tar_bytes = max_bytes + MOST_FILES * 4 * tarfile.BLOCKSIZE + 2 * tarfile.RECORDSIZE
+    max_tar_bytes = max_bytes + MAX_FILES * 4 * tarfile.BLOCKSIZE + 2 * tarfile.RECORDSIZE
     with _open_decompressed(archive) as decompressed:
         content = _TarContent(archive, decompressed, max_tar_bytes)
         file = tarfile.TarFile(fileobj=cast(IO[bytes], content))
         while (info := file.next()) is not None:
             content.end_header()
-            _check_globals(archive, file.pax_headers)
-            # tarfile keeps all members in memory.
+            _check_global_headers(archive, file.pax_headers)
+            # tarfile would keep all members in memory.
             file.members.clear()  # type: ignore[attr-defined]
             if not (info.isfile() or info.isdir()):
                 raise _make_refusal(archive, info.name, "a link or a device")
@@ -180,14 +191,14 @@ def _read_tar_members(archive: Path, max_bytes: int) -> Iterator[Member]:
             content.begin_header()
 
 
-def _check_globals(archive: Path, headers: Mapping[str, str]) -> None:
-    """Limits the headers that apply to all later members, and to which each member may add."""
-    if len(headers) > _MOST_GLOBALS or sum(map(len, headers.values())) > HEADER_BYTES:
-        raise _make_refusal(archive, "its global headers", f"more than {HEADER_BYTES:,} bytes")
+def _check_global_headers(archive: Path, headers: Mapping[str, str]) -> None:
+    """Refuses too many headers that apply to all later members; any member may add some."""
+    if len(headers) > _MAX_GLOBAL_HEADERS or sum(map(len, headers.values())) > MAX_HEADER_BYTES:
+        raise _make_refusal(archive, "its global headers", f"more than {MAX_HEADER_BYTES:,} bytes")
 
 
 def _open_decompressed(archive: Path) -> IO[bytes]:
-    """Opens the tar file in an archive, decompressed by its suffix."""
+    """Opens the tar file in an archive; the suffix determines the compression."""
     if archive.suffix in (".gz", ".tgz"):
         return cast(IO[bytes], igzip.open(archive))
     if archive.suffix == ".bz2":
@@ -198,18 +209,19 @@ def _open_decompressed(archive: Path) -> IO[bytes]:
 
 
 class _XzContent(io.FileIO):
-    """The content of an xz file; its header states the memory that decompression needs.
+    """The decompressed content of an xz file.
 
-    A header that states more than `_XZ_MEMORY` is refused; `lzma.open` has no such limit.
+    Its header states the memory that decompression needs; more than `_MAX_XZ_MEMORY` is refused.
+    `lzma.open` has no such limit.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._blocks = self._decompress()
-        self._unread = b""  # the end of the last block
+        self._unread = b""  # the unread end of the last block
 
     def read(self, size: int | None = -1) -> bytes:
-        """Reads up to `size` bytes, and at least one before the end."""
+        """Returns up to `size` bytes; none only at the end."""
         assert size is not None
         assert size >= 0
         while not self._unread and (block := next(self._blocks, None)) is not None:
@@ -219,10 +231,10 @@ class _XzContent(io.FileIO):
         return data
 
     def _decompress(self) -> Iterator[bytes]:
-        """Yields the content of any number of streams, with padding between them."""
+        """Yields the content of any number of concatenated streams, possibly padded."""
         data = super().read(_BLOCK)
         while data:
-            stream = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
+            stream = lzma.LZMADecompressor(memlimit=_MAX_XZ_MEMORY)
             while not stream.eof:
                 if stream.needs_input and not data:
                     data = super().read(_BLOCK)
@@ -237,7 +249,7 @@ class _XzContent(io.FileIO):
 
 
 class _TarContent:
-    """The content of a tar file, which is read only forwards and up to limits.
+    """The content of a tar file, which is read only forward and up to limits.
 
     Decompressed content may be endless, and a header may state any size.
     """
@@ -247,19 +259,19 @@ class _TarContent:
         self._content = content
         self._position = 0
         self._max_bytes = max_bytes
-        # Bytes that the headers of a member may still have; None while a file's content is read.
-        self._header_budget: int | None = HEADER_BYTES
+        # Bytes that are left for the headers of a member; None while a file's content is read.
+        self._header_budget: int | None = MAX_HEADER_BYTES
 
     def begin_header(self) -> None:
         """Must be called before the headers of a member are read."""
-        self._header_budget = HEADER_BYTES
+        self._header_budget = MAX_HEADER_BYTES
 
     def end_header(self) -> None:
         """Must be called before the content of a member is read."""
         self._header_budget = None
 
     def tell(self) -> int:
-        """Returns the number of bytes that were read."""
+        """Returns the number of bytes read so far."""
         return self._position
 
     def seek(self, position: int) -> int:
@@ -272,11 +284,13 @@ class _TarContent:
         return self._position
 
     def read(self, size: int) -> bytes:
-        """Reads `size` bytes; fewer at the end."""
+        """Returns `size` bytes; fewer at the end."""
         if self._header_budget is not None:
             self._header_budget -= size
             if size < 0 or self._header_budget < 0:
-                raise _make_refusal(self._archive, "a header", f"more than {HEADER_BYTES:,} bytes")
+                raise _make_refusal(
+                    self._archive, "a header", f"more than {MAX_HEADER_BYTES:,} bytes"
+                )
 
         blocks = []
         while size > 0 and (block := self._read_block(size)):
@@ -285,7 +299,7 @@ class _TarContent:
         return b"".join(blocks)
 
     def _read_block(self, max_size: int) -> bytes:
-        """Reads up to `max_size` bytes, and at most a block."""
+        """Returns up to `max_size` bytes, and at most `_BLOCK`."""
         data = self._content.read(min(max_size, _BLOCK))
         self._position += len(data)
         if self._position > self._max_bytes:

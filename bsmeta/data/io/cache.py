@@ -1,8 +1,8 @@
-"""Caches facts about files on disk, if computing them takes a full pass over the file.
+"""Caches results on disk that take a full pass over a file to compute.
 
-All processes of a machine share the cache. The name of a cached file depends on the size, the
-modification time and the first bytes of the described file (the size and hash of a remote one), so
-facts are never used for other content.
+All processes of a machine share the cache. The name of an entry depends on the size, the
+modification time and the first bytes of the file (or the size and hash of a remote one), so an
+entry is never used for other content.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bsmeta.data.io.file_ref import FileRef
 
 log = logging.getLogger(__name__)
 
-_HEAD = 1 << 16  # first bytes of a file that, with its size and time, identify its content
-_FACTS_VERSION = 2  # to be increased when facts are computed or stored in another way
-_LONGEST_NAME = 128  # bytes of a file's name in the name of its cached facts
+_HEAD_BYTES = 1 << 16  # first bytes of a file that, with its size and time, identify its content
+_VERSION = 2  # increase when results are computed or stored differently
+_MAX_NAME_BYTES = 128  # of a file's name in the name of its entries
 
 Arrays = dict[str, np.ndarray]
 
@@ -41,32 +41,33 @@ class Cache:
         self.folder = Path(folder) if folder else Path(caches) / "bsmeta"
 
     def load(self, path: str | FileRef, kind: str) -> Arrays | None:
-        """Loads the facts of a kind about a file's current content; None if not cached."""
-        return read_arrays(self._facts_path(path, kind))
+        """Loads the result of a kind for a file's current content; None if it is not cached."""
+        return read_arrays(self._entry_path(path, kind))
 
-    def ensure_facts(self, path: str | FileRef, kind: str, compute: Callable[[], Arrays]) -> None:
-        """Computes and caches facts about a file, unless readable facts are already cached.
+    def ensure(self, path: str | FileRef, kind: str, compute: Callable[[], Arrays]) -> None:
+        """Computes and caches a result for a file, unless a readable one is already cached.
 
         Raises:
             OSError: If the folder cannot be written, or `compute` cannot read the file.
         """
-        facts_path = self._facts_path(path, kind)
+        entry_path = self._entry_path(path, kind)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with hold_lock(f"{facts_path}.lock", f"{kind} of {path}"):
-            if read_arrays(facts_path) is None:
-                write_arrays(facts_path, compute())
+        with hold_lock(f"{entry_path}.lock", f"{kind} of {path}"):
+            if read_arrays(entry_path) is None:
+                write_arrays(entry_path, compute())
 
-    def _facts_path(self, path: str | FileRef, kind: str) -> Path:
+    def _entry_path(self, path: str | FileRef, kind: str) -> Path:
+        """Returns the path of the result of a kind for a file's current content."""
         if isinstance(path, FileRef):  # its hash is in the listing
-            key = xxhash.xxh3_64(f"{_FACTS_VERSION} {path.size} {path.content_id}".encode())
+            key = xxhash.xxh3_64(f"{_VERSION} {path.size} {path.content_id}".encode())
         else:
             status = os.stat(path)
             with open(path, "rb") as file:
-                key = xxhash.xxh3_64(file.read(_HEAD))
-            key.update(f"{_FACTS_VERSION} {status.st_size} {status.st_mtime_ns}".encode())
+                key = xxhash.xxh3_64(file.read(_HEAD_BYTES))
+            key.update(f"{_VERSION} {status.st_size} {status.st_mtime_ns}".encode())
 
-        # The file's name only helps people. A remote one may have any characters, at any length.
-        name = os.path.basename(str(path)).encode(errors="replace")[:_LONGEST_NAME]
+        # The file's name is only for people. A remote name may have any characters and length.
+        name = os.path.basename(str(path)).encode(errors="replace")[:_MAX_NAME_BYTES]
         readable = "".join(
             character if character.isprintable() else "_"
             for character in name.decode(errors="ignore")
@@ -75,7 +76,7 @@ class Cache:
 
 
 def read_arrays(path: Path) -> Arrays | None:
-    """Reads the arrays of a cached file; returns None if there is none, or it is damaged."""
+    """Returns the arrays in a cached file; None if the file is missing or damaged."""
     try:
         with np.load(path) as saved:
             return dict(saved)
@@ -88,12 +89,12 @@ def read_arrays(path: Path) -> Arrays | None:
 
 @contextlib.contextmanager
 def keep_if_possible(subject: str) -> Iterator[None]:
-    """Logs a warning instead of raising an error if cached data cannot be written.
+    """Logs a warning instead of raising an error if data cannot be written to the cache.
 
-    Without the data, later runs only take more time.
+    Without the data, later runs only take longer.
 
     Args:
-        subject: The data and a verb, for the message, such as `the hashes are`.
+        subject: The data with a verb, for the message, such as `the hashes are`.
     """
     try:
         yield
@@ -102,7 +103,7 @@ def keep_if_possible(subject: str) -> Iterator[None]:
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Writes arrays to a file atomically, even if the machine crashes."""
+    """Writes arrays to a file atomically and durably: a crash of the machine does not damage it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_atomically(path) as part:
         np.savez(part, **arrays)  # type: ignore[arg-type]

@@ -3,11 +3,11 @@
 Reading of a Zstandard file can start at any of its frames. Decompression of a gzip file can only
 start where a deflate block begins, which may be inside a byte, and it needs the preceding 32 KB of
 decompressed data. An `AccessPoint`, built by `lines`, stores all this. isal cannot start inside a
-byte, so the data are preceded by empty deflate blocks that end at the required bit.
+byte, so empty deflate blocks that end at the required bit are put before the data.
 
-A Zstandard frame refers to up to a window of its content, which is in memory as far as it has been
-read. Frames of the largest window that the library knows are read (`zstd --long=31`, as the dumps
-of Pushshift); most frames have 8 MiB or less.
+A Zstandard frame refers back to at most its window, which is kept in memory. All windows that the
+library supports are accepted (up to `zstd --long=31`, as in Pushshift dumps); most are 8 MiB or
+less.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from bsmeta.core.errors import DataError
 
 BLOCK = 1 << 18  # bytes of content
 COMPRESSED_BLOCK = 1 << 18  # bytes of a file
-GZIP_MEMBER = 31  # the `wbits` of zlib for a gzip header, a deflate stream and a checksum
-BARE_DEFLATE = -15  # the `wbits` of zlib for a deflate stream alone
-TRAILER = 8  # bytes of checksum and size after the deflate stream of a gzip member
+GZIP_MEMBER = 31  # zlib's `wbits` for a gzip header, a deflate stream and a checksum
+BARE_DEFLATE = -15  # zlib's `wbits` for a bare deflate stream
+TRAILER_BYTES = 8  # checksum and size after the deflate stream of a gzip member
 CUT = "the file ends in the middle of its data"
-EMPTY = "the file is empty, and not even compressed: it was not written to its end"
+EMPTY = "the file is empty, without even a compression header: it was not written completely"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-LFS = "the file is a pointer of Git LFS; fetch its content with git lfs pull"
+LFS = "the file is a Git LFS pointer; fetch its content with git lfs pull"
 GZIP_MARK = b"\x1f\x8b"
 
-LARGEST_WINDOW_LOG = 31
-"""Binary logarithm of the largest window of a Zstandard frame that is read: 2 GiB."""
+MAX_WINDOW_LOG = 31
+"""Binary logarithm of the maximum window of a Zstandard frame (2 GiB)."""
 
-_USUAL_WINDOW = 1 << 27  # bytes; what other readers accept without an option
+_DEFAULT_MAX_WINDOW = 1 << 27  # bytes; the maximum of the zstd program without options
 _FRAME_MARK = b"\x28\xb5\x2f\xfd"
-_LONGEST_FRAME_HEADER = 18  # bytes
+_MAX_FRAME_HEADER_BYTES = 18  # bytes
 
 # An empty block with the fixed code is 10 bits long: not the last block (0), type 1 (1, 0), end of
 # block (7 zeros). RFC 1951, sections 3.2.3 and 3.2.6; bits are written in the order of the stream.
@@ -57,18 +57,18 @@ DYNAMIC_BLOCK = (
 
 
 class DamagedFileError(Exception):
-    """A compressed file is truncated, damaged, or of a different format."""
+    """A compressed file is truncated, damaged, or in a different format."""
 
 
 class AccessPoint(NamedTuple):
     """A point at which reading a shard can start.
 
     Attributes:
-        raw: Bytes of content before the point.
+        raw: Number of bytes of content before the point.
         line: Number of line ends before the point.
         offset: Offset in the file of the first whole byte after the point.
         bits: Number of bits of the previous byte that also belong to the block (0 to 7).
-        window: The content before the point to which the block refers (up to 32 KB).
+        window: The content before the point to which the block may refer (up to 32 KB).
     """
 
     raw: int
@@ -86,7 +86,7 @@ def read_content(path: str, file: BinaryIO, point: AccessPoint | None = None) ->
         point: The point to start from; None starts at the beginning.
 
     Raises:
-        DamagedFileError: If the file is damaged, after everything before the damage is yielded.
+        DamagedFileError: If the file is damaged, once the content before the damage is yielded.
     """
     if path.endswith(".gz"):
         return decompress_gzip(file) if point is None else _inflate_from(file, point)
@@ -98,7 +98,11 @@ def read_content(path: str, file: BinaryIO, point: AccessPoint | None = None) ->
 
 
 def _read_first_block(file: BinaryIO) -> bytes:
-    """Reads the beginning of a compressed file, which is not empty even without content."""
+    """Returns the first bytes of a compressed file.
+
+    Raises:
+        DamagedFileError: If it has none, or if it is a Git LFS pointer.
+    """
     data = file.read(COMPRESSED_BLOCK)
     if not data:
         raise DamagedFileError(EMPTY)
@@ -108,7 +112,7 @@ def _read_first_block(file: BinaryIO) -> bytes:
 
 
 def decompress_gzip(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the content of a gzip file of any number of members."""
+    """Yields the content of a gzip file with any number of members."""
     data = _read_first_block(file)
     if not data.startswith(GZIP_MARK):
         raise DamagedFileError(
@@ -122,7 +126,7 @@ def _inflate_members(file: BinaryIO, data: bytes) -> Iterator[bytes]:
     """Yields the content of the remaining members of a gzip file.
 
     Args:
-        data: Compressed bytes that were already read.
+        data: Compressed bytes that have already been read.
     """
     data = data or file.read(COMPRESSED_BLOCK)
     while data:
@@ -143,8 +147,8 @@ def _inflate_from(file: BinaryIO, point: AccessPoint) -> Iterator[bytes]:
 
     member = isal_zlib.decompressobj(wbits=BARE_DEFLATE, zdict=point.window)
     data = yield from _inflate_member(file, data, member)
-    data += file.read(max(TRAILER - len(data), 0))
-    yield from _inflate_members(file, data[TRAILER:])
+    data += file.read(max(TRAILER_BYTES - len(data), 0))
+    yield from _inflate_members(file, data[TRAILER_BYTES:])
 
 
 def _inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes, None, bytes]:
@@ -157,7 +161,7 @@ def _inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes
         if block:
             yield block
 
-        # After a full block, the decompressor may hold more content without further data.
+        # After a full block, the decompressor may have more content without more data.
         data = member.unconsumed_tail
         if not data and not member.eof and len(block) < BLOCK:
             data = file.read(COMPRESSED_BLOCK)
@@ -167,7 +171,7 @@ def _inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes
 
 
 def read_zst_blocks(path: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yields the blocks of a Zstandard file, each with the offset of the frame that contains it.
+    """Yields the blocks of content of a Zstandard file, each with the offset of its frame.
 
     Skippable frames, such as the seek table of the seekable format, have no content.
 
@@ -176,21 +180,21 @@ def read_zst_blocks(path: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
     Raises:
         DamagedFileError: If the file is damaged.
-        DataError: If the file is whole, but the window of a frame does not fit in memory.
+        DataError: If the file is intact, but the window of a frame is too large.
     """
     from backports import zstd
 
-    options = {int(zstd.DecompressionParameter.window_log_max): LARGEST_WINDOW_LOG}
+    options = {int(zstd.DecompressionParameter.window_log_max): MAX_WINDOW_LOG}
     data = _read_first_block(file)
     offset = file.tell() - len(data)
     while data:
-        if len(data) < _LONGEST_FRAME_HEADER:
-            data += file.read(_LONGEST_FRAME_HEADER - len(data))
+        if len(data) < _MAX_FRAME_HEADER_BYTES:
+            data += file.read(_MAX_FRAME_HEADER_BYTES - len(data))
         window = measure_window(data)
-        if window > 1 << LARGEST_WINDOW_LOG:
+        if window > 1 << MAX_WINDOW_LOG:
             raise DataError(
                 f"{path}: a frame needs a window of {_format_size(window)}; expected at most "
-                f"{_format_size(1 << LARGEST_WINDOW_LOG)}. The file is whole: ask for its content "
+                f"{_format_size(1 << MAX_WINDOW_LOG)}. The file is intact: ask for its content "
                 "compressed with a smaller window"
             )
 
@@ -203,14 +207,7 @@ def read_zst_blocks(path: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             try:
                 block = frame.decompress(data, BLOCK)
             except zstd.ZstdError as error:
-                if window > _USUAL_WINDOW and "not enough memory" in str(error):
-                    raise DataError(
-                        f"{path}: a frame needs a window of {_format_size(window)} in memory, and "
-                        "there is less. The file is whole: give the process more memory, or "
-                        "compress the content again with a smaller window: "
-                        "zstd -dc --long=31 OLD | zstd -o NEW"
-                    ) from error
-                raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
+                raise _make_frame_error(path, window, error) from error
             data = b""
             if block:
                 yield offset, block
@@ -219,13 +216,28 @@ def read_zst_blocks(path: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         offset = file.tell() - len(data)
 
 
-def measure_window(data: bytes) -> int:
-    """Returns the window of a Zstandard frame in bytes: the content that it may refer to.
-
-    RFC 8878, section 3.1.1.1. A frame without a window descriptor refers to its whole content.
+def _make_frame_error(path: str, window: int, error: Exception) -> DataError | DamagedFileError:
+    """Returns the error for a Zstandard frame that cannot be decompressed.
 
     Args:
-        data: The beginning of the frame; 0 is returned for data that is no frame.
+        window: The window of the frame in bytes.
+    """
+    if window > _DEFAULT_MAX_WINDOW and "not enough memory" in str(error):
+        return DataError(
+            f"{path}: a frame needs a window of {_format_size(window)}, and there is not enough "
+            "memory. The file is intact: give the process more memory, or compress the content "
+            "again with a smaller window: zstd -dc --long=31 OLD | zstd -o NEW"
+        )
+    return DamagedFileError(f"the data cannot be decompressed: {error}")
+
+
+def measure_window(data: bytes) -> int:
+    """Returns the window size of a Zstandard frame in bytes; 0 if the data is not a frame.
+
+    See RFC 8878, section 3.1.1.1. A frame without a window descriptor refers to its whole content.
+
+    Args:
+        data: The beginning of the frame.
     """
     from backports import zstd
 
@@ -236,7 +248,7 @@ def measure_window(data: bytes) -> int:
     if has_single_segment:
         try:
             return zstd.get_frame_info(data).decompressed_size or 0
-        except zstd.ZstdError:  # reported when it is decompressed
+        except zstd.ZstdError:  # reported when the frame is decompressed
             return 0
 
     exponent, mantissa = divmod(data[len(_FRAME_MARK) + 1], 1 << 3)
@@ -245,15 +257,15 @@ def measure_window(data: bytes) -> int:
 
 
 def _format_size(size: int) -> str:
-    """Formats a number of bytes."""
+    """Formats a number of bytes as MiB or GiB."""
     return f"{size / (1 << 30):,.4g} GiB" if size >= 1 << 30 else f"{size / (1 << 20):,.4g} MiB"
 
 
 def align_to_byte(data: bytes, bits: int) -> bytes:
-    """Prepends empty blocks to a deflate stream, so that it begins with a whole byte.
+    """Prepends empty blocks to a deflate stream, so that it begins at a byte boundary.
 
     Args:
-        data: The stream, which begins in the highest `bits` bits of `data[0]`.
+        data: Data in which the stream begins with the highest `bits` bits of the first byte.
     """
     missing_bits = 8 - bits
     filler = DYNAMIC_BLOCK if missing_bits % 2 else ""

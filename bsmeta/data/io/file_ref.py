@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 HUB = "hf"  # the scheme of data sets on the Hub
-EVERYWHERE = "**/*.jsonl.gz"  # the files to read if a data set is given without a path
+DEFAULT_PATTERN = "**/*.jsonl.gz"  # the files to read if a data set is given without a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +14,10 @@ class RemoteSettings:
     """Settings for reading remote files.
 
     Attributes:
-        folder: Cache folder of listings and blocks of files.
-        cache_bytes: Maximum bytes of cached blocks.
+        folder: Cache folder of listings and file blocks.
+        cache_bytes: Maximum number of bytes of cached blocks.
         retries: Number of consecutive failures after which reading is abandoned.
-        by_tensorflow: Whether TensorFlow reads the files, whatever their scheme.
+        by_tensorflow: Whether TensorFlow reads the files, regardless of their scheme.
     """
 
     folder: str
@@ -28,14 +28,14 @@ class RemoteSettings:
 
 @dataclass(frozen=True, slots=True)
 class FileRef:
-    """A remote file as it was listed; its string is its URL.
+    """A remote file as it was listed; `str` returns its URL.
 
     Attributes:
-        size: In bytes.
+        size: Size in bytes.
         etag: Identifies the content: on the Hub, the SHA-256 of a large file and the Git hash
             (SHA-1) of others; on S3, the ETag; on Cloud Storage, the MD5 or the CRC32C; with
             TensorFlow, the hash of samples.
-        scheme: The store: `hf`, `s3`, `gs`, or a file system of TensorFlow.
+        scheme: The store: `hf`, `s3`, `gs`, or the scheme of a TensorFlow file system.
         container: The data set (`owner/name`), or the bucket.
         path: Path in the data set, or name in the bucket.
         version: The commit of the data set; the generation on Cloud Storage; "" on S3.
@@ -55,23 +55,26 @@ class FileRef:
 
     @property
     def place(self) -> str:
-        """Absolute path that identifies the file in its store."""
+        """The absolute path that identifies the file in its store."""
         return f"/{self.container}/{self.path}"
 
     @property
     def content_id(self) -> str:
         """Identifies the content in the cache, together with the size.
 
-        On the Hub it is the hash, so that copies share their blocks. Elsewhere it includes the URL,
-        because an ETag is not always a hash.
+        On the Hub, this is the hash, so that copies share their blocks. Elsewhere, it includes the
+        URL, because an ETag is not always a hash.
         """
         return self.etag if self.scheme == HUB else f"{self} {self.etag} {self.version}"
 
-    def identity(self, name: str) -> dict[str, Any]:
-        """Returns facts that must not change before a run is resumed; JSON-serializable.
+    def fingerprint(self, name: str) -> dict[str, Any]:
+        """Returns the fingerprint of the file, which must be the same when a run resumes.
 
         Args:
-            name: Name of the file as a shard.
+            name: Name of the shard.
+
+        Returns:
+            A dict of JSON types.
         """
         if self.scheme == HUB:
             return {find_root(self.scheme, self.container): self.version, name: self.size}

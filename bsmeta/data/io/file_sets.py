@@ -3,12 +3,13 @@
     {"files": [{"path": "wiki.tar.gz", "address": "https://…/wiki.tar.gz", "bytes": 17179869184,
                 "sha256": "…", "unpack": "wiki_data", "unpacked_bytes": 161061273600}]}
 
-An address may be relative to a mirror or, without one, to the folder of the manifest. `.download/`
-in the target folder records the complete entries, so that the next call continues with the others.
+An address may be relative to a mirror or, if there is none, to the folder of the manifest.
+`.download/` in the target folder records which entries are complete; rerun the same command to
+fetch the others.
 
-Bytes are appended to `FILE.part`, from http(s) or from the disk; an interrupted download resumes at
-the first missing byte (pooch would begin again at the first byte). The file is renamed once its
-hash is verified.
+Files are fetched by http(s) or copied from the disk into `FILE.part`. An interrupted download
+resumes at the first missing byte (pooch would start over). The file is renamed once its hash is
+verified.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ Advance = Callable[[int], None]
 """Called with the number of bytes processed so far."""
 
 _BLOCK = 1 << 20  # bytes
-_ADVICE = "see whether the address can be reached from here, and start again: it continues"
+_ADVICE = "check that the address can be reached from here, and run the same command to resume"
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """A file of a manifest; its string is the address without secrets, for messages.
+    """A file in a manifest; `str` returns its address without secrets, for messages.
 
     Attributes:
         path: Path in the target folder.
         address: http(s)://, file://, or relative.
         bytes: Size of the file.
         sha256: Hash of the file, in hexadecimal.
-        unpack: Folder (in the target folder) to which an archive is unpacked.
-        unpacked_bytes: Maximum size of the unpacked files together.
+        unpack: Folder (in the target folder) into which an archive is unpacked.
+        unpacked_bytes: Maximum total size of the unpacked files.
     """
 
     path: str
@@ -83,7 +84,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
-    """Content of a manifest."""
+    """The content of a manifest."""
 
     files: list[Entry]
 
@@ -97,7 +98,7 @@ def read_manifest(path: Path, mirror: str | None = None) -> list[Entry]:
 
     Raises:
         DataError: If the manifest cannot be read.
-        ConfigurationError: If its content is wrong; lists all problems.
+        ConfigurationError: If its content is invalid; lists all problems.
     """
     try:
         content = path.read_bytes()
@@ -109,7 +110,7 @@ def read_manifest(path: Path, mirror: str | None = None) -> list[Entry]:
         raise ConfigurationError(f"manifest={path}: {error}", ["manifest"]) from error
 
     base = f"{(mirror or path.resolve().parent.as_uri()).rstrip('/')}/"
-    problems = _resolve_addresses(entries, base) or _check_entries(entries)
+    problems = _resolve_addresses(entries, base) or _find_problems(entries)
     if problems:
         problem_list = "\n  ".join(problems)
         raise ConfigurationError(f"manifest={path}:\n  {problem_list}", ["manifest"])
@@ -117,31 +118,31 @@ def read_manifest(path: Path, mirror: str | None = None) -> list[Entry]:
 
 
 def _resolve_addresses(entries: Sequence[Entry], base: str) -> list[str]:
-    """Makes the addresses absolute, and returns a problem for each that is not a URL."""
+    """Makes the addresses absolute in place; returns a problem for each that is not a URL."""
     problems = []
-    for number, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         entry.sha256 = entry.sha256.lower()
         try:
             entry.address = urljoin(base, entry.address)
             declare_secrets_in(entry.address)
-        except ValueError as error:  # such as a [ without its ]
-            problems.append(f"files[{number}]: the address is no URL ({error})")
+        except ValueError as error:  # such as an unbalanced bracket
+            problems.append(f"files[{index}]: the address is not a URL ({error})")
     return problems
 
 
-def _check_entries(entries: Sequence[Entry]) -> list[str]:
-    """Returns all problems of the entries."""
+def _find_problems(entries: Sequence[Entry]) -> list[str]:
+    """Returns the problems of each entry, and conflicts between their paths."""
     problems: list[str] = []
     names: list[str] = []
-    for number, entry in enumerate(entries):
-        problems += [f"files[{number}]: {problem}" for problem in _find_problems(entry)]
+    for index, entry in enumerate(entries):
+        problems += [f"files[{index}]: {problem}" for problem in _find_entry_problems(entry)]
         names += {entry.path, entry.target}
-    problems += _find_collisions(names)
+    problems += _find_name_conflicts(names)
     return problems
 
 
-def _find_problems(entry: Entry) -> Iterator[str]:
-    """Yields the problems of an entry by itself."""
+def _find_entry_problems(entry: Entry) -> Iterator[str]:
+    """Yields the problems of a single entry."""
     for name in {entry.path: None, entry.target: None}:
         fault = find_name_fault(name)
         if fault is None and name.split("/")[0] == STATE_FOLDER:
@@ -162,11 +163,11 @@ def _find_problems(entry: Entry) -> Iterator[str]:
         yield f"{entry.path!r} is unpacked by its suffix: one of {', '.join(SUFFIXES)}"
 
 
-def _find_collisions(names: list[str]) -> Iterator[str]:
-    """Yields a problem for each path that entries share, or that is inside another's path."""
+def _find_name_conflicts(names: list[str]) -> Iterator[str]:
+    """Yields a problem for each path that several entries have, or that is inside another one."""
     for name in sorted(set(names)):
         if names.count(name) > 1:
-            yield f"{name} is there twice"
+            yield f"{name} is listed twice"
 
     for name in names:
         for parent in map(str, PurePosixPath(name).parents):
@@ -180,8 +181,9 @@ class FileSet:
 
     Attributes:
         retries: Number of consecutive failures after which a download is abandoned.
-        timeout: Seconds without data after which a request has failed.
-        advance: Called with the current activity, the bytes processed so far, and the total.
+        timeout: Number of seconds without data after which a request counts as failed.
+        advance: Called with the current activity, the number of bytes processed so far, and their
+            total number.
     """
 
     entries: list[Entry]
@@ -195,11 +197,11 @@ class FileSet:
         """Downloads, verifies and unpacks the entries that are not complete yet.
 
         Returns:
-            The number of entries that were not complete before.
+            The number of entries that were fetched.
 
         Raises:
             ConfigurationError: If the disk is too small, the folder cannot be written or is in use,
-                or it has other files of the same names.
+                or it contains other files with the same names.
             DataError: If a file cannot be downloaded, or differs from the manifest.
         """
         try:
@@ -214,16 +216,20 @@ class FileSet:
                 return len(missing)
         except Timeout as error:
             raise ConfigurationError(
-                f"folder={self.folder}: another process downloads to it; wait for its end"
+                f"folder={self.folder}: another process is downloading to it; wait until it ends"
             ) from error
         except OSError as error:
             raise ConfigurationError(f"folder={self.folder} cannot be written: {error}") from error
 
     def _check_names(self, missing: list[Entry]) -> None:
-        """Refuses a folder that has other files under the names of missing entries."""
-        targets = [self._path(entry.target) for entry in missing]
+        """Checks that the folder has no other files with the names of missing entries.
+
+        Raises:
+            ConfigurationError: If it has.
+        """
+        targets = [self._resolve(entry.target) for entry in missing]
         problems = [
-            f"{path} is there, but not from this manifest; move it away"
+            f"{path} exists, but is not from this manifest; move it away"
             for path in targets
             if path.exists()
         ]
@@ -231,38 +237,43 @@ class FileSet:
             raise ConfigurationError("\n".join(problems))
 
     def _check_space(self, missing: list[Entry]) -> None:
-        """Refuses a disk that is too small for the missing entries."""
-        compressed = sum(entry.bytes - self._count_bytes(entry) for entry in missing)
-        unpacked = sum(entry.unpacked_bytes or 0 for entry in missing)
-        free = measure_free_bytes(self.folder)
-        if free < compressed + unpacked:
+        """Checks that the disk has room for the missing entries.
+
+        Raises:
+            ConfigurationError: If it has not.
+        """
+        num_to_download = sum(entry.bytes - self._count_bytes(entry) for entry in missing)
+        num_unpacked = sum(entry.unpacked_bytes or 0 for entry in missing)
+        num_needed = num_to_download + num_unpacked
+        num_free = measure_free_bytes(self.folder)
+        if num_free < num_needed:
             raise ConfigurationError(
-                f"folder={self.folder}: {format_bytes(free)} are free, and "
-                f"{format_bytes(compressed + unpacked)} are needed ({format_bytes(compressed)} to "
-                f"download, {format_bytes(unpacked)} unpacked); nothing was downloaded",
+                f"folder={self.folder}: {format_bytes(num_free)} are free, and "
+                f"{format_bytes(num_needed)} are needed ({format_bytes(num_to_download)} to "
+                f"download, {format_bytes(num_unpacked)} unpacked); nothing was downloaded",
                 ["folder"],
             )
 
-    def _path(self, name: str) -> Path:
-        """Returns the path of a name of the manifest in the target folder."""
+    def _resolve(self, name: str) -> Path:
+        """Returns the path in the target folder of a name in the manifest."""
         return join_inside(self.folder, name, "the manifest")
 
     def _count_bytes(self, entry: Entry) -> int:
-        """Returns how many bytes of a file are already in the folder."""
-        paths = self._path(entry.path), self._path(f"{entry.path}.part")
+        """Counts the bytes of an entry's file that are already in the folder."""
+        paths = self._resolve(entry.path), self._resolve(f"{entry.path}.part")
         sizes = [path.stat().st_size for path in paths if path.is_file()]
         return min(entry.bytes, max(sizes, default=0))
 
     def _fetch(self, entry: Entry) -> None:
         """Downloads and unpacks an entry, and records that it is complete."""
-        path = self._path(entry.path)
+        path = self._resolve(entry.path)
         if not self._has_file(entry):
-            advance = self._reporter("downloading", entry, entry.bytes)
+            advance = self._make_reporter("downloading", entry, entry.bytes)
             download(entry, path, retries=self.retries, timeout=self.timeout, advance=advance)
 
         if entry.unpack is not None and entry.unpacked_bytes is not None:
-            advance = self._reporter("unpacking", entry, entry.unpacked_bytes)
-            unpack(path, self._path(entry.unpack), entry.unpacked_bytes, advance)
+            advance = self._make_reporter("unpacking", entry, entry.unpacked_bytes)
+            unpack(path, self._resolve(entry.unpack), entry.unpacked_bytes, advance)
             if not self.keep_archives:
                 path.unlink()
 
@@ -271,39 +282,40 @@ class FileSet:
         record_path.write_text(json.dumps(self._describe_target(entry)))
 
     def _is_complete(self, entry: Entry) -> bool:
+        """Returns whether an entry is recorded as complete, or its file has the right content."""
         with contextlib.suppress(OSError, ValueError):
             record = parse_json(self._record_path(entry).read_text())
             if record == self._describe_target(entry):
                 return True
 
-        # In a copy of the folder, the times may differ, so the content decides.
+        # In a copy of the folder, modification times may differ, so the content is verified.
         return entry.unpack is None and self._has_file(entry)
 
     def _has_file(self, entry: Entry) -> bool:
-        """Returns whether the folder has the file of an entry, by its content."""
-        path = self._path(entry.path)
+        """Returns whether the folder contains the file of an entry, by its hash."""
+        path = self._resolve(entry.path)
         if not path.is_file() or path.stat().st_size != entry.bytes:
             return False
 
         with open(path, "rb") as file:
             blocks = iter(lambda: file.read(_BLOCK), b"")
-            sha256 = _compute_sha256(blocks, self._reporter("verifying", entry, entry.bytes))
+            sha256 = _compute_sha256(blocks, self._make_reporter("verifying", entry, entry.bytes))
         return sha256 == entry.sha256
 
-    def _reporter(self, activity: str, entry: Entry, total: int) -> Advance:
+    def _make_reporter(self, activity: str, entry: Entry, total: int) -> Advance:
         """Returns a function that reports the progress of an activity on an entry."""
         return lambda done: self.advance(f"{activity} {entry.path}", done, total)
 
     def _record_path(self, entry: Entry) -> Path:
         """Returns the path of the record that an entry is complete."""
-        return self._path(f"{STATE_FOLDER}/{entry.target}.json")
+        return self._resolve(f"{STATE_FOLDER}/{entry.target}.json")
 
     def _describe_target(self, entry: Entry) -> dict[str, Any]:
         """Returns the record of a complete file or folder.
 
-        It has no time for a folder, because files may be added to one later.
+        For a folder, it has no modification time, because files may be added to it later.
         """
-        status = os.stat(self._path(entry.target))
+        status = os.stat(self._resolve(entry.target))
         changed = status.st_mtime_ns if entry.unpack is None else None
         return {"sha256": entry.sha256, "unpack": entry.unpack, "changed": changed}
 
@@ -316,7 +328,7 @@ def download(
     timeout: float,
     advance: Advance = lambda _: None,
 ) -> None:
-    """Downloads a file, or the missing bytes of it; see `FileSet` for the arguments.
+    """Downloads a file, or its missing bytes; see `FileSet` for the arguments.
 
     Raises:
         DataError: If the file cannot be downloaded, or differs from the entry.
@@ -332,13 +344,13 @@ def download(
 
     sha256 = _compute_sha256(complete_part(part, read_from), advance)
     if sha256 != entry.sha256 and was_resumed:
-        # The part of an earlier call may be of another file.
+        # The part from an earlier call may be from a different file.
         part.unlink()
         sha256 = _compute_sha256(complete_part(part, read_from), advance)
     if sha256 != entry.sha256:
         part.unlink()
         raise DataError(
-            f"{entry} is another file than expected: its sha256 is {sha256}, not {entry.sha256}; "
+            f"{entry} is not the expected file: its sha256 is {sha256}, not {entry.sha256}; "
             "correct the manifest, or use another mirror"
         )
     part.replace(path)
@@ -364,12 +376,13 @@ def complete_part(part: Path, read_from: Callable[[int], Iterator[bytes]]) -> It
 
 
 def _compute_sha256(blocks: Iterator[bytes], advance: Advance) -> str:
+    """Returns the SHA-256 of the blocks in hexadecimal; reports the progress."""
     sha256 = hashlib.sha256()
-    hashed_bytes = 0
+    num_hashed = 0
     for block in blocks:
         sha256.update(block)
-        hashed_bytes += len(block)
-        advance(hashed_bytes)
+        num_hashed += len(block)
+        advance(num_hashed)
     return sha256.hexdigest()
 
 
@@ -391,12 +404,12 @@ def _open_from(entry: Entry, start: int, timeout: float) -> Iterator[Iterator[by
     ):
         _check_response(response, entry, start)
         is_whole_file = response.status_code != 206
-        extra_bytes = start if is_whole_file else 0
-        yield refuse_slow_response(_skip_bytes(response.iter_raw(), extra_bytes), timeout)
+        num_skipped = start if is_whole_file else 0
+        yield refuse_slow_response(_skip_bytes(response.iter_raw(), num_skipped), timeout)
 
 
 def _read_local(entry: Entry, start: int) -> Iterator[bytes]:
-    """Yields the content of a file on the disk from byte `start` on."""
+    """Yields the content of a local file from byte `start` on."""
     path = Path(unquote(urlsplit(entry.address).path))
     try:
         size = path.stat().st_size
@@ -410,19 +423,19 @@ def _read_local(entry: Entry, start: int) -> Iterator[bytes]:
 
 
 def _skip_bytes(blocks: Iterator[bytes], count: int) -> Iterator[bytes]:
-    """Skips the first `count` bytes of the content in blocks, and yields the others."""
+    """Yields the content in blocks without its first `count` bytes."""
     for block in blocks:
         yield block[count:]
         count = max(0, count - len(block))
 
 
 def _check_response(response: httpx2.Response, entry: Entry, start: int) -> None:
-    """Checks that a response has the file from byte `start` on, or the whole file.
+    """Checks that a response contains the file from byte `start` on, or the whole file.
 
     Servers that ignore ranges send the whole file.
 
     Raises:
-        TransientError: If a retry may have another response.
+        TransientError: If a retry may succeed.
         DataError: If the server does not have the file.
     """
     check_transient(response)
@@ -437,7 +450,7 @@ def _check_response(response: httpx2.Response, entry: Entry, start: int) -> None
         content_range = response.headers.get("Content-Range", "")
         match = CONTENT_RANGE.fullmatch(content_range)
         if match is None or int(match[1]) != start:
-            raise TransientError(f"another part of the file than requested ({content_range})")
+            raise TransientError(f"a different part of the file than requested ({content_range})")
         file_size = match[3]
     else:
         file_size = response.headers.get("Content-Length") or "*"

@@ -1,7 +1,7 @@
-"""Explains why no document can be read from a file, by its first bytes.
+"""Explains from the first bytes of a file why no document can be read from it.
 
-A server's error page, a pointer of Git LFS, an archive or one large JSON array often has the name
-of a file of documents. Callers that find no document in a file use `explain_no_document`, so that
+A server's error page, a Git LFS pointer, an archive or one large JSON array often has the name of a
+file of documents. Callers that find no document in a file use `explain_no_document`, so that
 training, evaluation, annotation and tables report the same cause and remedy.
 """
 
@@ -26,13 +26,13 @@ from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import PARQUET, is_parquet
 from bsmeta.metadata.records import UNREADABLE
 
-LINES_LOOKED_AT = 2048
-"""Number of first lines, of which at least one must be a JSON object in a file of documents."""
+MAX_SEARCHED_LINES = 2048
+"""Maximum number of first lines that are searched for a JSON object."""
 
 ZSTANDARD_MARK = b"\x28\xb5\x2f\xfd"
 
 _SQLITE = b"SQLite format 3\0"
-_LFS_NAME = "a pointer of Git LFS"
+_LFS_NAME = "a Git LFS pointer"
 FORMATS = {
     b"PAR1": "a Parquet file",
     b"ARROW1": "an Arrow file",
@@ -47,9 +47,9 @@ FORMATS = {
     ZSTANDARD_MARK: "a Zstandard file",
     b"WARC/": "a WARC file",
 }
-"""First bytes -> the name of the format."""
+"""The name of the format, by the first bytes of the file."""
 
-# Formats that are read if the file has the right suffix.
+# The formats that can be read, with the suffix that the file must have.
 _SUFFIXES = {"a Parquet file": (PARQUET,), "a Zstandard file": (".zst",)}
 _NO_SUFFIX: tuple[str, ...] = ()
 _REMEDIES = {
@@ -62,25 +62,25 @@ _REMEDIES = {
 }
 _MARKUP = re.compile(rb"\s*(<!doctype|<html|<head|<\?xml)", re.IGNORECASE)
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_HEAD = 1 << 12  # bytes of a file that are examined
-_LONGEST_BLANK = 1 << 20  # bytes of content that are read in search of a character
-_SHOWN = 40  # characters of a file in a message
+_NUM_HEAD_BYTES = 1 << 12  # bytes of a file that are examined
+_MAX_BLANK_BYTES = 1 << 20  # bytes of content that are searched for a visible character
+_MAX_QUOTED_CHARS = 40  # characters of a file in a message
 
 
 class _Object(msgspec.Struct):
     """An object with any columns."""
 
 
-_OBJECT = ForeignDecoder(_Object)
+_OBJECT_DECODER = ForeignDecoder(_Object)
 
 
 class FileStart(NamedTuple):
-    """The beginning of a file without documents, for a message.
+    """A description of a file without documents, for a message.
 
     Attributes:
-        content: A predicate of the file, such as `is empty`.
+        content: A verb phrase about the file, such as `is empty`.
         remedy: Advice for the user, as an imperative.
-        is_recognized: Whether the file has a known other format; otherwise it may be a file of
+        is_recognized: Whether the file is in a known other format; if not, it may be a file of
             documents whose first lines are damaged.
     """
 
@@ -93,23 +93,21 @@ class FileStart(NamedTuple):
 
 
 def has_document(path: str | FileRef) -> bool:
-    """Returns whether a shard begins with documents.
-
-    That is: one of its first lines is a JSON object, or it is a Parquet file with a row.
+    """Returns whether one of the first lines of a shard is a JSON object, or a Parquet row.
 
     Raises:
         OSError: If a local file cannot be opened.
         DataError: If the file is remote and cannot be read.
     """
     with contextlib.closing(open_shard(path, columns=())) as reader:
-        while reader.line < LINES_LOOKED_AT and (lines := reader.read(reader.line, 1)):
+        while reader.line < MAX_SEARCHED_LINES and (lines := reader.read(reader.line, 1)):
             if is_parquet(path) or _is_object(bytes(lines[0])):
                 return True
     return False
 
 
 def explain_no_document(path: str | FileRef) -> FileStart | None:
-    """Describes the beginning of a file without documents; returns None if it has documents.
+    """Describes a file without documents; returns None if it has documents.
 
     Raises:
         OSError: If a local file cannot be opened.
@@ -118,8 +116,8 @@ def explain_no_document(path: str | FileRef) -> FileStart | None:
     return None if has_document(path) else describe_start(path)
 
 
-def check_has_document(path: str | FileRef, key: str) -> None:
-    """Refuses a file of another format than a file of documents.
+def refuse_other_format(path: str | FileRef, key: str) -> None:
+    """Checks that a file is not in a format other than a file of documents.
 
     Files that are empty, or whose first lines are damaged, are accepted.
 
@@ -127,7 +125,7 @@ def check_has_document(path: str | FileRef, key: str) -> None:
         key: The configuration key that names the file.
 
     Raises:
-        DataError: If the file is of another format.
+        DataError: If the file is in another format.
     """
     start = explain_no_document(path)
     if start is not None and start.is_recognized:
@@ -135,9 +133,9 @@ def check_has_document(path: str | FileRef, key: str) -> None:
 
 
 def describe_start(path: str | FileRef) -> FileStart:
-    """Describes the first bytes of a file from which no document can be read."""
+    """Describes a file from which no document can be read."""
     with open_file(path) as file:
-        head = file.read(_HEAD)
+        head = file.read(_NUM_HEAD_BYTES)
         if not head:
             return FileStart("is empty (0 bytes)", "write or download it again", False)
 
@@ -153,7 +151,7 @@ def describe_start(path: str | FileRef) -> FileStart:
                 "download it again",
             )
 
-        # From here on, the file may have the format that its name promises.
+        # From here on, the file may be in the format that its suffix names.
         if is_parquet(path):
             return _describe_table(path)
         if _has_suffix(path, ".gz") and not head.startswith(GZIP_MARK):
@@ -183,16 +181,16 @@ def is_markup(head: bytes) -> bool:
 
 
 def _read_start(path: str | FileRef, file: BinaryIO) -> tuple[bytes, str]:
-    """Reads the beginning of the uncompressed content.
+    """Reads the beginning of a file's decompressed content.
 
     Returns:
-        The first bytes, and the damage that prevents reading more of them ("": none).
+        The first bytes, and the damage that prevented reading more of them ("" if none).
     """
     content = b""
     try:
         for block in shard_content(path, file):
             content += block
-            if len(content) >= _LONGEST_BLANK or len(content.lstrip()) >= _HEAD:
+            if len(content) >= _MAX_BLANK_BYTES or len(content.lstrip()) >= _NUM_HEAD_BYTES:
                 break
     except (DamagedFileError, OSError) as error:
         return content, str(error)
@@ -210,7 +208,12 @@ def _describe_table(path: str | FileRef) -> FileStart:
 
 
 def _describe_content(path: str | FileRef, content: bytes, damage: str) -> FileStart:
-    """Describes the first bytes of the content of a file that has no known binary format."""
+    """Describes a file that is not in a known binary format.
+
+    Args:
+        content: The first bytes of its decompressed content.
+        damage: Why no more bytes can be read; "" if they can.
+    """
     text = content.removeprefix(BYTE_ORDER_MARK).lstrip()
     if not text and damage:
         return FileStart(f"cannot be read ({damage})", "replace it", False)
@@ -226,12 +229,12 @@ def _describe_content(path: str | FileRef, content: bytes, damage: str) -> FileS
     if text.startswith(b"["):
         return FileStart(
             f"is a JSON array ({_quote_start(text)}), not lines of one JSON object each",
-            f"convert it: {_conversion_command(path, '.[]')}",
+            f"convert it: {_format_conversion_command(path, '.[]')}",
         )
     if text.startswith(b"{"):
         return FileStart(
             f"has JSON objects that extend over several lines ({_quote_start(text)})",
-            f"write each on one line: {_conversion_command(path, '.')}",
+            f"write each on one line: {_format_conversion_command(path, '.')}",
         )
     return FileStart(
         f"has no JSON object ({_quote_start(text)})",
@@ -240,8 +243,8 @@ def _describe_content(path: str | FileRef, content: bytes, damage: str) -> FileS
     )
 
 
-def _conversion_command(path: str | FileRef, jq_filter: str) -> str:
-    """Returns a command that writes lines of JSON into a new file."""
+def _format_conversion_command(path: str | FileRef, jq_filter: str) -> str:
+    """Returns a shell command that converts a file to lines of JSON in a new file."""
     name = os.path.basename(str(path))
     stem, suffix = os.path.splitext(name)
     decompress = {".gz": "gzip -dc", ".zst": "zstd -dc"}.get(suffix)
@@ -259,14 +262,14 @@ def _conversion_command(path: str | FileRef, jq_filter: str) -> str:
 
 def _quote_start(head: bytes) -> str:
     """Returns `it begins with "…"`, with the first characters of a file on one line."""
-    text = make_printable(head[:_HEAD].decode(errors="replace"))
-    return f"it begins with {format_value(' '.join(text.split())[:_SHOWN].rstrip())}"
+    text = make_printable(head[:_NUM_HEAD_BYTES].decode(errors="replace"))
+    return f"it begins with {format_value(' '.join(text.split())[:_MAX_QUOTED_CHARS].rstrip())}"
 
 
 def _is_object(line: bytes) -> bool:
     """Returns whether a line is a JSON object."""
     try:
-        _OBJECT.decode(line)
+        _OBJECT_DECODER.decode(line)
     except UNREADABLE:
         return False
     return True

@@ -15,7 +15,7 @@ def open_file(path: str | FileRef, blocks: int = 1) -> BinaryIO:
     """Opens a file for reading.
 
     Args:
-        blocks: Number of the most recently read blocks to keep in memory, if the file is remote.
+        blocks: Number of most recently read blocks that are kept in memory if the file is remote.
     """
     if not isinstance(path, FileRef):
         return open(path, "rb")
@@ -31,7 +31,11 @@ def measure_file(path: str | FileRef) -> int:
 
 
 def refuse_bad_copy(path: str | FileRef) -> None:
-    """Raises a `DataError` if a rejected document may come from a bad copy of a remote file."""
+    """Checks that a rejected document does not come from a bad cached copy of a remote file.
+
+    Raises:
+        DataError: If the cached copy is bad.
+    """
     if isinstance(path, FileRef):
         from bsmeta.data.io.remote_file import refuse_bad_cached_copy
 
@@ -41,15 +45,15 @@ def refuse_bad_copy(path: str | FileRef) -> None:
 def shard_content(
     path: str | FileRef, file: BinaryIO, point: AccessPoint | None = None
 ) -> Generator[bytes, None, None]:
-    """Yields the content of a shard in blocks; see `compression.read_content`.
+    """Yields the decompressed content of a shard in blocks; see `compression.read_content`.
 
     If a remote file is damaged, its cached copy is checked and, if it is bad, downloaded again;
     reading then resumes at the same byte.
 
     Raises:
-        DamagedFileError: If the file itself is damaged, after everything before the damage is
+        DamagedFileError: If the file itself is damaged, once the content before the damage is
             yielded.
-        DataError: If the content read before the damage differs from the content of the server.
+        DataError: If the content read before the damage differs from the server's.
     """
     if isinstance(path, FileRef):
         from bsmeta.data.io.remote_file import read_remote_content

@@ -37,7 +37,7 @@ from bsmeta.core.files import replace_atomically
 from bsmeta.core.parsing import decode_json
 from bsmeta.core.secrets import declare_secrets
 from bsmeta.data.io.cache import keep_if_possible
-from bsmeta.data.io.file_ref import EVERYWHERE, HUB, FileRef, RemoteSettings
+from bsmeta.data.io.file_ref import DEFAULT_PATTERN, HUB, FileRef, RemoteSettings
 from bsmeta.data.io.remote import (
     Pattern,
     Retries,
@@ -84,7 +84,7 @@ class Hub(Store):
         return Pattern(
             scheme=HUB,
             container=uri.id,
-            pattern=(uri.path_in_repo or EVERYWHERE).strip("/"),
+            pattern=(uri.path_in_repo or DEFAULT_PATTERN).strip("/"),
             revision=uri.revision or revision or constants.DEFAULT_REVISION,
         )
 

@@ -1,14 +1,14 @@
 """Reads the lines of a shard, from any line on, with access points.
 
 A `LineReader` has a position in one shard. Lines that follow it are read without seeking; a distant
-line is reached through an access point, if there is one. It does not parse JSON: `windows`
-interprets the lines. `shard_lines.open_shard` returns a `LineReader`, or a `ParquetReader`, whose
+line is reached through an access point, if there is one. The lines are not parsed: decoders do that
+(`metadata.decoding`). `shard_lines.open_shard` returns a `LineReader`, or a `ParquetReader`, whose
 rows are read as lines.
 
     python -m bsmeta.data.io.lines 'shards/*.jsonl.gz' [--cache FOLDER]
 
-builds access points in advance. Otherwise each loader process builds them in a background thread
-for the shards that it reads; a resumed run will need them.
+builds access points in advance. Otherwise, each loader process builds them in a background thread
+for the shards that it reads, so that a resumed run has them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from bsmeta.metadata.records import WholeLine
 log = logging.getLogger(__name__)
 
 SPACING = 4 << 20  # bytes of content between points: about 3 ms of reading
-SMALLEST = 1 << 20  # bytes of the smallest file worth an index
-LONG_FRAME = 4 << 20  # bytes; a Zstandard file of longer frames has too few of them to seek
+MIN_INDEXED_BYTES = 1 << 20  # smaller files are not worth an index
+LONG_FRAME = 4 << 20  # bytes; files with longer Zstandard frames have too few of them to seek
 KIND = "index"
 
 EXPORT_HEADER = struct.Struct("<5sBBQQIII")
@@ -61,15 +61,15 @@ EXPORT_HEADER = struct.Struct("<5sBBQQIII")
 uncompressed size, spacing, window size, number of points."""
 
 EXPORT_POINT = np.dtype([("offset", "<u8"), ("raw", "<u8"), ("bits", "u1"), ("has_window", "u1")])
-"""A point of an exported index; its numbers are fields of `AccessPoint`."""
+"""A point of an exported index; see `AccessPoint` for its fields."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-LONGEST_LINE = 1 << 28
-"""In bytes. A shard that decompresses to an endless line would otherwise exhaust the memory."""
+MAX_LINE_BYTES = 1 << 28
+"""Maximum length of a line, as a shard may decompress to an endless line."""
 
 OVERLONG = b"\n"
-"""Placeholder for a longer line, whose content is discarded; no real line contains a newline."""
+"""Placeholder for a longer line, whose content is discarded; a real line contains no newline."""
 
 
 class ShardIndex:
@@ -77,7 +77,7 @@ class ShardIndex:
 
     Args:
         arrays: As the cache stores them: `numbers`, int64[points, 4], the raw, line, offset and
-            bits of each `AccessPoint`, in order; `windows`, their compressed windows, concatenated;
+            bits of each `AccessPoint`, in order; `windows`, their concatenated compressed windows;
             and `ends`, the offset at which each of these ends.
     """
 
@@ -96,16 +96,13 @@ class ShardIndex:
             numbers: The raw, line, offset and bits of each point, int64[points, 4].
             windows: The window of each point; by default, all are empty.
         """
-        packed = [zlib.compress(window, 1) for window in windows or [b""] * len(numbers)]
-        ends = np.cumsum([len(window) for window in packed], dtype=np.int64)
-        content = np.frombuffer(b"".join(packed), np.uint8)
+        compressed = [zlib.compress(window, 1) for window in windows or [b""] * len(numbers)]
+        ends = np.cumsum([len(window) for window in compressed], dtype=np.int64)
+        content = np.frombuffer(b"".join(compressed), np.uint8)
         return cls({"numbers": numbers, "ends": ends, "windows": content})
 
     def find_last_before(self, line: int) -> AccessPoint | None:
-        """Returns the last point from which a line can be reached; None if there is none.
-
-        A point may lie inside a line, and that line cannot be reached from it.
-        """
+        """Returns the last point before the beginning of a line; None if there is none."""
         index = int(np.searchsorted(self._lines, line, side="left")) - 1
         if index < 0:
             return None
@@ -117,7 +114,7 @@ class ShardIndex:
 
 
 class IndexCache:
-    """The indexes in a cache folder."""
+    """The shard indexes in a cache folder."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -137,11 +134,11 @@ class IndexCache:
             DataError: If the shard is on the Hub and cannot be reached.
         """
         if not is_parquet(path):
-            self._cache.ensure_facts(path, KIND, lambda: build_index(path).arrays)
+            self._cache.ensure(path, KIND, lambda: build_index(path).arrays)
 
     def request(self, path: str | FileRef) -> None:
-        """Requests a background build of the index of a shard, if it is worth one."""
-        if is_parquet(path) or measure_file(path) < SMALLEST:
+        """Requests that a shard's index be built in the background, unless the shard is small."""
+        if is_parquet(path) or measure_file(path) < MIN_INDEXED_BYTES:
             return
         self._requests.put(path)
         if self._builder != os.getpid():
@@ -149,6 +146,7 @@ class IndexCache:
             threading.Thread(target=self._build_requested, daemon=True).start()
 
     def _build_requested(self) -> None:
+        """Main loop of the thread that builds requested indexes."""
         while True:
             path = self._requests.get()
             try:
@@ -158,7 +156,7 @@ class IndexCache:
 
 
 def build_index(path: str | FileRef) -> ShardIndex:
-    """Finds the access points of a shard in one pass over it."""
+    """Builds the index of a shard in one pass over its content."""
     if str(path).endswith(".gz"):
         return _build_gzip_index(path)
     if str(path).endswith(".zst"):
@@ -174,30 +172,26 @@ def build_index(path: str | FileRef) -> ShardIndex:
 
 
 def _build_zst_index(path: str | FileRef) -> ShardIndex:
-    """Selects frames of a Zstandard file that begin at least `SPACING` bytes of content apart."""
+    """Builds the index of a Zstandard file; its points are frames at least `SPACING` apart."""
     points: list[tuple[int, int, int, int]] = []
-    raw = lines = current_frame = 0
-    next_point = SPACING  # bytes of content
+    raw = num_lines = current_frame = 0
+    next_point = SPACING  # offset in the content
     with open_file(path) as file:
         try:
             for frame, block in report_each(read_zst_blocks(str(path), file)):
                 if frame != current_frame and raw >= next_point:
-                    points.append((raw, lines, frame, 0))
+                    points.append((raw, num_lines, frame, 0))
                     next_point = raw + SPACING
                 current_frame = frame
                 raw += len(block)
-                lines += block.count(b"\n")
+                num_lines += block.count(b"\n")
         except DamagedFileError as error:
             raise OSError(str(error)) from error
     return ShardIndex.from_points(np.array(points, np.int64).reshape(-1, 4))
 
 
 def _build_gzip_index(path: str | FileRef) -> ShardIndex:
-    """Reads a gzip file with indexed_gzip, and converts the index that it exports.
-
-    The export is an `EXPORT_HEADER`, then the `EXPORT_POINT`s, then the windows of the points that
-    have one (the first point of each member has none).
-    """
+    """Builds the index of a gzip file with indexed_gzip, and converts it."""
     from indexed_gzip import IndexedGzipFile
 
     # A local file is read directly, not through Python. Its handle stays open: indexed_gzip would
@@ -207,10 +201,20 @@ def _build_gzip_index(path: str | FileRef) -> ShardIndex:
     with opened as source, IndexedGzipFile(source, spacing=SPACING, drop_handles=False) as file:
         line_ends = _find_line_ends(file)
         file.export_index(fileobj=export)
+    return _convert_gzip_index(export.getvalue(), line_ends)
 
-    data = export.getvalue()
-    *_, raw_size, _, window_size, count = EXPORT_HEADER.unpack_from(data)
-    points = np.frombuffer(data, EXPORT_POINT, count=count, offset=EXPORT_HEADER.size)
+
+def _convert_gzip_index(data: bytes, line_ends: np.ndarray) -> ShardIndex:
+    """Converts an index that indexed_gzip exported.
+
+    The export is an `EXPORT_HEADER`, then the `EXPORT_POINT`s, then the windows of the points that
+    have one (the first point of each member has none).
+
+    Args:
+        line_ends: The offsets of all line ends in the content (int64).
+    """
+    *_, raw_size, _, window_size, num_points = EXPORT_HEADER.unpack_from(data)
+    points = np.frombuffer(data, EXPORT_POINT, count=num_points, offset=EXPORT_HEADER.size)
     position = EXPORT_HEADER.size + points.nbytes
 
     points = points[points["raw"] < raw_size]  # the last point may be the end of the file
@@ -226,7 +230,7 @@ def _build_gzip_index(path: str | FileRef) -> ShardIndex:
 
 
 def _find_line_ends(file: BinaryIO) -> np.ndarray:
-    """Returns the offsets of all line ends (int64)."""
+    """Returns the offsets of all line ends in a file (int64)."""
     ends = [np.zeros(0, np.int64)]
     block_start = 0
     for block in report_each(iter(lambda: file.read(BLOCK), b"")):
@@ -236,7 +240,7 @@ def _find_line_ends(file: BinaryIO) -> np.ndarray:
 
 
 def begins_with_long_frame(path: str | FileRef) -> bool:
-    """Returns whether the first frame with content of a Zstandard file exceeds `LONG_FRAME`.
+    """Returns whether the first non-empty frame of a Zstandard file is longer than `LONG_FRAME`.
 
     Raises:
         OSError: If the file is local and cannot be read.
@@ -253,7 +257,7 @@ def begins_with_long_frame(path: str | FileRef) -> bool:
 
 
 class LineReader(ShardReader):
-    """The lines of one shard, without their ends and without a byte order mark before the first.
+    """Reads the lines of one shard, without line ends and without a leading byte order mark.
 
     Args:
         indexes: Cache of the shard's access points; None reads without them.
@@ -272,19 +276,19 @@ class LineReader(ShardReader):
         self.damage = ""
         self._file = open_file(self.path)  # closed by `close`
         self._blocks = shard_content(self.path, self._file, point)
-        self._lines: list[WholeLine] = []  # complete lines that were read, the next line last
-        self._line_parts: list[bytes] = []  # of a line whose end has not been read yet
-        self._line_bytes = 0  # of that line; its parts are discarded if it is too long
+        self._lines: list[WholeLine] = []  # complete lines that were read, the next one last
+        self._line_parts: list[bytes] = []  # the parts of a line whose end has not been read yet
+        self._num_line_bytes = 0  # of that line; its parts are discarded if it is too long
 
     def read(self, first: int, count: int) -> list[WholeLine]:
         """Returns up to `count` lines from `first` on; fewer if the shard ends or is damaged."""
         return self.take(range(first, first + count))
 
     def take(self, numbers: Sequence[int]) -> list[WholeLine]:
-        """Returns lines by increasing numbers; fewer if the shard ends or is damaged."""
+        """Returns the lines with the given increasing numbers; fewer at the end or at damage."""
         lines: list[WholeLine] = []
         # A view would keep its whole block in memory, including the lines that are not requested.
-        copies = len(numbers) > 0 and numbers[-1] - numbers[0] >= len(numbers)
+        has_gaps = len(numbers) > 0 and numbers[-1] - numbers[0] >= len(numbers)
         may_load_index = True  # only once for each call, because it reads from the disk
         for number in numbers:
             if number != self.line:
@@ -293,7 +297,7 @@ class LineReader(ShardReader):
             line = self._read_next()
             if line is None:
                 break
-            lines.append(bytes(line) if copies else line)
+            lines.append(bytes(line) if has_gaps else line)
 
         self.ended = len(lines) < len(numbers)
         return lines
@@ -315,7 +319,7 @@ class LineReader(ShardReader):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the file that have been read, which may extend beyond the last line returned."""
+        """Number of bytes of the file read so far, possibly beyond the last returned line."""
         return self._file.tell()
 
     def close(self) -> None:
@@ -332,18 +336,22 @@ class LineReader(ShardReader):
         line = self._lines.pop()
         if self.line == 0:
             if line[: len(LFS_POINTER)] == LFS_POINTER:
-                self.damage = LFS
-                self._blocks.close()
-                self._lines = []
-                self._finish_line()
+                self._end_at_lfs_pointer()
                 return None
             if line[: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK:
                 line = line[len(BYTE_ORDER_MARK) :]
         self.line += 1
         return line
 
+    def _end_at_lfs_pointer(self) -> None:
+        """Records that the file is a Git LFS pointer, and drops its lines."""
+        self.damage = LFS
+        self._blocks.close()
+        self._lines = []
+        self._finish_line()
+
     def _read_block(self) -> bool:
-        """Reads a block, and splits it into lines; returns False if there is none."""
+        """Reads a block and splits it into lines; returns False at the end or at damage."""
         try:
             block = next(self._blocks, None)
         except (DamagedFileError, OSError) as error:
@@ -374,22 +382,22 @@ class LineReader(ShardReader):
 
     def _add_to_line(self, part: bytes) -> None:
         """Adds a part to the line whose end has not been read yet."""
-        self._line_bytes += len(part)
-        if self._line_bytes > LONGEST_LINE:
+        self._num_line_bytes += len(part)
+        if self._num_line_bytes > MAX_LINE_BYTES:
             self._line_parts.clear()
         else:
             self._line_parts.append(part)
 
     def _finish_line(self) -> bytes:
-        """Joins the parts of the line, and clears them."""
-        line = OVERLONG if self._line_bytes > LONGEST_LINE else b"".join(self._line_parts)
+        """Returns the line that consists of the parts so far, and clears the parts."""
+        line = OVERLONG if self._num_line_bytes > MAX_LINE_BYTES else b"".join(self._line_parts)
         self._line_parts = []
-        self._line_bytes = 0
+        self._num_line_bytes = 0
         return line
 
 
 def main() -> int:
-    """Builds the indexes of the shards that the command line names; returns the exit code."""
+    """Builds the indexes of the shards named on the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description="Build the access points of shards.")
     parser.add_argument("shards", nargs="+", help="files, folders or globs, also hf://")
     parser.add_argument("--cache", help="cache folder (data_config.cache_dir)")

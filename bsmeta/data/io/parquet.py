@@ -1,17 +1,18 @@
 """Reads the rows of a Parquet shard as lines of JSON, from any row on.
 
-The number of a document is the number of its row. The footer has the number of rows of each row
+The number of a document is the index of its row. The footer has the number of rows of each row
 group, so any group can be entered without an index. Inside a group, rows are decoded page by page
 in small batches, so memory does not grow with the group; rows before the first requested one are
 decoded, but not converted. Only requested columns are read.
 
 Values are converted column by column: a page may have hundreds of html records, and building them
 one by one (`to_pylist`) takes several times as long. A struct becomes an object, a list an array, a
-timestamp an ISO 8601 string (in UTC if it has a time zone), a binary value a string, NaN and a date
-beyond the year 9999 null, a number the shortest decimal that reads back as the same value of its
-type. Views in Arrow (`string_view`, `list_view`, ...) are read as the types without views.
+timestamp an ISO 8601 string (in UTC if it has a time zone), and a binary value a string. NaN, and
+dates beyond the year 9999, become null. A number becomes the shortest decimal that reads back as
+the same value of its type. Arrow's views (`string_view`, `list_view`, ...) are read as the
+corresponding types without views.
 
-A list of hundreds of records is converted only for the documents that use it (`PartialLine`).
+A list of hundreds of records is converted lazily, for the documents that use it (`PartialLine`).
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from bsmeta.data.io.parquet_file import DAMAGED, ColumnChunk, ParquetSource, is_
 from bsmeta.data.io.shard_reader import ShardReader
 from bsmeta.metadata.records import Line, PartialLine
 
-BATCH_BYTES = 2 << 20  # approximate size of a batch, decoded and converted
-BATCH_ROWS = 1024  # maximum rows of a batch
-VALUE_BYTES = 16  # minimum memory of a value, decoded and converted
-LATE_SHARE = 8  # the memory of a late column is divided by this: few of its rows are converted
-MAX_BLOCKS = 8  # of a remote file in memory; several, because columns are read in turns
+TARGET_BATCH_BYTES = 2 << 20  # approximate size of a batch, decoded and converted
+MAX_BATCH_ROWS = 1024
+MIN_VALUE_BYTES = 16  # minimum memory of a value, decoded and converted
+LAZY_DISCOUNT = 8  # divides the estimated memory of a lazy column: few of its rows are converted
+MAX_CACHED_BLOCKS = 8  # of a remote file; several, because columns are read in turns
 
 # Arrow's own allocator keeps several times as much memory as is in use.
 pa.set_memory_pool(pa.system_memory_pool())
@@ -52,17 +53,17 @@ pa.set_memory_pool(pa.system_memory_pool())
 NO_ROWS = pa.record_batch([], names=[])
 
 UNSUPPORTED = (pa.ArrowNotImplementedError, TypeError)
-"""Errors for types that cannot be decoded, or not be written as JSON."""
+"""Errors that are raised for types that cannot be decoded or written as JSON."""
 
 
 class ParquetReader(ShardReader):
-    """Reads the rows of one shard.
+    """Reads the rows of one shard as lines.
 
     Args:
         columns: Names of the columns to read, if the shard has them (`a.b` is the field `b` of the
             struct `a`); None reads all.
-        late: Columns of lists that are converted only when they are needed: the lines are then
-            `PartialLine`s.
+        lazy_columns: Columns of lists that are converted only when they are needed: the lines are
+            then `PartialLine`s.
 
     Raises:
         OSError: If a local file cannot be opened.
@@ -74,41 +75,41 @@ class ParquetReader(ShardReader):
         self,
         path: str | FileRef,
         columns: Collection[str] | None = None,
-        late: Collection[str] = (),
+        lazy_columns: Collection[str] = (),
     ) -> None:
         super().__init__(path)
         self._columns = None if columns is None else sorted(columns)
         self._source: ParquetSource | None = None  # None if the footer is not readable
-        self._group = -1  # none has been entered
+        self._group = -1  # index of the current row group; -1 for none
         self._batches: Iterator[pa.RecordBatch] = iter(())  # the remaining ones of the group
         self._batch = NO_ROWS
-        self._first_row = 0  # number of the batch's first row in the shard
+        self._first_row = 0  # index in the shard of the batch's first row
 
-        blocks = MAX_BLOCKS if columns is None else min(len(columns) + 1, MAX_BLOCKS)
+        blocks = MAX_CACHED_BLOCKS if columns is None else min(len(columns) + 1, MAX_CACHED_BLOCKS)
         self._file = open_file(path, blocks)  # closed by `close`
         with self._record_damage():
             source = ParquetSource(self._file)
-            self._late = [name for name in late if _can_be_late(source.schema, name)]
+            self._lazy = [name for name in lazy_columns if _can_be_lazy(source.schema, name)]
             self._source = source
 
     @property
-    def rows(self) -> int:
-        """Number of rows of the shard, as its footer states it; 0 if that cannot be read."""
+    def num_rows(self) -> int:
+        """Number of rows of the shard, as stated in its footer; 0 if that cannot be read."""
         return self._source.ends[-1] if self._source is not None and self._source.ends else 0
 
     def take(self, numbers: Sequence[int]) -> list[Line]:
-        """Returns rows by increasing numbers; fewer if the shard ends or is damaged."""
+        """Returns the rows with the given increasing numbers; fewer at the end or at damage."""
         lines: list[Line] = []
         if self._source is not None:
-            self.damage = ""  # the last one was of one row group; others may be readable
+            self.damage = ""  # other row groups than the last one may be readable
             with self._record_damage():
                 while len(lines) < len(numbers) and self._go_to(numbers[len(lines)]):
                     end = self._first_row + len(self._batch)
                     rows = numbers[len(lines) : bisect.bisect_left(numbers, end)]
                     batch = _select_rows(self._batch, [row - self._first_row for row in rows])
                     lines += (
-                        _encode_partial_rows(batch, self._late)
-                        if self._late
+                        _encode_partial_rows(batch, self._lazy)
+                        if self._lazy
                         else encode_rows(batch)
                     )
                     self.line = rows[-1] + 1
@@ -143,7 +144,7 @@ class ParquetReader(ShardReader):
         return True
 
     def enter(self, group: int) -> None:
-        """Moves to the first row of a row group, without reading it yet."""
+        """Moves to the first row of the row group with this index, without reading it yet."""
         assert self._source is not None
         ends = self._source.ends
         self._group = group
@@ -151,18 +152,18 @@ class ParquetReader(ShardReader):
         self._batch = NO_ROWS
 
         chunks = self._source.describe_column_chunks(group, self._columns)
-        batch_rows = _choose_batch_rows(chunks, ends[group] - self._first_row, self._late)
+        batch_rows = _choose_batch_rows(chunks, ends[group] - self._first_row, self._lazy)
         self._batches = self._source.read_batches(group, self._columns, batch_rows)
 
     @contextlib.contextmanager
     def _record_damage(self) -> Iterator[None]:
-        """Turns errors of decoding into `damage`."""
+        """Records decoding errors in `damage`; raises errors of other kinds."""
         try:
             yield
         except UserError:  # for example, the Hub cannot be reached
             raise
         except UNSUPPORTED as error:
-            raise self._unsupported_error(error) from error
+            raise self._make_unsupported_error(error) from error
         except DAMAGED as error:
             refuse_bad_copy(self.path)
             damaged_part = f"row group {self._group}" if self._source else "the footer"
@@ -173,8 +174,8 @@ class ParquetReader(ShardReader):
                     self.damage = LFS
             self._group = -1  # the next call opens its group again
 
-    def _unsupported_error(self, error: Exception) -> DataError:
-        """Returns the error for an intact file with content that cannot be read."""
+    def _make_unsupported_error(self, error: Exception) -> DataError:
+        """Returns the error of an intact file with unsupported types."""
         column_types = ""
         if self._source is not None:
             names = {column.split(".")[0] for column in self._columns or ()}
@@ -190,84 +191,98 @@ class ParquetReader(ShardReader):
         )
 
 
-def _can_be_late(schema: pa.Schema, name: str) -> bool:
-    """Returns whether a column can be converted later than the others.
+def _can_be_lazy(schema: pa.Schema, name: str) -> bool:
+    """Returns whether a column can be converted lazily.
 
-    It must be a list, and every value must be convertible, so that no error can come late.
+    It must be a list, and every value must be convertible, so that no error can occur later.
     """
     if schema.names.count(name) != 1:
         return False
     column_type = schema.field(name).type
-    return _is_any_list(column_type) and _is_safe(column_type)
+    return _is_any_list(column_type) and _is_convertible(column_type)
 
 
-def _choose_batch_rows(chunks: Sequence[ColumnChunk], rows: int, late: Sequence[str]) -> int:
+def _choose_batch_rows(
+    chunks: Sequence[ColumnChunk], num_rows: int, lazy_columns: Sequence[str]
+) -> int:
     """Returns the number of rows of a row group to decode at a time, by their average size.
 
-    Repeated values are stored only once, with a count, so the number of values matters, too.
+    Repeated values are stored only once, with a count, so the number of values also matters.
 
     Args:
         chunks: The columns of the row group.
-        rows: The number of rows of the row group.
+        num_rows: The number of rows of the row group.
+        lazy_columns: Names of the columns that are converted lazily.
     """
-    total = 0
+    num_bytes = 0
     for chunk in chunks:
-        size = chunk.raw_size + chunk.values * VALUE_BYTES
-        total += size // LATE_SHARE if is_selected(chunk.leaf.path, late) else size
-    return max(min(BATCH_BYTES * rows // max(total, 1), BATCH_ROWS), 1)
+        chunk_bytes = chunk.raw_size + chunk.num_values * MIN_VALUE_BYTES
+        is_lazy = is_selected(chunk.leaf.path, lazy_columns)
+        num_bytes += chunk_bytes // LAZY_DISCOUNT if is_lazy else chunk_bytes
+    return max(min(TARGET_BATCH_BYTES * num_rows // max(num_bytes, 1), MAX_BATCH_ROWS), 1)
 
 
-def _is_safe(kind: pa.DataType) -> bool:
+def _is_convertible(arrow_type: pa.DataType) -> bool:
     """Returns whether every value of a type can be written as JSON."""
-    if types.is_struct(kind) or _is_any_list(kind):
-        return all(_is_safe(kind.field(number).type) for number in range(kind.num_fields))
-    is_text = types.is_string(kind) or types.is_large_string(kind)
-    return is_text or types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
+    if types.is_struct(arrow_type) or _is_any_list(arrow_type):
+        fields = [arrow_type.field(index) for index in range(arrow_type.num_fields)]
+        return all(_is_convertible(field.type) for field in fields)
+    return (
+        types.is_string(arrow_type)
+        or types.is_large_string(arrow_type)
+        or types.is_integer(arrow_type)
+        or types.is_boolean(arrow_type)
+        or types.is_null(arrow_type)
+    )
 
 
 def cast_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Casts the views of a batch, because few of Arrow's functions accept views."""
-    column_types = [remove_views(kind) for kind in batch.schema.types]
+    """Casts the views of a batch to other types, because few of Arrow's functions accept views."""
+    column_types = [remove_views(column_type) for column_type in batch.schema.types]
     if column_types == batch.schema.types:
         return batch
     return batch.cast(pa.schema([*zip(batch.schema.names, column_types, strict=True)]))
 
 
 @lru_cache
-def remove_views(kind: pa.DataType) -> pa.DataType:
-    """Returns a type whose strings, binary values, and lists of them, are no views."""
-    if types.is_string_view(kind):
+def remove_views(arrow_type: pa.DataType) -> pa.DataType:
+    """Returns the type in which views of strings and binary values, and of lists of them, are not.
+
+    For example, a list of string views becomes a list of large strings.
+    """
+    if types.is_string_view(arrow_type):
         return pa.large_string()
-    if types.is_binary_view(kind):
+    if types.is_binary_view(arrow_type):
         return pa.large_binary()
 
-    # A list view of plain values is read as it is: Arrow fails to cast one that has nulls only.
-    inner_types = [kind.field(number).type for number in range(kind.num_fields)]
+    # A list view of plain values is read as it is: Arrow fails to cast one with only nulls.
+    inner_types = [arrow_type.field(index).type for index in range(arrow_type.num_fields)]
     if [remove_views(inner_type) for inner_type in inner_types] == inner_types:
-        return kind
+        return arrow_type
 
-    if types.is_struct(kind):
-        return pa.struct([field.with_type(remove_views(field.type)) for field in kind])
-    if types.is_map(kind):
-        return pa.map_(remove_views(kind.key_type), remove_views(kind.item_type))
-    if types.is_fixed_size_list(kind):
-        return pa.list_(remove_views(kind.value_type), kind.list_size)
-    if types.is_large_list(kind) or types.is_large_list_view(kind):
-        return pa.large_list(remove_views(kind.value_type))
-    return pa.list_(remove_views(kind.value_type))
+    if types.is_struct(arrow_type):
+        return pa.struct([field.with_type(remove_views(field.type)) for field in arrow_type])
+    if types.is_map(arrow_type):
+        return pa.map_(remove_views(arrow_type.key_type), remove_views(arrow_type.item_type))
+    if types.is_fixed_size_list(arrow_type):
+        return pa.list_(remove_views(arrow_type.value_type), arrow_type.list_size)
+    if types.is_large_list(arrow_type) or types.is_large_list_view(arrow_type):
+        return pa.large_list(remove_views(arrow_type.value_type))
+    return pa.list_(remove_views(arrow_type.value_type))
 
 
-def _is_any_list(kind: pa.DataType) -> bool:
+def _is_any_list(arrow_type: pa.DataType) -> bool:
+    """Returns whether a type is a list of variable length, or a view of one."""
     return (
-        types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_list_view(kind)
-        or types.is_large_list_view(kind)
+        types.is_list(arrow_type)
+        or types.is_large_list(arrow_type)
+        or types.is_list_view(arrow_type)
+        or types.is_large_list_view(arrow_type)
     )
 
 
 def _select_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
-    """Returns some rows of a batch, in increasing order; without a copy if they are consecutive."""
+    """Returns rows of a batch by their increasing indices; copies only if there are gaps."""
     if rows[-1] - rows[0] == len(rows) - 1:
         return batch.slice(rows[0], len(rows))
     return batch.take(pa.array(rows))
@@ -277,24 +292,24 @@ _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 def encode_rows(batch: pa.RecordBatch) -> list[bytes]:
-    """Returns the rows of a batch, each as a JSON object.
+    """Returns each row of a batch as a JSON object.
 
-    Strings that are not UTF-8 are copied as they are; decoding the line reports them.
+    Strings that are not UTF-8 are copied unchanged; decoding the line reports them.
     """
     if not batch.num_columns:
         return [b"{}"] * batch.num_rows
     return list(map(_ENCODER.encode, _build_objects(batch.schema, batch.columns)))
 
 
-def _encode_partial_rows(batch: pa.RecordBatch, late: Sequence[str]) -> list[PartialLine]:
-    """Returns the rows of a batch; their late columns, which are lists, are not converted yet."""
-    late = [name for name in late if name in batch.schema.names]
-    late_columns: list[dict[str, Callable[[], bytes]]] = [{} for _ in range(batch.num_rows)]
-    for name in late:
+def _encode_partial_rows(batch: pa.RecordBatch, lazy_columns: Sequence[str]) -> list[PartialLine]:
+    """Returns each row of a batch as a line whose lazy columns, which are lists, can be added."""
+    names = [name for name in lazy_columns if name in batch.schema.names]
+    encoders: list[dict[str, Callable[[], bytes]]] = [{} for _ in range(batch.num_rows)]
+    for name in names:
         lists = batch.column(name)
-        for row in np.flatnonzero(_list_lengths(lists)).tolist():
-            late_columns[row][name] = partial(encode_element, lists, row)
-    return list(map(PartialLine, encode_rows(batch.drop_columns(late)), late_columns))
+        for row in np.flatnonzero(_measure_lists(lists)).tolist():
+            encoders[row][name] = partial(encode_element, lists, row)
+    return list(map(PartialLine, encode_rows(batch.drop_columns(names)), encoders))
 
 
 def encode_element(array: pa.Array, row: int) -> bytes:
@@ -304,37 +319,38 @@ def encode_element(array: pa.Array, row: int) -> bytes:
 
 def _convert_values(array: pa.Array) -> list[Any]:
     """Converts the elements of an array to Python values for JSON; a list becomes a tuple."""
-    kind = array.type
-    if types.is_string(kind) or types.is_large_string(kind):
+    arrow_type = array.type
+    if types.is_string(arrow_type) or types.is_large_string(arrow_type):
         return _convert_to_texts(array)
-    if types.is_integer(kind) or types.is_boolean(kind):
+    if types.is_integer(arrow_type) or types.is_boolean(arrow_type):
         return array.to_pylist()
 
-    if types.is_struct(kind) and kind.num_fields:
-        return _restore_nulls(array, _build_objects(kind, array.flatten()))
-    if _is_any_list(kind):
+    if types.is_struct(arrow_type) and arrow_type.num_fields:
+        return _restore_nulls(array, _build_objects(arrow_type, array.flatten()))
+    if _is_any_list(arrow_type):
         return _restore_nulls(array, _convert_to_tuples(array))
-    if types.is_dictionary(kind):
+    if types.is_dictionary(arrow_type):
         return _convert_values(array.dictionary_decode())
 
-    if types.is_timestamp(kind):
+    if types.is_timestamp(arrow_type):
         return _convert_to_texts(_format_timestamps(array))
-    if types.is_date(kind):
+    if types.is_date(arrow_type):
         return _drop_distant_dates(array).to_pylist()
-    if types.is_duration(kind):
+    if types.is_duration(arrow_type):
         return _drop_long_durations(array).to_pylist()
 
-    if types.is_binary(kind):
+    if types.is_binary(arrow_type):
         return _convert_to_texts(array.view(pa.string()))
-    if types.is_large_binary(kind):
+    if types.is_large_binary(arrow_type):
         return _convert_to_texts(array.view(pa.large_string()))
-    if types.is_fixed_size_binary(kind):
+    if types.is_fixed_size_binary(arrow_type):
         return _convert_values(array.cast(pa.binary()))
-    return [_shorten_floats(value, kind) for value in array.to_pylist(maps_as_pydicts="lossy")]
+    values = array.to_pylist(maps_as_pydicts="lossy")
+    return [_make_json_value(value, arrow_type) for value in values]
 
 
 def _restore_nulls(array: pa.Array, values: list[Any]) -> list[Any]:
-    """Replaces the values at the nulls of an array by None."""
+    """Replaces the values at the nulls of an array with None."""
     if not array.null_count:
         return values
     valid = array.is_valid().to_pylist()
@@ -342,7 +358,7 @@ def _restore_nulls(array: pa.Array, values: list[Any]) -> list[Any]:
 
 
 def _build_objects(fields: Iterable[pa.Field], columns: Sequence[pa.Array]) -> list[Any]:
-    """Builds an object for each row; of fields with the same name, the last one counts."""
+    """Builds an object for each row; of several fields with the same name, the last one is used."""
     named_columns = {field.name: column for field, column in zip(fields, columns, strict=True)}
     build_object = _make_object_builder(tuple(named_columns))
     return list(map(build_object, *map(_convert_values, named_columns.values())))
@@ -352,16 +368,16 @@ def _build_objects(fields: Iterable[pa.Field], columns: Sequence[pa.Array]) -> l
 def _make_object_builder(names: tuple[str, ...]) -> Callable[..., Any]:
     """Returns a function that builds an object from the values of its fields.
 
-    The objects are not tracked by the garbage collector: a page has hundreds of them.
+    The objects are not tracked by the garbage collector, as a page has hundreds of them.
     """
-    fields = {f"field_{number}": name for number, name in enumerate(names)}
+    fields = {f"field_{index}": name for index, name in enumerate(names)}
     try:
         return msgspec.defstruct("Row", list(fields), rename=fields, gc=False)
     except ValueError:  # a name has a character that JSON escapes
         return lambda *values: dict(zip(names, values, strict=True))
 
 
-def _list_lengths(array: pa.Array) -> np.ndarray:
+def _measure_lists(array: pa.Array) -> np.ndarray:
     """Returns the length of each list; 0 for null."""
     lengths = pc.list_value_length(array)
     if lengths.null_count:
@@ -370,14 +386,14 @@ def _list_lengths(array: pa.Array) -> np.ndarray:
 
 
 def _convert_to_tuples(array: pa.Array) -> list[Any]:
-    """Converts lists to tuples; null becomes an empty one."""
+    """Converts lists to tuples; null becomes an empty tuple."""
     values = tuple(_convert_values(array.flatten()))
-    bounds = [0, *np.cumsum(_list_lengths(array)).tolist()]
+    bounds = [0, *np.cumsum(_measure_lists(array)).tolist()]
     return [values[begin:end] for begin, end in itertools.pairwise(bounds)]
 
 
 def _convert_to_texts(array: pa.Array) -> list[Any]:
-    """Converts strings; one that is not UTF-8 becomes JSON that is not UTF-8, either."""
+    """Converts strings; one that is not UTF-8 becomes JSON with the same bytes."""
     try:
         return array.to_pylist()
     except UnicodeDecodeError:
@@ -386,6 +402,7 @@ def _convert_to_texts(array: pa.Array) -> list[Any]:
 
 
 def _decode_text(encoded: bytes) -> str | msgspec.Raw:
+    """Decodes UTF-8; other bytes become a JSON string with the same bytes."""
     try:
         return encoded.decode()
     except UnicodeDecodeError:
@@ -394,33 +411,35 @@ def _decode_text(encoded: bytes) -> str | msgspec.Raw:
         return msgspec.Raw(escaped.encode("latin-1"))
 
 
-def _shorten_floats(value: Any, kind: pa.DataType) -> Any:
-    """Rounds each float16 or float32 in a value to the fewest digits that read back as the same.
+def _make_json_value(value: Any, arrow_type: pa.DataType) -> Any:
+    """Returns a Python value for JSON, in which bytes are decoded and floats are short.
+
+    A float16 or float32 is rounded to the fewest digits that read back as the same value.
 
     Args:
-        value: A Python value; a map is a dict.
-        kind: The type of the value in Arrow.
+        value: The value as Arrow converts it; a map is a dict.
+        arrow_type: The value's type in Arrow.
     """
-    if value is None or types.is_float64(kind):
+    if value is None or types.is_float64(arrow_type):
         return value
     if isinstance(value, bytes):
         return _decode_text(value)
-    if isinstance(kind, pa.BaseExtensionType):
-        return _shorten_floats(value, kind.storage_type)
-    if types.is_floating(kind):
-        return float(str(kind.to_pandas_dtype()(value)))
+    if isinstance(arrow_type, pa.BaseExtensionType):
+        return _make_json_value(value, arrow_type.storage_type)
+    if types.is_floating(arrow_type):
+        return float(str(arrow_type.to_pandas_dtype()(value)))
 
-    if types.is_map(kind):
-        return {name: _shorten_floats(item, kind.item_type) for name, item in value.items()}
-    if types.is_fixed_size_list(kind) or _is_any_list(kind):
-        return [_shorten_floats(item, kind.value_type) for item in value]
-    if types.is_struct(kind):
-        return {field.name: _shorten_floats(value[field.name], field.type) for field in kind}
+    if types.is_map(arrow_type):
+        return {name: _make_json_value(item, arrow_type.item_type) for name, item in value.items()}
+    if types.is_fixed_size_list(arrow_type) or _is_any_list(arrow_type):
+        return [_make_json_value(item, arrow_type.value_type) for item in value]
+    if types.is_struct(arrow_type):
+        return {field.name: _make_json_value(value[field.name], field.type) for field in arrow_type}
     return value
 
 
 def _drop_distant_dates(array: pa.Array) -> pa.Array:
-    """Replaces dates outside the years that Python supports (1 to 9999) by null."""
+    """Replaces dates outside the years that Python supports (1 to 9999) with null."""
     first = pa.scalar(datetime.date.min, array.type)
     last = pa.scalar(datetime.date.max, array.type)
     is_valid = pc.and_(pc.greater_equal(array, first), pc.less_equal(array, last))
@@ -428,26 +447,26 @@ def _drop_distant_dates(array: pa.Array) -> pa.Array:
 
 
 def _drop_long_durations(array: pa.DurationArray) -> pa.Array:
-    """Replaces durations that Python does not support by null, and nanoseconds by microseconds."""
+    """Replaces durations that Python does not support with null, and ns with microseconds."""
     if array.type.unit == "ns":
         return array.cast(pa.duration("us"), safe=False)
-    one = pa.scalar(1, array.type).as_py()
+    unit = pa.scalar(1, array.type).as_py()
     counts = array.cast(pa.int64())
     is_valid = pc.and_(
-        pc.greater_equal(counts, _bound_count(datetime.timedelta.min, one)),
-        pc.less_equal(counts, _bound_count(datetime.timedelta.max, one)),
+        pc.greater_equal(counts, _count_units(datetime.timedelta.min, unit)),
+        pc.less_equal(counts, _count_units(datetime.timedelta.max, unit)),
     )
     return pc.if_else(is_valid, array, pa.scalar(None, array.type))
 
 
-def _bound_count(duration: datetime.timedelta, unit: datetime.timedelta) -> pa.Scalar:
-    """Returns the number of units in a duration, or the nearest one that has 64 bits."""
+def _count_units(duration: datetime.timedelta, unit: datetime.timedelta) -> pa.Scalar:
+    """Returns the number of units in a duration, clamped to 64 bits."""
     count = duration // unit
     return pa.scalar(min(max(count, -(1 << 63)), (1 << 63) - 1), pa.int64())
 
 
 def _format_timestamps(array: pa.TimestampArray) -> pa.Array:
-    """Formats times as `2019-04-25T12:57:54Z`; a fraction of 0 is left out."""
+    """Formats times as `2019-04-25T12:57:54Z`, with a fraction of a second unless it is 0."""
     unit = "us" if array.type.unit == "ns" else array.type.unit  # the resolution of datetime
     zone = None if array.type.tz is None else "UTC"
     array = array.cast(pa.timestamp(unit, zone), safe=False)

@@ -1,9 +1,9 @@
-"""Opens Parquet files, which are not trusted: no other module calls `pyarrow.parquet`.
+"""Opens untrusted Parquet files. No other module calls `pyarrow.parquet`.
 
-When Arrow decodes a damaged file, it raises an error. But when Python asks it for the metadata of a
-column, it ends the process (`terminate called after throwing ...`), because these accessors declare
-no exceptions. So before they are called, this module makes Arrow construct the same metadata for
-decoding, where exceptions are caught.
+When Arrow decodes a damaged file, it raises an error. But if the metadata of a column is damaged,
+accessing it from Python ends the process (`terminate called after throwing ...`), because these
+accessors do not declare exceptions. So before they are called, this module makes Arrow construct
+the same metadata for decoding, where exceptions are caught.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Leaf:
     """A leaf of the schema, which is a column of the file.
 
     Attributes:
-        number: Number among the leaves, from 0.
+        index: Index among the leaves.
         path: Dotted path in the schema.
         is_repeated: Whether it is inside lists or maps, so that a row may have many values.
         is_text: Whether its values are byte strings of any length.
-        width: Bytes of each value if all have the same size; otherwise 0.
+        width: Size of each value in bytes if all have the same size; otherwise 0.
     """
 
-    number: int
+    index: int
     path: str
     is_repeated: bool
     is_text: bool
@@ -49,13 +49,13 @@ class Leaf:
 
 @dataclass(frozen=True)
 class ColumnChunk:
-    """A column of a row group, as the footer states it.
+    """A column of a row group, as described in the footer.
 
     Attributes:
         start: Offset of the first page in the file.
-        size: Bytes of the pages with their headers, compressed.
-        raw_size: Bytes of the pages with their headers, uncompressed.
-        values: Number of values, including nulls and values in lists.
+        size: Size of the pages with their headers in bytes, compressed.
+        raw_size: Size of the pages with their headers in bytes, uncompressed.
+        num_values: Number of values, including nulls and values in lists.
         codec: Name of the compression, as in `pyarrow.Codec`.
     """
 
@@ -63,7 +63,7 @@ class ColumnChunk:
     start: int
     size: int
     raw_size: int
-    values: int
+    num_values: int
     codec: str
 
 
@@ -75,7 +75,7 @@ class ParquetSource:
 
     Attributes:
         schema: The schema of the rows.
-        ends: For each row group, the number of the row after its last one.
+        ends: For each row group, the index in the file of the row after its last one.
 
     Raises:
         DAMAGED: If the footer cannot be read; the methods raise it if a row group cannot be read.
@@ -87,36 +87,36 @@ class ParquetSource:
         self.schema: pa.Schema = self._parquet.schema_arrow
         self._metadata = self._parquet.metadata
 
-        # Decoding this file only constructs metadata; see `_can_construct_metadata`.
+        # Decoding this file only constructs metadata; see `_construct_metadata`.
         self._empty = _EmptyFile(file.seek(0, os.SEEK_END))
         self._probe = pq.ParquetFile(self._empty, metadata=self._metadata, **_OPTIONS)
 
         parquet_schema = self._parquet.schema
         self._leaves = [
-            _describe_leaf(parquet_schema, number) for number in range(self._metadata.num_columns)
+            _describe_leaf(parquet_schema, index) for index in range(self._metadata.num_columns)
         ]
         groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
-        rows = [group.num_rows for group in groups]
-        if any(count < 0 for count in rows):
-            raise ValueError(f"a row group has {min(rows)} rows")
-        self.ends = [*itertools.accumulate(rows)]
+        row_counts = [group.num_rows for group in groups]
+        if any(count < 0 for count in row_counts):
+            raise ValueError(f"a row group has {min(row_counts)} rows")
+        self.ends = [*itertools.accumulate(row_counts)]
 
     def describe_column_chunks(
         self, group: int, columns: Collection[str] | None = None
     ) -> list[ColumnChunk]:
-        """Describes the selected columns of a row group.
+        """Returns the selected column chunks of a row group.
 
         Args:
-            group: Number of the row group, from 0.
+            group: Index of the row group.
             columns: Names of columns (`a.b` is the field `b` of the struct `a`); None selects all.
 
         Returns:
-            The columns in the order of the schema; none if Arrow does not read any of the group.
+            The chunks in the order of the schema; none if Arrow would not read any of them.
         """
         leaves = [
             leaf for leaf in self._leaves if columns is None or is_selected(leaf.path, columns)
         ]
-        if not leaves or not self._can_construct_metadata(group, columns):
+        if not leaves or not self._construct_metadata(group, columns):
             return []
 
         metadata = self._metadata.row_group(group)
@@ -124,7 +124,7 @@ class ParquetSource:
             raise ValueError(
                 f"it has {metadata.num_columns} columns, but the schema {len(self._leaves)}"
             )
-        return [_describe_chunk(leaf, metadata.column(leaf.number)) for leaf in leaves]
+        return [_describe_chunk(leaf, metadata.column(leaf.index)) for leaf in leaves]
 
     def read_batches(
         self,
@@ -139,10 +139,10 @@ class ParquetSource:
 
         Args:
             columns: As in `describe_column_chunks`.
-            rows: Maximum number of rows of a batch.
-            indexed: Leaves of the schema, texts, to be read as indices of a dictionary.
-            use_threads: Whether columns are decoded in parallel. The threads of Arrow do not
-                survive a fork.
+            rows: Maximum number of rows in a batch.
+            indexed: Indices of text leaves that are read as dictionary-encoded.
+            use_threads: Whether columns are decoded in parallel. Arrow's threads do not survive a
+                fork.
         """
         parquet = self._parquet
         if indexed:
@@ -153,16 +153,16 @@ class ParquetSource:
             rows, row_groups=[group], columns=columns, use_threads=use_threads
         )
 
-    def _can_construct_metadata(self, group: int, columns: Collection[str] | None) -> bool:
-        """Checks that Arrow can construct the metadata of columns without ending the process.
+    def _construct_metadata(self, group: int, columns: Collection[str] | None) -> bool:
+        """Makes Arrow construct the metadata of columns, which raises an error if it is damaged.
 
         Arrow constructs the metadata of all selected columns before it reads the first page.
 
         Returns:
-            Whether Arrow tried to read a page.
+            Whether Arrow then tried to read a page; if not, there is nothing to read.
 
         Raises:
-            DAMAGED: The error that would end the process in an accessor.
+            DAMAGED: If the metadata is damaged: its accessors would end the process.
         """
         self._empty.was_read = False
         batches = self._probe.iter_batches(
@@ -176,10 +176,11 @@ class ParquetSource:
         return self._empty.was_read
 
 
-def _describe_leaf(schema: pq.ParquetSchema, number: int) -> Leaf:
-    column = schema.column(number)
+def _describe_leaf(schema: pq.ParquetSchema, index: int) -> Leaf:
+    """Returns the leaf of a schema with the given index."""
+    column = schema.column(index)
     return Leaf(
-        number=number,
+        index=index,
         path=column.path,
         is_repeated=column.max_repetition_level > 0,
         is_text=column.physical_type == "BYTE_ARRAY",
@@ -188,6 +189,7 @@ def _describe_leaf(schema: pq.ParquetSchema, number: int) -> Leaf:
 
 
 def _describe_chunk(leaf: Leaf, metadata: pq.ColumnChunkMetaData) -> ColumnChunk:
+    """Returns the column chunk of a leaf from its metadata in the footer."""
     start = metadata.data_page_offset
     if metadata.has_dictionary_page and metadata.dictionary_page_offset > 0:
         start = min(start, metadata.dictionary_page_offset)
@@ -196,7 +198,7 @@ def _describe_chunk(leaf: Leaf, metadata: pq.ColumnChunkMetaData) -> ColumnChunk
         start=start,
         size=metadata.total_compressed_size,
         raw_size=metadata.total_uncompressed_size,
-        values=metadata.num_values,
+        num_values=metadata.num_values,
         codec=metadata.compression.lower(),
     )
 
@@ -207,7 +209,7 @@ def is_selected(path: str, columns: Collection[str]) -> bool:
 
 
 class _EmptyFile(io.RawIOBase):
-    """A file with a size, but without content.
+    """A file that has a size but no content.
 
     Attributes:
         was_read: Whether `read` was called.

@@ -2,9 +2,10 @@
 
 A column of a row group is a sequence of pages, each after a header that states its size and its
 number of values. Arrow trusts the headers, and a file of 1 kB may decompress to 1 GB. Compression
-is not the only cause of such growth: each row, or each value of a list, may be the same long value
-of a dictionary, which Arrow then copies for each of them. The footer bounds neither, because Arrow
-does not compare it with the pages. So all headers of a row group are read before it is decoded.
+is not the only cause of such growth: each row, or each value in a list, may refer to the same long
+value in a dictionary, which Arrow then copies for each of them. The footer limits neither, because
+Arrow does not compare it with the pages. So all headers of a row group are read before it is
+decoded.
 
 Pages are described at https://parquet.apache.org/docs/file-format/data-pages/, their header in
 `parquet.thrift`, and its encoding in `thrift-compact-protocol.md` of Apache Thrift.
@@ -25,19 +26,19 @@ from pyarrow import types
 
 from bsmeta.data.io.parquet_file import ColumnChunk
 
-FREE_BYTES = 16 << 20
-"""Bytes that may always be decompressed at a time, however small they are in the file."""
+MIN_DECODED_LIMIT = 16 << 20
+"""Number of bytes that may be decompressed at a time from a row group of any size."""
 
-MOST_EXPANSION = 200
-"""Maximum bytes that may be decompressed at a time for each byte of a row group."""
+MAX_EXPANSION = 200
+"""Maximum number of bytes that may be decompressed at a time for each byte of a row group."""
 
-BATCH_BYTES = 512 << 20
-"""Maximum bytes of the rows of a batch."""
+MAX_BATCH_BYTES = 512 << 20
+"""Maximum size of the rows of a batch."""
 
-LIST_BYTES = 1 << 26
-"""Maximum bytes of the texts in the lists of a row, each copied from a dictionary."""
+MAX_LIST_BYTES = 1 << 26
+"""Maximum size of the texts in the lists of a row, each copied from a dictionary."""
 
-_VALUE_BYTES = 16  # minimum memory of a value in a list: Arrow's, and a reference of Python
+_MIN_VALUE_BYTES = 16  # minimum memory of a value in a list: Arrow's, and a Python reference
 
 # `PageType` of parquet.thrift.
 _DATA_PAGE = 0
@@ -48,17 +49,17 @@ _DATA_PAGE_V2 = 3
 _PAGE_TYPE = 1
 _RAW_SIZE = 2
 _SIZE = 3
-_DETAILS = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}  # the header of a page type
+_DETAILS = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}  # the header for a page type
 
-# Field numbers of the header of a page type.
+# Field numbers of the header for a page type.
 _VALUE_COUNT = 1
 _ENCODING = {_DATA_PAGE: 2, _DICTIONARY_PAGE: 2, _DATA_PAGE_V2: 4}
 
 _DELTA_BYTE_ARRAY = 7  # `Encoding` in which a value may share its beginning with the previous one
 
-# Bytes to read in search of the end of a header: most are short, and the last is Arrow's limit.
+# Bytes to read until a header is complete: most are short, and the last size is Arrow's limit.
 _HEADER_BYTES = (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
-_HEADER_DEPTH = 8  # maximum depth of structs in a header
+_MAX_HEADER_DEPTH = 8  # nested structs
 _CODECS = ("uncompressed", "snappy", "gzip", "brotli", "zstd")  # LZ4 is ambiguous: two formats
 _LENGTH = struct.Struct("<I")  # before each text of a dictionary
 
@@ -70,7 +71,7 @@ _DOUBLE = 7
 _BINARY = 8
 _LISTS = (9, 10)
 _STRUCT = 12
-_LONG_LIST = 15  # instead of the number of elements, which then follows
+_LONG_LIST = 15  # replaces the number of elements, which then follows
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,13 @@ class Bounds:
     """The limits within which a row group can be read.
 
     Attributes:
-        rows: Maximum number of rows of a batch.
-        indexed: Leaves of the schema, texts in lists, that must be read as indices of a dictionary:
-            copies may need too much memory, so their size is checked with `list_bytes` first.
+        max_rows: Maximum number of rows in a batch.
+        indexed: Indices of leaves with texts in lists that must be read as dictionary-encoded:
+            copies of the texts may need too much memory, so `measure_list_bytes` checks their size
+            first.
     """
 
-    rows: int
+    max_rows: int
     indexed: tuple[int, ...]
 
 
@@ -93,17 +95,17 @@ class _PageHeader:
 
     Attributes:
         is_dictionary: Whether the page has values to which other pages refer.
-        is_delta: Whether its values may share parts with others.
-        size: Bytes after the header, compressed.
-        raw_size: Bytes after the header, uncompressed.
-        values: Number of values, including nulls.
+        is_delta: Whether its values may share parts with other values.
+        size: Size of the page after the header in bytes, compressed.
+        raw_size: Size of the page after the header in bytes, uncompressed.
+        num_values: Number of values, including nulls.
     """
 
     is_dictionary: bool
     is_delta: bool
     size: int
     raw_size: int
-    values: int
+    num_values: int
 
 
 class _Page(NamedTuple):
@@ -122,105 +124,111 @@ class _PageTotals:
     """Sums and maxima of the pages of a column.
 
     Attributes:
-        size: Bytes of all pages, compressed, as their headers state them.
-        decoded_bytes: Bytes that must be decompressed at a time: a page, or for lists all pages,
-            because one row may have all values.
-        value_bytes: The largest mean size of the values of a page.
-        values: Number of values in data pages.
-        shared_bytes: Bytes of the largest page whose texts may occur in any number of values.
-        dictionary: The dictionary, if there is one.
+        size: Size of all pages in bytes, compressed, as stated in their headers.
+        decoded_bytes: Number of bytes that must be decompressed at a time: of the largest page, or
+            of all pages for lists, because one row may have all values.
+        value_bytes: Maximum over the pages of the mean size of a value in bytes.
+        num_values: Number of values in data pages.
+        shared_bytes: Size of the largest page whose texts may occur in any number of values.
+        dictionary: The dictionary page, if there is one.
     """
 
     size: int = 0
     decoded_bytes: int = 0
     value_bytes: int = 0
-    values: int = 0
+    num_values: int = 0
     shared_bytes: int = 0
     dictionary: _Page | None = None
 
 
-def bound_rows(file: BinaryIO | pa.NativeFile, chunks: Sequence[ColumnChunk], rows: int) -> Bounds:
+def bound_rows(
+    file: BinaryIO | pa.NativeFile, chunks: Sequence[ColumnChunk], max_rows: int
+) -> Bounds:
     """Determines the limits within which a row group can be read.
 
     Args:
         chunks: The columns to read.
-        rows: Maximum number of rows of a batch, even if more would fit.
+        max_rows: Maximum number of rows in a batch, even if more would fit.
 
     Raises:
         ValueError: If a page is damaged, or its content is far larger than the file.
     """
-    pages_by_chunk = {chunk: _scan_pages(file, chunk) for chunk in chunks}
-    stated_size = sum(pages.size for pages in pages_by_chunk.values())
+    totals_by_chunk = {chunk: _scan_pages(file, chunk) for chunk in chunks}
+    stated_size = sum(totals.size for totals in totals_by_chunk.values())
     size = min(stated_size, file.seek(0, os.SEEK_END))
-    max_decoded = max(FREE_BYTES, MOST_EXPANSION * size)
-    decoded = sum(pages.decoded_bytes for pages in pages_by_chunk.values())
+    max_decoded = max(MIN_DECODED_LIMIT, MAX_EXPANSION * size)
+    decoded = sum(totals.decoded_bytes for totals in totals_by_chunk.values())
     if decoded > max_decoded:
-        largest = max(pages_by_chunk, key=lambda chunk: pages_by_chunk[chunk].decoded_bytes)
+        largest = max(totals_by_chunk, key=lambda chunk: totals_by_chunk[chunk].decoded_bytes)
         raise ValueError(
             f"{size:,} bytes would become {decoded:,}, most of them in {largest.leaf.path}; "
-            f"expected at most {MOST_EXPANSION} bytes for each of them, or {FREE_BYTES:,}"
+            f"expected at most {MAX_EXPANSION} bytes for each of them, or {MIN_DECODED_LIMIT:,}"
         )
 
-    limit = min(max_decoded, BATCH_BYTES)
+    limit = min(max_decoded, MAX_BATCH_BYTES)
     row_bytes = sum(
-        max(pages.value_bytes, pages.shared_bytes, chunk.leaf.width)
-        for chunk, pages in pages_by_chunk.items()
+        max(totals.value_bytes, totals.shared_bytes, chunk.leaf.width)
+        for chunk, totals in totals_by_chunk.items()
         if not chunk.leaf.is_repeated
     )
-    batch_rows = max(min(limit // max(row_bytes, 1), rows), 1)
+    num_fitting = limit // max(row_bytes, 1)
 
     indexed = []
-    for chunk, pages in pages_by_chunk.items():
+    for chunk, totals in totals_by_chunk.items():
         is_text_in_list = chunk.leaf.is_repeated and chunk.leaf.is_text
-        if is_text_in_list and _may_exceed(limit, file, chunk, pages):
-            indexed.append(chunk.leaf.number)
-    return Bounds(batch_rows, tuple(indexed))
+        if is_text_in_list and _may_exceed(limit, file, chunk, totals):
+            indexed.append(chunk.leaf.index)
+    return Bounds(max(min(num_fitting, max_rows), 1), tuple(indexed))
 
 
 def _may_exceed(
-    limit: int, file: BinaryIO | pa.NativeFile, chunk: ColumnChunk, pages: _PageTotals
+    limit: int, file: BinaryIO | pa.NativeFile, chunk: ColumnChunk, totals: _PageTotals
 ) -> bool:
-    """Returns whether copies of the texts in lists may exceed the limit if one row has them all."""
-    if pages.values * pages.shared_bytes <= limit:
+    """Returns whether copies of the texts in lists may exceed the limit if one row has them all.
+
+    Raises:
+        ValueError: If they may, and the texts are not in a dictionary that could be kept instead.
+    """
+    if totals.num_values * totals.shared_bytes <= limit:
         return False
-    if pages.dictionary is None:
+    if totals.dictionary is None:
         raise ValueError(
-            f"{chunk.leaf.path}: {pages.values:,} values in lists may share {pages.shared_bytes:,} "
-            "bytes; write it without the encoding DELTA_BYTE_ARRAY"
+            f"{chunk.leaf.path}: {totals.num_values:,} values in lists may share "
+            f"{totals.shared_bytes:,} bytes; write it without the encoding DELTA_BYTE_ARRAY"
         )
-    return pages.values * _find_longest_text(file, chunk, pages.dictionary) > limit
+    return totals.num_values * _measure_longest_text(file, chunk, totals.dictionary) > limit
 
 
-def list_bytes(array: pa.Array, *, is_in_list: bool = False) -> int:
-    """Returns the bytes of the texts in lists, if each index of a dictionary became a copy.
+def measure_list_bytes(array: pa.Array, *, is_in_list: bool = False) -> int:
+    """Returns the size in bytes of the texts in lists if dictionary indices became copies.
 
     Args:
-        is_in_list: Whether the array has the values of a list.
+        is_in_list: Whether the array consists of the values in a list.
     """
-    kind = array.type
-    if types.is_dictionary(kind):
-        is_text = types.is_string(kind.value_type) or types.is_binary(kind.value_type)
-        if not (is_in_list and is_text) or len(array) * array.dictionary.nbytes <= LIST_BYTES:
+    arrow_type = array.type
+    if types.is_dictionary(arrow_type):
+        is_text = types.is_string(arrow_type.value_type) or types.is_binary(arrow_type.value_type)
+        if not (is_in_list and is_text) or len(array) * array.dictionary.nbytes <= MAX_LIST_BYTES:
             return 0
         return pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0
 
-    if types.is_struct(kind):
-        return sum(list_bytes(field, is_in_list=is_in_list) for field in array.flatten())
+    if types.is_struct(arrow_type):
+        return sum(measure_list_bytes(field, is_in_list=is_in_list) for field in array.flatten())
 
-    if types.is_map(kind):
+    if types.is_map(arrow_type):
         # `keys` and `items` ignore that the array may be a slice.
         begin = array.offsets[0].as_py()
         length = array.offsets[-1].as_py() - begin
         return sum(
-            list_bytes(column.slice(begin, length), is_in_list=True)
+            measure_list_bytes(column.slice(begin, length), is_in_list=True)
             for column in (array.keys, array.items)
         )
 
-    return list_bytes(array.flatten(), is_in_list=True) if kind.num_fields else 0
+    return measure_list_bytes(array.flatten(), is_in_list=True) if arrow_type.num_fields else 0
 
 
 def _scan_pages(file: BinaryIO | pa.NativeFile, chunk: ColumnChunk) -> _PageTotals:
-    """Reads the headers of all pages of a column."""
+    """Reads the headers of all pages of a column, and sums them up."""
     totals = _PageTotals()
     for page in _read_pages(file, chunk):
         header = page.header
@@ -230,11 +238,11 @@ def _scan_pages(file: BinaryIO | pa.NativeFile, chunk: ColumnChunk) -> _PageTota
         if header.is_dictionary:
             totals.dictionary = page
         else:
-            totals.values += header.values
-            mean_bytes = header.raw_size // max(header.values, 1)
+            totals.num_values += header.num_values
+            mean_bytes = header.raw_size // max(header.num_values, 1)
             totals.value_bytes = max(totals.value_bytes, mean_bytes)
             if chunk.leaf.is_repeated:
-                decoded_bytes += header.values * _VALUE_BYTES
+                decoded_bytes += header.num_values * _MIN_VALUE_BYTES
 
         if header.is_delta or (header.is_dictionary and chunk.leaf.is_text):
             totals.shared_bytes = max(totals.shared_bytes, header.raw_size)
@@ -247,23 +255,23 @@ def _scan_pages(file: BinaryIO | pa.NativeFile, chunk: ColumnChunk) -> _PageTota
 
 
 def _read_pages(file: BinaryIO | pa.NativeFile, chunk: ColumnChunk) -> Iterator[_Page]:
-    """Yields the pages of a column that Arrow reads; only their headers are read."""
+    """Yields the pages of a column that Arrow would read; reads only their headers."""
     position = chunk.start
-    values = 0
-    while values < chunk.values and position < chunk.start + chunk.size:
+    num_values = 0
+    while num_values < chunk.num_values and position < chunk.start + chunk.size:
         header, header_size = _read_header(file, position)
         yield _Page(header, position + header_size)
         position += header_size + header.size
         if not header.is_dictionary:
-            values += header.values
+            num_values += header.num_values
 
 
-def _find_longest_text(
+def _measure_longest_text(
     file: BinaryIO | pa.NativeFile, chunk: ColumnChunk, dictionary: _Page
 ) -> int:
-    """Returns the bytes of the longest text of a dictionary.
+    """Returns the size in bytes of the longest text in a dictionary, or an upper bound.
 
-    If the dictionary cannot be decompressed here, it returns the bytes of all texts together.
+    The bound is the size of all texts, for codecs that are not decompressed here.
     """
     header = dictionary.header
     if chunk.codec not in _CODECS:
@@ -274,29 +282,29 @@ def _find_longest_text(
     if chunk.codec != "uncompressed":
         content = pa.decompress(content, header.raw_size, chunk.codec, asbytes=True)
 
-    # A dictionary may have millions of texts: this loop avoids calls and lookups of attributes.
-    longest = position = 0
+    # A dictionary may have millions of texts: this loop avoids calls and attribute lookups.
+    max_length = position = 0
     last = len(content) - _LENGTH.size
     unpack = _LENGTH.unpack_from
     while position <= last:
         (length,) = unpack(content, position)
         position += _LENGTH.size + length
-        if length > longest:
-            longest = length
-    return longest
+        if length > max_length:
+            max_length = length
+    return max_length
 
 
 def _read_header(file: BinaryIO | pa.NativeFile, position: int) -> tuple[_PageHeader, int]:
-    """Returns the header of a page at an offset of the file, and the header's size in bytes."""
+    """Returns the page header at an offset of the file, and the header's size in bytes."""
     for size in _HEADER_BYTES:
         file.seek(position)
         with contextlib.suppress(IndexError):
             return _parse_header(file.read(size))
-    raise _damaged_header()
+    raise _make_damaged_header_error()
 
 
 def _parse_header(data: bytes) -> tuple[_PageHeader, int]:
-    """Returns the header of a page at the beginning of `data`, and its size in bytes.
+    """Returns the page header at the beginning of `data`, and its size in bytes.
 
     Raises:
         IndexError: If the data end within the header.
@@ -310,8 +318,8 @@ def _parse_header(data: bytes) -> tuple[_PageHeader, int]:
     # Pages of other types, such as indexes, have no values.
     details = fields.get(_DETAILS[page_type]) if page_type in _DETAILS else {_VALUE_COUNT: 0}
     if not isinstance(details, dict):
-        raise _damaged_header()
-    values = _check_size(details.get(_VALUE_COUNT))
+        raise _make_damaged_header_error()
+    num_values = _check_size(details.get(_VALUE_COUNT))
     encoding = details.get(_ENCODING[page_type]) if page_type in _ENCODING else None
 
     header = _PageHeader(
@@ -319,27 +327,34 @@ def _parse_header(data: bytes) -> tuple[_PageHeader, int]:
         is_delta=encoding == _DELTA_BYTE_ARRAY,
         size=size,
         raw_size=raw_size,
-        values=values,
+        num_values=num_values,
     )
     return header, end
 
 
 def _check_size(value: Any) -> int:
-    """Returns a size; Arrow would use only the lowest 32 bits of a larger number."""
+    """Checks that a field is a size of at most 31 bits, and returns it.
+
+    Arrow would use only the lowest 32 bits of a larger number.
+
+    Raises:
+        ValueError: If it is not such a size.
+    """
     if not isinstance(value, int) or not 0 <= value < 1 << 31:
-        raise _damaged_header()
+        raise _make_damaged_header_error()
     return value
 
 
-def _damaged_header() -> ValueError:
+def _make_damaged_header_error() -> ValueError:
+    """Returns the error of a page header that cannot be parsed."""
     return ValueError("a page has a damaged header")
 
 
 def _read_struct(data: bytes, position: int, depth: int = 0) -> tuple[dict[int, Any], int]:
     """Returns the fields of a struct by their numbers, and the position after the struct.
 
-    The first byte of a field has its type in the lower four bits. The upper four have the increment
-    of its number, or 0 if the number follows. A byte of 0 ends the struct.
+    The first byte of a field has the field's type in the lower four bits, and in the upper four the
+    increment of the field number, or 0 if the number follows. A byte of 0 ends the struct.
     """
     fields: dict[int, Any] = {}
     number = 0
@@ -351,33 +366,33 @@ def _read_struct(data: bytes, position: int, depth: int = 0) -> tuple[dict[int, 
         else:
             number, position = _read_integer(data, position)
         if number in fields or not 0 < number < 1 << 15:
-            raise _damaged_header()
+            raise _make_damaged_header_error()
         fields[number], position = _read_value(data, position, head & 15, depth)
     return fields, position + 1
 
 
-def _read_value(data: bytes, position: int, kind: int, depth: int) -> tuple[Any, int]:
+def _read_value(data: bytes, position: int, value_type: int, depth: int) -> tuple[Any, int]:
     """Returns a value (None unless it is an integer or a struct), and the position after it."""
-    if depth > _HEADER_DEPTH:
-        raise _damaged_header()
+    if depth > _MAX_HEADER_DEPTH:
+        raise _make_damaged_header_error()
 
-    if kind in _INTEGERS:
+    if value_type in _INTEGERS:
         return _read_integer(data, position)
-    if kind == _STRUCT:
+    if value_type == _STRUCT:
         return _read_struct(data, position, depth + 1)
-    if kind in _LISTS:
+    if value_type in _LISTS:
         return None, _skip_list(data, position, depth)
 
-    if kind == _BINARY:
-        size, position = _read_varint(data, position)
-    elif kind in _BOOLEANS:
+    if value_type == _BINARY:
+        size, position = _read_uleb128(data, position)
+    elif value_type in _BOOLEANS:
         size = 0  # the type is the value
-    elif kind == _BYTE:
+    elif value_type == _BYTE:
         size = 1
-    elif kind == _DOUBLE:
+    elif value_type == _DOUBLE:
         size = 8
     else:
-        raise _damaged_header()
+        raise _make_damaged_header_error()
     if position + size > len(data):
         raise IndexError
     return None, position + size
@@ -385,29 +400,29 @@ def _read_value(data: bytes, position: int, kind: int, depth: int) -> tuple[Any,
 
 def _skip_list(data: bytes, position: int, depth: int) -> int:
     """Returns the position after a list."""
-    kind = data[position] & 15
+    element_type = data[position] & 15
     count = data[position] >> 4
     position += 1
     if count == _LONG_LIST:
-        count, position = _read_varint(data, position)
+        count, position = _read_uleb128(data, position)
 
-    # Booleans take a byte in a list, although they take none as fields.
-    kind = _BYTE if kind in _BOOLEANS else kind
+    # In a list, booleans take a byte; as fields, they take none.
+    element_type = _BYTE if element_type in _BOOLEANS else element_type
     for _ in range(count):
-        _, position = _read_value(data, position, kind, depth + 1)
+        _, position = _read_value(data, position, element_type, depth + 1)
     return position
 
 
 def _read_integer(data: bytes, position: int) -> tuple[int, int]:
     """Returns a signed integer in zigzag encoding, and the position after it."""
-    number, position = _read_varint(data, position)
+    number, position = _read_uleb128(data, position)
     return (number >> 1) ^ -(number & 1), position
 
 
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Returns an unsigned integer, and the position after it.
+def _read_uleb128(data: bytes, position: int) -> tuple[int, int]:
+    """Returns an unsigned integer in ULEB128 encoding, and the position after it.
 
-    It consists of groups of seven bits, the lowest first; bit 7 is set in all bytes except the
+    Each byte has seven bits of the integer, the lowest first; bit 7 is set in all bytes except the
     last.
     """
     number = shift = 0
@@ -416,5 +431,5 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
         shift += 7
         position += 1
         if shift > 63:
-            raise _damaged_header()
+            raise _make_damaged_header_error()
     return number | byte << shift, position + 1

@@ -1,4 +1,4 @@
-"""Hashes samples of a file, which identify it wherever it was copied."""
+"""Hashes samples of a file, which identify its copies on any machine."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import xxhash
 
 from bsmeta.core.progress import report_progress
 
-SAMPLES = 4
+NUM_SAMPLES = 4
 _SAMPLE_BYTES = 1 << 14
 
 
 def hash_samples(file: BinaryIO, size: int) -> str:
-    """Returns the xxh3 (hexadecimal) of the beginning and end of a file and samples in between.
+    """Returns the xxh3 hash (hexadecimal) of a file's beginning, its end and samples in between.
 
     Args:
         size: Size of the file in bytes.
     """
     samples_hash = xxhash.xxh3_64()
     last_start = max(size - _SAMPLE_BYTES, 0)
-    for sample in range(SAMPLES):
-        file.seek(last_start * sample // (SAMPLES - 1))
+    for sample in range(NUM_SAMPLES):
+        file.seek(last_start * sample // (NUM_SAMPLES - 1))
         samples_hash.update(file.read(_SAMPLE_BYTES))
         report_progress()
     return samples_hash.hexdigest()

@@ -15,20 +15,20 @@ def open_shard(
     path: str | FileRef,
     indexes: IndexCache | None = None,
     columns: Collection[str] | None = None,
-    late: Collection[str] = (),
+    lazy_columns: Collection[str] = (),
 ) -> ShardReader:
-    """Opens a shard with the reader of its format.
+    """Opens a shard with the reader for its format.
 
     Args:
         indexes: Cache of the access points of compressed shards.
         columns: The columns to read (see `metadata.decoding.Decoder`) from a Parquet shard; None
             reads all. Other formats are always read with all columns.
-        late: Columns that the lines may lack until they are needed: see `PartialLine`.
+        lazy_columns: Columns that may be converted only when they are needed; see `PartialLine`.
     """
     if is_parquet(path):
         from bsmeta.data.io.parquet import ParquetReader
 
-        return ParquetReader(path, columns, late)
+        return ParquetReader(path, columns, lazy_columns)
     return LineReader(path, indexes)
 
 
@@ -39,6 +39,6 @@ def read_first_lines(path: str | FileRef, count: int) -> list[bytes]:
 
 
 def has_line(path: str | FileRef, line: int, indexes: IndexCache) -> bool:
-    """Returns whether a shard has a line of this number."""
+    """Returns whether a shard has a line with this number (from 0)."""
     with contextlib.closing(open_shard(path, indexes, columns=())) as reader:
         return bool(reader.read(line, 1))

@@ -1,4 +1,4 @@
-"""The interface of the readers of a shard, which return lines of JSON for every format.
+"""The interface of shard readers, which return lines of JSON for every format.
 
 `lines` reads files of lines, `parquet` reads Parquet files; `shard_lines` chooses between them.
 """
@@ -13,12 +13,12 @@ from bsmeta.metadata.records import Line
 
 
 class ShardReader(ABC):
-    """Reads the documents of one shard as lines of JSON, whatever its format.
+    """Reads the documents of one shard as lines of JSON, regardless of its format.
 
     Attributes:
         line: Number of the next line, from 0.
         ended: Whether the last call reached the end of the shard or of its readable part.
-        damage: Why no further line of a truncated or damaged file can be read; otherwise empty.
+        damage: Why no more lines of a truncated or damaged file can be read; otherwise empty.
     """
 
     def __init__(self, path: str | FileRef) -> None:
@@ -33,7 +33,11 @@ class ShardReader(ABC):
 
     @abstractmethod
     def take(self, numbers: Sequence[int]) -> Sequence[Line]:
-        """Returns lines by increasing numbers; fewer if the shard ends or is damaged."""
+        """Returns the lines with the given numbers; fewer if the shard ends or is damaged.
+
+        Args:
+            numbers: Line numbers from 0, increasing.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -1,12 +1,12 @@
 """Lists the training shards, without the held-out file, and identifies them by their content.
 
-First stage of the stream. `list_shards` turns `data_config.train_file` into a sorted list of
-`Shard`s, which `plan` deals to the logical streams.
+This is the first stage of the stream. `list_shards` turns `data_config.train_file` into a sorted
+list of `Shard`s, which `plan` deals to the logical streams.
 
-A local shard is identified by samples of its content, wherever and whenever it was copied. One rank
-samples all shards of a run. The hashes are stored in the fingerprint of the run and in the cache
-folder, so that a restart samples only the shards that have changed. Every reader of a shard
-compares it with its hash, because another machine may have another file of the same name.
+A local shard is identified by samples of its content, so copies of it count as the same file. One
+rank samples all shards of a run. The hashes are stored in the fingerprint of the run and in the
+cache folder, so that a restart samples only the shards that have changed. Every reader of a shard
+compares it with its hash, because another machine may have a different file of the same name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import refuse_undecodable
 from bsmeta.core.progress import report_each
 from bsmeta.data.io.cache import Cache, keep_if_possible, read_arrays, write_arrays
-from bsmeta.data.io.file_ref import EVERYWHERE, FileRef, RemoteSettings
+from bsmeta.data.io.file_ref import DEFAULT_PATTERN, FileRef, RemoteSettings
 from bsmeta.data.io.files import open_file
 from bsmeta.data.io.samples import hash_samples
 
@@ -40,8 +40,8 @@ PARQUET = ".parquet"
 SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl", ".json.gz", ".json.zst", PARQUET)
 """Suffixes of the shards in a folder. A `.json` file may be anything; it is read only by name."""
 
-READERS = 8  # threads; a shard on a network file system takes a few milliseconds
-CHUNK = 16  # shards that a thread takes at once; submitting one costs more than reading a local one
+NUM_THREADS = 8  # for reading shards; one on a network file system takes a few milliseconds
+CHUNK_SIZE = 16  # shards per task of a thread; submitting a task costs more than reading a shard
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -56,7 +56,7 @@ class Shard:
             which the shards differ, if several share a file name). It does not depend on the
             location of the data.
         size: Size of the file in bytes.
-        changed: Time of the last change of a local file, in ns since 1970; 0 for others.
+        changed: Time of the last change of a local file, in ns since 1970; 0 if it is remote.
         samples: Hash of samples of the content (see `add_sample_hashes`); empty if not computed.
     """
 
@@ -73,7 +73,7 @@ def is_parquet(path: str | FileRef) -> bool:
 
 
 def describe_position(path: str | FileRef, number: int) -> str:
-    """Returns the name of a document of a shard for messages: `line 1`, or `row 1`.
+    """Returns the position of a document in a shard for messages: `line 1`, or `row 1`.
 
     Args:
         number: The document's number, from 0.
@@ -82,7 +82,7 @@ def describe_position(path: str | FileRef, number: int) -> str:
 
 
 def list_shards(config: DataConfig) -> list[Shard]:
-    """Lists the training shards, sorted by name, without the validation file and `exclude`.
+    """Lists the training shards, sorted by name, without the validation file and excluded files.
 
     Raises:
         ConfigurationError: If `train_file` is not set, or two shards would have the same name.
@@ -110,7 +110,7 @@ def list_shards(config: DataConfig) -> list[Shard]:
     refuse_undecodable([file.path for file in files], "data_config.train_file")
     check_are_files([file.path for file in files if not file.is_regular()])
 
-    names = shard_names([file.path for file in files])
+    names = make_shard_names([file.path for file in files])
     if len(set(names)) < len(names):
         raise ConfigurationError(
             f"data_config.train_file={config.train_file}: several files would be called "
@@ -121,11 +121,11 @@ def list_shards(config: DataConfig) -> list[Shard]:
 
 
 class _ListedFile(NamedTuple):
-    """A path in a listing, and the file to which it leads.
+    """A listed path, and the file to which it resolves.
 
     Attributes:
-        identity: The same for all paths that lead to the file through links.
-        status: None for a remote file, or if a link leads to no file.
+        identity: The resolved path, the same for all links to the file.
+        status: The file's status; None if it is remote or the link is broken.
     """
 
     path: str | FileRef
@@ -133,7 +133,7 @@ class _ListedFile(NamedTuple):
     status: os.stat_result | None
 
     def is_same_file(self, status: os.stat_result | None) -> bool:
-        """Returns whether this is the local file with a status; False for None."""
+        """Returns whether this is the local file with the given status; False if that is None."""
         if status is None or self.status is None:
             return False
         return os.path.samestat(self.status, status)
@@ -143,7 +143,7 @@ class _ListedFile(NamedTuple):
         return self.status is not None and stat.S_ISREG(self.status.st_mode)
 
     def to_shard(self, name: str) -> Shard:
-        """Returns the shard of this file."""
+        """Returns this file as a shard with the given name."""
         if isinstance(self.path, FileRef):
             return Shard(name, self.path, self.path.size)
 
@@ -154,7 +154,7 @@ class _ListedFile(NamedTuple):
 
 
 def _stat_paths(paths: Sequence[str | FileRef]) -> list[_ListedFile]:
-    """Finds the files to which paths lead; a local path that is no link costs one request."""
+    """Resolves paths to files; a local path that is not a link costs a single system call."""
     folders = {os.path.dirname(path) for path in paths if not isinstance(path, FileRef)}
     real_folders = {folder: os.path.realpath(folder) for folder in folders}
 
@@ -175,19 +175,19 @@ def _stat_paths(paths: Sequence[str | FileRef]) -> list[_ListedFile]:
 
 
 def _map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Applies a function that waits for files to items; returns the results in order."""
-    chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
-    with ThreadPoolExecutor(READERS) as pool:
+    """Applies an I/O-bound function to items in threads; returns the results in order."""
+    chunks = [items[start : start + CHUNK_SIZE] for start in range(0, len(items), CHUNK_SIZE)]
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
         results = pool.map(lambda chunk: [function(item) for item in chunk], chunks)
         return [*itertools.chain.from_iterable(report_each(results))]
 
 
 def list_entries(config: DataConfig) -> list[str]:
-    """Returns the entries of `train_file` and `dataset_name`: paths, globs and URLs."""
+    """Returns the paths, globs and URLs in `train_file`, or the one that `dataset_name` implies."""
     entries = config.train_file
     if not entries:
         if config.dataset_name:
-            return [resolve_in_dataset(EVERYWHERE, config)]
+            return [resolve_in_dataset(DEFAULT_PATTERN, config)]
         raise ConfigurationError(
             "data_config.train_file is not set; expected a path, a glob, or a list of them "
             "(or data_config.dataset_name, a folder or a data set on the Hub)"
@@ -214,7 +214,11 @@ def list_entry_files(entry: str, config: DataConfig) -> list[str | FileRef]:
 def _expand_local(entry: str) -> list[str]:
     """Lists the local paths that an entry names.
 
-    Paths with the name of a shard are listed even if they are no files, for `check_are_files`.
+    Paths with a shard's suffix are listed even if they are not files, so that `check_are_files`
+    refuses them.
+
+    Raises:
+        DataError: If there are none.
     """
     if os.path.isdir(entry):
         paths = [os.path.join(entry, name) for name in os.listdir(entry)]
@@ -235,7 +239,11 @@ def _expand_local(entry: str) -> list[str]:
 
 
 def check_are_files(paths: Sequence[str | FileRef]) -> None:
-    """Refuses folders, broken links and pipes, because skipping them could silently lose data."""
+    """Checks that all paths are files, because skipping others could silently lose data.
+
+    Raises:
+        DataError: If one is a folder, a broken link, a pipe, ….
+    """
     problems = [
         f"{path} is {describe_non_file(path)}"
         for path in paths
@@ -245,17 +253,17 @@ def check_are_files(paths: Sequence[str | FileRef]) -> None:
         omitted = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise DataError(
             f"data_config.train_file: {'; '.join(problems[:3])}{omitted}; expected files; remove "
-            "what is none, or name it in data_config.exclude"
+            "the others, or name them in data_config.exclude"
         )
 
 
 def describe_non_file(path: str) -> str:
-    """Describes the object at a path that is not a file, as a noun phrase."""
+    """Returns a description of a path that is not a file, such as `a folder`."""
     if os.path.isdir(path):
         return "a folder"
     if os.path.islink(path) and not os.path.exists(path):
-        return f"a link to {os.readlink(path)}, which leads to no file"
-    return "no regular file"
+        return f"a broken link to {os.readlink(path)}"
+    return "not a regular file"
 
 
 def read_remote_settings(config: DataConfig) -> RemoteSettings:
@@ -271,10 +279,10 @@ def read_remote_settings(config: DataConfig) -> RemoteSettings:
 
 
 def find_validation_path(config: DataConfig) -> str | FileRef | None:
-    """Returns the path of the validation file; None without one.
+    """Returns the path of the validation file; None if there is none.
 
     A local file may be missing: training refuses that (`held_out.read_held_out`), unless its data
-    is prepared and has been filtered.
+    is prepared, and so has already been filtered.
 
     Raises:
         ConfigurationError: If the path is a malformed URL.
@@ -297,6 +305,7 @@ def find_validation_path(config: DataConfig) -> str | FileRef | None:
 
 
 def _list_remote(entry: str, config: DataConfig, key: str) -> list[FileRef]:
+    """Lists the remote files that a URL names; see `stores.list_remote_files`."""
     from bsmeta.data.io.stores import list_remote_files
 
     return list_remote_files(
@@ -305,7 +314,7 @@ def _list_remote(entry: str, config: DataConfig, key: str) -> list[FileRef]:
 
 
 def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
-    """Returns whether a file is excluded by its name, or is named like the validation file."""
+    """Returns whether a file matches `exclude`, or has the name of the validation file."""
     name = os.path.basename(str(path))
     held_out = resolve_in_dataset(config.validation_file or "", config)
     held_out_name = os.path.basename(held_out)
@@ -315,7 +324,7 @@ def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
 
 
 def _stat_held_out(config: DataConfig) -> os.stat_result | None:
-    """Returns the status of a local validation file; None without one."""
+    """Returns the status of a local validation file; None if there is none."""
     held_out = config.validation_file and resolve_in_dataset(config.validation_file, config)
     try:
         return os.stat(held_out) if held_out else None
@@ -324,15 +333,18 @@ def _stat_held_out(config: DataConfig) -> os.stat_result | None:
 
 
 def select_shards(shards: Sequence[Shard], count: int = 3) -> list[Shard]:
-    """Selects up to `count` shards from the first to the last, the same on every rank."""
+    """Selects up to `count` evenly spaced shards, including the first and the last."""
     if not shards:
         return []
-    indexes = {step * (len(shards) - 1) // (count - 1) for step in range(count)}
-    return [shards[index] for index in sorted(indexes)]
+    indices = {step * (len(shards) - 1) // (count - 1) for step in range(count)}
+    return [shards[index] for index in sorted(indices)]
 
 
-def shard_names(paths: Sequence[str | FileRef]) -> list[str]:
-    """Returns the file names or, if any repeats, the paths relative to the common folder."""
+def make_shard_names(paths: Sequence[str | FileRef]) -> list[str]:
+    """Returns the name of each shard: its file name, or if any repeats, its path.
+
+    Paths are relative to the common folder.
+    """
     names = [os.path.basename(str(path)) for path in paths]
     if len(set(names)) == len(names):
         return names
@@ -343,10 +355,10 @@ def shard_names(paths: Sequence[str | FileRef]) -> list[str]:
 
 
 def add_sample_hashes(shards: Sequence[Shard], cache: Cache | None = None) -> list[Shard]:
-    """Returns the shards, the local ones with the hash of their samples.
+    """Returns the shards with the hashes of their samples; remote ones are unchanged.
 
-    The hash is equal for a copy of the file, wherever and whenever it was made, and almost surely
-    differs for other content of the same size (a gzip file ends with a checksum of its content).
+    The hash is the same for every copy of a file, and almost surely differs for other content of
+    the same size (a gzip file ends with a checksum of its content).
 
     Args:
         cache: Cache of the hashes. A shard is not read again if its size and time are unchanged.
@@ -356,7 +368,7 @@ def add_sample_hashes(shards: Sequence[Shard], cache: Cache | None = None) -> li
     """
     local = [shard for shard in shards if not isinstance(shard.path, FileRef)]
     states = np.array([(shard.size, shard.changed) for shard in local], np.int64).reshape(-1, 2)
-    hashes = np.zeros(len(local), "S16")  # of 16 hexadecimal digits; empty: not known yet
+    hashes = np.zeros(len(local), "S16")  # 16 hexadecimal digits; empty if not known yet
 
     cache_file = None
     if cache is not None:
@@ -384,38 +396,41 @@ def add_sample_hashes(shards: Sequence[Shard], cache: Cache | None = None) -> li
 
 
 def fingerprint_shards(shards: Sequence[Shard]) -> dict[str, Any]:
-    """Returns facts about shards that must not change before a run is resumed; JSON-serializable.
+    """Returns the fingerprint of shards, which must be the same when a run resumes.
 
-    Remote shards are identified by their listing (`FileRef.identity`), others by their size and the
-    hash of their samples.
+    Remote shards are identified by their listing (`FileRef.fingerprint`), others by their size and
+    the hash of their samples.
 
     Args:
         shards: The local ones must come from `add_sample_hashes`.
+
+    Returns:
+        A dict of JSON types.
     """
-    facts: dict[str, Any] = {}
+    fingerprint: dict[str, Any] = {}
     for shard in shards:
         if isinstance(shard.path, FileRef):
-            facts |= shard.path.identity(shard.name)
+            fingerprint |= shard.path.fingerprint(shard.name)
         else:
-            facts[shard.name] = {"bytes": shard.size, "sampled_xxh3": shard.samples}
-    return facts
+            fingerprint[shard.name] = {"bytes": shard.size, "sampled_xxh3": shard.samples}
+    return fingerprint
 
 
 def check_is_listed(shard: Shard) -> None:
-    """Refuses a file that is not, or no longer, the listed one.
+    """Checks that a shard is still the file that was listed.
 
     Raises:
-        DataError: If the file is another one, or cannot be read.
+        DataError: If it is a different file, or cannot be read.
     """
     if shard.samples and _hash_shard(shard) != shard.samples:
-        raise _make_other_file_error(shard)
+        raise _make_different_file_error(shard)
 
 
 def _hash_shard(shard: Shard) -> str:
     """Returns the hash of the samples of a local shard.
 
     Raises:
-        DataError: If the file has another size than listed, or cannot be read.
+        DataError: If the file does not have the listed size, or cannot be read.
     """
     try:
         with open_file(shard.path) as file:
@@ -425,11 +440,12 @@ def _hash_shard(shard: Shard) -> str:
         raise DataError(f"data_config.train_file: {shard.path} cannot be read: {error}") from error
 
     if size != shard.size:
-        raise _make_other_file_error(shard)
+        raise _make_different_file_error(shard)
     return samples_hash
 
 
-def _make_other_file_error(shard: Shard) -> DataError:
+def _make_different_file_error(shard: Shard) -> DataError:
+    """Returns the error of a shard that is not the listed file."""
     return DataError(
         f"data_config.train_file: {shard.path} on {socket.gethostname()} is not the file that was "
         f"listed at the start (of {shard.size:,} bytes); expected the same files on all machines, "

@@ -1,9 +1,9 @@
 """Checks that the first documents have the text and the metadata that a run should train on.
 
-A path of `data_config.columns` that no document has is an error, as is a type that is neither known
-to the project nor in any of the first documents: a misspelled one would silently be left out. A
-known type that no document has is only a note, as `metadata_list` may name more types than a data
-set has.
+A path of `data_config.columns` that no document has is an error. So is a type that is neither
+built in nor in any of the first documents, because a misspelled type would silently be left out. A
+built-in type that no document has is only worth a note, as `metadata_list` may name more types than
+a data set has.
 
 The checks before a run use this, so it imports neither torch nor transformers.
 """
@@ -45,31 +45,31 @@ from bsmeta.metadata.processors import PROCESSORS, find_type, map_columns
 from bsmeta.metadata.records import UNREADABLE, BadDocument
 
 NUM_CHECKED_DOCUMENTS = 64
-"""Number of first documents that are checked, per shard or in all."""
+"""Number of first documents that are checked: of each shard for columns, in all for types."""
 
 MAX_CHECKED_DOCUMENTS = 2048
-"""Number of first documents that are searched for a type before it is refused."""
+"""Maximum number of first documents that are searched for a type before it is refused."""
 
-MIN_LIKENESS = 0.75
-"""Smallest difflib ratio of a misspelling: accepts titel and urls, but not language_score."""
+MIN_SIMILARITY = 0.75
+"""Minimum difflib ratio of a misspelling: accepts titel and urls, but not language_score."""
 
 NUM_SAMPLED_SHARDS = (3, 16)
-"""Number of sampled shards: few, then more if a column is missing, as shards may differ."""
+"""Number of sampled shards: first few, then more if a column is missing, as shards may differ."""
 
 MAX_COLUMNS_SHOWN = 40
-"""Largest number of columns in a message."""
+"""Maximum number of columns in a message."""
 
 TEXT_NAMES = ("content", "raw_content", "body", "article")
-"""Names of the text column in public corpora (RefinedWeb, RedPajama, collections of news)."""
+"""Names of the text column in public corpora (RefinedWeb, RedPajama, news collections)."""
 
 _RECORDS = ForeignDecoder(list[dict[str, msgspec.Raw]] | None)
 _NAME = ForeignDecoder(str)
 
 
 def find_column_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields problems: files without documents, and paths that no first document has.
+    """Yields a problem for each source without documents and each path that no document has.
 
-    Shards that are not on a local disk yield nothing; the run itself then checks them.
+    Only the first documents of local shards are read; the run itself checks remote ones.
     """
     for name, data in build_source_configs(config).items():
         with contextlib.suppress(UserError, OSError, EOFError):  # the run itself reports these
@@ -79,7 +79,7 @@ def find_column_problems(config: DataConfig) -> Iterator[Problem]:
 
 
 def find_document_problems(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
-    """Lists the problems with the first documents of a source: it has none, or they lack a path.
+    """Returns the problems with the first documents of a source: it has none, or they lack a path.
 
     Args:
         name: The source; "" without a mixture.
@@ -88,7 +88,7 @@ def find_document_problems(config: DataConfig, name: str, shards: Sequence[Shard
         OSError: If a shard cannot be opened.
         DataError: If a shard is remote and cannot be read.
     """
-    return _find_no_document_problems(config, name, shards) or find_absent_paths(
+    return _find_no_document_problems(config, name, shards) or find_missing_path_problems(
         config, name, shards
     )
 
@@ -96,7 +96,7 @@ def find_document_problems(config: DataConfig, name: str, shards: Sequence[Shard
 def _find_no_document_problems(
     config: DataConfig, name: str, shards: Sequence[Shard]
 ) -> list[Problem]:
-    """Returns one problem if no shard has a document: some shards may be empty, but not all."""
+    """Returns a problem, in a list, if no shard has a document."""
     candidates = dict.fromkeys((*select_shards(shards, NUM_SAMPLED_SHARDS[-1]), *shards))
     if not candidates or any(has_document(shard.path) for shard in candidates):
         return []
@@ -115,7 +115,10 @@ def _find_no_document_problems(
 
 
 def _find_held_out_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields the local held-out file if it has no document; prepared data needs none."""
+    """Yields a problem if the held-out file is local and has no document.
+
+    Prepared data does not need the file.
+    """
     if not config.validation_file or config.prepared or "://" in config.validation_file:
         return
     path = find_validation_path(config)
@@ -130,27 +133,27 @@ def _find_held_out_problems(config: DataConfig) -> Iterator[Problem]:
 
 
 def name_source_key(config: DataConfig, name: str, key: str) -> str:
-    """Returns the full name of a key of a source, which may override the key of the run."""
-    for number, source in enumerate(config.sources):
+    """Returns the full name of the key that applies to a source: its own one, or the run's."""
+    for index, source in enumerate(config.sources):
         if source.name == name and getattr(source, key):
-            return f"data_config.sources.{number}.{key}"
+            return f"data_config.sources.{index}.{key}"
     return f"data_config.{key}"
 
 
 def find_type_problems(config: DataConfig) -> list[Problem]:
-    """Lists the types of `metadata_list` that are unknown and in none of the first documents.
+    """Returns a problem if types of `metadata_list` are unknown, in a list.
 
     Empty if not all shards are on a local disk; the run itself then checks them.
     """
     shards = {name: list_local_shards(data) for name, data in build_source_configs(config).items()}
-    return find_unknown_types(config, shards) if all(shards.values()) else []
+    return find_unknown_type_problems(config, shards) if all(shards.values()) else []
 
 
 def describe_missing_types(config: DataConfig) -> list[str]:
-    """Describes the types of `metadata_list` that no first document has: a message per source.
+    """Returns a message for each source whose first documents lack configured types.
 
     Sources whose shards are not on a local disk have no message. Shards that cannot be read are
-    ignored here: the run itself reports them.
+    skipped: the run itself reports them.
     """
     types = _collect_recorded_types(config.metadata_config)
     messages = [
@@ -161,7 +164,7 @@ def describe_missing_types(config: DataConfig) -> list[str]:
 
 
 def list_local_shards(config: DataConfig) -> list[Shard]:
-    """Lists the training shards; empty if any is remote or prepared data replaces them."""
+    """Returns the training shards; empty if any is remote or prepared data replaces them."""
     with contextlib.suppress(UserError, OSError):
         # Only the run itself requests files from the Hub.
         if not config.prepared and not any("://" in entry for entry in list_entries(config)):
@@ -181,24 +184,23 @@ def _read_first_lines(shards: Sequence[Shard], max_shards: int, count: int) -> l
     return lines
 
 
-def find_unknown_types(config: DataConfig, sources: Mapping[str, Sequence[Shard]]) -> list[Problem]:
-    """Lists the types of `metadata_list` that are unknown and in none of the first documents.
+def find_unknown_type_problems(
+    config: DataConfig, sources: Mapping[str, Sequence[Shard]]
+) -> list[Problem]:
+    """Returns a problem, in a list, if types of `metadata_list` are unknown.
+
+    A type is unknown if it is neither built in, nor mapped to a column, nor in any of the first
+    documents of the sources whose columns are not mapped.
 
     Args:
         sources: The shards of each source, by its name.
     """
     configs = build_source_configs(config)
-    requested = _collect_recorded_types(config.metadata_config)
     mapped: set[str] = set()
     for data in configs.values():
         mapped |= {key for key in data.columns if key != TEXT}
 
-    unknown = requested - {*PROCESSORS, *mapped, SOURCE_KEY}
-    if all(data.columns for data in configs.values()) and requested & mapped:
-        # One list may serve several corpora, each with its own columns: only misspellings.
-        names = [*mapped, *PROCESSORS]
-        unknown = {key for key in unknown if difflib.get_close_matches(key, names, 1, MIN_LIKENESS)}
-
+    unknown = _find_unmapped_types(config, mapped)
     unmapped_sources = [shards for name, shards in sources.items() if not configs[name].columns]
     lines: list[bytes] = []
     present: set[str] = set()
@@ -218,13 +220,29 @@ def find_unknown_types(config: DataConfig, sources: Mapping[str, Sequence[Shard]
 
     if not unknown:
         return []
-    return [_describe_unknown_types(config, unknown, sorted({*present, *mapped}), lines)]
+    return [_make_unknown_types_problem(config, unknown, sorted({*present, *mapped}), lines)]
 
 
-def _describe_unknown_types(
+def _find_unmapped_types(config: DataConfig, mapped: set[str]) -> set[str]:
+    """Returns the requested types that are neither built in nor mapped to a column.
+
+    If all sources have mapped columns, only likely misspellings are returned, because one
+    `metadata_list` may serve several corpora, each with its own columns.
+    """
+    requested = _collect_recorded_types(config.metadata_config)
+    unmapped = requested - {*PROCESSORS, *mapped, SOURCE_KEY}
+    sources_are_mapped = all(data.columns for data in build_source_configs(config).values())
+    if not (sources_are_mapped and requested & mapped):
+        return unmapped
+
+    names = [*mapped, *PROCESSORS]
+    return {key for key in unmapped if difflib.get_close_matches(key, names, 1, MIN_SIMILARITY)}
+
+
+def _make_unknown_types_problem(
     config: DataConfig, unknown: set[str], present: Sequence[str], lines: Sequence[bytes]
 ) -> Problem:
-    """Describes unknown types.
+    """Returns a problem that names unknown types and the available ones.
 
     Args:
         present: The types that the documents have.
@@ -253,8 +271,12 @@ def _describe_unknown_types(
     return Problem(key, HYDRA, f"{', '.join(missing)}, which {reason}", expected, fix)
 
 
-def find_absent_paths(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
-    """Lists problems with paths that no document of a few shards has, nor any of more shards.
+def find_missing_path_problems(
+    config: DataConfig, name: str, shards: Sequence[Shard]
+) -> list[Problem]:
+    """Returns a problem for each path of a source that none of its first documents has.
+
+    A few shards are read, and more of them only if a path is missing.
 
     Args:
         name: The source; "" without a mixture.
@@ -273,47 +295,58 @@ def find_absent_paths(config: DataConfig, name: str, shards: Sequence[Shard]) ->
 def _find_path_problems(
     key: str, columns: Mapping[str, str], rows: Iterable[dict[str, Any]]
 ) -> Iterator[Problem]:
-    """Yields a problem for each path that no row has; nothing if there are no rows."""
-    values: set[str] = set()
-    objects: set[str] = set()
-    count = 0
+    """Yields a problem for each path that no row has; nothing if there are no rows.
+
+    Args:
+        key: The configuration key of the mapping.
+        columns: The path of the text and of each metadata type.
+        rows: Decoded documents.
+    """
+    value_paths: set[str] = set()
+    object_paths: set[str] = set()
+    num_rows = 0
     for row in rows:
-        count += 1
-        _collect_paths(row, "", values, objects)
-        if values.issuperset(columns.values()):
+        num_rows += 1
+        _collect_paths(row, "", value_paths, object_paths)
+        if value_paths.issuperset(columns.values()):
             return  # usually after the first row; parsing all rows takes a while
 
-    if count == 0:
+    if num_rows == 0:
         return
     for name, path in columns.items():
-        if path not in values:
-            yield _describe_path_problem(key, name, path, values, objects, count)
+        if path not in value_paths:
+            yield _make_path_problem(key, name, path, value_paths, object_paths, num_rows)
 
 
-def _describe_path_problem(
-    key: str, name: str, path: str, values: set[str], objects: set[str], count: int
+def _make_path_problem(
+    key: str,
+    name: str,
+    path: str,
+    value_paths: set[str],
+    object_paths: set[str],
+    num_documents: int,
 ) -> Problem:
-    """Describes the path of a column that no document has.
+    """Returns a problem for the path of a column that no document has.
 
     Args:
         key: The configuration key of the mapping.
         name: The text or the metadata type that is mapped to the path.
-        values: The paths of all values in the documents.
-        objects: The paths of all objects in the documents.
-        count: Number of documents.
+        value_paths: The paths of all values in the documents.
+        object_paths: The paths of all objects in the documents.
+        num_documents: Number of documents that were searched.
     """
-    available = sorted(values)
+    available = sorted(value_paths)
     inside = [candidate for candidate in available if candidate.startswith(f"{path}.")]
-    similar_paths = _find_like_names(path, available) or _find_like_names(name, available)
+    similar_paths = _find_similar_paths(path, available) or _find_similar_paths(name, available)
     if name == TEXT and not similar_paths:
-        similar_paths = [candidate for candidate in TEXT_NAMES if candidate in values]
-    best = next(iter((*inside, *similar_paths)), find_similar(path, available))
+        similar_paths = [candidate for candidate in TEXT_NAMES if candidate in value_paths]
+    best_path = next(iter((*inside, *similar_paths)), find_similar(path, available))
 
-    if path in objects:
+    if path in object_paths:
         content = f"{format_value(path)}, which is an object"
         hint = f"; in it: {', '.join(inside)}"
     else:
-        content = f"{format_value(path)}, which none of the first {count} documents has"
+        content = f"{format_value(path)}, which none of the first {num_documents} documents has"
         hint = (
             f" (did you mean {similar_paths[0]}?)"
             if similar_paths
@@ -324,14 +357,14 @@ def _describe_path_problem(
     columns = ", ".join(available[:MAX_COLUMNS_SHOWN]) or "none"
     expected = f"one of their columns: {columns}{ellipsis}{hint}"
 
-    fix = f"{key}.{name}={best or 'COLUMN'}"
-    if best is None and name != TEXT:
+    fix = f"{key}.{name}={best_path or 'COLUMN'}"
+    if best_path is None and name != TEXT:
         fix += f", or leave {name} out of metadata_list, if the documents have none"
     return Problem(f"{key}.{name}", HYDRA, content, expected, fix)
 
 
-def _find_like_names(path: str, candidates: Sequence[str]) -> list[str]:
-    """Finds the paths whose last name contains the last name of `path`, equal names first."""
+def _find_similar_paths(path: str, candidates: Sequence[str]) -> list[str]:
+    """Returns the paths whose last name contains the last name of `path`, equal names first."""
     last_name = path.rpartition(".")[2].lower()
     names = {candidate: candidate.rpartition(".")[2].lower() for candidate in candidates}
     matches = [candidate for candidate, name in names.items() if last_name in name]
@@ -339,25 +372,28 @@ def _find_like_names(path: str, candidates: Sequence[str]) -> list[str]:
 
 
 def _decode_object(line: bytes) -> dict[str, Any] | None:
+    """Decodes a line; None if it is not a JSON object."""
     try:
         return decode_values(line)
     except UNREADABLE:
         return None
 
 
-def _collect_paths(row: dict[str, Any], prefix: str, values: set[str], objects: set[str]) -> None:
-    """Adds the dotted paths of all values and of all objects in a row."""
+def _collect_paths(
+    row: dict[str, Any], prefix: str, value_paths: set[str], object_paths: set[str]
+) -> None:
+    """Adds the dotted paths of a row's values and objects, after a prefix, to two sets."""
     for name, value in row.items():
         path = f"{prefix}{name}"
         if isinstance(value, dict):
-            objects.add(path)
-            _collect_paths(value, f"{path}.", values, objects)
+            object_paths.add(path)
+            _collect_paths(value, f"{path}.", value_paths, object_paths)
         else:
-            values.add(path)
+            value_paths.add(path)
 
 
 def _collect_recorded_types(config: MetadataConfig) -> set[str]:
-    """Collects the types that documents may get, except types without records."""
+    """Returns the types that a phase may sample, except types that need no records."""
     types: set[str] = set()
     for phase in configure_phases(config):
         if phase.metadata_probability > 0:
@@ -366,7 +402,10 @@ def _collect_recorded_types(config: MetadataConfig) -> set[str]:
 
 
 def _describe_missing_types(config: DataConfig, source: str, types: set[str]) -> str:
-    """Describes the types that no first document of a source has; "" if there are none."""
+    """Describes which of the given types no first document of a source has; "" if none is missing.
+
+    Reads only the first shard.
+    """
     metadata = config.metadata_config
     shards = list_local_shards(config)
     if not types or not shards:
@@ -375,15 +414,11 @@ def _describe_missing_types(config: DataConfig, source: str, types: set[str]) ->
         lines = read_first_lines(shards[0].path, NUM_CHECKED_DOCUMENTS)
     except (UserError, OSError, EOFError):
         return ""
-    if not lines:  # an empty shard says nothing about the documents of the others
+    if not lines:  # nothing is known about the documents of the other shards
         return ""
 
-    decoder = make_decoder(metadata, config.columns, source, config.content)
-    missing = [name for name in metadata.metadata_list if name in types]
-    for line in lines:
-        with contextlib.suppress(BadDocument):
-            document = decoder.decode(line)
-            missing = [name for name in missing if not document.has(name)]
+    requested = [name for name in metadata.metadata_list if name in types]
+    missing = _find_missing_types(config, source, requested, lines)
     if not missing:
         return ""
 
@@ -401,14 +436,27 @@ def _describe_missing_types(config: DataConfig, source: str, types: set[str]) ->
     )
 
 
+def _find_missing_types(
+    config: DataConfig, source: str, types: Sequence[str], lines: Sequence[bytes]
+) -> list[str]:
+    """Returns the types that the documents in some lines of a source do not have."""
+    decoder = make_decoder(config.metadata_config, config.columns, source, config.content)
+    missing = [*types]
+    for line in lines:
+        with contextlib.suppress(BadDocument):
+            document = decoder.decode(line)
+            missing = [name for name in missing if not document.has(name)]
+    return missing
+
+
 def _is_plain(name: str, lines: Sequence[bytes]) -> bool:
-    """Whether lines have a column of this name with a plain value."""
+    """Whether any line has a column of this name whose value is a string or number."""
     rows = [_decode_object(line) or {} for line in lines]
     return any(isinstance(row.get(name), (str, int, float)) for row in rows)
 
 
 def _list_types_in(lines: Sequence[bytes]) -> list[str]:
-    """Lists the metadata types of some lines, from their columns and their lists of records."""
+    """Returns the sorted metadata types in the columns and record lists of some lines."""
     keys = map_columns()
     types: set[str] = set()
     for line in lines:

@@ -1,7 +1,7 @@
 """The corpora of a run: the shards of each source, dealt to the logical streams, read in windows.
 
-A run without a mixture has one corpus. `survey` opens the corpora to check the data before the
-start, `live` to train on them.
+A run without a mixture has one corpus. `survey` opens the corpora to check the data before the run,
+`live` to train on them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Corpus:
         self.indexes = IndexCache(Cache(config.cache_dir))
         self._decoder = make_decoder(config.metadata_config, config.columns, content=config.content)
 
-    def windows(
+    def iterate_windows(
         self, epoch: int, order: Sequence[Share], first_share: int, first_window: int
     ) -> Iterator[PlacedWindow]:
-        """Yields the windows of an epoch, starting from any of them.
+        """Yields the windows of an epoch from a given one on.
 
         A window's lines are dropped when the next window is requested.
 
@@ -50,19 +50,19 @@ class Corpus:
             first_share: Index of the share to start with.
             first_window: Index of the window in that share to start with.
         """
-        for index in range(first_share, len(order)):
-            share = order[index]
+        for share_index in range(first_share, len(order)):
+            share = order[share_index]
             reader = self._open(share.shard)
-            number = first_window if index == first_share else 0
+            window_index = first_window if share_index == first_share else 0
             while not reader.ended:
-                documents = share.list_documents(number, self.config.window_documents)
-                # Nothing here may keep the lines while the window is processed.
+                documents = share.list_documents(window_index, self.config.window_documents)
+                # No local variable may hold the lines while the window is processed.
                 yield PlacedWindow(
-                    index,
-                    number,
+                    share_index,
+                    window_index,
                     Window(epoch, share.shard, documents, reader.take(documents), reader.damage),
                 )
-                number += 1
+                window_index += 1
             reader.close()
 
     def _open(self, shard: Shard) -> ShardReader:
@@ -70,7 +70,7 @@ class Corpus:
             check_is_listed(shard)
             self.indexes.request(shard.path)
             decoder = self._decoder
-            return open_shard(shard.path, self.indexes, decoder.columns, decoder.late)
+            return open_shard(shard.path, self.indexes, decoder.columns, decoder.lazy_columns)
         except OSError as error:
             raise DataError(f"{shard.path} cannot be read: {error}") from error
 
@@ -81,7 +81,7 @@ def open_corpora(
     """Opens the corpora of a run, in the order of `data_config.sources`.
 
     Args:
-        shards: The shards of each source, by its name; None lists them.
+        shards: The shards of each source, by its name; if None, they are listed.
     """
     return [
         Corpus(name, data, list_shards(data) if shards is None else shards[name])
@@ -90,9 +90,13 @@ def open_corpora(
 
 
 def deal_corpora(config: DataConfig, corpora: Sequence[Corpus]) -> list[list[list[Share]]]:
-    """Deals the documents of each corpus; returns the shares of each stream of each corpus."""
+    """Deals the documents of each corpus to its streams.
+
+    Returns:
+        For each corpus, the shares of each of its streams.
+    """
     order = order_sequences(config)
     return [
-        deal_documents(corpus.shards, order.count_portions(number))
-        for number, corpus in enumerate(corpora)
+        deal_documents(corpus.shards, order.count_portions(source))
+        for source, corpus in enumerate(corpora)
     ]

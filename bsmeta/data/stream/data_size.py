@@ -1,4 +1,4 @@
-"""Estimates the documents and bytes of text in the shards of a run, from samples of a few shards.
+"""Estimates the number of documents, bytes and tokens of a run's data from samples of a few shards.
 
 The summary before a run uses this, so it imports neither torch nor transformers.
 """
@@ -21,19 +21,20 @@ from bsmeta.metadata.decoding import Decoder, make_decoder
 from bsmeta.metadata.records import BadDocument
 
 NUM_SAMPLED_SHARDS = 3
-"""Number of sampled shards of a source."""
+"""Number of sampled shards per source."""
 
 BYTES_PER_TOKEN = 4.0
-"""English text under tokenizers of 30,000 to 130,000 entries; used if no tokenizer is available."""
+"""Assumed bytes per token if no tokenizer is available: about the mean of English text for
+vocabularies of 30,000 to 130,000 entries."""
 
-_SAMPLE_BYTES = 2 << 20
-"""Bytes that are read of the content of a shard."""
+_NUM_SAMPLE_BYTES = 2 << 20
+"""Approximate number of bytes of a shard's content that are read."""
 
-_SAMPLE_ROWS = 512
-"""Rows that are read of a Parquet file."""
+_NUM_SAMPLE_ROWS = 512
+"""Number of rows of a Parquet file that are read."""
 
-_SAMPLE_TEXT = 200_000
-"""Approximate characters that are tokenized."""
+_NUM_SAMPLE_CHARS = 200_000
+"""Approximate number of characters per shard that are tokenized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +42,16 @@ class DataSize:
     """The size of the training data.
 
     Attributes:
-        documents: Number of documents.
-        text_bytes: Bytes of their text in UTF-8.
-        tokens: Tokens of their text, without metadata.
-        is_exact: Whether all shards have been read completely instead of sampled.
-        is_tokenized: Whether samples were tokenized; otherwise tokens are `BYTES_PER_TOKEN` long.
+        num_documents: Number of documents.
+        text_bytes: Number of bytes of their text in UTF-8.
+        num_tokens: Number of tokens of their text, without metadata.
+        is_exact: Whether all shards were read completely instead of sampled.
+        is_tokenized: Whether samples were tokenized; otherwise, `BYTES_PER_TOKEN` is assumed.
     """
 
-    documents: float
+    num_documents: float
     text_bytes: float
-    tokens: float
+    num_tokens: float
     is_exact: bool
     is_tokenized: bool
 
@@ -60,25 +61,25 @@ class _Sample:
     """The beginning of a shard.
 
     Attributes:
-        documents: Number of documents.
-        text_bytes: Bytes of their text in UTF-8.
+        num_documents: Number of documents.
+        text_bytes: Number of bytes of their text in UTF-8.
         share: The fraction of the shard that was read.
         texts: Some of the texts.
     """
 
-    documents: int
+    num_documents: int
     text_bytes: int
     share: float
     texts: list[str]
 
 
 def estimate_data_size(config: DataConfig, tokenizer_folder: str | None = None) -> DataSize | None:
-    """Estimates the size of the training data; None unless all shards are on this machine.
+    """Estimates the size of the training data; None unless each source has a readable local shard.
 
     Args:
-        tokenizer_folder: A folder with the tokenizer of the run, if it is on this machine.
+        tokenizer_folder: The folder of the run's tokenizer; None if it is not on this machine.
     """
-    documents = 0.0
+    num_documents = 0.0
     text_bytes = 0.0
     is_exact = True
     texts: list[str] = []
@@ -95,7 +96,7 @@ def estimate_data_size(config: DataConfig, tokenizer_folder: str | None = None) 
             return None
 
         scale = sum(shard.size for shard in shards) / max(sampled_bytes, 1.0)
-        documents += scale * sum(sample.documents for sample in samples)
+        num_documents += scale * sum(sample.num_documents for sample in samples)
         text_bytes += scale * sum(sample.text_bytes for sample in samples)
         is_exact &= len(samples) == len(shards) and all(sample.share == 1 for sample in samples)
         for sample in samples:
@@ -104,13 +105,18 @@ def estimate_data_size(config: DataConfig, tokenizer_folder: str | None = None) 
     if text_bytes == 0:
         return None
 
-    length = _measure_bytes_per_token(tokenizer_folder, texts)
-    tokens = text_bytes / (length or BYTES_PER_TOKEN)
-    return DataSize(documents, text_bytes, tokens, is_exact, is_tokenized=length is not None)
+    measured = _measure_bytes_per_token(tokenizer_folder, texts)
+    num_tokens = text_bytes / (measured or BYTES_PER_TOKEN)
+    return DataSize(
+        num_documents, text_bytes, num_tokens, is_exact, is_tokenized=measured is not None
+    )
 
 
 def _sample_shard(shard: Shard, config: DataConfig) -> _Sample | None:
-    """Samples the first documents of a shard; None if unreadable, which the run itself reports."""
+    """Samples the first documents of a shard; None if it cannot be read.
+
+    The run itself reports unreadable shards.
+    """
     decoder = make_decoder(MetadataConfig(metadata_list=[]), config.columns, content=config.content)
     with contextlib.suppress(UserError, DamagedFileError, OSError, EOFError):
         if is_parquet(shard.path):
@@ -122,25 +128,25 @@ def _sample_shard(shard: Shard, config: DataConfig) -> _Sample | None:
 
 
 def _read_first_rows(shard: Shard, decoder: Decoder) -> tuple[Sequence[bytes], float]:
-    """Reads the first rows of a table; also returns their share of its rows."""
+    """Returns the first rows of a Parquet file as lines, and their share of its rows."""
     from bsmeta.data.io.parquet import ParquetReader
 
     with contextlib.closing(ParquetReader(shard.path, decoder.columns)) as reader:
-        lines = [bytes(line) for line in reader.read(0, _SAMPLE_ROWS)]
+        lines = [bytes(line) for line in reader.read(0, _NUM_SAMPLE_ROWS)]
         if reader.damage:
             raise DamagedFileError(reader.damage)
-        return lines, len(lines) / max(reader.rows, 1)
+        return lines, len(lines) / max(reader.num_rows, 1)
 
 
 def _read_first_content(shard: Shard) -> tuple[Sequence[bytes], float]:
-    """Reads the first whole lines of a shard; also returns their share of its bytes."""
+    """Returns the first whole lines of a shard, and their share of its bytes."""
     content = bytearray()
     position = 0  # in the file, before the last block
     with open_file(shard.path) as file:
         for block in shard_content(shard.path, file):
             new_position = file.tell()
             # Once the file is read further, the content holds everything before `position`.
-            if new_position > position and position and len(content) >= _SAMPLE_BYTES:
+            if new_position > position and position and len(content) >= _NUM_SAMPLE_BYTES:
                 end = content.rfind(b"\n") + 1
                 share = position / shard.size * end / len(content)
                 return bytes(content[:end]).splitlines(), share
@@ -151,24 +157,28 @@ def _read_first_content(shard: Shard) -> tuple[Sequence[bytes], float]:
 
 
 def _measure_lines(lines: Sequence[bytes], share: float, decoder: Decoder) -> _Sample:
-    """Counts the documents of some lines, and keeps some of their text."""
-    documents = 0
+    """Counts the documents of some lines and the bytes of their text; keeps some of the texts.
+
+    Args:
+        share: The fraction of the shard that the lines are.
+    """
+    num_documents = 0
     text_bytes = 0
     texts: list[str] = []
-    characters = 0
+    num_chars = 0
     for line in lines:
         with contextlib.suppress(BadDocument):
             text = decoder.decode(bytes(line)).text
-            documents += 1
+            num_documents += 1
             text_bytes += len(text.encode("utf-8", "surrogatepass"))
-            if characters < _SAMPLE_TEXT:
-                texts.append(text[:_SAMPLE_TEXT])
-                characters += len(text)
-    return _Sample(documents, text_bytes, share, texts)
+            if num_chars < _NUM_SAMPLE_CHARS:
+                texts.append(text[:_NUM_SAMPLE_CHARS])
+                num_chars += len(text)
+    return _Sample(num_documents, text_bytes, share, texts)
 
 
 def _measure_bytes_per_token(folder: str | None, texts: Sequence[str]) -> float | None:
-    """Measures the mean length of tokens in texts; None without a tokenizer that loads quickly."""
+    """Measures the mean number of bytes per token; None if no `tokenizer.json` can be used."""
     file = Path(folder or "") / "tokenizer.json"
     if folder is None or not file.is_file():
         return None
@@ -181,6 +191,6 @@ def _measure_bytes_per_token(folder: str | None, texts: Sequence[str]) -> float 
     except Exception:  # the library has no error class of its own; the run itself reports the file
         return None
 
-    tokens = sum(len(encoding.ids) for encoding in encoded)
-    total = sum(len(text.encode("utf-8", "replace")) for text in texts)
-    return total / tokens if tokens else None
+    num_tokens = sum(len(encoding.ids) for encoding in encoded)
+    num_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    return num_bytes / num_tokens if num_tokens else None

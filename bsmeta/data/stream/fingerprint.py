@@ -1,6 +1,6 @@
 """The fingerprint of a run's sequences: everything that determines them.
 
-It is saved with checkpoints and prepared data, which are refused for other data.
+It is saved with checkpoints and prepared data, which are refused if the data of a run differ.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def collect_fingerprint(
     shards: Mapping[str, Any],
     held_out: str,
 ) -> dict[str, Any]:
-    """Collects everything that determines the sequences of a run; JSON-serializable.
+    """Returns everything that determines the sequences of a run, as a dict of JSON types.
 
-    Settings that are off by default are only included when used, so that older checkpoints and
-    prepared data stay valid.
+    Settings that are off by default are included only if they are used, so that older checkpoints
+    and prepared data stay valid.
 
     Args:
         shards: See `shards.fingerprint_shards`.
         held_out: See `identify_held_out`.
     """
-    facts: dict[str, Any] = {
+    fingerprint: dict[str, Any] = {
         "seed": seed,
         "num_streams": config.num_streams,
         "window_documents": config.window_documents,
@@ -47,18 +47,21 @@ def collect_fingerprint(
     }
 
     if config.row_budget == BY_TEXT:  # settings that determine the length of rows
-        facts["row_budget"] = {"of": config.row_budget, "metadata": config.row_metadata_budget}
+        fingerprint["row_budget"] = {
+            "of": config.row_budget,
+            "metadata": config.row_metadata_budget,
+        }
     if config.columns:
-        facts["columns"] = config.columns
+        fingerprint["columns"] = config.columns
     if config.content != "all":
-        facts["content"] = config.content
+        fingerprint["content"] = config.content
     if config.sources:
-        facts["sources"] = [
+        fingerprint["sources"] = [
             {"name": source.name, "weight": source.weight, "columns": source.columns}
             for source in config.sources
         ]
 
-    return facts | {
+    return fingerprint | {
         "metadata_config": dataclasses.asdict(config.metadata_config),
         "tokenizer": fingerprint_tokenizer(tokenizer),
         "shards": dict(shards),
@@ -66,6 +69,9 @@ def collect_fingerprint(
 
 
 def complete_saved_fingerprint(saved: dict[str, Any]) -> dict[str, Any]:
-    """Completes a saved fingerprint: newer metadata settings get their defaults, so no effect."""
+    """Adds metadata settings that a saved fingerprint predates, with their defaults.
+
+    This way, they cause no mismatch with the current fingerprint.
+    """
     settings = dataclasses.asdict(MetadataConfig()) | saved["metadata_config"]
     return saved | {"metadata_config": settings}

@@ -33,17 +33,20 @@ from bsmeta.metadata.document import NO_COLUMN, Document
 from bsmeta.metadata.processors import ADDRESS_KEY
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Line
 
-CACHE_KIND = "held-out-v2"  # facts of version 1 may lack documents whose lines could not be read
+CACHE_KIND = "held-out-v2"  # version 1 may lack documents whose lines could not be read
 LINE_BATCH_SIZE = 256
 MAX_LINES_SHOWN = 3  # unreadable lines in a message
-NOT_THERE = "not there"
+NOT_THERE = "not there"  # saved in fingerprints
 
 _URL = re.compile(r"\s*(?:https?:)?(?://)?([^/?#]*)([^?#]*)(\?[^#]+)?", re.IGNORECASE)
 _PORT = re.compile(r":(?:80|443)?$")
 
 
 def identify_held_out(config: DataConfig) -> str:
-    """Identifies the held-out data: a hash of the validation file, or why there is none.
+    """Returns an identifier of the held-out data.
+
+    This is a hash of the validation file, its ETag if it is remote, `nothing` if none is
+    configured, or `NOT_THERE` if it is missing.
 
     Raises:
         DataError: If the file is on the Hub, which cannot be reached.
@@ -57,10 +60,10 @@ def identify_held_out(config: DataConfig) -> str:
 
 
 def read_held_out(config: DataConfig) -> HeldOutFingerprints | None:
-    """Reads the documents that must not be trained on; None without a validation file.
+    """Reads the fingerprints of the held-out documents; None if there is no validation file.
 
     Raises:
-        DataError: If the file is missing or cannot be read: its content would be trained on.
+        DataError: If the file is missing or cannot be read, as its content would be trained on.
     """
     path = find_validation_path(config)
     if path is None:
@@ -68,7 +71,7 @@ def read_held_out(config: DataConfig) -> HeldOutFingerprints | None:
 
     if not isinstance(path, FileRef) and not os.path.exists(path):
         raise DataError(
-            f"data_config.validation_file: {path} is not there (from {os.getcwd()}), so its "
+            f"data_config.validation_file: {path} does not exist (from {os.getcwd()}), so its "
             "documents cannot be kept out of training; expected a file of documents, or null to "
             "train without a held-out file"
         )
@@ -79,7 +82,7 @@ def read_held_out(config: DataConfig) -> HeldOutFingerprints | None:
         )
 
     try:
-        return HeldOutFingerprints.of(path, Cache(config.cache_dir), config.columns)
+        return HeldOutFingerprints.load(path, Cache(config.cache_dir), config.columns)
     except OSError as error:
         raise DataError(f"data_config.validation_file: {path} cannot be read: {error}") from error
 
@@ -91,14 +94,17 @@ class HeldOutFingerprints:
         self._fingerprints = frozenset(fingerprints.tolist())
 
     @classmethod
-    def of(
+    def load(
         cls, path: str | FileRef, cache: Cache, columns: Mapping[str, str] | None = None
     ) -> HeldOutFingerprints:
-        """Builds them from a file, or loads them from the cache.
+        """Loads the fingerprints of a file from the cache, or computes and caches them.
+
+        Args:
+            columns: The configured paths of text and metadata in a line; None for the defaults.
 
         Raises:
             OSError: If the file cannot be read.
-            DataError: If the file is damaged or holds no document.
+            DataError: If the file is damaged or has no document.
         """
         kind = CACHE_KIND
         if columns:  # the fingerprints depend on the columns of texts and URLs
@@ -108,13 +114,13 @@ class HeldOutFingerprints:
         arrays = cache.load(path, kind)
         if arrays is None:
             computed = {"fingerprints": _compute_fingerprints(path, columns)}
-            with keep_if_possible("the hashes of held-out documents are"):
-                cache.ensure_facts(path, kind, lambda: computed)
+            with keep_if_possible("the fingerprints of held-out documents are"):
+                cache.ensure(path, kind, lambda: computed)
             arrays = computed
         return cls(arrays["fingerprints"])
 
     def find_overlap(self, document: Document) -> str:
-        """Names the part that a document shares with a held-out one: `text`, `url` or nothing."""
+        """Returns `text` or `url` if a held-out document has the same one; otherwise ""."""
         if _hash_text(document.whole_text) in self._fingerprints:
             return "text"
         for url in document.collect_addresses(ADDRESS_KEY):
@@ -128,17 +134,16 @@ def _hash_text(text: str) -> int:
 
 
 def _hash_url(url: str) -> int | None:
-    """Hashes a URL, differently from an equal text; None if it is blank."""
+    """Hashes a URL with a seed of its own, so never like a text; None if it is blank."""
     normalized = normalize_url(url)
     return xxhash.xxh3_64_intdigest(normalized.encode(), seed=1) if normalized else None
 
 
 def normalize_url(url: str) -> str:
-    """Returns a URL without the parts that rarely distinguish pages.
+    """Normalizes a URL, so that variants that usually lead to the same page become equal.
 
-    Removed or normalized are the scheme (http or https), the default port of either, upper case in
-    the host, trailing slashes of the path, an empty query, the fragment, %-escapes, and surrounding
-    spaces.
+    Removes the scheme (http or https) and its default port, trailing slashes of the path, an empty
+    query, the fragment and surrounding spaces; lower-cases the host; decodes %-escapes.
     """
     host, path, query = _URL.match(url).groups("")  # type: ignore[union-attr]  # matches any string
     host = host.lower()
@@ -151,19 +156,19 @@ def normalize_url(url: str) -> str:
     return normalized.strip()
 
 
-class _Lenient(msgspec.Struct):
-    """A line whose records may be of any form."""
+class _TextAndURL(msgspec.Struct):
+    """The text and URL of a line whose other records may have any form."""
 
     text: str
     url: Any = None
     metadata_url: msgspec.Raw = NO_COLUMN
 
 
-_LENIENT = ForeignDecoder(_Lenient)
+_LENIENT_DECODER = ForeignDecoder(_TextAndURL)
 
 
 def _compute_fingerprints(path: str | FileRef, columns: Mapping[str, str] | None) -> np.ndarray:
-    """Hashes the texts and URLs of a file (uint64); blank lines are skipped.
+    """Hashes the texts and URLs of a file (sorted uint64); skips blank lines.
 
     Raises:
         DataError: If a line cannot be read, or no document has text.
@@ -195,12 +200,13 @@ def _compute_fingerprints(path: str | FileRef, columns: Mapping[str, str] | None
 
 
 def _make_unusable_file_error(path: str | FileRef, unreadable: Sequence[str]) -> DataError:
-    """Describes a held-out file with unreadable lines, or without text."""
-    omitted = (
-        f", and {len(unreadable) - MAX_LINES_SHOWN} more"
-        if len(unreadable) > MAX_LINES_SHOWN
-        else ""
-    )
+    """Returns the error of a held-out file that has unreadable lines, or no text.
+
+    Args:
+        unreadable: Position and error of each unreadable line.
+    """
+    num_omitted = max(len(unreadable) - MAX_LINES_SHOWN, 0)
+    omitted = f", and {num_omitted} more" if num_omitted else ""
     problems = f"{', '.join(unreadable[:MAX_LINES_SHOWN])}{omitted}" or "no text in it"
     start = explain_no_document(path)
     reason = f"; it {start}" if start is not None else ""
@@ -212,14 +218,18 @@ def _make_unusable_file_error(path: str | FileRef, unreadable: Sequence[str]) ->
 
 
 def _read_document(decoder: Decoder, line: Line, *, is_mapped: bool) -> Document:
-    """Decodes a line; if its records are invalid, only its text and URL."""
+    """Decodes a line, or only its text and URL if its records are invalid.
+
+    Raises:
+        BadDocument: If its text cannot be decoded.
+    """
     try:
         return decoder.decode(line)
     except BadDocument:
-        if is_mapped:  # values of metadata are not read, so the text is invalid
+        if is_mapped:  # such a decoder reads no metadata values, so the text is invalid
             raise
         with contextlib.suppress(*UNREADABLE):
-            row = _LENIENT.decode(bytes(line))
+            row = _LENIENT_DECODER.decode(bytes(line))
             url = row.url if isinstance(row.url, str) else None
             return Document(row.text, url, {}, address_column=row.metadata_url)
         raise

@@ -3,7 +3,7 @@
 A logical stream yields the packed sequences of its windows, epoch after epoch, each with the
 position after it. The position after the last trained sequence is all that a resumed run needs: it
 rebuilds that window and continues in it. `train_stream` divides the sequences among ranks;
-`prepare` takes the place of this module when sequences are prepared in advance.
+`prepare` replaces this module when sequences are prepared in advance.
 """
 
 from __future__ import annotations
@@ -35,30 +35,35 @@ from bsmeta.data.text.chunks import PackedSequence, PackedWindow
 logger = logging.getLogger(__name__)
 
 Sequences = list[tuple[PackedWindow, int]]
-"""The sequences of a window, each as a packed window and its index in it."""
+"""The sequences of a window, each as (packed window, index of the sequence in it)."""
 
 
 class EpochWindow(NamedTuple):
     """The sequences of one window, and its position in the epoch.
 
     Attributes:
-        share: Index of the share in the order of its epoch.
-        window: Index of the window in its share.
+        share_index: Index of the share in the order of its epoch.
+        window_index: Index of the window in its share.
         sequences: The sequences of the window.
         skipped: Number of documents of the window that were left out, by reason.
     """
 
-    share: int
-    window: int
+    share_index: int
+    window_index: int
     sequences: Sequences
     skipped: Counter[str]
 
 
 @dataclass(frozen=True, slots=True)
 class LogicalStream:
-    """The endless sequences of one stream, from its shares of the shards of a corpus."""
+    """The endless sequences of one stream, from its shares of a corpus.
 
-    stream: int
+    Attributes:
+        number: Number of the stream, over all sources.
+        seed: Seed of the run.
+    """
+
+    number: int
     shares: Sequence[Share]
     corpus: Corpus
     maker: WindowMaker
@@ -66,15 +71,17 @@ class LogicalStream:
     seed: int
     phases: Phases
 
-    def sequences(self, position: Position, epochs: int | None = None) -> Iterator[PackedSequence]:
+    def iterate_sequences(
+        self, position: Position, epochs: int | None = None
+    ) -> Iterator[PackedSequence]:
         """Yields the sequences from a position on.
 
         Args:
-            epochs: Number of the epoch to stop before; None never stops.
+            epochs: Stop after this many epochs since the beginning of the run; None never stops.
 
         Raises:
-            DataError: If a whole epoch yields none, too many documents are bad, or one is bad where
-                `bad_documents` is strict.
+            DataError: If an epoch yields no sequence, if too many documents are bad, or if any is
+                bad and `bad_documents` is strict.
         """
         if not self.shares:  # a stream of a mixture that has no sequences
             return
@@ -83,24 +90,24 @@ class LogicalStream:
         unreported: Counter[str] = Counter()  # skipped documents that no sequence has counted yet
         while epochs is None or position.epoch < epochs:
             begin = position
-            for share, window, packed, skipped in self._pack_epoch(begin):
-                current = position._replace(share=share, window=window)
+            for share_index, window_index, packed, skipped in self._pack_epoch(begin):
+                current = position._replace(share=share_index, window=window_index)
                 position = Position(
                     epoch=current.epoch,
-                    share=share,
-                    window=window + 1,
+                    share=share_index,
+                    window=window_index + 1,
                     emitted=current.emitted + len(packed) - current.sequence,
                     bad=self._check_limit(current.bad + count_bad(skipped)),
                 )
                 if current.sequence == 0:  # otherwise reported before the run was resumed
                     unreported.update(skipped)
 
-                # A run that resumes within a window packs it again, and skips its first sequences.
+                # A run that resumes within a window repacks it and skips its first sequences.
                 for index in range(current.sequence, len(packed)):
                     current = current._replace(sequence=index + 1, emitted=current.emitted + 1)
                     position_after = current if index + 1 < len(packed) else position
                     packed_window, row = packed[index]
-                    sequence = packed_window.make_sequence(row, self.stream, position_after)
+                    sequence = packed_window.make_sequence(row, self.number, position_after)
                     if unreported:
                         sequence.counts += count_skipped(unreported, keys)
                         unreported.clear()
@@ -109,28 +116,28 @@ class LogicalStream:
             if begin.is_epoch_start() and position.emitted == begin.emitted:
                 names = ", ".join(share.shard.name for share in self.shares)
                 raise DataError(
-                    f"stream {self.stream} has no usable document in its part of {names}"
+                    f"stream {self.number} has no usable document in its part of {names}"
                 )
             position = Position(epoch=position.epoch + 1, emitted=position.emitted)
 
     def _pack_epoch(self, begin: Position) -> Iterator[EpochWindow]:
         """Yields the packed windows of an epoch from a position on.
 
-        The lines of a window are released before its sequences are yielded: they may be ten times
-        as large.
+        The lines of a window are released before its sequences are yielded, because they may be ten
+        times as large.
         """
         emitted = begin.emitted - begin.sequence
-        order = draw_order(self.shares, self.seed, begin.epoch, self.stream)
-        windows = self.corpus.windows(begin.epoch, order, begin.share, begin.window)
-        for share, number, window in windows:
+        order = draw_order(self.shares, self.seed, begin.epoch, self.number)
+        windows = self.corpus.iterate_windows(begin.epoch, order, begin.share, begin.window)
+        for share_index, window_index, window in windows:
             sequences, skipped = self._pack_window(window, emitted)
             del window
             report_progress()
-            yield EpochWindow(share, number, sequences, skipped)
+            yield EpochWindow(share_index, window_index, sequences, skipped)
             emitted += len(sequences)
 
     def _pack_window(self, window: Window, emitted: int) -> tuple[Sequences, Counter[str]]:
-        """Packs a window; also counts the documents that were left out, by reason.
+        """Packs a window.
 
         If the schedule switches phases inside it, unused documents are rebuilt for the new phase,
         and the unused parts of other documents are dropped. Under `row_budget=text`, the sequences
@@ -138,15 +145,19 @@ class LogicalStream:
 
         Args:
             emitted: Number of sequences that the stream yielded before the window.
+
+        Returns:
+            The sequences, and the number of documents that were left out by reason.
         """
         by_text = self.config.row_budget == BY_TEXT
         sequences: Sequences = []
         used_documents: set[int] = set()
-        documents, skipped = self.maker.documents(window, self.phases.of(self.stream, emitted))
+        phase = self.phases.find_phase(self.number, emitted)
+        documents, skipped = self.maker.prepare_documents(window, phase)
         while True:
             packed = self.maker.pack(window, documents)
             first = len(sequences) if by_text else 0
-            remaining = self.phases.count_left(self.stream, emitted)
+            remaining = self.phases.count_left(self.number, emitted)
             last = len(packed) if remaining is None else min(first + remaining, len(packed))
             sequences += [(packed, index) for index in range(first, last)]
             if last == len(packed):
@@ -154,34 +165,38 @@ class LogicalStream:
 
             # The next phase begins inside the window.
             if not by_text:
-                opened = packed.list_documents(0, last)
-                skipped[HALF_USED] += len(opened & packed.list_documents(last, len(packed)))
-                used_documents |= opened
+                used_in_phase = packed.list_documents(0, last)
+                skipped[HALF_USED] += len(used_in_phase & packed.list_documents(last, len(packed)))
+                used_documents |= used_in_phase
             emitted += last - first
-            phase = self.phases.of(self.stream, emitted)
-            documents, _ = self.maker.documents(window, phase, leave_out=used_documents)
+            phase = self.phases.find_phase(self.number, emitted)
+            documents, _ = self.maker.prepare_documents(window, phase, leave_out=used_documents)
 
-    def _check_limit(self, bad: int) -> int:
-        """Returns the number of bad documents of an epoch, unless it exceeds the limit."""
+    def _check_limit(self, num_bad: int) -> int:
+        """Returns the number of bad documents in an epoch unchanged.
+
+        Raises:
+            DataError: If it exceeds `max_bad_documents`.
+        """
         limit = self.config.max_bad_documents
-        if bad > limit:
+        if num_bad > limit:
             raise DataError(
-                f"stream {self.stream} skipped {bad} bad documents in this epoch: more than "
+                f"stream {self.number} skipped {num_bad} bad documents in this epoch: more than "
                 f"data_config.max_bad_documents={limit}"
             )
-        return bad
+        return num_bad
 
 
 class LiveStreams:
     """All logical streams of a run, read from the shards.
 
     Args:
-        tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
-        survey: The survey of the data by one process of the run.
+        tokenizer: A fast tokenizer with an EOS token and the special tokens of the metadata.
+        survey: The survey of the data, made by one process of the run.
 
     Raises:
         ConfigurationError: If the tokenizer or a key of the metadata cannot be used.
-        DataError: If this machine has other shards.
+        DataError: If the shards on this machine differ from the surveyed ones.
     """
 
     def __init__(
@@ -195,51 +210,51 @@ class LiveStreams:
         if survey.failure is not None:
             raise survey.failure
 
-        corpora = survey.corpora(config)
+        corpora = survey.open_corpora(config)
         self.shards: list[Shard] = []
         for corpus in corpora:
             self.shards += corpus.shards
 
         self._streams: list[LogicalStream] = []
-        for corpus, dealt in zip(corpora, deal_corpora(config, corpora), strict=True):
+        for corpus, shares_by_stream in zip(corpora, deal_corpora(config, corpora), strict=True):
             maker = WindowMaker(
                 corpus.config,
                 tokenizer,
                 seed,
                 source=corpus.name,
-                held_out=survey.kept_out,
+                held_out=survey.held_out_fingerprints,
                 sample=survey.lines[corpus.name],
             )
-            for shares in dealt:
+            for shares in shares_by_stream:
                 number = len(self._streams)
                 self._streams.append(
                     LogicalStream(number, shares, corpus, maker, config, seed, phases)
                 )
 
-        facts = fingerprint_shards(self.shards)
+        shard_fingerprints = fingerprint_shards(self.shards)
         self.fingerprint = collect_fingerprint(
-            config, tokenizer, seed, phases, facts, survey.held_out
+            config, tokenizer, seed, phases, shard_fingerprints, survey.held_out_id
         )
 
     def __len__(self) -> int:
-        """Number of streams of all sources."""
+        """Returns the number of streams of all sources."""
         return len(self._streams)
 
-    def sequences(
+    def iterate_sequences(
         self, stream: int, position: Position, epochs: int | None = None
     ) -> Iterator[PackedSequence]:
-        """Yields the sequences of a stream; see `LogicalStream.sequences`."""
-        return self._streams[stream].sequences(position, epochs)
+        """Yields the sequences of a stream; see `LogicalStream.iterate_sequences`."""
+        return self._streams[stream].iterate_sequences(position, epochs)
 
     def warn_of_slow_resumes(self) -> None:
-        """Logs a warning if any of a few sampled Zstandard shards begins with a very long frame."""
+        """Logs a warning if a sampled Zstandard shard begins with a very long frame."""
         zst = [shard for shard in self.shards if str(shard.path).endswith(".zst")]
         slow = [shard.name for shard in select_shards(zst) if begins_with_long_frame(shard.path)]
         if slow:
             logger.warning(
                 "%s: the first Zstandard frame is longer than %d MB, and a frame can only be read "
-                "from its beginning: a resumed run reads such a shard again up to its place "
-                "(pzstd writes several frames; .gz, plain lines and Parquet are entered anywhere)",
+                "from its beginning: a resumed run reads such a shard again up to its position "
+                "(pzstd writes several frames; .gz, plain lines and Parquet allow random access)",
                 ", ".join(slow),
                 LONG_FRAME >> 20,
             )
@@ -248,11 +263,11 @@ class LiveStreams:
 def find_phases(
     config: DataConfig, max_train_steps: int, global_batch_size: int, decay_start: int | None = None
 ) -> Phases:
-    """Finds the sequences at which the metadata schedule switches phases.
+    """Computes the sequences at which the metadata schedule switches phases.
 
     Args:
-        max_train_steps: Steps of the run, which the schedule's shares divide.
-        decay_start: Steps before the decay of the learning rate; None without a decay.
+        max_train_steps: Number of steps of the run, which the schedule divides into shares.
+        decay_start: Number of steps before the learning rate decays; None if it does not.
 
     Raises:
         ConfigurationError: If the decay begins before a phase that precedes it in the schedule.

@@ -1,8 +1,8 @@
-"""Checks on the first documents how much training text the tokenizer of a run loses.
+"""Measures on the first documents how much training text the tokenizer of a run loses.
 
-Unknown tokens, lower-casing and other changes are not an error by themselves: a run may lose up to
-`data_config.max_lost_text` of its bytes. The checks before a run measure files on this machine; the
-run itself measures whatever it reads.
+Unknown tokens, lower-casing and other changes are not errors by themselves: a run may lose a
+fraction of up to `data_config.max_lost_text` of its bytes. The checks before a run read only files
+on this machine; the run itself also reads remote ones.
 """
 
 from __future__ import annotations
@@ -36,15 +36,19 @@ KEY = "data_config.max_lost_text"
 LINES_PER_SHARD = 8
 """Number of first lines that are read of each sampled shard."""
 
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", ".model")
-"""Endings of the names of files that hold a vocabulary."""
+TOKENIZER_FILE_SUFFIXES = ("tokenizer.json", "vocab.json", "vocab.txt", ".model")
+"""Suffixes of the names of files that contain a vocabulary."""
 
 MAX_SAMPLE_CHARS = 100_000
-"""Largest number of characters of a text that are measured."""
+"""Maximum number of characters of a text that are measured."""
 
 
 def sample_texts(config: DataConfig, lines: Mapping[str, Sequence[bytes]]) -> list[str]:
-    """Decodes the beginnings of the texts of some lines of each source; skips bad documents."""
+    """Returns the beginnings of the texts in some lines; skips bad documents.
+
+    Args:
+        lines: Some lines of each source, by its name.
+    """
     texts = []
     for name, data in build_source_configs(config).items():
         decoder = make_decoder(data.metadata_config, data.columns, name, data.content)
@@ -59,10 +63,10 @@ def measure_sample(
     tokenizer: PreTrainedTokenizerBase,
     lines: Mapping[str, Sequence[bytes]],
 ) -> LostShare:
-    """Measures the share of text that the tokenizer of a run loses.
+    """Measures the share of the bytes of a sample that the tokenizer of a run loses.
 
     Args:
-        lines: Some lines of each source, by its name.
+        lines: The sample: some lines of each source, by its name.
 
     Raises:
         ConfigurationError: If the share exceeds `max_lost_text`.
@@ -74,11 +78,12 @@ def measure_sample(
         sample_texts(config.data_config, lines),
         takes_written_tokens=config.data_config.metadata_config.special_tokens_in_text,
     )
-    raise_problems([*_find_problems(config, lost)])
+    raise_problems([*_find_lost_share_problems(config, lost)])
     return lost
 
 
-def _find_problems(config: CausalLMConfig, lost: LostShare) -> Iterator[Problem]:
+def _find_lost_share_problems(config: CausalLMConfig, lost: LostShare) -> Iterator[Problem]:
+    """Yields a problem if the lost share exceeds `max_lost_text`."""
     limit = config.data_config.max_lost_text
     if lost.share <= limit:
         return
@@ -86,21 +91,21 @@ def _find_problems(config: CausalLMConfig, lost: LostShare) -> Iterator[Problem]
     name = config.tokenizer_name or config.model_name
     measured = f"{format_value(limit)}, but the tokenizer {name} loses {lost}"
     expected = (
-        f"a tokenizer that gives back at least {100 * (1 - limit):g}% of the bytes: the model "
-        "cannot learn what is lost, and evaluations leave it out"
+        f"a tokenizer that preserves at least {100 * (1 - limit):g}% of the bytes: the model "
+        "cannot learn lost text, and evaluations leave it out"
     )
     raised_limit = min(math.ceil(lost.share * 100) / 100, 1.0)
     fix = (
         "tokenizer_name of a byte-level tokenizer, such as gpt2, which loses nothing; or "
-        f"{KEY}={raised_limit:g} to train all the same"
+        f"{KEY}={raised_limit:g} to train nevertheless"
     )
     yield Problem(KEY, HYDRA, measured, expected, fix)
 
 
 def list_lost_text_rows(config: CausalLMConfig) -> list[Row]:
-    """Returns the row of the start-up table about lost text.
+    """Returns the row of the start-up table on lost text, in a list.
 
-    Only files on this machine are read; for others, the run itself measures when it starts.
+    Only files on this machine are read; the run itself measures remote ones when it starts.
 
     Raises:
         ConfigurationError: If the tokenizer loses more than `max_lost_text`, or cannot be loaded.
@@ -112,7 +117,7 @@ def list_lost_text_rows(config: CausalLMConfig) -> list[Row]:
         return [("lost text", "not measured before the run reads its data")]
 
     if _is_lossless(file):
-        lost = LostShare.none_of(sample_texts(data, lines))
+        lost = LostShare.without_loss(sample_texts(data, lines))
     else:
         lost = measure_sample(config, _load_local_tokenizer(config, file), lines)
     return [("lost text", f"{lost}; at most {100 * data.max_lost_text:g}% ({KEY})")]
@@ -126,9 +131,12 @@ def _is_lossless(file: str) -> bool:
 
 
 def read_local_lines(config: DataConfig) -> dict[str, list[bytes]]:
-    """Reads some of the first lines of each source, if its shards are on a local disk.
+    """Reads some of the first lines of each source whose shards are on a local disk.
 
     Shards that cannot be read are skipped: the run itself reports them.
+
+    Returns:
+        The lines of each source, by its name; none if its shards are remote.
     """
     lines: dict[str, list[bytes]] = {}
     for name, data in build_source_configs(config).items():
@@ -140,12 +148,12 @@ def read_local_lines(config: DataConfig) -> dict[str, list[bytes]]:
 
 
 def _find_tokenizer_file(name: str) -> str | None:
-    """Finds the file of a tokenizer in a folder or in the Hub's cache; None if it is not there.
+    """Returns the path of a tokenizer's file in a folder or in the Hub's cache; None if missing.
 
-    This is `tokenizer.json`; a folder may have a vocabulary instead, which transformers converts.
+    The file is `tokenizer.json`, or the vocabulary in a folder, which transformers converts.
     """
     if os.path.isdir(name):
-        files = sorted(file for file in os.listdir(name) if file.endswith(TOKENIZER_FILES))
+        files = sorted(file for file in os.listdir(name) if file.endswith(TOKENIZER_FILE_SUFFIXES))
         return os.path.join(name, files[0]) if files else None
 
     try:
@@ -156,7 +164,7 @@ def _find_tokenizer_file(name: str) -> str | None:
 
 
 def _load_local_tokenizer(config: CausalLMConfig, file: str) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a run without asking the Hub."""
+    """Loads the tokenizer of a run without requests to the Hub."""
     from transformers import PreTrainedTokenizerFast
 
     from bsmeta.data.text.tokenizer import load_tokenizer

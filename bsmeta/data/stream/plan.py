@@ -1,6 +1,6 @@
-"""Which documents a stream owns, its position, and which process reads which sequence.
+"""Assigns documents to streams and sequences to processes, and defines the position of a stream.
 
-Integer arithmetic on the sizes of the shards only: no file is opened.
+All of this is integer arithmetic on the sizes of the shards: no file is opened.
 
 The data is divided among S logical streams, independent of the number of processes. A stream owns
 the same documents in every epoch and reads its shares in an order drawn for that epoch. Its state
@@ -8,12 +8,12 @@ is a `Position`: a few integers, from which the stream can be restored anywhere.
 
 Sequence g of a run comes from stream g mod S of its source, so a stream always has the same reader
 (`Division`). A mixture gives source i the share p_i / D, in lowest terms: each period of D
-sequences has p_i of source i. Any first n sequences of the run contain between floor(n p_i / D) and
+sequences has p_i of source i. The first n sequences of the run contain floor(n p_i / D) or
 ceil(n p_i / D) of them, so every prefix of a run is within one sequence of the configured shares.
 The j-th sequence of a source has a window of positions in the period; always serving the source
 whose window ends first meets all windows (Baruah et al. 1996, "Proportionate progress: a notion of
 fairness in resource allocation"). If S and D have a common divisor, the streams of a source yield
-different numbers of sequences, some even none: its documents are dealt to them in proportion
+different numbers of sequences, possibly zero, and its documents are dealt to them in proportion
 (`count_portions`).
 
 Documents are dealt evenly for any number of streams and shards (`deal_documents`). Whole shards
@@ -48,20 +48,20 @@ VERSION = 2
 """Version of saved positions. In version 1, streams owned whole shards, or alternating windows."""
 
 MIN_SLOTS = 64
-"""Minimum slots of a stream in a divided shard: a share is accurate to one part in this many."""
+"""Minimum number of slots per stream in a divided shard; a share is accurate to 1/MIN_SLOTS."""
 
 RUNS_PER_STREAM = 64
-"""Approximate runs of documents per stream in a divided shard. Longer runs leave longer gaps, which
-access points skip; shorter runs are divided more evenly."""
+"""Approximate number of runs of documents per stream in a divided shard. Longer runs leave longer
+gaps, which access points skip; shorter runs are divided more evenly."""
 
 DOCUMENT_BYTES = 8192
-"""Approximate bytes of a compressed document (13,000 in c4-en-html-with-metadata)."""
+"""Approximate size of a compressed document (13,000 bytes in c4-en-html-with-metadata)."""
 
 COMPRESSION_RATIO = 5
 """Assumed compression ratio: uncompressed size divided by compressed size."""
 
 TOLERANCE = 32
-"""A stream's size may deviate from its portion by 1/TOLERANCE if that keeps a shard whole."""
+"""A stream's size may deviate from its portion by 1/TOLERANCE if that avoids dividing a shard."""
 
 
 class Position(NamedTuple):
@@ -84,7 +84,7 @@ class Position(NamedTuple):
     bad: int = 0
 
     def is_epoch_start(self) -> bool:
-        """Whether nothing of the epoch has been yielded yet."""
+        """Whether no sequence of the epoch has been yielded yet."""
         return self.share == self.window == self.sequence == 0
 
     def state(self) -> dict[str, int]:
@@ -96,8 +96,8 @@ class Position(NamedTuple):
         """Reads a saved position.
 
         Raises:
-            ConfigurationError: If it has another version, or does not consist of exactly these
-                non-negative integers.
+            ConfigurationError: If its version differs, or if it is not exactly the fields of a
+                position as non-negative integers.
         """
         state = dict(state)
         version = state.pop("version", 1)
@@ -121,26 +121,26 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Which phase of the metadata schedule each sequence of a stream belongs to.
+    """Maps the sequences of a stream to the phases of the metadata schedule.
 
-    A stream's n-th sequence has a known number in the run, and thus a known step and phase, before
-    it is produced.
+    The index in the run of a stream's n-th sequence, and thus its step and phase, is determined
+    before the sequence is produced.
 
     Attributes:
-        starts: Number of the first sequence of the run in each phase; the first is 0.
+        starts: For each phase, the index in the run of its first sequence; `starts[0]` is 0.
         order: The order of the sequences of the run.
     """
 
     starts: tuple[int, ...]
     order: SequenceOrder
 
-    def of(self, stream: int, emitted: int) -> int:
-        """Returns the phase of a stream's next sequence after it has yielded `emitted`."""
-        return bisect.bisect_right(self.starts, self.order.number(stream, emitted)) - 1
+    def find_phase(self, stream: int, emitted: int) -> int:
+        """Returns the index of the phase in which a stream yields its sequence `emitted`."""
+        return bisect.bisect_right(self.starts, self.order.find_index(stream, emitted)) - 1
 
     def count_left(self, stream: int, emitted: int) -> int | None:
-        """Counts the sequences until the stream's next phase; None in the last phase."""
-        phase = self.of(stream, emitted)
+        """Counts the sequences that a stream has left in its phase; None in the last phase."""
+        phase = self.find_phase(stream, emitted)
         if phase + 1 == len(self.starts):
             return None
 
@@ -149,57 +149,67 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How the sequences of a run are divided among streams, ranks and loader processes.
+    """Assigns the sequences of a run to ranks and loader processes.
 
-    Sequence g of the run (step t's j-th, g = t * global batch + j) is the next one of stream
+    Sequence g of the run (the j-th of step t, g = t * global batch + j) is the next one of stream
     g mod S, in a mixture of stream g mod S of its source (`SequenceOrder`). Rank r takes every
     g = r (mod world size), in order, and its loader processes take turns at these. So every stream
     always has exactly one reader.
+
+    Attributes:
+        workers: Number of loader processes per rank.
     """
 
     rank: int
     world_size: int
     workers: int
 
-    @classmethod
-    def of(cls, config: DataConfig, rank: int, world_size: int, global_batch_size: int) -> Division:
-        """Divides the sequences of a run.
+    def iterate_sequence_indices(self, num_done: int, worker: int) -> range:
+        """Returns the indices in the run of a loader process's sequences, as an endless range.
 
-        Raises:
-            ConfigurationError: Listing every setting that violates a divisibility constraint.
+        Args:
+            num_done: Number of sequences that the run has already consumed, in all.
+            worker: Index of the loader process.
         """
-        workers = max(config.num_workers, 1)
-        num_streams = config.num_streams
-        micro_batch = config.per_device_train_batch_size
-
-        problems = []
-        if num_streams < 1 or num_streams % (world_size * workers):
-            problems.append(
-                f"data_config.num_streams={num_streams} is not a multiple of the processes times "
-                f"their loader workers: {world_size} x {workers} (data_config.num_workers) = "
-                f"{world_size * workers}; change num_streams (on a resumed run: num_workers)"
-            )
-        if global_batch_size < 1 or global_batch_size % world_size:
-            problems.append(
-                f"the global batch of {global_batch_size} sequences is not a multiple of the "
-                f"{world_size} processes"
-            )
-        elif micro_batch < 1 or (global_batch_size // world_size) % micro_batch:
-            problems.append(
-                f"a process's part of the global batch, {global_batch_size} / {world_size} = "
-                f"{global_batch_size // world_size} sequences, is not a multiple of "
-                f"data_config.per_device_train_batch_size={micro_batch}"
-            )
-        if problems:
-            raise ConfigurationError("\n".join(problems))
-
-        return cls(rank, world_size, workers)
-
-    def sequences(self, done: int, worker: int) -> range:
-        """Returns the numbers g of a loader process after the first `done` of the run; endless."""
-        first = done + (self.rank - done) % self.world_size
+        first = num_done + (self.rank - num_done) % self.world_size
         endless = 1 << 62
         return range(first + worker * self.world_size, endless, self.world_size * self.workers)
+
+
+def divide_sequences(
+    config: DataConfig, rank: int, world_size: int, global_batch_size: int
+) -> Division:
+    """Divides the sequences of a run evenly among ranks and loader processes.
+
+    Raises:
+        ConfigurationError: If divisibility constraints are violated; lists all of them.
+    """
+    workers = max(config.num_workers, 1)
+    num_streams = config.num_streams
+    micro_batch = config.per_device_train_batch_size
+
+    problems = []
+    if num_streams < 1 or num_streams % (world_size * workers):
+        problems.append(
+            f"data_config.num_streams={num_streams} is not a multiple of the processes times "
+            f"their loader workers: {world_size} x {workers} (data_config.num_workers) = "
+            f"{world_size * workers}; change num_streams (on a resumed run: num_workers)"
+        )
+    if global_batch_size < 1 or global_batch_size % world_size:
+        problems.append(
+            f"the global batch of {global_batch_size} sequences is not a multiple of the "
+            f"{world_size} processes"
+        )
+    elif micro_batch < 1 or (global_batch_size // world_size) % micro_batch:
+        problems.append(
+            f"a process's part of the global batch, {global_batch_size} / {world_size} = "
+            f"{global_batch_size // world_size} sequences, is not a multiple of "
+            f"data_config.per_device_train_batch_size={micro_batch}"
+        )
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+
+    return Division(rank, world_size, workers)
 
 
 def count_sequences_done(positions: dict[int, Position], order: SequenceOrder) -> int:
@@ -209,26 +219,29 @@ def count_sequences_done(positions: dict[int, Position], order: SequenceOrder) -
         ConfigurationError: If the positions do not correspond to a whole number of steps.
     """
     emitted = [positions[stream].emitted if stream in positions else 0 for stream in order.streams]
-    done = sum(emitted)
+    num_done = sum(emitted)
 
-    expected = [order.count_before(stream, done) for stream in order.streams]
+    expected = [order.count_before(stream, num_done) for stream in order.streams]
     if emitted != expected or set(positions) - set(order.streams):
         raise ConfigurationError(
             f"the saved data state is incomplete: its streams have yielded {emitted} sequences, "
             "which no run of whole steps does; it was not merged over all processes, or is damaged"
         )
-    return done
+    return num_done
 
 
 class SequenceOrder:
-    """The stream that each sequence of a run comes from.
+    """Maps each sequence of a run to the stream that it comes from, and back.
 
     The streams of all sources are numbered consecutively: stream k of source i is i * S + k. The
     order repeats with a period of lcm(D, S) sequences.
 
     Args:
         weights: The weight of each source; a single weight for a run without a mixture.
-        num_streams: S, the streams of each source.
+        num_streams: S, the number of streams of each source.
+
+    Attributes:
+        streams: The numbers of all streams.
     """
 
     def __init__(self, weights: Sequence[float], num_streams: int) -> None:
@@ -239,23 +252,23 @@ class SequenceOrder:
         self._offsets = lru_cache(maxsize=None)(self._compute_offsets)
         self.streams = range(len(weights) * num_streams)
 
-    def stream(self, number: int) -> int:
-        """Returns the stream of a sequence of the run."""
-        stream = number % self._num_streams
+    def find_stream(self, index: int) -> int:
+        """Returns the stream of the sequence with this index in the run."""
+        stream = index % self._num_streams
         if self._is_mixture:
-            stream += int(self._sources[number % len(self._sources)]) * self._num_streams
+            stream += int(self._sources[index % len(self._sources)]) * self._num_streams
         return stream
 
-    def number(self, stream: int, index: int) -> int:
-        """Returns the number in the run of a stream's sequence `index`."""
+    def find_index(self, stream: int, index_in_stream: int) -> int:
+        """Returns the index in the run of a stream's sequence."""
         offsets = self._offsets(stream)
-        periods, index = divmod(index, len(offsets))
-        return periods * self._period + int(offsets[index])
+        periods, index_in_period = divmod(index_in_stream, len(offsets))
+        return periods * self._period + int(offsets[index_in_period])
 
-    def count_before(self, stream: int, number: int) -> int:
-        """Counts the sequences of a stream that come before sequence `number` of the run."""
+    def count_before(self, stream: int, index: int) -> int:
+        """Counts the sequences of a stream that precede the run's sequence `index`."""
         offsets = self._offsets(stream)
-        periods, remainder = divmod(number, self._period)
+        periods, remainder = divmod(index, self._period)
         return periods * len(offsets) + int(np.searchsorted(offsets, remainder))
 
     def count_portions(self, source: int) -> list[int]:
@@ -264,7 +277,7 @@ class SequenceOrder:
         return [len(self._offsets(first + index)) for index in range(self._num_streams)]
 
     def _compute_offsets(self, stream: int) -> np.ndarray:
-        """Computes the numbers below lcm(D, S) of a stream's sequences, increasing (int64).
+        """Computes the indices in the period of a stream's sequences, increasing (int64).
 
         Index n in the period of sources stands for the sequences n + t D. They come from stream k
         of their source where n + t D = k (mod S): for no t, or for exactly one t below
@@ -284,7 +297,7 @@ class SequenceOrder:
 
 
 def order_sequences(config: DataConfig) -> SequenceOrder:
-    """Returns the order of the sequences of a run."""
+    """Returns the sequence order of a run."""
     weights = [source.weight for source in config.sources] or [1.0]
     return SequenceOrder(weights, config.num_streams)
 
@@ -300,8 +313,8 @@ def assign_period(parts: tuple[int, ...]) -> np.ndarray:
     served = [0] * len(parts)
     sources = np.zeros(size, np.uint16)
 
-    # Each source has one window at a time: in the first heap as (index where it begins, source)
-    # until it opens, then in the second as (index where it ends, source) until it is served.
+    # Each source has one window at a time: in the first heap as (first index, source) until it
+    # opens, then in the second as (end index, source) until the source is served.
     waiting = [(0, source) for source in range(len(parts))]
     open_windows: list[tuple[int, int]] = []
 
@@ -324,15 +337,16 @@ def assign_period(parts: tuple[int, ...]) -> np.ndarray:
 class Share:
     """The documents of a shard that one stream owns; all of them by default.
 
-    Documents are grouped in runs, and run r falls into slot r * step mod cycle (`choose_step`). The
-    fractions r * step / cycle are spread evenly over 0 to 1 from the first run on, so any prefix of
-    a shard is divided in about the same proportion, and no periodicity in the documents is aliased.
+    Documents are grouped in runs of consecutive documents, and run r falls into slot
+    r * step mod cycle (`choose_step`). The fractions r * step / cycle are spread evenly over 0 to 1
+    from the first run on, so any prefix of a shard is divided in about the same proportion, and no
+    periodicity in the documents is aliased.
 
     Attributes:
         low: First slot of the stream.
-        high: The slot after its last one.
+        high: End of the stream's slots, exclusive.
         cycle: Number of slots, a power of two.
-        run: Documents in a run.
+        run: Number of documents in a run.
     """
 
     shard: Shard
@@ -347,26 +361,28 @@ class Share:
         return self.high - self.low == self.cycle
 
     def list_documents(self, window: int, count: int) -> Sequence[int]:
-        """Returns the shard-level numbers of the documents of a window, increasing.
+        """Returns the numbers in the shard of a window's documents, from 0 and increasing.
 
         Args:
-            count: Documents of a window.
+            window: Index of the window in the share.
+            count: Number of documents in a window.
         """
         first = window * count
         if self.is_whole:
             return range(first, first + count)
 
-        runs, offsets = np.divmod(np.arange(first, first + count), self.run)
+        run_indices, offsets = np.divmod(np.arange(first, first + count), self.run)
         stream_runs = find_runs(self.low, self.high, self.cycle)
-        cycles, indices = np.divmod(runs, len(stream_runs))
-        return ((cycles * self.cycle + stream_runs[indices]) * self.run + offsets).tolist()
+        cycles, indices_in_cycle = np.divmod(run_indices, len(stream_runs))
+        shard_runs = cycles * self.cycle + stream_runs[indices_in_cycle]
+        return (shard_runs * self.run + offsets).tolist()
 
     def find_window(self, document: int, count: int) -> int:
-        """Returns the window that contains the stream's first document at or after `document`.
+        """Returns the index of the window of the stream's first document from `document` on.
 
         Args:
-            document: A shard-level number.
-            count: Documents of a window.
+            document: The number of a document in the shard.
+            count: Number of documents in a window.
         """
         if self.is_whole:
             return document // count
@@ -376,19 +392,19 @@ class Share:
         stream_runs = find_runs(self.low, self.high, self.cycle)
         index = int(np.searchsorted(stream_runs, run_in_cycle))
         if index == len(stream_runs) or stream_runs[index] != run_in_cycle:
-            offset = 0  # the run belongs to another stream, so this one's next run is read from 0
+            offset = 0  # the run is another stream's; this stream's next one is read from its start
         return ((cycle * len(stream_runs) + index) * self.run + offset) // count
 
 
 @lru_cache(maxsize=1024)
 def find_runs(low: int, high: int, cycle: int) -> np.ndarray:
-    """Lists the runs of a cycle that fall into the slots from `low` to before `high` (int64)."""
+    """Returns the runs of a cycle whose slots are in the range from `low` to `high` (int64)."""
     slots = np.arange(cycle) * choose_step(cycle) % cycle
     return np.flatnonzero((low <= slots) & (slots < high))
 
 
 def choose_step(cycle: int) -> int:
-    """Returns the slot step between consecutive runs: near the golden section, and odd."""
+    """Returns the slot step between consecutive runs: odd, near cycle / golden ratio."""
     return int(cycle * (5**0.5 - 1) / 2) | 1
 
 
@@ -428,10 +444,10 @@ def weigh_shard(shard: Shard) -> int:
 
 
 def find_cuts(ends: Sequence[int], portions: Sequence[int]) -> list[int]:
-    """Finds the end of every stream except the last, inside a shard only if necessary.
+    """Returns the end of every stream except the last; it divides a shard only if necessary.
 
     Args:
-        ends: The end of each shard if all are laid end to end, by their weights.
+        ends: The cumulative weights of the shards, laid end to end.
         portions: The portion of each stream, relative to the others'.
     """
     cuts: list[int] = []

@@ -1,7 +1,7 @@
 """The reasons why documents, or parts of them, are left out of training.
 
-The metadata package detects problems in the JSON object, the stages of a window those in the file
-and the line. A metadata type may list reasons of its own.
+The metadata package detects problems in the JSON object; the window stages detect problems in the
+file and the line. A metadata type may list reasons of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from bsmeta.data.io.lines import BYTE_ORDER_MARK, LONGEST_LINE, OVERLONG
+from bsmeta.data.io.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, OVERLONG
 from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.records import BadDocument, Line
 
@@ -51,7 +51,7 @@ NOT_BAD = (TEST_OVERLAP, EMPTY_TEXT, HALF_USED)
 
 
 def list_reasons(keys: Sequence[str]) -> list[str]:
-    """Lists the reasons of bad documents, including the reasons of the metadata types `keys`."""
+    """Returns the reasons for bad documents: the common ones, then each metadata type's own."""
     reasons = dict.fromkeys(REASONS)
     for key in keys:
         reasons |= dict.fromkeys(find_type(key).reasons)
@@ -59,18 +59,18 @@ def list_reasons(keys: Sequence[str]) -> list[str]:
 
 
 def count_bad(skipped: Counter[str]) -> int:
-    """Counts the skipped documents that are bad, for whatever reason."""
+    """Counts the skipped documents that are bad, over all reasons."""
     return skipped.total() - sum(skipped[reason] for reason in NOT_BAD)
 
 
-def find_reason(line: Line, error: BadDocument) -> BadDocument:
-    """Returns a more specific error if the line itself shows why it is not JSON."""
+def refine_error(line: Line, error: BadDocument) -> BadDocument:
+    """Returns a more specific error than `not_json` if the line shows why it is not JSON."""
     if error.reason != "not_json":
         return error
 
     line = bytes(line)
     if line == OVERLONG:
-        return BadDocument("line_too_long", f"expected {LONGEST_LINE:,} bytes at most")
+        return BadDocument("line_too_long", f"expected {MAX_LINE_BYTES:,} bytes at most")
     if not line.strip():
         return BadDocument("blank_line", "expected a JSON object")
     if line.startswith(BYTE_ORDER_MARK):

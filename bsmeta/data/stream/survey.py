@@ -1,10 +1,10 @@
 """Surveys the data of a run before it starts.
 
 The survey lists and samples the shards, checks the first documents (`columns`), and hashes the
-held-out file. One process does this for all; the others receive the result, so the requests of a
-start do not grow with their number. Facts that may differ between machines are left to each
-process: where the shards are, and that they are the same files (`shards.check_is_listed`, when a
-shard is opened).
+held-out file. One process does this for all; the others receive the result, so the number of
+requests does not grow with the number of processes. Each process determines itself what may differ
+between machines: the paths of the shards, and that they are the same files
+(`shards.check_is_listed`, when a shard is opened).
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from bsmeta.data.io.shards import (
     read_remote_settings,
     select_shards,
 )
-from bsmeta.data.stream.columns import find_document_problems, find_unknown_types, name_source_key
+from bsmeta.data.stream.columns import (
+    find_document_problems,
+    find_unknown_type_problems,
+    name_source_key,
+)
 from bsmeta.data.stream.corpora import Corpus, deal_corpora, open_corpora
 from bsmeta.data.stream.held_out import HeldOutFingerprints, identify_held_out, read_held_out
 from bsmeta.data.stream.lost_text import LINES_PER_SHARD
@@ -41,33 +45,36 @@ class Survey:
     """The data of a run; picklable.
 
     Attributes:
-        entries: Names the shards of each source, with absolute paths of the machine.
-        held_out: Identifies the held-out file.
+        entries: The configured paths and patterns of the shards of each source, made absolute on
+            the machine of the survey.
+        held_out_id: Identifies the held-out file.
         remote_held_out: The held-out file, if it is not on a disk.
         shards: The shards of each source, sorted, with the hashes of their samples.
-        kept_out: The documents that must not be trained on; None without a held-out file.
+        held_out_fingerprints: The documents that must not be trained on; None if there is no
+            held-out file.
         lines: Some of the first lines of each source.
-        failure: Why documents cannot be read, if their sequences are prepared; otherwise None.
+        failure: The error in reading documents of a run whose sequences are prepared; None if
+            there was none.
     """
 
     entries: dict[str, list[str]]
-    held_out: str
+    held_out_id: str
     remote_held_out: FileRef | None
     shards: dict[str, list[Shard]]
-    kept_out: HeldOutFingerprints | None
+    held_out_fingerprints: HeldOutFingerprints | None
     lines: dict[str, list[bytes]]
     failure: UserError | None = None
 
-    def corpora(self, config: DataConfig) -> list[Corpus]:
+    def open_corpora(self, config: DataConfig) -> list[Corpus]:
         """Opens the corpora of a run for this process.
 
         Raises:
-            DataError: If this machine has other shards.
+            DataError: If the shards on this machine differ from the surveyed ones.
         """
         entries = _make_entries_absolute(config)
         shards: dict[str, list[Shard]] = {}
         for name, data in build_source_configs(config).items():
-            settings = read_remote_settings(data)  # the cache of this process may be elsewhere
+            settings = read_remote_settings(data)  # the cache folder may differ between machines
             shards[name] = [
                 replace(shard, path=replace(shard.path, settings=settings))
                 if isinstance(shard.path, FileRef)
@@ -80,7 +87,7 @@ class Survey:
 
 
 def survey_data(config: DataConfig) -> Survey:
-    """Lists, samples and checks the data.
+    """Lists, samples and checks the data of a run.
 
     Raises:
         ConfigurationError: If a key has an invalid value, or there are too many streams.
@@ -89,7 +96,7 @@ def survey_data(config: DataConfig) -> Survey:
     check_data(config)
     shards: dict[str, list[Shard]] = {}
     lines: dict[str, list[bytes]] = {}
-    kept_out = None
+    held_out_fingerprints = None
     failure = None
     try:
         for name, data in build_source_configs(config).items():
@@ -97,12 +104,12 @@ def survey_data(config: DataConfig) -> Survey:
 
         corpora = open_corpora(config, shards)
         raise_problems(
-            find_unknown_types(config, {corpus.name: corpus.shards for corpus in corpora})
+            find_unknown_type_problems(config, {corpus.name: corpus.shards for corpus in corpora})
         )
-        kept_out = read_held_out(config)
-        for corpus, streams in zip(corpora, deal_corpora(config, corpora), strict=True):
+        held_out_fingerprints = read_held_out(config)
+        for corpus, shares_by_stream in zip(corpora, deal_corpora(config, corpora), strict=True):
             lines[corpus.name] = read_checked_lines(config, corpus)
-            _check_streams_have_documents(corpus, streams, config)
+            _check_streams_have_documents(corpus, shares_by_stream, config)
     except UserError as error:
         if config.prepared is None:
             raise
@@ -114,27 +121,27 @@ def survey_data(config: DataConfig) -> Survey:
         identify_held_out(config),
         path if isinstance(path, FileRef) else None,
         shards,
-        kept_out,
+        held_out_fingerprints,
         lines,
         failure,
     )
 
 
 def _make_entries_absolute(config: DataConfig) -> dict[str, list[str]]:
-    """Returns the entries of each source that name its shards; paths are made absolute."""
-    absolute: dict[str, list[str]] = {}
+    """Returns the configured paths and patterns of each source's shards, made absolute."""
+    entries: dict[str, list[str]] = {}
     for name, data in build_source_configs(config).items():
-        absolute[name] = [
+        entries[name] = [
             entry if "://" in entry else os.path.abspath(entry) for entry in list_entries(data)
         ]
-    return absolute
+    return entries
 
 
 def _set_local_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
-    """Returns the shards with the paths that local ones have on this machine.
+    """Returns the shards, in which local ones have their paths on this machine.
 
     Raises:
-        DataError: If this machine has other shards.
+        DataError: If the shards on this machine differ.
     """
     paths = {shard.name: shard.path for shard in list_shards(config)}
     missing = [shard.name for shard in shards if shard.name not in paths]
@@ -148,17 +155,17 @@ def _set_local_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]
 
     return [
         shard
-        if isinstance(shard.path, FileRef)  # as listed for all
+        if isinstance(shard.path, FileRef)  # remote: the same for all machines
         else replace(shard, path=paths[shard.name])
         for shard in shards
     ]
 
 
 def read_checked_lines(config: DataConfig, corpus: Corpus) -> list[bytes]:
-    """Reads some of the first lines of a corpus after checking its first documents.
+    """Checks the first documents of a corpus; returns some of its first lines.
 
     Raises:
-        ConfigurationError: If there is no document, or none has a path of the columns.
+        ConfigurationError: If there is no document, or if none has one of the configured columns.
     """
     raise_problems(find_document_problems(config, corpus.name, corpus.shards))
     lines: list[bytes] = []
@@ -168,40 +175,58 @@ def read_checked_lines(config: DataConfig, corpus: Corpus) -> list[bytes]:
 
 
 def _check_streams_have_documents(
-    corpus: Corpus, dealt: Sequence[Sequence[Share]], config: DataConfig
+    corpus: Corpus, shares_by_stream: Sequence[Sequence[Share]], config: DataConfig
 ) -> None:
-    """Checks that streams that do not own the beginning of a shard have at least one document.
+    """Checks that each stream that yields sequences has at least one document.
+
+    A stream that owns the beginning of a shard has one, because the first documents are checked.
 
     Raises:
         ConfigurationError: If there are too many streams.
-        DataError: If a stream has none because its shards have none.
+        DataError: If a shard of a stream without documents has none at all.
     """
     portions = order_sequences(config).count_portions(
         [*build_source_configs(config)].index(corpus.name)
     )
-    for stream, (shares, portion) in enumerate(zip(dealt, portions, strict=True)):
+    for stream, (shares, portion) in enumerate(zip(shares_by_stream, portions, strict=True)):
         # The number in the shard of the stream's first document in each share.
-        first_numbers = [share.list_documents(0, 1)[0] for share in shares]
-        if portion == 0 or 0 in first_numbers:
-            continue
-        if any(
-            has_line(share.shard.path, number, corpus.indexes)
-            for share, number in zip(shares, first_numbers, strict=True)
-        ):
+        first_documents = [share.list_documents(0, 1)[0] for share in shares]
+        if portion == 0 or 0 in first_documents:
             continue
 
-        for share in shares:
-            start = explain_no_document(share.shard.path)
-            if start is not None:
-                key = name_source_key(config, corpus.name, "train_file")
-                raise DataError(f"{key}: {share.shard.path} {start}")
+        has_document = any(
+            has_line(share.shard.path, document, corpus.indexes)
+            for share, document in zip(shares, first_documents, strict=True)
+        )
+        if not has_document:
+            raise _make_no_document_error(corpus, stream, shares, first_documents, config)
 
-        parts = ", ".join(
-            f"{share.shard.name} from document {number} on"
-            for share, number in zip(shares, first_numbers, strict=True)
-        )
-        owned = f"some of {parts}" if parts else "nothing"
-        raise ConfigurationError(
-            f"data_config.num_streams={config.num_streams} is too many: no document is left "
-            f"for stream {stream}, which would own {owned}; lower num_streams, or add shards"
-        )
+
+def _make_no_document_error(
+    corpus: Corpus,
+    stream: int,
+    shares: Sequence[Share],
+    first_documents: Sequence[int],
+    config: DataConfig,
+) -> UserError:
+    """Returns the error of a stream without documents: an unusable shard, or too many streams.
+
+    Args:
+        stream: Number of the stream in its source.
+        first_documents: The number in the shard of the stream's first document in each share.
+    """
+    for share in shares:
+        start = explain_no_document(share.shard.path)
+        if start is not None:
+            key = name_source_key(config, corpus.name, "train_file")
+            return DataError(f"{key}: {share.shard.path} {start}")
+
+    parts = ", ".join(
+        f"{share.shard.name} from document {document} on"
+        for share, document in zip(shares, first_documents, strict=True)
+    )
+    owned = f"some of {parts}" if parts else "nothing"
+    return ConfigurationError(
+        f"data_config.num_streams={config.num_streams} is too many: no document is left "
+        f"for stream {stream}, which would own {owned}; lower num_streams, or add shards"
+    )

@@ -1,9 +1,9 @@
 """The training stream of one rank: its steps, from the start or from a saved state.
 
 This is the last stage of the data, which the task passes to the trainer. The trainer merges the
-states of all ranks after a step and saves the result with the fingerprint. A stream that gets them
-back, in a run of any world size and number of loader processes, continues exactly the same sequence
-of global batches.
+states of all ranks after a step and saves the result with the fingerprint. A stream that is
+restored from them, in a run of any world size and number of loader processes, continues exactly the
+same sequence of global batches.
 
 Each loader process reads some of the rank's logical streams and yields blocks of sequences; the
 i-th sequence of the rank comes from process i mod N. Each block is one message between processes,
@@ -31,10 +31,16 @@ from bsmeta.config.data import BY_TEXT, DataConfig, check_data, compute_row_leng
 from bsmeta.core.errors import ConfigurationError, UserError, describe_differences
 from bsmeta.core.rounding import round_up_to_multiple
 from bsmeta.data.batch import MicroBatch, StepData, set_up_worker
-from bsmeta.data.stream.counts import count_names
+from bsmeta.data.stream.counts import list_count_names
 from bsmeta.data.stream.fingerprint import complete_saved_fingerprint
 from bsmeta.data.stream.live import LiveStreams, find_phases
-from bsmeta.data.stream.plan import Division, Position, count_sequences_done, order_sequences
+from bsmeta.data.stream.plan import (
+    Phases,
+    Position,
+    count_sequences_done,
+    divide_sequences,
+    order_sequences,
+)
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.text.chunks import PackedSequence
 
@@ -44,16 +50,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SOURCE_COUNTS = ("source_sequences", "source_tokens", "source_epochs")
-"""Counts of each source of a mixture; epochs are an average over its streams."""
+"""Names of the counts of each source in a mixture; epochs are averaged over its streams."""
 
 MODEL_DTYPES = {"input_ids": torch.int64, "position_ids": torch.int64}
-"""Inputs that the model needs in a dtype other than the stored one."""
+"""The dtypes of inputs that the model needs in a dtype other than the stored one."""
 
 WIDTH_STEP = 64
-"""Rows of varying length are padded to a multiple of this, so that there are few shapes."""
+"""Rows of varying length are padded to a multiple of this, to limit the number of shapes."""
 
 COLLECTION_THRESHOLD = 50_000
-"""New objects that trigger a garbage collection; a window of documents has tens of thousands."""
+"""Number of new objects that triggers a garbage collection; a window has tens of thousands."""
 
 
 class PositionedBatch(NamedTuple):
@@ -71,21 +77,21 @@ class TrainStream:
     """This rank's steps in the order of the run; endless.
 
     Args:
-        tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
-        max_train_steps: Steps of the run, which the shares of the metadata schedule divide; only
-            needed with a schedule.
-        decay_start: Steps before the decay of the learning rate, at which a phase may begin.
-        is_branch: Whether the state may be of a run whose schedule differs from here on.
+        tokenizer: A fast tokenizer with an EOS token and the special tokens of the metadata.
+        max_train_steps: Number of steps of the run, which the metadata schedule divides into
+            shares; only needed with a schedule.
+        decay_start: Number of steps before the learning rate decays; a phase may begin there.
+        is_branch: Whether the state may come from a run whose schedule differs after it.
         state: `{"fingerprint": ..., "streams": {number: position}}` as saved with a checkpoint;
             None starts from the beginning.
-        survey: The survey of the data by one process for all; None surveys it here.
-        fixed_length: Whether all micro-batches must have the same shape; otherwise rows of varying
-            length (`row_budget=text`) are only padded to about the longest of their micro-batch.
+        survey: The survey of the data, made by one process for all; if None, it is made here.
+        fixed_length: Whether all micro-batches must have the same shape; otherwise, rows of varying
+            length (`row_budget=text`) are padded only to about the longest of their micro-batch.
 
     Raises:
         ConfigurationError: If a divisibility constraint is violated, a key has an unknown value,
             or the state belongs to other data.
-        DataError: If shards are missing, or a stream would have none.
+        DataError: If shards are missing, or a stream would have no documents.
     """
 
     def __init__(
@@ -106,27 +112,21 @@ class TrainStream:
     ) -> None:
         check_data(config)
         self._config = config
-        self._narrow = config.row_budget == BY_TEXT and not fixed_length
+        self._is_narrow = config.row_budget == BY_TEXT and not fixed_length
         self._global_batch_size = global_batch_size
         self._accumulation = global_batch_size // world_size // config.per_device_train_batch_size
-        self._division = Division.of(config, rank, world_size, global_batch_size)
+        self._division = divide_sequences(config, rank, world_size, global_batch_size)
 
         assert max_train_steps is not None or not config.metadata_config.schedule
         phases = find_phases(config, max_train_steps or 0, global_batch_size, decay_start)
         self._first_steps = [start // global_batch_size + 1 for start in phases.starts]
 
         survey = survey or survey_data(config)
-        self._streams: LiveStreams | PreparedStreams
-        if config.prepared is not None:
-            from bsmeta.data.prepare import PreparedStreams
+        self._streams = _open_streams(config, tokenizer, seed, phases, survey)
+        if rank == 0 and isinstance(self._streams, LiveStreams):
+            self._streams.warn_of_slow_resumes()
 
-            self._streams = PreparedStreams(config, tokenizer, seed, phases, survey)
-        else:
-            self._streams = LiveStreams(config, tokenizer, seed, phases, survey)
-            if rank == 0:
-                self._streams.warn_of_slow_resumes()
-
-        # Prepared sequences work with both kinds of attention; a run uses only one.
+        # Prepared sequences work with either kind of attention; a run uses only one.
         self.fingerprint = {
             **self._streams.fingerprint,
             "cross_document_attention": config.cross_document_attention,
@@ -142,7 +142,11 @@ class TrainStream:
         self._num_done = count_sequences_done(self._positions, self._order)
 
     def _restore_positions(self, state: dict[str, Any], *, is_branch: bool) -> None:
-        """Restores the positions of all streams, once the state is known to be of these data."""
+        """Restores the positions of all streams, and checks that they refer to the run's data.
+
+        Raises:
+            ConfigurationError: If the state belongs to other data.
+        """
         self._positions = {
             int(stream): Position.from_state(position)
             for stream, position in state["streams"].items()
@@ -164,19 +168,19 @@ class TrainStream:
         """Yields the steps from the state on."""
         config = self._config
         blocks = SequenceBlocks(
-            self._sequences,
+            self._iterate_worker_sequences,
             size=config.per_device_train_batch_size,
             length=compute_row_length(config),
             pad=self._pad,
-            joined=config.cross_document_attention,
+            is_joined=config.cross_document_attention,
             num_streams=config.num_streams if config.sources else None,
         )
-        names = count_names(config.metadata_config.metadata_list)
+        names = list_count_names(config.metadata_config.metadata_list)
         for source in config.sources:
             names += [f"{count}/{source.name}" for count in SOURCE_COUNTS]
 
         steps = _iterate_steps(
-            blocks, self._accumulation, config.num_workers, names, narrow=self._narrow
+            blocks, self._accumulation, config.num_workers, names, is_narrow=self._is_narrow
         )
         first_step = self._num_done // self._global_batch_size + 1
         streams: dict[int, dict[str, int]] = {}  # the saved positions of this rank's streams
@@ -192,23 +196,23 @@ class TrainStream:
             streams |= {int(number): position for number, position in state["streams"].items()}
         return {"streams": dict(sorted(streams.items()))}
 
-    def _sequences(self, worker: int) -> Iterator[PackedSequence]:
+    def _iterate_worker_sequences(self, worker: int) -> Iterator[PackedSequence]:
         """Yields the sequences of one loader process; opens a stream on its first turn."""
         open_streams: dict[int, Iterator[PackedSequence]] = {}
-        open_stream = self._count_source if self._config.sources else self.sequences
-        for number in self._division.sequences(self._num_done, worker):
-            stream = self._order.stream(number)
+        open_stream = self._add_source_counts if self._config.sources else self.iterate_sequences
+        for index in self._division.iterate_sequence_indices(self._num_done, worker):
+            stream = self._order.find_stream(index)
             if stream not in open_streams:
                 open_streams[stream] = open_stream(stream)
             yield next(open_streams[stream])
 
-    def _count_source(self, stream: int) -> Iterator[PackedSequence]:
+    def _add_source_counts(self, stream: int) -> Iterator[PackedSequence]:
         """Yields the sequences of a stream of a mixture, with the counts of their source added."""
         source, index = divmod(stream, self._config.num_streams)
         portions = self._order.count_portions(source)
         document_share = portions[index] / sum(portions)  # of the source's documents
         epoch = self._positions.get(stream, Position()).epoch
-        for sequence in self.sequences(stream):
+        for sequence in self.iterate_sequences(stream):
             epochs_begun = sequence.position_after.epoch - epoch
             epoch = sequence.position_after.epoch
             counts_by_source = np.zeros((len(self._config.sources), len(SOURCE_COUNTS)))
@@ -220,41 +224,64 @@ class TrainStream:
             sequence.counts = np.concatenate((sequence.counts, counts_by_source.reshape(-1)))
             yield sequence
 
-    def sequences(self, stream: int) -> Iterator[PackedSequence]:
-        """Yields the packed sequences of a stream, from the position of this run."""
-        return self._streams.sequences(stream, self._positions.get(stream, Position()))
+    def iterate_sequences(self, stream: int) -> Iterator[PackedSequence]:
+        """Yields the packed sequences of a stream from its position in this run on."""
+        return self._streams.iterate_sequences(stream, self._positions.get(stream, Position()))
 
 
-def _drop_later_phases(fingerprint: dict[str, Any], done: int) -> dict[str, Any]:
-    """Removes the phases that begin after the first `done` sequences from a fingerprint."""
-    starts = [start for start in fingerprint["phase_starts"] if start < done]
+def _open_streams(
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    phases: Phases,
+    survey: Survey,
+) -> LiveStreams | PreparedStreams:
+    """Opens the streams of a run: prepared sequences if configured, otherwise the shards."""
+    if config.prepared is None:
+        return LiveStreams(config, tokenizer, seed, phases, survey)
+
+    from bsmeta.data.prepare import PreparedStreams
+
+    return PreparedStreams(config, tokenizer, seed, phases, survey)
+
+
+def _drop_later_phases(fingerprint: dict[str, Any], num_done: int) -> dict[str, Any]:
+    """Removes the phases that begin after the first `num_done` sequences from a fingerprint."""
+    starts = [start for start in fingerprint["phase_starts"] if start < num_done]
     return {**fingerprint, "phase_starts": starts}
 
 
 def _check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_changed: str) -> None:
-    """Checks that a run continues on the data of its checkpoint.
+    """Checks that a run continues with the data of its checkpoint.
 
     Raises:
-        ConfigurationError: If the data differ, unless `on_changed` is warn.
+        ConfigurationError: If the data differ, unless `on_changed` is `warn`, which logs a warning.
     """
     differences = "\n".join(describe_differences(saved, current, "in the checkpoint"))
     if not differences:
         return
 
     if on_changed == "warn":
-        logger.warning("the run continues with other data than the checkpoint's:\n%s", differences)
+        logger.warning("the run's data differ from the checkpoint's:\n%s", differences)
         return
 
     raise ConfigurationError(
-        "the checkpoint is of a run on other data, which cannot be continued exactly "
+        "the checkpoint is from a run on other data, so the run cannot be continued exactly "
         f"(data_config.on_changed_data=warn continues nevertheless):\n{differences}"
     )
 
 
-class Notes(NamedTuple):
-    """Facts about a sequence besides its tokens."""
+class SequenceInfo(NamedTuple):
+    """The length, documents and stream of a sequence.
 
-    tokens: int
+    Attributes:
+        num_tokens: Number of tokens without padding.
+        documents: Names of its documents.
+        stream: Number of its stream.
+        position_after: The position of the stream after this sequence.
+    """
+
+    num_tokens: int
     documents: tuple[str, ...]
     stream: int
     position_after: Position
@@ -262,18 +289,18 @@ class Notes(NamedTuple):
 
 @dataclass(slots=True)
 class Block:
-    """Sequences of one loader process.
+    """Consecutive sequences of one loader process, stacked.
 
     Attributes:
         tensors: Inputs of the model, each [sequences, L]; in a mixture also `sources`, the index
             of each sequence's source.
         counts: float64[sequences, counts].
-        notes: One entry per sequence.
+        infos: One entry per sequence.
     """
 
     tensors: dict[str, torch.Tensor]
     counts: np.ndarray
-    notes: list[Notes]
+    infos: list[SequenceInfo]
 
 
 @dataclass(eq=False)
@@ -281,35 +308,28 @@ class SequenceBlocks(IterableDataset):
     """Blocks of sequences of one loader process; endless.
 
     Attributes:
-        sequences: Yields the sequences of loader process w.
-        size: Sequences per block.
-        length: Tokens of a padded sequence.
+        iterate_sequences: Yields the sequences of the loader process with the given index.
+        size: Number of sequences per block.
+        length: Number of tokens of a padded sequence.
         pad: Id of the padding token.
-        joined: Whether positions run through a sequence (`cross_document_attention`) instead of
-            restarting with each chunk.
-        num_streams: Streams of each source in a mixture; None without a mixture.
+        is_joined: Whether positions are continuous within a sequence (`cross_document_attention`)
+            instead of restarting with each chunk.
+        num_streams: Number of streams of each source in a mixture; None without a mixture.
     """
 
-    sequences: Callable[[int], Iterator[PackedSequence]]
+    iterate_sequences: Callable[[int], Iterator[PackedSequence]]
     size: int
     length: int
     pad: int
-    joined: bool = False
+    is_joined: bool = False
     num_streams: int | None = None
 
     def __iter__(self) -> Iterator[Block | UserError]:
+        """Yields the blocks, or the error that ends them."""
         worker = get_worker_info()
-        is_set_up = gc.get_threshold()[0] == COLLECTION_THRESHOLD
-        # A worker inherits the trainer's freeze. The count comes last: it visits every object.
-        if worker or not (is_set_up or gc.get_freeze_count()):
-            # Existing objects (mostly of libraries) are long-lived: scanning all of them in every
-            # full collection would take a tenth of the time.
-            gc.collect()
-            gc.freeze()
-            # Nothing here leaves cycles, but a window's documents would trigger many collections.
-            gc.set_threshold(COLLECTION_THRESHOLD)
+        _tune_garbage_collection(is_worker=worker is not None)
 
-        sequences = self.sequences(worker.id if worker else 0)
+        sequences = self.iterate_sequences(worker.id if worker else 0)
         while True:
             try:
                 block = list(itertools.islice(sequences, self.size))
@@ -317,20 +337,35 @@ class SequenceBlocks(IterableDataset):
                 yield error  # raised in the trainer's process, without a worker's stack trace
                 return
 
-            stacked = stack_sequences(block, self.length, self.pad, joined=self.joined)
+            stacked = stack_sequences(block, self.length, self.pad, is_joined=self.is_joined)
             if self.num_streams is not None:
                 sources = [sequence.stream // self.num_streams for sequence in block]
                 stacked.tensors["sources"] = torch.tensor(sources)
             yield stacked
 
 
+def _tune_garbage_collection(*, is_worker: bool) -> None:
+    """Makes full garbage collections rare and cheap, once per process."""
+    is_tuned = gc.get_threshold()[0] == COLLECTION_THRESHOLD
+    # A worker inherits the trainer's freeze. The count comes last: it visits every object.
+    if not is_worker and (is_tuned or gc.get_freeze_count()):
+        return
+
+    # Existing objects (mostly of libraries) are long-lived: scanning all of them in every full
+    # collection would take a tenth of the time.
+    gc.collect()
+    gc.freeze()
+    # The data code creates no cycles, but a window's documents would trigger many collections.
+    gc.set_threshold(COLLECTION_THRESHOLD)
+
+
 def stack_sequences(
-    sequences: list[PackedSequence], length: int, pad: int, *, joined: bool = False
+    sequences: list[PackedSequence], length: int, pad: int, *, is_joined: bool = False
 ) -> Block:
     """Stacks sequences, padded to one length; the padding is a separate chunk.
 
-    Attention restarts where the positions do (`models.attention`): with each chunk, or only with
-    each sequence if `joined`.
+    Attention restarts where the positions do (`models.attention`): at each chunk, or only at each
+    sequence if `is_joined`.
     """
     shape = (len(sequences), length)
     ids = np.full(shape, pad, np.int32)
@@ -339,18 +374,16 @@ def stack_sequences(
     lengths: list[int] = []
     types: list[int] = []
     for row, sequence in enumerate(sequences):
-        tokens = len(sequence.ids)
-        ids[row, :tokens] = sequence.ids
-        token_types[row, :tokens] = sequence.token_types
-        loss_mask[row, :tokens] = sequence.loss_mask
-        lengths += [*sequence.lengths.tolist(), length - tokens]
+        num_tokens = len(sequence.ids)
+        ids[row, :num_tokens] = sequence.ids
+        token_types[row, :num_tokens] = sequence.token_types
+        loss_mask[row, :num_tokens] = sequence.loss_mask
+        lengths += [*sequence.lengths.tolist(), length - num_tokens]
         types += [*sequence.types.tolist(), 0]
 
-    # Positions count from the beginning of the part of the row that attends to itself.
     chunk_lengths = np.array(lengths)
-    part_lengths = np.full(len(sequences), length) if joined else chunk_lengths
-    part_starts = part_lengths.cumsum(dtype=np.int32) - part_lengths.astype(np.int32)
-    positions = np.arange(ids.size, dtype=np.int32) - part_starts.repeat(part_lengths)
+    part_lengths = np.full(len(sequences), length) if is_joined else chunk_lengths
+    positions = _number_positions(part_lengths)
 
     arrays = {
         "input_ids": ids,
@@ -362,25 +395,38 @@ def stack_sequences(
     return Block(
         tensors={name: torch.from_numpy(array) for name, array in arrays.items()},
         counts=np.stack([sequence.counts for sequence in sequences]),
-        notes=[
-            Notes(len(sequence.ids), sequence.documents, sequence.stream, sequence.position_after)
+        infos=[
+            SequenceInfo(
+                len(sequence.ids), sequence.documents, sequence.stream, sequence.position_after
+            )
             for sequence in sequences
         ],
     )
 
 
+def _number_positions(part_lengths: np.ndarray) -> np.ndarray:
+    """Numbers the tokens of each of several concatenated parts from 0 (int32)."""
+    starts = part_lengths.cumsum(dtype=np.int32) - part_lengths.astype(np.int32)
+    return np.arange(part_lengths.sum(), dtype=np.int32) - starts.repeat(part_lengths)
+
+
 def _iterate_steps(
-    blocks: SequenceBlocks, accumulation: int, num_workers: int, names: list[str], *, narrow: bool
+    blocks: SequenceBlocks,
+    accumulation: int,
+    num_workers: int,
+    names: list[str],
+    *,
+    is_narrow: bool,
 ) -> Iterator[tuple[list[MicroBatch], dict[int, Position]]]:
     """Yields the micro-batches of each step, and the position of each of their streams after it.
 
     Args:
         blocks: The blocks of each loader process; taking a sequence of each in turn yields the
             rank's sequences in order.
-        accumulation: Micro-batches per step.
+        accumulation: Number of micro-batches per step.
         num_workers: Number of loader processes; 0 does all work in this process.
         names: Names of the counts.
-        narrow: Whether a micro-batch is only as wide as its longest sequence requires.
+        is_narrow: Whether a micro-batch is only as wide as its longest sequence requires.
     """
     iterator: Iterator[Block | UserError] = iter(blocks)
     if num_workers:
@@ -396,23 +442,30 @@ def _iterate_steps(
         iterator = iter(loader)
 
     try:
-        batches = _iterate_micro_batches(iterator, blocks.size, max(num_workers, 1), names, narrow)
+        batches = _iterate_micro_batches(
+            iterator, blocks.size, max(num_workers, 1), names, is_narrow=is_narrow
+        )
         while step := list(itertools.islice(batches, accumulation)):
             positions: dict[int, Position] = {}
             for micro_batch in step:
                 positions.update(micro_batch.positions)
             yield [micro_batch.batch for micro_batch in step], positions
     finally:
-        # Shut down now: the iterator would wait 5 s for each process that is itself waiting for
-        # data. Kept alive by the error's traceback, it would be collected as part of a cycle,
-        # its queues first, and then wait 10 s in vain for each process.
+        # Terminate the processes now: the iterator would wait 5 s for each one that is itself
+        # waiting for data. Kept alive by the error's traceback, it would be collected as part of a
+        # cycle, its queues first, and would then wait 10 s in vain for each process.
         for process in getattr(iterator, "_workers", ()):
             process.terminate()
         del iterator
 
 
 def _iterate_micro_batches(
-    blocks: Iterator[Block | UserError], size: int, workers: int, names: list[str], narrow: bool
+    blocks: Iterator[Block | UserError],
+    size: int,
+    workers: int,
+    names: list[str],
+    *,
+    is_narrow: bool,
 ) -> Iterator[PositionedBatch]:
     """Yields micro-batches of the blocks that the loader processes produce in turn; endless.
 
@@ -420,37 +473,37 @@ def _iterate_micro_batches(
         UserError: The error of a loader process.
     """
     while True:
-        turn: list[Block] = []  # a block of each loader process
+        blocks_in_turn: list[Block] = []  # a block of each loader process
         for block in itertools.islice(blocks, workers):
             if isinstance(block, UserError):
                 raise block
-            turn.append(block)
-        yield from merge_blocks(turn, size, names, narrow)
+            blocks_in_turn.append(block)
+        yield from merge_blocks(blocks_in_turn, size, names, is_narrow=is_narrow)
 
 
 def merge_blocks(
-    blocks: list[Block], size: int, names: list[str], narrow: bool = False
+    blocks: list[Block], size: int, names: list[str], *, is_narrow: bool = False
 ) -> Iterator[PositionedBatch]:
     """Yields micro-batches of blocks of the same length, taking a sequence of each in turn.
 
     Args:
-        size: Sequences of a micro-batch.
+        size: Number of sequences in a micro-batch.
         names: Names of the counts.
-        narrow: See `_steps`.
+        is_narrow: Whether a micro-batch is only as wide as its longest sequence requires.
     """
     merged = _interleave_blocks(blocks)
-    for first in range(0, len(merged.notes), size):
+    for first in range(0, len(merged.infos), size):
         rows = slice(first, first + size)
-        notes = merged.notes[rows]
-        lengths = [note.tokens for note in notes]
-        width = round_up_to_multiple(max(lengths), WIDTH_STEP) if narrow else None
+        infos = merged.infos[rows]
+        lengths = [info.num_tokens for info in infos]
+        width = round_up_to_multiple(max(lengths), WIDTH_STEP) if is_narrow else None
         inputs = {
             name: _finish_rows(name, tensor[rows], width) for name, tensor in merged.tensors.items()
         }
 
         documents: dict[str, None] = {}  # in order, without repetitions
-        for note in notes:
-            documents |= dict.fromkeys(note.documents)
+        for info in infos:
+            documents |= dict.fromkeys(info.documents)
 
         batch = MicroBatch(
             tensors=inputs,
@@ -461,31 +514,31 @@ def merge_blocks(
             targets=_hash_text_targets(inputs),
             counts=dict(zip(names, merged.counts[rows].sum(axis=0).tolist(), strict=True)),
         )
-        positions = [(note.stream, note.position_after) for note in notes]
+        positions = [(info.stream, info.position_after) for info in infos]
         yield PositionedBatch(batch, positions)
 
 
 def _interleave_blocks(blocks: list[Block]) -> Block:
     """Merges blocks of the same length into one that has a sequence of each in turn."""
-    in_turn = zip(*(block.notes for block in blocks), strict=True)
-    notes = list(itertools.chain.from_iterable(in_turn))
-    counts = np.stack([block.counts for block in blocks], axis=1).reshape(len(notes), -1)
+    infos_in_turn = zip(*(block.infos for block in blocks), strict=True)
+    infos = list(itertools.chain.from_iterable(infos_in_turn))
+    counts = np.stack([block.counts for block in blocks], axis=1).reshape(len(infos), -1)
     tensors = {}
     for name in blocks[0].tensors:
         parts = [block.tensors[name] for block in blocks]
         tensors[name] = parts[0] if len(parts) == 1 else torch.stack(parts, dim=1).flatten(0, 1)
-    return Block(tensors, counts, notes)
+    return Block(tensors, counts, infos)
 
 
 def _hash_text_targets(inputs: Mapping[str, torch.Tensor]) -> str:
-    """Hashes the targets that are tokens of text, the same on every machine."""
+    """Hashes the targets that are text tokens; the hash does not depend on the byte order."""
     is_text_target = inputs["loss_mask"].numpy() & (inputs["token_types"].numpy() == 0)
     text_targets = inputs["input_ids"].numpy()[is_text_target].astype("<i4")
     return xxhash.xxh3_64_hexdigest(text_targets.tobytes())
 
 
 def _finish_rows(name: str, rows: torch.Tensor, width: int | None) -> torch.Tensor:
-    """Truncates rows of an input to a width, casts them for the model, and pins them."""
+    """Truncates rows of a model input to a width, casts them and pins their memory."""
     if width is not None and rows.dim() > 1:
         rows = rows[:, :width].contiguous()
     if name in MODEL_DTYPES:

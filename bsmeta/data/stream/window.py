@@ -1,8 +1,8 @@
 """A window: some documents of a shard that become sequences together.
 
-`corpora` reads it, `window_maker` turns it into sequences. Nothing crosses a window, and the
-sequences depend only on (seed, epoch, shard, document numbers), so that it can be rebuilt at any
-time.
+`corpora` reads it, `window_maker` turns it into sequences. No state is carried from one window to
+the next, and the sequences depend only on (seed, epoch, shard, document numbers), so a window can
+be rebuilt at any time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Window:
 
     Attributes:
         epoch: The epoch of the stream that reads them.
-        numbers: Shard-level numbers of the documents that belong to it, increasing.
-        lines: One document each, for the first of those numbers: fewer if the shard ends.
+        numbers: Numbers of the documents in the shard, from 0 and increasing.
+        lines: The line of each document; shorter than `numbers` if the shard ends before.
         damage: Why the shard cannot be read after these lines; empty if it can.
     """
 
@@ -34,7 +34,7 @@ class Window:
     damage: str = ""
 
     def derive_seed(self, seed: int, purpose: str) -> int:
-        """Derives the seed of a choice about the whole window from the seed of the run."""
+        """Derives the seed of one kind of random choice in this window from the run's seed."""
         return derive_seed(seed, purpose, self.epoch, self.shard.name, self.numbers[0])
 
 
@@ -42,10 +42,10 @@ class PlacedWindow(NamedTuple):
     """A window and its position in the epoch.
 
     Attributes:
-        share: Index of the share in the order of its epoch.
-        number: Index of the window in its share.
+        share_index: Index of the share in the order of its epoch.
+        window_index: Index of the window in its share.
     """
 
-    share: int
-    number: int
+    share_index: int
+    window_index: int
     window: Window

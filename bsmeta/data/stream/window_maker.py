@@ -1,9 +1,9 @@
-"""Strings the stages of a window together, from its lines to packed sequences.
+"""Connects the stages of a window, from its lines to packed sequences.
 
-Most of the stream's time is spent here: `corpora` reads the window, the `stages` decode its lines,
+Most of the stream's time is spent here: `corpora` reads the window; the `stages` decode its lines,
 sample and render metadata, encode, cut and pack. The state of each stage is either fixed for a run
-(the decoder, the tokenizer) or made for one window (its donors, its counts): nothing crosses a
-window.
+(the decoder, the tokenizer) or made for one window (its donors, its counts): none is carried from
+one window to the next.
 """
 
 from __future__ import annotations
@@ -86,14 +86,18 @@ class WindowMaker:
             sample=self._render_all_types(sample),
         )
 
-    def documents(
+    def prepare_documents(
         self, window: Window, phase: int = 0, leave_out: Collection[int] = ()
     ) -> tuple[list[WindowDocument], Counter[str]]:
-        """Prepares the good documents of a window, and counts the skipped ones by reason.
+        """Prepares the good documents of a window for packing.
 
         Args:
-            phase: The phase of the metadata schedule to sample metadata with.
-            leave_out: Numbers of documents that are not prepared.
+            phase: Index of the phase of the metadata schedule to sample metadata with.
+            leave_out: Numbers in the shard of documents that are not prepared.
+
+        Returns:
+            The documents, encoded and cut into chunks; and the number of skipped documents by
+            reason.
 
         Raises:
             DataError: If a document is bad or the shard is damaged, and `bad_documents` is strict;
@@ -104,7 +108,7 @@ class WindowMaker:
         sampler = WindowSampler(self._samplers[phase], window, self._seed)
         rejecter = Rejecter(self._config, window.shard, skipped)
 
-        # Each stage takes one document at a time from the one above it, when the next one asks.
+        # The stages are lazy: each pulls one document at a time from the stage before it.
         lines = number_lines(window)
         decoded = decode_lines(lines, self.decoder)
         admitted = apply_stage(guard.admit, decoded)
@@ -116,10 +120,10 @@ class WindowMaker:
 
         rejected = rejecter.reject_bad_lines(rendered)
         kept = keep_text(rejected, self._text_decoder, guard, self._renderer)
-        wanted = (document for document in kept if document.number not in leave_out)
+        remaining = (document for document in kept if document.number not in leave_out)
 
         encoded = encode_documents(
-            wanted, self._encoder, also_plain=self._metadata.without_metadata_same_context
+            remaining, self._encoder, also_plain=self._metadata.without_metadata_same_context
         )
         documents = [*cut_documents(encoded, self._config)]
         return documents, skipped
@@ -129,7 +133,7 @@ class WindowMaker:
         return pack_documents(documents, window, self._config, self._seed)
 
     def _render_all_types(self, lines: Sequence[bytes]) -> list[Rendered]:
-        """Renders documents with all of their metadata; leaves out bad ones."""
+        """Decodes lines and renders their documents with all metadata types; skips bad lines."""
         types = tuple(self._metadata.metadata_list)
 
         def take_all_types(document: ReadDocument) -> ReadDocument:

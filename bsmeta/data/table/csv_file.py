@@ -1,10 +1,10 @@
 """Reads CSV files of unknown origin.
 
 The encoding, separator, quotes and columns of a file are detected. Its rows are streamed, each with
-its number, and with the problem if it is bad. Memory is bounded by the longest row.
+its number, and bad ones with the problem. Memory is bounded by the longest row.
 
-Python's `csv` parses the rows. The readers of pyarrow and polars are not used: they take the rows
-after an unclosed quote for parts of its cell, and report no line numbers.
+Python's `csv` parses the rows. The readers of pyarrow and polars are not used: they add the rows
+after an unclosed quote to its cell, and do not report line numbers.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from bsmeta.data.table.text_file import (
 
 log = logging.getLogger(__name__)
 
-LONGEST_RECORD = 2**24
-"""Maximum characters of a row, so that an unclosed quote does not read a whole file into memory."""
+MAX_RECORD_CHARS = 2**24
+"""Maximum length of a row, so that an unclosed quote does not read a whole file into memory."""
 
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 
-_SAMPLE_CHARACTERS = 1 << 18  # at the start of a file, from which its format is detected
-_SAMPLE_RECORDS = 200
-_LISTED_COLUMNS = 20  # in an error message
+_NUM_SAMPLE_CHARS = 1 << 18  # first characters of a file, from which its format is detected
+_NUM_SAMPLE_RECORDS = 200
+_MAX_LISTED_COLUMNS = 20  # in an error message
 
 _RULER = re.compile(r"(?=.*[-=]{3})[-=+|: \t]++[\r\n]*")  # a line drawn under the header
-_SHOWN = 5  # bad rows that an error message lists
+_MAX_SHOWN_ROWS = 5  # bad rows in an error message
 
 
 @dataclass(frozen=True)
 class CSVFormat:
-    """The format of a file.
+    """The format of a CSV file.
 
     Attributes:
-        encoding: Name of a codec of Python.
+        encoding: Name of a Python codec.
         separator: The character between columns.
-        escape: The character before a quote within quotes; None if such a quote is doubled.
-        columns: The names in the header, without white space around them.
-        header_line: The line of the header, from 1.
+        escape: The character that escapes a quote within quotes; None if such quotes are doubled.
+        columns: The column names in the header, stripped.
+        header_line: The line number of the header, from 1.
         notes: Notes for the user on values that were detected rather than declared.
     """
 
@@ -73,7 +73,7 @@ def find_format(
     separator: str = AUTO,
     encoding: str = AUTO,
 ) -> CSVFormat:
-    """Detects the format of a file.
+    """Detects the format of a CSV file.
 
     Args:
         required: The columns that the file must have.
@@ -94,21 +94,14 @@ def find_format(
     # The first line may declare the separator to Excel.
     lines = list(_read_sample(path, encoding))
     declaration = re.fullmatch(r"\ufeff?sep=(.)\r?\n?", lines[0]) if lines else None
-    skipped_lines = 1 if declaration else 0
-    lines = lines[skipped_lines:]
+    num_skipped = 1 if declaration else 0
+    lines = lines[num_skipped:]
     if declaration and separator == AUTO:
         separator = declaration[1]
     if not "".join(lines).strip("\ufeff \r\n"):
         raise DataError(f"{path} is empty; expected a CSV file with a header")
 
-    candidates = list(SEPARATORS) if separator == AUTO else [_parse_separator(separator)]
-    trials = []
-    for candidate in candidates:
-        for escape in (None, "\\"):
-            form = CSVFormat(encoding, candidate, escape, (), skipped_lines, ())
-            trials.append(_try_format(form, lines, required))
-    form = max(trials, key=_Trial.score).form
-
+    form = _choose_format(lines, required, separator, encoding, num_skipped)
     if separator == AUTO and form.separator != ",":
         notes.append(f"columns are separated by a {SEPARATORS[form.separator]}")
     if form.escape:
@@ -118,25 +111,47 @@ def find_format(
     return replace(form, notes=tuple(notes))
 
 
+def _choose_format(
+    lines: Sequence[str],
+    required: Sequence[str],
+    separator: str,
+    encoding: str,
+    num_skipped: int,
+) -> CSVFormat:
+    """Returns the format that fits the first lines of a file best.
+
+    Args:
+        separator: The declared separator; `auto` tries all `SEPARATORS`.
+        num_skipped: Number of lines of the file before these.
+    """
+    candidates = list(SEPARATORS) if separator == AUTO else [_parse_separator(separator)]
+    trials = []
+    for candidate in candidates:
+        for escape in (None, "\\"):
+            form = CSVFormat(encoding, candidate, escape, (), num_skipped, ())
+            trials.append(_try_format(form, lines, required))
+    return max(trials, key=_Trial.score).form
+
+
 @dataclass(frozen=True)
 class _Trial:
     """A format, and how well it fits the first lines of a file.
 
     Attributes:
-        form: The format, with the columns that it finds in the lines.
-        required_columns: Number of required columns among them.
-        fitting_share: Share of the records with the header's number of cells.
+        form: The format, with the columns that the header has under it.
+        num_required: Number of required columns among them.
+        fitting_share: Fraction of the records with as many cells as the header.
     """
 
     form: CSVFormat
-    required_columns: int
+    num_required: int
     fitting_share: float
 
     def score(self) -> tuple[int, float, int, bool]:
         """Returns the criteria by which formats are compared, the most important first."""
         doubles_quotes = self.form.escape is None
         return (
-            self.required_columns,
+            self.num_required,
             self.fitting_share,
             len(self.form.columns),
             doubles_quotes,
@@ -144,36 +159,37 @@ class _Trial:
 
 
 def _try_format(form: CSVFormat, lines: Sequence[str], required: Sequence[str]) -> _Trial:
-    """Reads the first lines of a file with a format."""
+    """Reads the first lines of a file in a format, and returns how well they fit."""
     reader = _iterate_records(lines, form.separator, form.escape)
     records: list[list[str]] = []
-    header_line = failures = 0
-    while len(records) < _SAMPLE_RECORDS:
+    header_line = num_failures = 0
+    while len(records) < _NUM_SAMPLE_RECORDS:
         try:
             cells = next(reader)
         except StopIteration:
             break
         except csv.Error:
-            # The last row may only be bad because the sample ends inside it.
-            failures += reader.line_num < len(lines)  # type: ignore[attr-defined]
+            # The last row may be bad only because the sample ends inside it.
+            num_failures += reader.line_num < len(lines)  # type: ignore[attr-defined]
             continue
         if any(cell.strip() for cell in cells):
             header_line = header_line or reader.line_num  # type: ignore[attr-defined]
             records.append(cells)
 
     columns = tuple(cell.strip("\ufeff \t") for cell in records[0]) if records else ()
-    fitting = sum(len(record) == len(columns) for record in records[1:])
+    num_fitting = sum(len(record) == len(columns) for record in records[1:])
     return _Trial(
         form=replace(form, columns=columns, header_line=form.header_line + header_line),
-        required_columns=len({*required} & {*columns}),
-        fitting_share=(fitting + 1) / (len(records) + failures + 1),
+        num_required=len({*required} & {*columns}),
+        fitting_share=(num_fitting + 1) / (len(records) + num_failures + 1),
     )
 
 
 def _iterate_records(
     lines: Iterable[str], separator: str, escape: str | None
 ) -> Iterator[list[str]]:
-    csv.field_size_limit(LONGEST_RECORD)  # the default is too short for many texts
+    """Returns a `csv` reader of records, each a list of cells."""
+    csv.field_size_limit(MAX_RECORD_CHARS)  # the default is too short for many texts
     return csv.reader(
         lines,
         delimiter=separator,
@@ -198,11 +214,11 @@ def _read_sample(path: Path, encoding: str) -> Iterator[str]:
     check_encoding(encoding)
     text, file = open_text(path, encoding)
     with file, text:
-        characters = 0
+        num_chars = 0
         try:
-            while characters < _SAMPLE_CHARACTERS and (line := text.readline(LONGEST_RECORD)):
+            while num_chars < _NUM_SAMPLE_CHARS and (line := text.readline(MAX_RECORD_CHARS)):
                 yield line
-                characters += len(line)
+                num_chars += len(line)
         except UnicodeError as error:
             raise make_not_text_error(path, encoding, 1, error) from error
         except GZIP_ERRORS:
@@ -210,18 +226,25 @@ def _read_sample(path: Path, encoding: str) -> Iterator[str]:
 
 
 def _check_columns(path: Path, form: CSVFormat, required: Sequence[str], header: str) -> None:
-    """Refuses a file that lacks required columns, or has them several times."""
+    """Checks that a file has each required column once.
+
+    Args:
+        header: The line of the header, for the message.
+
+    Raises:
+        ConfigurationError: If it has not.
+    """
     problems = []
     for name in required:
         count = form.columns.count(name)
         if count > 1:
-            problems.append(f"column {name!r} is there {count} times; rename the others")
+            problems.append(f"column {name!r} occurs {count} times; rename the others")
         elif count == 0:
             problems.append(f"there is no column {name!r}{suggest_nearest(name, form.columns)}")
 
     if problems:
         hint = _suggest_separator(header, required) if len(form.columns) < 2 else ""
-        columns = ", ".join(form.columns[:_LISTED_COLUMNS])[:500]
+        columns = ", ".join(form.columns[:_MAX_LISTED_COLUMNS])[:500]
         raise ConfigurationError(
             f"{path}: {'; '.join(problems)}. The header, line {form.header_line}, separated by a "
             f"{SEPARATORS.get(form.separator, form.separator)}, has: {columns}{hint}"
@@ -229,7 +252,11 @@ def _check_columns(path: Path, form: CSVFormat, required: Sequence[str], header:
 
 
 def _suggest_separator(header: str, required: Sequence[str]) -> str:
-    """Suggests a separator for a header with one column: the character beside a required name."""
+    """Suggests the character beside a required name in the header as the separator.
+
+    Returns:
+        A question for the message; "" if there is no such character.
+    """
     for name in required:
         character = r"([^\w\s\"'])"
         escaped_name = re.escape(name)
@@ -247,9 +274,9 @@ class Row:
     """A row of the table.
 
     Attributes:
-        number: Number among the rows, from 1. The header does not count; empty lines count only
-            between the rows of a table with one column.
-        line: The line of the file at which the row begins, from 1.
+        number: Number of the row, from 1. The header does not count; empty lines count only between
+            the rows of a table with one column.
+        line: The line number at which the row begins, from 1.
         cells: The cells, one per column unless there is a problem.
         problem: Why the row cannot be used; None if it can.
     """
@@ -261,7 +288,7 @@ class Row:
 
 
 class BadRows:
-    """Refuses bad rows, or counts them.
+    """Collects bad rows, and refuses them or logs that they were left out.
 
     Args:
         on_bad_row: `refuse` or `skip`.
@@ -274,48 +301,53 @@ class BadRows:
     def __init__(self, path: Path, on_bad_row: str, key: str = "on_bad_row") -> None:
         self._path = path
         self._key = key
-        self._skip = on_bad_row == "skip"
-        self._first: list[str] = []
+        self._is_skipping = on_bad_row == "skip"
+        self._first_problems: list[str] = []
         self.count = 0
 
     def add(self, row: Row, problem: str) -> None:
         """Records a bad row.
 
         Raises:
-            DataError: If bad rows are refused, and a message would list no more of them.
+            DataError: If bad rows are refused, and there are as many as a message lists.
         """
         self.count += 1
-        if len(self._first) < _SHOWN:
-            self._first.append(f"row {row.number:,} (line {row.line:,}): {problem}")
-            if not self._skip and len(self._first) == _SHOWN:
-                self._refuse("and perhaps more")
+        if len(self._first_problems) < _MAX_SHOWN_ROWS:
+            self._first_problems.append(f"row {row.number:,} (line {row.line:,}): {problem}")
+            if not self._is_skipping and len(self._first_problems) == _MAX_SHOWN_ROWS:
+                raise self._make_error("and perhaps more")
 
     def close(self) -> None:
-        """Ends a table: raises an error with the bad rows, or logs that they were left out.
+        """Ends the table: refuses its bad rows, or logs that they were left out.
 
         Raises:
             DataError: If bad rows are refused, and there are any.
         """
-        if self.count and not self._skip:
-            self._refuse("in all")
+        if self.count and not self._is_skipping:
+            raise self._make_error("in all")
         if self.count:
-            first_rows = "\n  ".join(self._first)
+            first_rows = "\n  ".join(self._first_problems)
             rows = "1 row" if self.count == 1 else f"{self.count:,} rows"
             log.warning("%s: %s left out\n  %s", self._path, rows, first_rows)
 
-    def notes(self) -> list[str]:
-        """Returns a note for a report on the number of omitted rows and the reasons; [] if none."""
+    def list_notes(self) -> list[str]:
+        """Returns a note on the omitted rows for a report, in a list; empty if there are none."""
         if not self.count:
             return []
         rows = "1 row was" if self.count == 1 else f"{self.count:,} rows were"
-        unlisted = self.count - len(self._first)
-        suffix = f"; and {unlisted:,} more" if unlisted else ""
-        return [f"{rows} left out: {'; '.join(self._first)}{suffix}"]
+        num_unlisted = self.count - len(self._first_problems)
+        suffix = f"; and {num_unlisted:,} more" if num_unlisted else ""
+        return [f"{rows} left out: {'; '.join(self._first_problems)}{suffix}"]
 
-    def _refuse(self, extent: str) -> None:
+    def _make_error(self, extent: str) -> DataError:
+        """Returns the error that refuses the bad rows.
+
+        Args:
+            extent: Whether there may be more of them.
+        """
         rows = "1 bad row" if self.count == 1 else f"{self.count} bad rows {extent}"
-        first_rows = "\n  ".join(self._first)
-        raise DataError(
+        first_rows = "\n  ".join(self._first_problems)
+        return DataError(
             f"{self._path}: {rows}; correct the file, or leave such rows out with "
             f"{self._key}=skip\n  {first_rows}"
         )
@@ -327,13 +359,13 @@ def read_rows(
     """Yields the rows of a file after its header.
 
     Args:
-        advance: Called periodically with the number of bytes read.
+        advance: Called periodically with the number of bytes read so far.
 
     Raises:
         DataError: If the file ends early (gzip), is not in its encoding, or cannot be read.
     """
     text, file = open_text(path, form.encoding)
-    number = 0  # of rows that were yielded
+    number = 0  # of the last row
 
     with file, text:
         lines = _Lines(text, form)
@@ -356,10 +388,10 @@ def read_rows(
 
 
 class _Record(NamedTuple):
-    """A record of a file, as the parser reads it.
+    """A record of a file as parsed, before it is compared with the header.
 
     Attributes:
-        line: The line of the file at which the record begins, from 1.
+        line: The line number at which the record begins, from 1.
         cells: The cells; none if there is a problem.
         problem: Why the record cannot be read; None if it can.
     """
@@ -374,16 +406,16 @@ def _to_row(number: int, record: _Record, form: CSVFormat) -> Row:
     if record.problem is not None:
         return Row(number, record.line, record.cells, record.problem)
 
-    # Spreadsheets write further separators at the end of a line.
+    # Spreadsheets may write extra separators at the end of a line.
     cells = record.cells
-    columns = len(form.columns)
-    if len(cells) > columns and not any(cell.strip() for cell in cells[columns:]):
-        cells = cells[:columns]
+    num_columns = len(form.columns)
+    if len(cells) > num_columns and not any(cell.strip() for cell in cells[num_columns:]):
+        cells = cells[:num_columns]
 
     problem = None
-    if len(cells) != columns:
+    if len(cells) != num_columns:
         extent = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
-        problem = f"{extent}, the header has {columns}"
+        problem = f"{extent}, the header has {num_columns}"
     elif any("\0" in cell for cell in cells):
         problem = "a NUL byte"
     return Row(number, record.line, cells, problem)
@@ -400,7 +432,7 @@ def _read_records(lines: _Lines, form: CSVFormat) -> Iterator[_Record]:
         except StopIteration:
             return
         except (csv.Error, _TooLongError) as error:
-            # The row ends with its first line. Otherwise an unclosed quote would swallow the next
+            # The row ends with its first line; otherwise, an unclosed quote would include the next
             # rows.
             lines.give_back(1)
             yield _Record(line, [], _describe_problem(error))
@@ -423,7 +455,7 @@ def _read_records(lines: _Lines, form: CSVFormat) -> Iterator[_Record]:
 
 
 def _read_cells(reader: Iterator[list[str]], lines: _Lines) -> list[str]:
-    """Reads a record, if necessary without the padding after its quoted cells.
+    """Returns the cells of the next record, read without padding after quoted cells if necessary.
 
     Raises:
         StopIteration: At the end of the file.
@@ -437,7 +469,7 @@ def _read_cells(reader: Iterator[list[str]], lines: _Lines) -> list[str]:
 
 
 def _read_unpadded(reader: Iterator[list[str]], lines: _Lines) -> list[str]:
-    """Reads a record again, without the padding after its quoted cells: `"a text"   ,label`.
+    """Reads a record again, without padding after its quoted cells, as in `"a text"   ,label`.
 
     Raises:
         csv.Error, _TooLongError: If the record still cannot be read.
@@ -455,8 +487,9 @@ def _read_unpadded(reader: Iterator[list[str]], lines: _Lines) -> list[str]:
 
 
 def _describe_problem(error: csv.Error | _TooLongError) -> str:
+    """Describes for the user why a record cannot be read."""
     if isinstance(error, _TooLongError):
-        return f"longer than {LONGEST_RECORD:,} characters; is a quote not closed?"
+        return f"longer than {MAX_RECORD_CHARS:,} characters; is a quote not closed?"
     if "end of data" in str(error):
         return "a quoted cell is not closed at the end of the file"
     if "expected after" in str(error):
@@ -465,30 +498,30 @@ def _describe_problem(error: csv.Error | _TooLongError) -> str:
 
 
 def _read_lines(text: TextIO) -> Iterator[str]:
-    """Yields the lines of a file; a line that exceeds the limit is cut off there."""
-    while line := text.readline(LONGEST_RECORD):
+    """Yields the lines of a file, truncated to `MAX_RECORD_CHARS`."""
+    while line := text.readline(MAX_RECORD_CHARS):
         yield line
-        while len(line) == LONGEST_RECORD and line[-1] not in "\r\n":
-            line = text.readline(LONGEST_RECORD)
+        while len(line) == MAX_RECORD_CHARS and line[-1] not in "\r\n":
+            line = text.readline(MAX_RECORD_CHARS)
 
 
 class _JoinedLines(str):
-    """Several lines of a file as one: the ends of all but the last are escaped.
+    """Several lines of a file as one, because the line ends of all but the last are escaped.
 
     Attributes:
-        line_count: Number of lines.
+        num_lines: Number of lines.
     """
 
-    line_count: int
+    num_lines: int
 
     def __new__(cls, lines: list[str]) -> _JoinedLines:
         joined = super().__new__(cls, "".join(lines))
-        joined.line_count = len(lines)
+        joined.num_lines = len(lines)
         return joined
 
 
 def _join_escaped(lines: Iterator[str], escape: str) -> Iterator[str]:
-    """Yields lines; a line whose end is escaped is joined with the next, up to the limit."""
+    """Yields lines; joins a line whose end is escaped with the next one, up to the limit."""
     parts: list[str] = []
     length = 0
     for line in lines:
@@ -498,7 +531,7 @@ def _join_escaped(lines: Iterator[str], escape: str) -> Iterator[str]:
             continue
         parts.append(line)
         length += len(line)
-        if is_escaped and length < LONGEST_RECORD:
+        if is_escaped and length < MAX_RECORD_CHARS:
             continue
         yield _JoinedLines(parts)
         parts.clear()
@@ -508,7 +541,8 @@ def _join_escaped(lines: Iterator[str], escape: str) -> Iterator[str]:
 
 
 def _count_lines(line: str) -> int:
-    return line.line_count if isinstance(line, _JoinedLines) else 1
+    """Counts the lines of the file that a line consists of."""
+    return line.num_lines if isinstance(line, _JoinedLines) else 1
 
 
 def _is_end_escaped(line: str, escape: str) -> bool:
@@ -517,32 +551,36 @@ def _is_end_escaped(line: str, escape: str) -> bool:
     The `\\n` of `\\r\\n` never is, because the `\\r` is before it.
     """
     content = line[:-1]
-    escapes = len(content) - len(content.rstrip(escape))
-    return line[-1] in "\r\n" and escapes % 2 == 1
+    num_escapes = len(content) - len(content.rstrip(escape))
+    return line[-1] in "\r\n" and num_escapes % 2 == 1
 
 
 class _TooLongError(Exception):
-    """A record exceeds the limit."""
+    """A record is longer than `MAX_RECORD_CHARS`."""
 
 
 class _Failure(NamedTuple):
-    """The reason why records that extend to a line `end` cannot be read."""
+    """The error of records that extend to a line.
+
+    Attributes:
+        end: Number of the line at which the error occurred.
+    """
 
     end: int
     error: csv.Error | _TooLongError
 
 
 class _Lines:
-    """Yields lines to the reader of `csv`; the lines of a bad record can be given back.
+    """Passes lines to a `csv` reader; the lines of a bad record can be read again.
 
-    Reading again from each line of a bad record would take quadratic time, hours for a megabyte. A
+    Parsing again from each line of a bad record would take quadratic time, hours for a megabyte. A
     record continues on the next line only within quotes: if a record that begins within the bad one
     is still open after its first line, it runs into the same error, and is reported as bad at once.
     (A part of a record that is too long counts as too long.)
 
     Attributes:
         record: The lines of the current record, as they are in the file.
-        number: Number of lines that were read.
+        number: Number of lines read so far.
         is_padded: Whether spaces between a quote and a separator are kept.
     """
 
@@ -556,30 +594,30 @@ class _Lines:
             self._lines = _join_escaped(self._lines, form.escape)
         self._padding = re.compile(rf'" ++(?={re.escape(form.separator)}|\r?\n?$)')
         self._returned: deque[str] = deque()  # lines to read again
-        self._characters = 0  # of the record
+        self._num_chars = 0  # of the record
         self._is_at_end = False
         self._failures: dict[bool, _Failure] = {}  # by `is_padded`
-        # In files without a bad record, lines are read without checks for failures.
+        # Whether lines are checked for failures; not until the first bad record, for speed.
         self._is_careful = False
 
     def begin(self) -> int:
-        """Begins a record, and returns the number of its first line."""
+        """Begins a record; returns the number of its first line."""
         self.record = []
-        self._characters = 0
+        self._num_chars = 0
         if self._is_careful and not self._returned:
             self._failures.clear()
             self._is_careful = False
         return self.number + 1
 
     def give_back(self, first: int) -> None:
-        """Returns the lines of the record, from index `first` on, to be read again."""
+        """Puts back the lines of the record from index `first` on, to be read again."""
         lines = self.record[first:]
         self._returned.extendleft(reversed(lines))
         self.number -= sum(map(_count_lines, lines))
         self._is_at_end = False
 
     def fail(self, error: csv.Error | _TooLongError) -> None:
-        """Records the reason why the record cannot be read."""
+        """Records the error of the current record, for records that begin within it."""
         previous = self._failures.get(self.is_padded)
         end = self.number + self._is_at_end
         if previous is None or previous.end < end:
@@ -598,18 +636,18 @@ class _Lines:
         except StopIteration:
             self._is_at_end = True
             raise
-        self.number += line.line_count if isinstance(line, _JoinedLines) else 1
+        self.number += line.num_lines if isinstance(line, _JoinedLines) else 1
         self.record.append(line)
-        self._characters += len(line)
-        if self._characters >= LONGEST_RECORD:
+        self._num_chars += len(line)
+        if self._num_chars >= MAX_RECORD_CHARS:
             self._refuse_length()
         return line
 
     def _next_carefully(self) -> str:
-        """Returns the next line: first the lines that were given back; escaped ends join lines.
+        """Returns the next line, which may have been put back, unless it would lead to an error.
 
         Raises:
-            csv.Error, _TooLongError: If the record is open and would run into a known error.
+            csv.Error, _TooLongError: If the record is open and would run into a recorded error.
         """
         failure = self._failures.get(self.is_padded)
         if failure is not None and self.record and self.number < failure.end:
@@ -622,12 +660,13 @@ class _Lines:
             raise
         self.number += _count_lines(line)
         self.record.append(line)
-        self._characters += len(line)
-        if self._characters >= LONGEST_RECORD:
+        self._num_chars += len(line)
+        if self._num_chars >= MAX_RECORD_CHARS:
             self._refuse_length()
         return line if self.is_padded else self._padding.sub('"', line)
 
     def _refuse_length(self) -> None:
+        """Records and raises the error of a record that is too long."""
         error = _TooLongError()
         self.fail(error)
         raise error

@@ -1,10 +1,8 @@
 """Reads records (CSV, JSON lines or Parquet) and writes predictions (CSV or JSON lines).
 
-Both are streamed, and writing is resumable.
-
-Rows of the output are appended to `OUTPUT.part`, which is renamed when it is complete. After an
-interruption, the next call keeps the complete rows, if `OUTPUT.part.json` beside them records the
-same input and the same model.
+Both are streamed, and writing is resumable: rows are appended to `OUTPUT.part`, which is renamed
+when it is complete. After an interruption, the next call keeps the complete rows if
+`OUTPUT.part.json` records the same input and the same model.
 """
 
 from __future__ import annotations
@@ -25,9 +23,9 @@ import msgspec
 from bsmeta.core.errors import ConfigurationError, DataError, describe_differences
 from bsmeta.core.foreign_json import decode_values
 from bsmeta.core.parsing import parse_json
-from bsmeta.data.io.file_start import check_has_document
+from bsmeta.data.io.file_start import refuse_other_format
 from bsmeta.data.table.csv_file import (
-    LONGEST_RECORD,
+    MAX_RECORD_CHARS,
     BadRows,
     CSVFormat,
     Row,
@@ -47,12 +45,12 @@ JSON_LINES = (".jsonl", ".jsonl.gz")
 PARQUET = ".parquet"
 Record = dict[str, Any]
 
-PARQUET_ROWS = 256
-"""Rows of a Parquet file that are converted at one time."""
+PARQUET_BATCH_ROWS = 256
+"""Number of rows of a Parquet file that are converted at a time."""
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_LONGEST_PREFIX = 1000  # characters of the keys in which an object is nested
+_MAX_PREFIX_CHARS = 1000  # characters of the keys in which an object is nested
 
 
 def read_records(
@@ -64,12 +62,12 @@ def read_records(
     separator: str = AUTO,
     encoding: str = AUTO,
 ) -> Iterator[Record]:
-    """Yields the records of a file, each with all its columns or keys.
+    """Yields the good records of a file, each with all its columns or keys.
 
     Args:
         path: A CSV file or JSON lines, compressed with gzip or not, or a Parquet file.
         required: The columns in which each record must have a text.
-        bad_rows: Receives the records that lack a text, cannot be read, or fail the check.
+        bad_rows: Receives the rows that cannot be read, lack a text, or fail the check.
         check: Raises a `DataError` for a record that cannot be used.
 
     Raises:
@@ -77,7 +75,7 @@ def read_records(
         ConfigurationError: If a column is missing from a CSV file, or occurs twice.
     """
     for row, record in read_record_rows(path, required, separator=separator, encoding=encoding):
-        problem = row.problem or _find_problem(record, required, check)
+        problem = row.problem or _describe_record_problem(record, required, check)
         if problem is None:
             yield record
         else:
@@ -85,7 +83,7 @@ def read_records(
 
 
 def is_record_file(path: Path) -> bool:
-    """Returns whether a path names JSON lines or Parquet, whose values are not only texts."""
+    """Returns whether a path names JSON lines or Parquet, whose values need not be texts."""
     return path.name.endswith((*JSON_LINES, PARQUET))
 
 
@@ -96,7 +94,7 @@ def read_record_rows(
 
     Args:
         path: A CSV file or JSON lines, compressed with gzip or not, or a Parquet file.
-        required: The columns that a CSV file must have, and whose texts must be whole.
+        required: The columns that a CSV file must have, and whose texts must be valid Unicode.
 
     Raises:
         DataError: If the file cannot be read.
@@ -118,10 +116,10 @@ def find_missing_texts(record: Record, required: Sequence[str]) -> str | None:
     return f"no text in {' and '.join(map(repr, missing))}" if missing else None
 
 
-def _find_problem(
+def _describe_record_problem(
     record: Record, required: Sequence[str], check: Callable[[Record], None]
 ) -> str | None:
-    """Returns the reason why a record cannot be used; None if it can."""
+    """Returns why a record cannot be used; None if it can."""
     problem = find_missing_texts(record, required)
     if problem is not None:
         return problem
@@ -153,7 +151,7 @@ def _read_json_rows(
     number = line = 0
     with file, text:
         try:
-            while content := text.readline(LONGEST_RECORD):
+            while content := text.readline(MAX_RECORD_CHARS):
                 line += 1
                 if not content.strip():
                     continue
@@ -165,8 +163,8 @@ def _read_json_rows(
                     record = decode_values(content, required)
                 except msgspec.MsgspecError as error:
                     if number == 1:
-                        check_has_document(str(path), "input")
-                    problem = f"no JSON object: {error}"
+                        refuse_other_format(str(path), "input")
+                    problem = f"not a JSON object: {error}"
                 yield Row(number, line, [], problem), record
         except UnicodeError as error:
             raise make_not_text_error(path, encoding, line, error) from error
@@ -178,13 +176,13 @@ def _read_json_rows(
 
 def _read_parquet_rows(path: Path, required: Sequence[str]) -> Iterator[tuple[Row, Record]]:
     """Yields the rows of a Parquet file with their records."""
-    open_bytes(path)[1].close()  # raises an error that explains why the file cannot be read
-    # Imported here because pyarrow takes a while, and most tables do not need it.
+    open_bytes(path)[1].close()  # raises an error if the file cannot be read
+    # Imported here because pyarrow loads slowly, and most tables do not need it.
     from bsmeta.data.io.parquet import ParquetReader
 
     with closing(ParquetReader(str(path))) as reader:
         number = 0
-        while lines := reader.read(number, PARQUET_ROWS):
+        while lines := reader.read(number, PARQUET_BATCH_ROWS):
             for line in lines:
                 number += 1
                 yield Row(number, number, []), decode_values(bytes(line), required)
@@ -194,19 +192,19 @@ def _read_parquet_rows(path: Path, required: Sequence[str]) -> Iterator[tuple[Ro
 
 
 class RecordWriter:
-    """Writes records to a CSV file or JSON lines, and continues the output of an interrupted call.
+    """Writes records to a CSV file or JSON lines; resumes the output of an interrupted call.
 
     Args:
         path: The output, which appears when it is complete; its suffix determines the format.
-        key: Everything that determines the records; JSON-serializable.
-        spreadsheet_safe: Whether the cells of a CSV file pass `escape_spreadsheet_cell`.
+        key: Everything that determines the records, as JSON types.
+        spreadsheet_safe: Whether `escape_spreadsheet_cell` is applied to the cells of a CSV file.
 
     Attributes:
-        done: The number of records that an interrupted call has written.
+        num_done: The number of records that an interrupted call has written.
 
     Raises:
         ConfigurationError: If the output exists, its format is unknown, or the interrupted call had
-            another key.
+            a different key.
         DataError: If the output cannot be written.
     """
 
@@ -216,35 +214,35 @@ class RecordWriter:
         check_output(path)
         self._path = path
         self._part = path.with_name(f"{path.name}.part")
-        self._key_file = path.with_name(f"{path.name}.part.json")
+        self._key_path = path.with_name(f"{path.name}.part.json")
         self._is_json = path.name.endswith(".jsonl")
         self._spreadsheet_safe = spreadsheet_safe
-        self._columns: dict[str, None] = {}  # in order; unknown before the first record
+        self._columns: dict[str, None] = {}  # in order; empty before the first record
 
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._part.open("a+", encoding="utf-8", newline="")
             self._lock()
 
-            end, rows = complete_rows(self._part, quoted=not self._is_json)
+            end, num_rows = find_complete_rows(self._part, quoted=not self._is_json)
             os.truncate(self._part, end)
-            self._check_key(key, rows)
-            self.done = rows
-            if not self._is_json and rows > 0:
+            self._check_key(key, num_rows)
+            self.num_done = num_rows
+            if not self._is_json and num_rows > 0:
                 self._read_header()
-                self.done -= 1
+                self.num_done -= 1
         except OSError as error:
-            raise self._write_error(error) from error
+            raise self._make_write_error(error) from error
 
     def write(self, record: Record) -> None:
-        """Appends a record."""
+        """Appends a record to the output."""
         try:
             if self._is_json:
                 self._file.write(msgspec.json.encode(record).decode() + "\n")
             else:
                 self._write_csv(record)
         except OSError as error:
-            raise self._write_error(error) from error
+            raise self._make_write_error(error) from error
 
     def _write_csv(self, record: Record) -> None:
         """Appends a record to a CSV file, after the header if it is the first record."""
@@ -267,6 +265,7 @@ class RecordWriter:
         self._write_row([cells.get(name, "") for name in self._columns])
 
     def _write_row(self, cells: list[Any]) -> None:
+        """Appends a row to a CSV file, quoted so that any reader reads the same cells."""
         # `csv` quotes neither a carriage return, at which readers end the row, nor a space at the
         # beginning, which readers skip.
         texts = [cell for cell in cells if isinstance(cell, str)]
@@ -281,9 +280,9 @@ class RecordWriter:
             os.fsync(self._file.fileno())
             self._file.close()
             self._part.rename(self._path)
-            self._key_file.unlink()
+            self._key_path.unlink()
         except OSError as error:
-            raise self._write_error(error) from error
+            raise self._make_write_error(error) from error
 
     def _lock(self) -> None:
         """Locks the unfinished output until the process ends."""
@@ -291,23 +290,26 @@ class RecordWriter:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigurationError(
-                f"{self._part} is being written by another process; wait for its end, or name "
+                f"{self._part} is being written by another process; wait until it ends, or name "
                 "another output"
             ) from error
 
-    def _check_key(self, key: Mapping[str, Any], rows: int) -> None:
-        """Saves the key of a new output, and compares it with the key of an interrupted call.
+    def _check_key(self, key: Mapping[str, Any], num_rows: int) -> None:
+        """Saves the key of a new output, or compares it with the key of an interrupted call.
 
         Args:
-            rows: Number of complete rows of the output.
+            num_rows: Number of complete rows in the output.
+
+        Raises:
+            ConfigurationError: If the keys differ.
         """
-        current = json.loads(json.dumps(key))  # as it reads back: tuples are lists
-        if rows == 0:
-            self._key_file.write_text(json.dumps(current))
+        current = json.loads(json.dumps(key))  # as it is after loading: tuples are lists
+        if num_rows == 0:
+            self._key_path.write_text(json.dumps(current))
             return
 
         try:
-            saved = parse_json(self._key_file.read_text())
+            saved = parse_json(self._key_path.read_text())
         except (OSError, ValueError):
             saved = {}
         differences = "\n".join(describe_differences(saved, current, "there"))
@@ -323,15 +325,16 @@ class RecordWriter:
         self._columns = dict.fromkeys(next(csv.reader(self._file)))
         self._file.seek(0, os.SEEK_END)
 
-    def _write_error(self, error: OSError) -> DataError:
+    def _make_write_error(self, error: OSError) -> DataError:
+        """Returns the error of an output that cannot be written."""
         return DataError(f"output={self._path} cannot be written: {error}")
 
 
 def escape_spreadsheet_cell(cell: Any) -> Any:
-    """Returns a cell, with ' before a text that a spreadsheet would compute as a formula.
+    """Returns a cell, with ' before a text that a spreadsheet would evaluate as a formula.
 
-    Formulas can start programs and send cells to a server. Numbers are not changed. The first
-    characters of formulas are from OWASP's page on CSV injection.
+    Formulas can start programs and send cells to a server. Numbers are unchanged. The characters
+    with which formulas begin are from OWASP's page on CSV injection.
     """
     if not isinstance(cell, str) or not cell.startswith(_FORMULA_STARTS) or _NUMBER.fullmatch(cell):
         return cell
@@ -339,45 +342,49 @@ def escape_spreadsheet_cell(cell: Any) -> Any:
 
 
 def check_output(path: Path) -> None:
-    """Refuses an output that exists, or whose format is unknown."""
+    """Checks that an output does not exist, and has the suffix of a known format.
+
+    Raises:
+        ConfigurationError: If it exists or has another suffix.
+    """
     if path.suffix not in (".csv", ".jsonl"):
         raise ConfigurationError(f"output={path}: expected a name that ends in .csv or .jsonl")
     if path.exists():
         raise ConfigurationError(f"output={path} exists; delete it, or name another file")
 
 
-def complete_rows(path: Path, *, quoted: bool) -> tuple[int, int]:
-    """Returns the offset after the last complete row of a file, and the number of rows up to it.
+def find_complete_rows(path: Path, *, quoted: bool) -> tuple[int, int]:
+    """Returns the offset after the last complete row of a file, and the number of complete rows.
 
     Args:
-        quoted: Whether line ends between quotes belong to the row.
+        quoted: Whether line ends within quotes are part of the row.
     """
-    end = position = rows = quotes = 0
+    end = position = num_rows = num_quotes = 0
     with path.open("rb") as file:
         for line in file:
             position += len(line)
-            quotes += line.count(b'"') if quoted else 0
-            if line.endswith(b"\n") and quotes % 2 == 0:
+            num_quotes += line.count(b'"') if quoted else 0
+            if line.endswith(b"\n") and num_quotes % 2 == 0:
                 end = position
-                rows += 1
-    return end, rows
+                num_rows += 1
+    return end, num_rows
 
 
 def flatten_record(record: Mapping[str, Any]) -> Record:
-    """Returns a record as cells of a row: `{"a": {"b": 1}}` as `{"a.b": 1}`; lists as JSON.
+    """Returns a record as the cells of a row: `{"a": {"b": 1}}` as `{"a.b": 1}`; lists as JSON.
 
-    Objects whose keys together exceed `_LONGEST_PREFIX` characters become JSON, too: otherwise, a
-    long key before many others would be repeated in the name of each.
+    Objects whose path exceeds `_MAX_PREFIX_CHARS` characters also become JSON: otherwise, a long
+    key would be repeated in the name of each column below it.
     """
     cells: Record = {}
-    # The objects that are being flattened, the innermost last: the prefix of the columns, and the
-    # remaining items.
+    # The objects that are being flattened, the innermost last: the prefix of their columns, and
+    # their remaining items.
     stack = [("", iter(record.items()))]
     while stack:
         prefix, items = stack[-1]
         for name, value in items:
             column = prefix + name
-            if isinstance(value, dict) and value and len(column) <= _LONGEST_PREFIX:
+            if isinstance(value, dict) and value and len(column) <= _MAX_PREFIX_CHARS:
                 stack.append((f"{column}.", iter(value.items())))
                 break
             if isinstance(value, (list, dict, msgspec.Raw)):

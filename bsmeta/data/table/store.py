@@ -1,8 +1,8 @@
 """Stores the rows of a table on disk: built once per machine, and memory-mapped by every process.
 
-A store is an Arrow folder of `datasets`. Its `key.json` records everything that determines the
-rows: the content hash of the source (`file_hashes`) and every setting that affects a row. A store
-built with different settings is refused, naming the settings that differ.
+A store is a folder that `datasets` saves. Its `key.json` records everything that determines the
+rows: the content hash of the source (`hash_files`) and every setting that affects a row. A store
+built with different settings is refused; the message names the settings that differ.
 
 Arrow files have no checksums, so `key.json` has the hashes of all files; the first process of each
 machine compares them when it opens the store (16 GB per CPU second). A store may also come from
@@ -44,7 +44,7 @@ HASHES = "hashes.json"
 
 _STATE = "state.json"  # written by `datasets`: the Arrow files in their order
 
-# The errors of `datasets` for a damaged description of its columns have no common class.
+# The errors that `datasets` raises for a damaged description of columns have no common class.
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -56,12 +56,12 @@ _UNREADABLE = (
 
 
 class SavedKey(msgspec.Struct):
-    """Content of `key.json`.
+    """The content of `key.json`.
 
     Attributes:
         key: The key of the rows; see `open_store`.
         rows: Number of rows.
-        files: Hash of each file of the store, by name.
+        files: Hash of each file in the store, by name.
     """
 
     key: dict[str, Any]
@@ -70,13 +70,13 @@ class SavedKey(msgspec.Struct):
 
 
 class _DataFile(msgspec.Struct):
-    """An Arrow file in `state.json`."""
+    """The entry of an Arrow file in `state.json`."""
 
     filename: str
 
 
 class _State(msgspec.Struct):
-    """Content of `state.json`."""
+    """The content of `state.json`."""
 
     data_files: list[_DataFile] = msgspec.field(name="_data_files")
 
@@ -89,34 +89,35 @@ def open_store(
     overwrite: bool = False,
     remedy: str = "delete the folder to build it again",
 ) -> datasets.Dataset:
-    """Opens a store, and builds it first if it does not exist.
+    """Opens a store; builds it first if it does not exist.
 
-    Every process of a run calls this function: one process per machine builds while the others
-    wait.
+    Every process of a run calls this function: one process per machine builds the store while the
+    others wait.
 
     Args:
         folder: The folder of the store.
-        key: Everything that determines the rows, JSON-serializable: the source's content hash and
-            every setting.
-        build: Builds the rows: a dataset (`Dataset.map(num_proc=...)` inside), or batches of rows,
-            the first not empty, which are written as they arrive.
-        overwrite: Whether to replace a store that was built from another source or with other
-            settings.
+        key: Everything that determines the rows, as JSON types: the source's content hash and every
+            setting.
+        build: Builds the rows: a dataset (it may use `Dataset.map(num_proc=...)`), or batches of
+            rows, which are written as they arrive; the first must not be empty.
+        overwrite: Whether to replace a store that was built from a different source or with
+            different settings.
         remedy: Advice on replacing such a store, for the message that refuses it.
 
     Returns:
         The rows.
 
     Raises:
-        ConfigurationError: If the store was built from another source or with other settings.
+        ConfigurationError: If the store was built from a different source or with different
+            settings.
         DataError: If the store is damaged, or cannot be written.
     """
     from datasets import load_from_disk
 
-    current = json.loads(json.dumps(key))  # as it reads back: tuples are lists
+    current = json.loads(json.dumps(key))  # as it is after loading: tuples are lists
     with hold_write_lock(folder, f"the rows of {folder}"):
         if overwrite and folder.exists() and _read_key(folder).key != current:
-            shutil.rmtree(folder)  # processes that have mapped its files keep them
+            shutil.rmtree(folder)  # processes that have mapped its files can still read them
         if not folder.exists():
             with report_opaque_work():
                 _write_store(folder, current, build())
@@ -147,28 +148,29 @@ def open_store(
 
 
 def read_saved_key(folder: Path) -> dict[str, Any]:
-    """Returns the key of a store, as given to `open_store`; empty if there is no store."""
+    """Returns the key of a store, as passed to `open_store`; empty if there is no store."""
     return _read_key(folder).key if folder.exists() else {}
 
 
 def _write_store(
     folder: Path, key: dict[str, Any], rows: datasets.Dataset | Iterable[pa.RecordBatch]
 ) -> None:
-    """Writes a store; an interrupted build leaves none."""
+    """Writes a store atomically: an interrupted build leaves no folder."""
     from datasets import Dataset
 
     with build_atomically(folder) as part:
         if isinstance(rows, Dataset):
             rows.save_to_disk(str(part))
-            count = len(rows)
+            num_rows = len(rows)
         else:
-            count = _write_batches(iter(rows), part)
+            num_rows = _write_batches(iter(rows), part)
         files = {path.name: hash_file(path) for path in sorted(part.iterdir())}
-        (part / KEY).write_text(json.dumps({"key": key, "rows": count, "files": files}, indent=1))
+        saved = {"key": key, "rows": num_rows, "files": files}
+        (part / KEY).write_text(json.dumps(saved, indent=1))
 
 
 def _write_batches(batches: Iterator[pa.RecordBatch], folder: Path) -> int:
-    """Writes batches of rows as a saved dataset, as they arrive; returns the number of rows."""
+    """Writes batches of rows to a saved dataset as they arrive; returns the number of rows."""
     from datasets import Dataset, Features
 
     # `datasets` writes the folder for the first batch.
@@ -178,16 +180,20 @@ def _write_batches(batches: Iterator[pa.RecordBatch], folder: Path) -> int:
 
     # Its Arrow file is then replaced by one with all batches.
     (path,) = folder.glob("*.arrow")
-    count = 0
+    num_rows = 0
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, first.schema) as stream:
         for batch in chain([first], batches):
             stream.write(batch)
-            count += batch.num_rows
-    return count
+            num_rows += batch.num_rows
+    return num_rows
 
 
 def _check_data_files(folder: Path, saved: SavedKey) -> None:
-    """Refuses a store with Arrow files that were not written with it."""
+    """Checks that `state.json` lists only Arrow files that were written with the store.
+
+    Raises:
+        DataError: If it lists others, or cannot be read.
+    """
     try:
         content = (folder / _STATE).read_bytes()
         state = decode_json(content, _State)
@@ -202,18 +208,27 @@ def _check_data_files(folder: Path, saved: SavedKey) -> None:
 
 
 def _check_hashes(folder: Path, hashes: Mapping[str, str]) -> None:
-    """Refuses a store with a file that is missing or was changed after it was built."""
+    """Checks that no file is missing or was changed after the store was built.
+
+    Raises:
+        DataError: If one is or was.
+    """
     for name, expected in hashes.items():
         try:
             actual = hash_file(join_inside(folder, name, str(folder / KEY)))
         except (OSError, UnsafeNameError) as error:
             raise _make_damage_error(folder, str(error)) from error
         if actual != expected:
-            raise _make_damage_error(folder, f"{name}: other bytes than were written")
+            raise _make_damage_error(folder, f"{name} was changed after it was written")
 
 
 def _check_values(folder: Path, rows: datasets.Dataset) -> None:
-    """Refuses arrays whose offsets are out of bounds, and columns that have no plain values."""
+    """Checks that all columns have plain values, and that no offset in an array is out of bounds.
+
+    Raises:
+        DataError: If a column has values of another type.
+        pa.ArrowException: If an offset is out of bounds.
+    """
     for column, feature in rows.features.items():
         if not _is_plain(feature):
             raise _make_damage_error(folder, f"column {column!r} is of type {feature}")
@@ -223,7 +238,7 @@ def _check_values(folder: Path, rows: datasets.Dataset) -> None:
 
 
 def _is_plain(feature: Any) -> bool:
-    """Returns whether a feature holds numbers, texts, or lists of them, and no paths of files."""
+    """Returns whether the values of a feature are numbers, texts, or lists of them."""
     from datasets import LargeList, List, Value
 
     if isinstance(feature, (List, LargeList)):
@@ -232,6 +247,7 @@ def _is_plain(feature: Any) -> bool:
 
 
 def _read_key(folder: Path) -> SavedKey:
+    """Reads the `key.json` of a store."""
     try:
         return decode_json((folder / KEY).read_bytes(), SavedKey)
     except (OSError, msgspec.MsgspecError) as error:
@@ -239,6 +255,7 @@ def _read_key(folder: Path) -> SavedKey:
 
 
 def _make_damage_error(folder: Path, reason: str) -> DataError:
+    """Returns the error of a damaged store."""
     return DataError(f"{folder} is damaged ({reason}); delete the folder to build it again")
 
 
@@ -266,7 +283,7 @@ def hash_files(files: Sequence[Path], folder: Path) -> dict[Path, str]:
     hashes: dict[Path, str] = {}
     with hold_lock(f"{path}.lock", "hashing the data sets"):
         saved: dict[str, _SavedHash] = {}
-        with contextlib.suppress(OSError, ValueError):  # without saved hashes, all are computed
+        with contextlib.suppress(OSError, ValueError):  # if there are none, all are computed
             saved = decode_json(path.read_bytes(), dict[str, _SavedHash])
 
         for file in files:

@@ -1,9 +1,9 @@
 """Streams the steps of one rank over the rows of a table, from the start or from a saved state.
 
 The rows of a step depend only on (seed, epoch), not on the processes: step t has the same rows for
-every world size, number of loader workers and split into micro-batches, and every row is in exactly
-one step of an epoch. The rows of a step are divided among processes and micro-batches within the
-step. The state is the number of completed steps.
+every world size, number of loader workers and number of micro-batches, and every row is in exactly
+one step of an epoch. Within a step, the rows are divided among processes and micro-batches. The
+state is the number of completed steps.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bsmeta.core.errors import ConfigurationError, UserError, describe_differences
+from bsmeta.core.rounding import divide_up
 from bsmeta.data import derive_seed, permute
 from bsmeta.data.batch import MicroBatch, StepData, set_up_worker
 
 Collate = Callable[[np.ndarray, int], MicroBatch]
-"""Builds a micro-batch from the numbers of some rows (at least one) and the epoch."""
+"""Builds a micro-batch from the indices of some rows (at least one) and the epoch."""
 
 
 @dataclass(frozen=True)
 class EpochOrder(Sequence[np.ndarray]):
     """The rows of each step of an epoch.
 
-    The array of a step is created only when it is requested: a large table has millions of steps.
+    The array of a step is created only when it is requested, as a large table has millions of
+    steps.
 
     Attributes:
-        rows: The rows in the order of the epoch, int64[number of rows].
-        bounds: The bounds of the slices of `rows`, int64[steps + 1].
-        slices: The number of the slice that each step has, int64[steps].
+        rows: Indices of the rows in the order of the epoch, int64[rows].
+        bounds: Bounds of the slices of `rows`, int64[steps + 1].
+        slices: For each step, the index of its slice, int64[steps].
     """
 
     rows: np.ndarray
@@ -46,8 +48,8 @@ class EpochOrder(Sequence[np.ndarray]):
         return len(self.slices)
 
     def __getitem__(self, step: Any) -> Any:
-        number = self.slices[step]
-        return self.rows[self.bounds[number] : self.bounds[number + 1]]
+        slice_index = self.slices[step]
+        return self.rows[self.bounds[slice_index] : self.bounds[slice_index + 1]]
 
 
 class StepOrder(ABC):
@@ -55,16 +57,16 @@ class StepOrder(ABC):
 
     Attributes:
         steps_per_epoch: Number of steps, the same for every epoch.
-        shares: Number of parts into which each step can be divided, a multiple of processes x
-            accumulation; None: no constraint.
+        shares: Number of parts into which each step can be divided, which must be a multiple of
+            processes x accumulation; None if any number is possible.
     """
 
     steps_per_epoch: int
     shares: int | None = None
 
     @abstractmethod
-    def epoch(self, epoch: int) -> EpochOrder:
-        """Returns the steps of an epoch (counted from 0)."""
+    def order_epoch(self, epoch: int) -> EpochOrder:
+        """Returns the rows of each step of an epoch, which is counted from 0."""
 
 
 class FixedSize(StepOrder):
@@ -85,10 +87,11 @@ class FixedSize(StepOrder):
         self._bounds = np.append(np.arange(0, num_rows, batch_size), num_rows)
         self.steps_per_epoch = len(self._bounds) - 1
 
-    def epoch(self, epoch: int) -> EpochOrder:
+    def order_epoch(self, epoch: int) -> EpochOrder:
         return EpochOrder(self._shuffle(epoch), self._bounds, range(self.steps_per_epoch))
 
     def _shuffle(self, epoch: int) -> np.ndarray:
+        """Returns the indices of all rows in the random order of an epoch (int64)."""
         return permute(self._num_rows, derive_seed(self._seed, "rows", epoch))
 
 
@@ -100,7 +103,7 @@ class SimilarLengths(FixedSize):
     remaining rows.
 
     Args:
-        lengths: Tokens of each row, int[number of rows].
+        lengths: Number of tokens of each row, int[rows].
     """
 
     SORTED_STEPS = 50
@@ -109,7 +112,7 @@ class SimilarLengths(FixedSize):
         super().__init__(len(lengths), batch_size, seed)
         self._lengths = np.asarray(lengths)
 
-    def epoch(self, epoch: int) -> EpochOrder:
+    def order_epoch(self, epoch: int) -> EpochOrder:
         shuffled = self._shuffle(epoch)
         groups = np.arange(len(shuffled)) // (self.SORTED_STEPS * self._batch_size)
         rows = shuffled[np.lexsort((self._lengths[shuffled], groups))]
@@ -121,16 +124,16 @@ class TokenBudget(StepOrder):
     """Makes steps of rows of similar length whose padded tokens fill a budget over all processes.
 
     An epoch's rows are shuffled, ordered by bucket (`length // span`), from long to short, and cut
-    into steps; then the steps are shuffled. A step takes rows until its budget is full, with each
-    row padded to the longest one of the bucket in which the step begins. The budget consists of
-    `shares` equal parts, so that no process exceeds its part, for any number of processes that
-    divides `shares`. At the end of a bucket, a step continues with the next bucket. One step of an
-    epoch has the remaining rows.
+    into steps; then the steps are shuffled. A step takes rows until its budget is used up, where
+    each row counts as long as the longest one in the bucket in which the step begins. The budget
+    consists of `shares` equal parts, so that no process exceeds its part, for any number of
+    processes that divides `shares`. At the end of a bucket, a step continues with the next bucket.
+    One step of an epoch has the remaining rows.
 
     Args:
-        lengths: Tokens of each row, int[number of rows].
-        budget: Padded tokens of a step over all processes.
-        span: Width of a bucket, in tokens.
+        lengths: Number of tokens of each row, int[rows].
+        budget: Maximum number of padded tokens of a step over all processes.
+        span: Width of a bucket in tokens.
         shares: Number of parts of the budget; a multiple of processes x accumulation.
 
     Raises:
@@ -143,28 +146,28 @@ class TokenBudget(StepOrder):
         self.shares = shares
         self._seed = seed
 
-        # The buckets are numbered from long to short, and `longest` is their longest row.
+        # The buckets are numbered from long to short.
         negative_buckets = -(np.asarray(lengths) // span)
         distinct, buckets, counts = np.unique(
             negative_buckets, return_inverse=True, return_counts=True
         )
-        longest = np.zeros(len(distinct), np.int64)
-        np.maximum.at(longest, buckets, lengths)
-        if longest[0] * shares > budget:
+        max_lengths = np.zeros(len(distinct), np.int64)  # of each bucket
+        np.maximum.at(max_lengths, buckets, lengths)
+        if max_lengths[0] * shares > budget:
             raise ConfigurationError(
-                f"the longest example has {longest[0]:,} tokens and does not fit into its part "
+                f"the longest example has {max_lengths[0]:,} tokens and does not fit into its part "
                 f"of the budget: batch_max_length={budget:,} over batch_shares={shares} leaves "
                 f"{budget // shares:,} tokens; expected batch_max_length of at least "
-                f"{longest[0] * shares:,}, fewer shares, or shorter examples"
+                f"{max_lengths[0] * shares:,}, fewer shares, or shorter examples"
             )
 
         self._buckets = buckets.astype(np.int32)  # of each row
-        step_sizes = shares * (budget // shares // np.maximum(longest, 1))
+        step_sizes = shares * (budget // shares // np.maximum(max_lengths, 1))
         bounds = _find_bounds(counts.tolist(), step_sizes.tolist())
         self._bounds = np.minimum(bounds, len(lengths))
         self.steps_per_epoch = len(self._bounds) - 1
 
-    def epoch(self, epoch: int) -> EpochOrder:
+    def order_epoch(self, epoch: int) -> EpochOrder:
         shuffled = permute(len(self._buckets), derive_seed(self._seed, "rows", epoch))
         rows = shuffled[np.argsort(self._buckets[shuffled], kind="stable")]
         slices = permute(self.steps_per_epoch, derive_seed(self._seed, "steps", epoch))
@@ -172,21 +175,21 @@ class TokenBudget(StepOrder):
 
 
 def _find_bounds(counts: list[int], step_sizes: list[int]) -> np.ndarray:
-    """Returns the bounds of steps in rows that are ordered by bucket, int64[steps + 1].
+    """Returns the bounds of the steps over rows that are ordered by bucket, int64[steps + 1].
 
     The last step may extend beyond the last row.
 
     Args:
         counts: Number of rows in each bucket.
-        step_sizes: Number of rows of the steps that begin in each bucket.
+        step_sizes: Number of rows in the steps that begin in each bucket.
     """
     sizes: list[np.ndarray] = []
-    taken = 0  # rows of the bucket that belong to a step of an earlier bucket
+    num_taken = 0  # rows of the bucket that belong to a step that begins in an earlier one
     for count, step_size in zip(counts, step_sizes, strict=True):
-        remaining = count - taken
-        steps = max(-(-remaining // step_size), 0)
-        sizes.append(np.full(steps, step_size))
-        taken = steps * step_size - remaining
+        num_remaining = count - num_taken
+        num_steps = max(divide_up(num_remaining, step_size), 0)
+        sizes.append(np.full(num_steps, step_size))
+        num_taken = num_steps * step_size - num_remaining
     return np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
 
 
@@ -196,14 +199,15 @@ class TableStream:
     Args:
         order: The steps of each epoch.
         collate: Builds a micro-batch; called in the loader workers.
-        accumulation: Micro-batches per step, the same for each process and step.
+        accumulation: Number of micro-batches per step and process.
         num_workers: Number of loader processes; 0 does all work in this process.
-        fingerprint: Facts about the rows that must be equal for a saved state to be usable.
+        fingerprint: Everything about the rows that must be unchanged for a saved state to be
+            usable.
         state: `{"steps": n, "fingerprint": ...}` as saved with a checkpoint; None starts from the
             beginning.
 
     Raises:
-        ConfigurationError: If the order's shares are no multiple of processes x accumulation, or
+        ConfigurationError: If the order's shares are not a multiple of processes x accumulation, or
             the state belongs to other rows.
     """
 
@@ -230,8 +234,8 @@ class TableStream:
         differences = "\n".join(describe_differences(saved, fingerprint, "in the checkpoint"))
         if differences:
             raise ConfigurationError(
-                "the checkpoint is of a run on other rows, which cannot be continued exactly; "
-                f"restore these, or start a new run:\n{differences}"
+                "the checkpoint is from a run on other rows, so the run cannot be continued "
+                f"exactly; restore the rows, or start a new run:\n{differences}"
             )
 
         self.fingerprint = fingerprint
@@ -248,7 +252,7 @@ class TableStream:
         """Yields the steps from the state on.
 
         Raises:
-            UserError: If it is raised while a batch is built, in any process.
+            UserError: If building a micro-batch raises one, in any process.
         """
         loader = DataLoader(
             self._steps,
@@ -256,7 +260,7 @@ class TableStream:
             batch_size=None,
             num_workers=self._num_workers,
             worker_init_fn=set_up_worker,
-            generator=torch.Generator(),  # the loader must not advance the generator of dropout
+            generator=torch.Generator(),  # the loader must not advance the dropout generator
         )
         for completed_steps, batches in enumerate(loader, start=self._completed_steps + 1):
             if isinstance(batches, UserError):
@@ -265,13 +269,13 @@ class TableStream:
 
     @staticmethod
     def merge(states: list[dict[str, Any]]) -> dict[str, Any]:
-        """Returns the state of the run; `states` are of all ranks, which are at the same step."""
+        """Returns the state of the run from the states of all ranks, which must be equal."""
         assert all(state == states[0] for state in states), f"ranks disagree: {states}"
         return states[0]
 
 
 class _Steps(Dataset):
-    """Item t has this rank's micro-batches of step t of the run."""
+    """A dataset whose item t is the list of this rank's micro-batches of step t of the run."""
 
     def __init__(
         self,
@@ -283,38 +287,38 @@ class _Steps(Dataset):
     ) -> None:
         self._order = order
         self._collate = collate
-        self._micro_batches = world_size * accumulation  # of all ranks in a step
-        self._rank_micro_batches = range(rank, self._micro_batches, world_size)
-        self._epoch = -1  # none yet
+        self._num_micro_batches = world_size * accumulation  # of all ranks in a step
+        self._rank_micro_batches = range(rank, self._num_micro_batches, world_size)
+        self._epoch = -1  # the epoch of `_epoch_order`; -1 for none
         self._epoch_order: EpochOrder
 
     def __getitem__(self, step: int) -> list[MicroBatch] | UserError:
         epoch, step_of_epoch = divmod(step, self._order.steps_per_epoch)
         if epoch != self._epoch:
-            self._epoch_order = self._order.epoch(epoch)
+            self._epoch_order = self._order.order_epoch(epoch)
             self._epoch = epoch
 
         rows = self._epoch_order[step_of_epoch]
-        rows_by_micro_batch = np.array_split(rows, self._micro_batches)
+        rows_by_micro_batch = np.array_split(rows, self._num_micro_batches)
         try:
             return [
-                self._build_micro_batch(rows_by_micro_batch[number], rows, epoch)
-                for number in self._rank_micro_batches
+                self._build_micro_batch(rows_by_micro_batch[index], rows, epoch)
+                for index in self._rank_micro_batches
             ]
         except UserError as error:
             return error  # raised in the trainer's process, without a worker's stack trace
 
     def _build_micro_batch(self, rows: np.ndarray, step_rows: np.ndarray, epoch: int) -> MicroBatch:
-        """Builds a micro-batch of some rows.
+        """Builds a micro-batch; without rows, one with weight 0.
 
         Args:
-            rows: The rows of the micro-batch; none if the step has fewer rows than micro-batches.
-            step_rows: The rows of the step.
+            rows: Indices of its rows; none if the step has fewer rows than micro-batches.
+            step_rows: Indices of the rows of the step.
         """
         if len(rows):
             return self._collate(rows, epoch)
 
-        # Every process must take part in the step: a row of the step fills in, without weight.
+        # Every process must take part in the step, so a row of the step is used without weight.
         filler = self._collate(step_rows[:1], epoch)
         return replace(
             filler,

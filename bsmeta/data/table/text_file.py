@@ -22,20 +22,20 @@ GZIP_ERRORS: Any = (EOFError, BadGzipFile, isal_zlib.error)  # zlib's error has 
 AUTO = "auto"
 
 _BLOCK = 1 << 20  # bytes
-_HEAD = 1 << 16  # first bytes of a file, by which other formats are recognized
-_REPORTED = 1000  # lines between reports of progress
-_LISTED = 5  # lines that a message lists
-_SQLITE_BYTES = 16  # first bytes that identify a database
-_MOST_CONTROLS = 20  # control characters in `_HEAD`; a file with more is not text
+_NUM_HEAD_BYTES = 1 << 16  # first bytes of a file, by which other formats are recognized
+_REPORT_INTERVAL = 1000  # lines between progress reports
+_MAX_LISTED_LINES = 5  # in a message
+_NUM_SQLITE_BYTES = 16  # first bytes that identify a database
+_MAX_CONTROL_CHARS = 20  # in the first bytes; a file with more is not text
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, because it begins with the mark of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark is its beginning
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
 _TABLE_REMEDIES = {
-    "a pointer of Git LFS": "fetch its content with git lfs pull",
+    "a Git LFS pointer": "fetch its content with git lfs pull",
     "a ZIP archive or an Excel workbook": "save the sheet as CSV",
     "an old Excel workbook": "save the sheet as CSV",
     "a bzip2 file": "only gzip is read",
@@ -50,7 +50,10 @@ def open_bytes(path: Path) -> tuple[BinaryIO, io.BufferedReader]:
     """Opens a file that may be compressed with gzip.
 
     Returns:
-        The uncompressed content, and the file on disk, whose position shows the progress.
+        The decompressed content, and the file on disk, whose position shows the progress.
+
+    Raises:
+        DataError: If it is not a file, or cannot be read.
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a CSV file")
@@ -61,8 +64,9 @@ def open_bytes(path: Path) -> tuple[BinaryIO, io.BufferedReader]:
     try:
         file = open(path, "rb")  # noqa: SIM115  # closed by the caller
     except OSError as error:
-        near = suggest_nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())
-        raise DataError(f"{path} cannot be read: {error.strerror}{near}") from error
+        names = os.listdir(path.parent) if path.parent.is_dir() else ()
+        suggestion = suggest_nearest(path.name, names)
+        raise DataError(f"{path} cannot be read: {error.strerror}{suggestion}") from error
 
     if file.peek(2)[:2] == GZIP_MARK:
         return cast(BinaryIO, igzip.GzipFile(fileobj=file)), file
@@ -70,10 +74,10 @@ def open_bytes(path: Path) -> tuple[BinaryIO, io.BufferedReader]:
 
 
 def is_sqlite(path: Path) -> bool:
-    """Returns whether a path names an SQLite database, by the content or else the name."""
+    """Returns whether a path is an SQLite database, by its content, or by its suffix if missing."""
     if path.is_file():
         with open_bytes(path)[1] as file:
-            return is_sqlite_start(file.peek(_SQLITE_BYTES))
+            return is_sqlite_start(file.peek(_NUM_SQLITE_BYTES))
     return path.suffix == ".sqlite"
 
 
@@ -85,12 +89,16 @@ def open_text(path: Path, encoding: str) -> tuple[io.TextIOWrapper, io.BufferedR
     """
     content, file = open_bytes(path)
     if codecs.lookup(encoding).name == "utf-8":
-        encoding = "utf-8-sig"  # it skips the mark, if there is one
+        encoding = "utf-8-sig"  # skips a byte order mark
     return io.TextIOWrapper(content, encoding=encoding, errors="strict", newline=""), file
 
 
 def check_encoding(encoding: str) -> None:
-    """Refuses an unknown encoding."""
+    """Checks that an encoding is `auto` or known to Python.
+
+    Raises:
+        ConfigurationError: If it is not.
+    """
     try:
         "".encode("utf-8" if encoding == AUTO else encoding)
     except LookupError as error:
@@ -101,11 +109,15 @@ def check_encoding(encoding: str) -> None:
 
 
 def refuse_other_formats(path: Path) -> None:
-    """Refuses a file that is no table of text, such as Parquet, a workbook or a web page."""
+    """Checks that a file is not in a format other than text, such as Parquet, a workbook or HTML.
+
+    Raises:
+        DataError: If it is, or cannot be read.
+    """
     content, file = open_bytes(path)
     with file, content:
         try:
-            head = content.read(_HEAD)
+            head = content.read(_NUM_HEAD_BYTES)
         except GZIP_ERRORS as error:
             raise DataError(f"{path}: damaged gzip data: {error}") from error
         except OSError as error:
@@ -125,32 +137,37 @@ def refuse_other_formats(path: Path) -> None:
     if _JSON.match(head):
         raise DataError(f"{path} begins like JSON; expected a CSV file with a header")
 
-    controls = len(head) - len(head.translate(None, _CONTROLS))
-    if controls > _MOST_CONTROLS and _detect_utf16(head) is None:
+    num_controls = len(head) - len(head.translate(None, _CONTROLS))
+    if num_controls > _MAX_CONTROL_CHARS and _detect_utf16(head) is None:
         raise DataError(f"{path} is a binary file; expected a CSV file")
 
 
 def _detect_utf16(head: bytes) -> str | None:
-    """Returns the encoding of UTF-16 without a mark: every other byte of Western text is 0."""
-    even_zeros = head[::2].count(0)
-    odd_zeros = head[1::2].count(0)
-    most_zeros = len(head) // 4
-    if odd_zeros > most_zeros and even_zeros == 0:
+    """Returns the encoding of UTF-16 text without a byte order mark; None for other text.
+
+    In Western text, most of every other byte are 0.
+    """
+    num_even_zeros = head[::2].count(0)
+    num_odd_zeros = head[1::2].count(0)
+    threshold = len(head) // 4
+    if num_odd_zeros > threshold and num_even_zeros == 0:
         return "utf-16-le"
-    if even_zeros > most_zeros and odd_zeros == 0:
+    if num_even_zeros > threshold and num_odd_zeros == 0:
         return "utf-16-be"
     return None
 
 
 def find_encoding(path: Path) -> tuple[str, str | None]:
-    """Detects a file's encoding; the whole file is read.
+    """Detects the encoding of a file by reading all of it.
+
+    Other encodings than UTF-8, UTF-16 and UTF-32 are not guessed, because a wrong guess would
+    change the texts.
 
     Returns:
         The encoding, and a note for the user if it is not UTF-8.
 
     Raises:
-        DataError: If the file is neither UTF-8, UTF-16 nor UTF-32. Other encodings cannot be
-            recognized by the content, and a wrong guess would change the texts.
+        DataError: If the file is in another encoding, or damaged.
     """
     content, file = open_bytes(path)
     with file, content:
@@ -166,66 +183,69 @@ def find_encoding(path: Path) -> tuple[str, str | None]:
 
         survey = _survey_utf8(content)
 
-    if not survey.invalid_lines:
-        return "utf-8", None
+    if survey.num_invalid:
+        raise _make_not_utf8_error(path, survey)
+    return "utf-8", None
 
-    plural = "s" if survey.invalid_lines > 1 else ""
+
+@dataclass
+class _UTF8Survey:
+    """The lines of a file that are not UTF-8, and the number of lines that are.
+
+    Attributes:
+        first_invalid: The numbers of the first lines that are not UTF-8, from 1.
+        num_invalid: Number of lines that are not UTF-8.
+        num_valid: Number of lines in UTF-8 with non-ASCII characters; a line longer than a block
+            may count several times.
+    """
+
+    first_invalid: list[int] = field(default_factory=list)
+    num_invalid: int = 0
+    num_valid: int = 0
+
+
+def _make_not_utf8_error(path: Path, survey: _UTF8Survey) -> DataError:
+    """Returns the error of a file with lines that are not UTF-8."""
+    plural = "s" if survey.num_invalid > 1 else ""
     lines = f"line{plural} {', '.join(f'{line:,}' for line in survey.first_invalid)}"
-    unlisted = survey.invalid_lines - len(survey.first_invalid)
-    suffix = f" and {unlisted:,} more" if unlisted else ""
-    if survey.valid_lines > survey.invalid_lines:
+    num_unlisted = survey.num_invalid - len(survey.first_invalid)
+    suffix = f" and {num_unlisted:,} more" if num_unlisted else ""
+    fix = "declare the encoding of the file"
+    if survey.num_valid > survey.num_invalid:
         fix = (
             "other lines have characters in valid UTF-8, so these are damaged: correct them, or "
             "declare the encoding of the whole file"
         )
-    else:
-        fix = "declare the encoding that the file has"
-    raise DataError(
+    return DataError(
         f"{path}: not UTF-8 in {lines}{suffix}; {fix}: csv_encoding=NAME, such as cp1252, "
         "shift_jis, gb18030, koi8-r"
     )
 
 
-@dataclass
-class _UTF8Survey:
-    """The lines of a file that are UTF-8, and those that are not.
-
-    Attributes:
-        first_invalid: The numbers of the first lines that are not UTF-8, from 1.
-        invalid_lines: Number of lines that are not UTF-8.
-        valid_lines: Number of lines in UTF-8 with characters beyond ASCII; a line longer than a
-            block may count several times.
-    """
-
-    first_invalid: list[int] = field(default_factory=list)
-    invalid_lines: int = 0
-    valid_lines: int = 0
-
-
 def _survey_utf8(content: BinaryIO) -> _UTF8Survey:
-    """Decodes all lines as UTF-8."""
+    """Decodes all lines as UTF-8, and counts the valid and invalid ones."""
     survey = _UTF8Survey()
     decoder = codecs.getincrementaldecoder("utf-8")()
     line = 1
-    last_invalid = 0  # a line in several parts counts once
-    parts = 0
+    last_invalid = 0  # an invalid line in several parts counts once
+    num_parts = 0
     try:
         while True:
             part = content.readline(_BLOCK)  # a longer line is read in several parts
-            parts += 1
-            if parts % _REPORTED == 0:
+            num_parts += 1
+            if num_parts % _REPORT_INTERVAL == 0:
                 report_progress()
 
             is_end = part.endswith(b"\n") or not part
             try:
-                # Characters beyond ASCII take more than one byte.
-                survey.valid_lines += len(decoder.decode(part, final=is_end)) < len(part)
+                # Non-ASCII characters take more than one byte.
+                survey.num_valid += len(decoder.decode(part, final=is_end)) < len(part)
             except UnicodeDecodeError:
                 decoder.reset()
                 if line != last_invalid:
                     last_invalid = line
-                    survey.invalid_lines += 1
-                    if survey.invalid_lines <= _LISTED:
+                    survey.num_invalid += 1
+                    if survey.num_invalid <= _MAX_LISTED_LINES:
                         survey.first_invalid.append(line)
 
             if not part:
@@ -237,8 +257,12 @@ def _survey_utf8(content: BinaryIO) -> _UTF8Survey:
 
 
 def make_not_text_error(path: Path, encoding: str, line: int, error: UnicodeError) -> DataError:
-    """Returns the error for a file that is not in an encoding."""
+    """Returns the error of a file that is not in the expected encoding.
+
+    Args:
+        line: Number of lines that could be read.
+    """
     return DataError(
         f"{path}: after line {line:,}: not text in csv_encoding={encoding} ({error}); correct the "
-        "file, or declare the encoding that it has"
+        "file, or declare its encoding"
     )

@@ -1,10 +1,10 @@
-"""Texts that are compared without regard to case, composition and white space.
+"""Computes the caseless form of a text, to compare texts regardless of case and white space.
 
 The caseless form of a text is its full case folding, so that `Straße`, `STRASSE` and `strasse` are
-equal, in normalization form C (Unicode Standard, section 3.13, D145), with one space for white
-space and control characters. It has no variation selectors, which only choose between shapes (an
-emoji in color); and scripts without spaces have no line break inside a word: neither one between
-Chinese or Japanese letters, nor an invisible space (U+200B) between letters of any such script.
+equal, in normalization form C (Unicode Standard, section 3.13, D145). Each run of white space and
+control characters is one space. Variation selectors, which only choose between glyphs (an emoji in
+color), are removed. So are gaps inside a word in scripts without spaces: a line break between
+Chinese or Japanese letters, or an invisible space (U+200B) between letters of any such script.
 `CaselessText` keeps the offsets in the original text.
 """
 
@@ -29,8 +29,8 @@ _SPACE_RUN = re.compile(r"[\s\x00-\x1f]{2}")
 
 _SELECTOR = re.compile(f"[{VARIATION_SELECTORS}]")
 
-# What separates lines, not words: one line break between letters of Chinese or Japanese (browsers
-# drop it, too: CSS Text 3, 4.1.3), and invisible spaces.
+# Gaps separate lines, not words: a single line break between Chinese or Japanese letters (browsers
+# also drop it: CSS Text 3, 4.1.3), and invisible spaces.
 _LINE_BREAK = (
     rf"(?<=[{HAN_AND_KANA}{KANA_MARKS}])[{VARIATION_SELECTORS}]*+"
     rf"[ \t\u3000]*+(?:\r\n|[\n-\r\x85\u2028])[ \t\u3000]*+(?=[{HAN_AND_KANA}])"
@@ -41,11 +41,11 @@ _INVISIBLE_SPACE = (
 )
 _GAP = re.compile(f"{_LINE_BREAK}|{_INVISIBLE_SPACE}")
 
-# White space; ASCII characters that no combining character follows; any other character.
+# White space; a run of ASCII characters not followed by a combining character; any other character.
 _PART = re.compile(
     r"(?P<space>[\s\x00-\x1f]+)|(?P<plain>(?:[!-~](?![^\x00-\x7f]))+)|(?P<other>.)", re.DOTALL
 )
-# The same, and gaps, for texts that may have one or a variation selector.
+# The same with gaps, for texts that may have gaps or variation selectors.
 _PART_OR_GAP = re.compile(
     rf"(?P<plain>(?:[!-~](?![^\x00-\x7f]))+)|(?P<gap>{_LINE_BREAK}|{_INVISIBLE_SPACE})"
     rf"|(?P<space>[\s\x00-\x1f][\s\x00-\x1f{VARIATION_SELECTORS}]*+)|(?P<other>.)",
@@ -58,7 +58,7 @@ _LAST_JAMO = "\u11ff"
 
 
 def make_caseless(text: str) -> str:
-    """Returns the caseless form of a text, without space at its ends."""
+    """Returns the caseless form of a text, stripped of spaces at its ends."""
     folded = _fold_text(text)
     if not folded.isascii():
         folded = _GAP.sub("", folded)
@@ -67,18 +67,18 @@ def make_caseless(text: str) -> str:
 
 # Plain tuples: a text has thousands of segments, and named tuples would take a third longer.
 Segment = tuple[int, int, bool]
-"""Start and end of a part of a text, and whether it consists of single ASCII characters."""
+"""Start and end of a part of a text, and whether it is plain: uncombined ASCII characters."""
 
 
 @dataclass(frozen=True)
 class CaselessText:
-    """The caseless form of a text, with any space at its ends.
+    """The caseless form of a text, not stripped, with its offsets in the original text.
 
     Attributes:
         text: The caseless form.
         starts: For each of its characters, the offset of the first original character that it comes
             from; None if both texts have the same offsets.
-        ends: For each of its characters, the offset after the last such original character.
+        ends: For each of its characters, the offset after the last such character; or None.
     """
 
     text: str
@@ -86,15 +86,15 @@ class CaselessText:
     ends: list[int] | None
 
     @classmethod
-    def of(cls, text: str) -> CaselessText:
+    def from_text(cls, text: str) -> CaselessText:
         """Computes the caseless form of a text."""
-        # Most lines, without the regular expressions below: printable, so spaces alone.
+        # Fast path for most lines: printable, so spaces are their only white space.
         if text.isascii() and text.isprintable() and "  " not in text:
             return cls(text.lower(), None, None)
         if text.isascii() and not _SPACE_RUN.search(text):
             return cls(_SPACE.sub(" ", text.lower()), None, None)
 
-        pieces: list[str] = []
+        folded_segments: list[str] = []
         starts: list[int] = []
         ends: list[int] = []
         for start, end, is_plain in _divide_segments(text):
@@ -106,14 +106,14 @@ class CaselessText:
                 folded = _fold_segment(text[start:end])
                 starts += [start] * len(folded)
                 ends += [end] * len(folded)
-            pieces.append(folded)
-        return cls("".join(pieces), starts, ends)
+            folded_segments.append(folded)
+        return cls("".join(folded_segments), starts, ends)
 
     def find_original(self, start: int, end: int) -> tuple[int, int] | None:
-        """Returns the offsets in the original text of a part of the caseless form (not empty).
+        """Returns the start and end in the original text of a non-empty part of the caseless form.
 
-        None if the part divides a character of the original, or separates it from characters that
-        combine with it.
+        None if the part divides an original character, or separates it from characters that combine
+        with it.
         """
         if self.starts is None or self.ends is None:
             return start, end
@@ -126,17 +126,14 @@ class CaselessText:
 
 
 @lru_cache(maxsize=1 << 16)
-def combines(character: str) -> bool:
+def is_combining(character: str) -> bool:
     """Whether normalization may join a character to the one before it."""
     is_mark = unicodedata.category(character).startswith("M")
     return is_mark or _FIRST_JAMO <= character <= _LAST_JAMO
 
 
 def _divide_segments(text: str) -> list[Segment]:
-    """Divides a text into segments whose caseless forms, joined, are the caseless text.
-
-    Gaps that it does not have are in no segment.
-    """
+    """Divides a text into segments whose caseless forms can be concatenated; skips gaps."""
     segments: list[Segment] = []
     can_continue = False
     parts = _PART_OR_GAP if _MAY_HAVE_GAP.search(text) else _PART
@@ -145,7 +142,7 @@ def _divide_segments(text: str) -> list[Segment]:
         if match.lastgroup == "gap":
             can_continue = False
             continue
-        if match.lastgroup == "other" and can_continue and combines(match[0]):
+        if match.lastgroup == "other" and can_continue and is_combining(match[0]):
             first_start, _, _ = segments[-1]
             segments[-1] = (first_start, end, False)
             continue
@@ -156,10 +153,12 @@ def _divide_segments(text: str) -> list[Segment]:
 
 @lru_cache(maxsize=1 << 16)
 def _fold_segment(text: str) -> str:
+    """Returns the caseless form of a segment."""
     return _SPACE.sub(" ", _fold_text(text))
 
 
 def _fold_text(text: str) -> str:
+    """Removes variation selectors, folds case, and composes characters."""
     if text.isascii():
         return text.lower()
     decomposed = unicodedata.normalize("NFD", _SELECTOR.sub("", text))

@@ -1,13 +1,13 @@
 """Encodes rendered documents into token ids, with the type and the text position of each token.
 
-Middle stage of a window (read, render, encode, cut, pack). Prefix and suffix are encoded separately
-from the body, so that the prefix can be repeated on each chunk and the body has the same tokens
-after any prefix. Evaluation and `explain` use the same encoder, which is why it also maps tokens to
-characters of the original text.
+This is the middle stage of a window (read, render, encode, cut, pack). Prefix and suffix are
+encoded separately from the body, so that the prefix can be repeated on each chunk and the body has
+the same tokens after any prefix. Evaluation and `explain` use the same encoder, so it also maps
+tokens to characters of the original text.
 
 The renderer returns the spans of metadata in characters, int32 [m, 2] (start, end), sorted and
-disjoint, one row per inserted string. Token types are uint8: 0 is text, 1 + i the i-th type of
-`metadata_list`.
+disjoint, one row per inserted string. Token types are uint8: 0 for text, 1 + i for type
+`metadata_list[i]`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from bsmeta.metadata.rendering import Rendered
 
 Bools = NDArray[np.bool_]
 Filler = Callable[[int, str], np.ndarray]
-"""Returns n content-free token ids (int32 [n]) for the prefix of a text."""
+"""Given n and a text, returns n content-free token ids (int32 [n]) for the text's prefix."""
 
 ONLY_TEXT: Bools = np.arange(256) == 0
-"""The targets of `row_budget=text`, by token type."""
+"""Whether each token type is in the loss under `row_budget=text`."""
 
 WORDS = [
     "about", "after", "all", "also", "and", "any", "are", "because", "been", "before", "but",
@@ -78,7 +78,7 @@ NO_PREFIX = EncodedPrefix(*NO_TOKENS, is_cut=False)
 
 
 def make_loss_tables(config: MetadataConfig) -> tuple[Bools, Bools]:
-    """Decides which token types are in the loss: text (0) always, others as configured.
+    """Returns whether each token type is in the loss: text (0) always, others as configured.
 
     Returns:
         Two bool [256] tables indexed by token type: for tokens of the prefix or suffix, and for
@@ -99,25 +99,25 @@ def make_loss_tables(config: MetadataConfig) -> tuple[Bools, Bools]:
 
 @dataclass
 class EncodedDocument:
-    """A document of p prefix tokens and n other tokens: body, suffix, EOS.
+    """A document of p prefix tokens and n other tokens: lead, body, suffix, EOS.
 
     Attributes:
         prefix_ids: int32[p], BOS (if enabled by `bos_token`) and the prefix, truncated to the
-            allowed length; p = 0 without both.
+            allowed length; p = 0 if there is neither.
         prefix_token_types: uint8[p], 1 + the index of the type in `metadata_list`; 0 for BOS.
         prefix_targets: bool[p], whether the token's type is trained on.
-        ids: int32[n], the body (with the lead that joins it to the prefix), the suffix, EOS.
+        ids: int32[n], the lead that joins the body to the prefix, the body, the suffix, EOS.
         token_types: uint8[n], 0 for text and EOS, otherwise as in `prefix_token_types`.
         targets: bool[n], as in `prefix_targets`; True for text and EOS.
-        run: int32[n], equal for tokens between which no chunk may end (they share an inserted
-            string); -1 for text.
-        lead: Number of leading tokens among the n that only join the prefix to the body (the space
-            between them, if it is a separate token); they are not targets.
+        run: int32[n], the same number for tokens between which no chunk may end (they share an
+            inserted string); -1 for text.
+        lead: Number of lead tokens (the space between prefix and body, if it is a separate token);
+            they are not targets.
         bos: Number of BOS tokens at the beginning of the prefix (0 or 1).
-        separator: int32, the ids that close a truncated prefix.
+        separator: int32, the ids of the separator that ends a truncated prefix.
         suffix: Number of tokens of appended metadata, before EOS.
         locate: Computes `text_starts` and `text_ends`, which training does not need.
-        prefix_cut: Whether the prefix was truncated because it was longer than allowed.
+        prefix_is_cut: Whether the prefix was truncated because it was longer than allowed.
         find_lost: Computes `lost`, which training does not need.
     """
 
@@ -133,19 +133,19 @@ class EncodedDocument:
     bos: int = 0
     separator: np.ndarray = field(default_factory=lambda: NO_IDS)
     suffix: int = 0
-    prefix_cut: bool = False
+    prefix_is_cut: bool = False
     find_lost: Callable[[], np.ndarray | None] = lambda: None
 
     @cached_property
     def is_text(self) -> np.ndarray:
-        """bool[n], which of the n tokens are text or EOS."""
+        """bool[n], whether each token is text or EOS."""
         is_text = self.token_types == 0
         is_text[: self.lead] = False
         return is_text
 
     @cached_property
     def without_prefix(self) -> EncodedDocument:
-        """The same document with BOS alone before it."""
+        """The same document with at most BOS before its body."""
         bos = slice(self.bos)
         return replace(
             self,
@@ -165,7 +165,7 @@ class EncodedDocument:
 
     @property
     def text_ends(self) -> np.ndarray:
-        """int32[n], end of these characters; equal to the start if there are none.
+        """int32[n], end of the characters that each token covers; the start if it covers none.
 
         Metadata, EOS and the lead cover no characters.
         """
@@ -173,20 +173,20 @@ class EncodedDocument:
 
     @cached_property
     def lost(self) -> np.ndarray | None:
-        """Characters of the original text that its tokens do not give back (`LostTextFinder`).
+        """Whether each character of the original text is lost by the tokenizer; None if none is.
 
-        bool [characters]; None if there are none.
+        bool [characters]; see `LostTextFinder`.
         """
         return self.find_lost()
 
-    def gives_back(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Whether each of some spans of the original text loses no character: bool [spans]."""
+    def are_preserved(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Whether no character is lost in each of some spans of the original text: bool [spans]."""
         if self.lost is None:
             return np.ones(len(starts), np.bool_)
 
-        lost_before = np.append(0, np.cumsum(self.lost))
-        gives_back: np.ndarray = lost_before[starts] == lost_before[ends]
-        return gives_back
+        num_lost_before = np.append(0, np.cumsum(self.lost))
+        are_preserved: np.ndarray = num_lost_before[starts] == num_lost_before[ends]
+        return are_preserved
 
 
 class DocumentEncoder:
@@ -194,7 +194,6 @@ class DocumentEncoder:
 
     Args:
         tokenizer: A fast tokenizer with an EOS token.
-        config: `metadata_config` is used.
         backend: The tokenizer backend; see `choose_backend`.
         sample: Documents on which the backend must agree with the tokenizer.
 
@@ -242,23 +241,24 @@ class DocumentEncoder:
         (separator,) = self._tokenizer.encode([choose_separators(metadata).prefix_end])
         self._separator = separator.ids
         self._filler = make_filler(tokenizer, metadata.metadata_values)
-        self._max_prefix = metadata.prefix_max_tokens or metadata.max_seq_len // 2
+        self._max_prefix_length = metadata.prefix_max_tokens or metadata.max_seq_len // 2
         self._check_prefix_fits(config)
 
     def _check_prefix_fits(self, config: DataConfig) -> None:
-        """Checks that prefix and separator fit into a chunk, with room for text.
+        """Checks that the longest prefix fits into a chunk, with room for text.
 
         Raises:
-            ConfigurationError: If they do not.
+            ConfigurationError: If it does not, or if it would have no room besides its separator.
         """
         metadata = config.metadata_config
         max_seq_len = metadata.max_seq_len
+        max_prefix_length = self._max_prefix_length
         separator = "metadata_prefix_sep"
         if metadata.metadata_boundary_token:
             separator = "metadata_boundary_token"
-        if not len(self._separator) < self._max_prefix <= max_seq_len - 2 - len(self._bos):
+        if not len(self._separator) < max_prefix_length <= max_seq_len - 2 - len(self._bos):
             raise ConfigurationError(
-                f"data_config.metadata_config: a prefix of up to {self._max_prefix} tokens "
+                f"data_config.metadata_config: a prefix of up to {max_prefix_length} tokens "
                 "(prefix_max_tokens, or half of max_seq_len) must hold more than "
                 f"{separator} ({len(self._separator)} tokens) and leave two tokens of "
                 f"max_seq_len={max_seq_len} for the text"
@@ -280,7 +280,7 @@ class DocumentEncoder:
         outer += [(document.suffix, document.suffix_own) for document in rendered]
         outer = [(text, parts) for text, parts in outer if text]
         outer_texts = [text for text, _ in outer]
-        tokens = iter(self._tokenizer.encode(outer_texts, lambda number: outer[number][1]))
+        tokens = iter(self._tokenizer.encode(outer_texts, lambda index: outer[index][1]))
 
         prefixes = [
             self._complete_prefix(document, next(tokens)) if document.prefix else NO_PREFIX
@@ -302,44 +302,47 @@ class DocumentEncoder:
         return LostTextFinder(self._fast_tokenizer)
 
     def _find_lost(self, text: str, body: Body) -> np.ndarray | None:
+        """Returns whether each character of a text is lost; None if none is."""
         if self._lost_text.is_lossless:
             return None
         return self._lost_text.find(text, body.ids, *body.locate())
 
     def _complete_prefix(self, rendered: Rendered, tokens: Tokens) -> EncodedPrefix:
-        """Finds the token types of a prefix, applies the filler, and truncates it.
+        """Adds the token types of a prefix, truncates it, and applies the filler.
 
-        A truncated prefix keeps its closing separator.
+        A truncated prefix keeps its separator.
         """
-        # A separator belongs to the record before it: a token that begins in a separator (" | ")
-        # and ends in the next record gets the type of that next record.
-        _, ends = tokens.characters()
-        covering = rendered.prefix_spans[:, 1].searchsorted(np.maximum(ends - 1, 0), side="right")
-        token_types = rendered.prefix_token_types[covering]
+        prefix = self._truncate_prefix(tokens.ids, _find_prefix_token_types(rendered, tokens))
+        num_filled = len(prefix.ids) - len(self._separator)
+        if self._filler is None or num_filled <= 0:
+            return prefix
 
-        ids = tokens.ids
-        is_cut = len(token_types) > self._max_prefix
-        head = min(len(ids), self._max_prefix) - len(self._separator)  # tokens before the separator
-        if self._filler is not None and head > 0:
-            ids = np.concatenate((self._filler(head, rendered.text), self._separator))
-        if not is_cut:
+        filler_ids = self._filler(num_filled, rendered.text)
+        return prefix._replace(ids=np.concatenate((filler_ids, self._separator)))
+
+    def _truncate_prefix(self, ids: np.ndarray, token_types: np.ndarray) -> EncodedPrefix:
+        """Truncates a prefix to its maximum length, which includes the separator at its end."""
+        if len(ids) <= self._max_prefix_length:
             return EncodedPrefix(ids, token_types, is_cut=False)
 
-        ids = np.concatenate((ids[:head], self._separator))
-        separator_types = np.repeat(token_types[head - 1], len(self._separator))
-        token_types = np.append(token_types[:head], separator_types)
-        return EncodedPrefix(ids, token_types, is_cut=True)
+        num_kept = self._max_prefix_length - len(self._separator)
+        separator_types = np.repeat(token_types[num_kept - 1], len(self._separator))
+        return EncodedPrefix(
+            ids=np.concatenate((ids[:num_kept], self._separator)),
+            token_types=np.append(token_types[:num_kept], separator_types),
+            is_cut=True,
+        )
 
     def _complete_suffix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
-        """Finds the token types of a suffix and truncates it; returns ids and token types."""
+        """Returns the ids and token types of a suffix, truncated to the length of a prefix."""
         # Here a separator belongs to the record after it.
-        starts, _ = tokens.characters()
-        covering = rendered.suffix_spans[:, 1].searchsorted(starts, side="right")
-        token_types = rendered.suffix_token_types[covering]
-        return tokens.ids[: self._max_prefix], token_types[: self._max_prefix]
+        starts, _ = tokens.locate()
+        records = rendered.suffix_spans[:, 1].searchsorted(starts, side="right")
+        token_types = rendered.suffix_token_types[records]
+        return tokens.ids[: self._max_prefix_length], token_types[: self._max_prefix_length]
 
     def _mark_metadata(self, body: Body, suffix_token_types: np.ndarray) -> TokenMarks:
-        """Returns types, runs and targets of body, suffix and EOS, of which some are metadata."""
+        """Returns the types, runs and targets of body, suffix and EOS if any token is metadata."""
         length = len(body.ids) + len(suffix_token_types) + 1
         plain = slice_plain_tokens(length)
         token_types = plain.token_types.copy()  # the plain ones are shared
@@ -366,7 +369,7 @@ class DocumentEncoder:
         """Joins the encoded parts of a document, with EOS and, if enabled, BOS."""
         prefix_ids, prefix_token_types, _ = prefix
         prefix_targets = self._outside_targets[prefix_token_types]
-        if len(self._bos):  # nothing predicts it, and it is not metadata
+        if len(self._bos):  # not metadata, and never a target, as it has no context
             prefix_ids = np.concatenate((self._bos, prefix_ids))
             prefix_token_types = np.insert(prefix_token_types, 0, 0)
             prefix_targets = np.insert(prefix_targets, 0, False)
@@ -389,34 +392,47 @@ class DocumentEncoder:
             targets=targets,
             run=run,
             lead=body.lead,
-            locate=partial(_locate_tokens, body, len(rendered.text), len(suffix_ids) + 1),
+            locate=partial(_locate_tokens, body, len(rendered.text), num_after=len(suffix_ids) + 1),
             bos=len(self._bos),
             separator=self._separator,
             suffix=len(suffix_ids),
-            prefix_cut=prefix.is_cut,
+            prefix_is_cut=prefix.is_cut,
             find_lost=partial(self._find_lost, rendered.text, body),
         )
 
 
-def _locate_tokens(body: Body, text_length: int, after: int) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the characters of the original text that tokens cover.
+def _find_prefix_token_types(rendered: Rendered, tokens: Tokens) -> np.ndarray:
+    """Returns the token type of each token of a prefix (uint8).
+
+    A separator belongs to the record before it: a token that begins in a separator (" | ") and ends
+    in the next record gets the type of that next record.
+    """
+    _, ends = tokens.locate()
+    last_characters = np.maximum(ends - 1, 0)
+    records = rendered.prefix_spans[:, 1].searchsorted(last_characters, side="right")
+    token_types: np.ndarray = rendered.prefix_token_types[records]
+    return token_types
+
+
+def _locate_tokens(body: Body, text_length: int, num_after: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the starts and ends in the original text of the tokens of body, suffix and EOS.
 
     Args:
-        text_length: Characters of the original text.
-        after: Number of tokens after the body, which cover none.
+        text_length: Number of characters of the original text.
+        num_after: Number of tokens after the body, which cover no characters.
     """
-    nowhere = np.full(after, text_length, np.int32)
+    text_end = np.full(num_after, text_length, np.int32)
     starts, ends = body.locate()
-    return np.concatenate((starts, nowhere)), np.concatenate((ends, nowhere))
+    return np.concatenate((starts, text_end)), np.concatenate((ends, text_end))
 
 
 def make_filler(tokenizer: PreTrainedTokenizerBase, values: str) -> Filler | None:
-    """Returns the filler of `metadata_values`; None for values that are rendered.
+    """Returns the filler for a value of `metadata_values`; None if metadata is rendered.
 
-    A prefix keeps its length and its closing separator, so that the text after it has the same
-    tokens, chunks and position in its sequence as after the document's own metadata. Constant
-    tokens are the beginning of one text, repeated where it ends. Random tokens are drawn for each
-    text: the same in every epoch, as the text's own metadata would be.
+    A prefix keeps its length and its separator, so that the text after it has the same tokens,
+    chunks and position in its sequence as after the document's own metadata. Constant tokens are
+    the beginning of a fixed text, repeated as often as needed. Random tokens depend only on the
+    text, so they are the same in every epoch, as the text's own metadata would be.
     """
     if values == CONSTANT:
         words = np.array(tokenizer.encode(" ".join(WORDS), add_special_tokens=False), np.int32)
@@ -430,7 +446,7 @@ def make_filler(tokenizer: PreTrainedTokenizerBase, values: str) -> Filler | Non
 
     def draw_tokens(count: int, text: str) -> np.ndarray:
         seed = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
-        # Raw words of PCG64, whose stream NumPy guarantees to be stable.
+        # The raw output of PCG64: NumPy guarantees that its stream is stable.
         return plain[np.random.PCG64(seed).random_raw(count) % len(plain)]
 
     return draw_tokens

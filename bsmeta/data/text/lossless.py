@@ -1,4 +1,4 @@
-"""Recognizes tokenizers that give every text back, as most do: byte-level BPE, no normalizer.
+"""Recognizes lossless tokenizers, as most are: byte-level BPE without a normalizer.
 
 The checks before a run use this, so it does not import transformers.
 """
@@ -10,7 +10,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from bsmeta.data.text.tokenizer_parts import Part, list_pre_tokenizers, read_parts
 
-_KEEPING_STEPS = (
+_LOSSLESS_PRE_TOKENIZERS = (
     "ByteLevel",
     "Digits",
     "FixedLength",
@@ -22,9 +22,9 @@ _KEEPING_STEPS = (
 
 
 def is_lossless(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer is byte-level BPE that gives every text back, by its settings alone.
+    """Whether the settings of a tokenizer show that decoding its tokens restores every text.
 
-    False means that its texts must be compared.
+    If False, it may still be lossless: texts must be compared.
     """
     parts = read_parts(tokenizer)
     model = parts["model"]
@@ -44,4 +44,4 @@ def is_lossless(tokenizer: Tokenizer) -> bool:
 
 def keeps_text(step: Part) -> bool:
     """Whether a pre-tokenizer drops none of the text that it divides."""
-    return step["type"] in _KEEPING_STEPS and step.get("behavior") != "Removed"
+    return step["type"] in _LOSSLESS_PRE_TOKENIZERS and step.get("behavior") != "Removed"

@@ -11,52 +11,53 @@ from dataclasses import dataclass
 from bsmeta.data.text.characters import measure_utf8_lengths
 
 
-def describe_lost_bytes(lost: int, total: int) -> str:
-    """`1,200 of 3,000 bytes (40.00%), which the tokenizer loses (unknown tokens, …)`."""
+def describe_lost_bytes(num_lost: int, num_bytes: int) -> str:
+    """Formats `1,200 of 3,000 bytes (40.00%), which the tokenizer loses (unknown tokens, …)`."""
+    share = num_lost / max(num_bytes, 1)
     return (
-        f"{lost:,} of {total:,} bytes ({lost / max(total, 1):.2%}), which the tokenizer loses "
+        f"{num_lost:,} of {num_bytes:,} bytes ({share:.2%}), which the tokenizer loses "
         "(unknown tokens, or characters that it changes or drops)"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class LostShare:
-    """The text that a tokenizer loses of some documents, in UTF-8 bytes.
+    """The amount of text that a tokenizer loses in some documents, in UTF-8 bytes.
 
     Attributes:
-        documents: Number of documents.
-        bytes: Bytes of their texts.
-        lost: Bytes that are lost.
-        unknown: Lost bytes under unknown tokens.
+        num_documents: Number of documents.
+        num_bytes: Number of bytes of their texts.
+        num_lost: Number of bytes that are lost.
+        num_unknown: Number of lost bytes that are represented by unknown tokens.
         example: The beginning of the first lost part; empty if nothing is lost.
         example_tokens: The tokens that represent the example.
     """
 
-    documents: int
-    bytes: int
-    lost: int = 0
-    unknown: int = 0
+    num_documents: int
+    num_bytes: int
+    num_lost: int = 0
+    num_unknown: int = 0
     example: str = ""
     example_tokens: str = ""
 
     @classmethod
-    def none_of(cls, texts: Sequence[str]) -> LostShare:
-        """Returns a share without losses for these texts."""
+    def without_loss(cls, texts: Sequence[str]) -> LostShare:
+        """Returns the result for texts of which nothing is lost."""
         return cls(len(texts), sum(int(measure_utf8_lengths(text).sum()) for text in texts))
 
     @property
     def share(self) -> float:
         """The lost fraction of the bytes; 0 if there is no text."""
-        return self.lost / self.bytes if self.bytes else 0.0
+        return self.num_lost / self.num_bytes if self.num_bytes else 0.0
 
     def __str__(self) -> str:
-        """`1.20% of 3,000 bytes of 4 documents (1.00% under unknown tokens), such as 'É' (e)`."""
-        texts = f"{self.bytes:,} bytes of {self.documents:,} documents"
-        if not self.lost:
+        """Formats `1.20% of 3,000 bytes of 4 documents (1.00% under unknown tokens), such as …`."""
+        texts = f"{self.num_bytes:,} bytes of {self.num_documents:,} documents"
+        if not self.num_lost:
             return f"none of {texts}"
 
         unknown = ""
-        if self.unknown:
-            unknown = f" ({self.unknown / self.bytes:.2%} under unknown tokens)"
+        if self.num_unknown:
+            unknown = f" ({self.num_unknown / self.num_bytes:.2%} under unknown tokens)"
         tokens = self.example_tokens or "no token"
         return f"{self.share:.2%} of {texts}{unknown}, such as {self.example!r} ({tokens})"

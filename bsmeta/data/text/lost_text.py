@@ -1,19 +1,19 @@
-"""Finds the text that a tokenizer loses: the characters that its tokens do not give back.
+"""Finds the characters that are lost when a text is tokenized and decoded again.
 
 Text is lost under unknown tokens, and where a normalizer or pre-tokenizer changes or drops it
 (lower-casing, accents, Unicode forms, tabs that become spaces). The probability of such a token is
-not the probability of its text, as the token stands for other texts, too: evaluations leave it out.
+not the probability of its text, as the token also stands for other texts: evaluations leave it out.
 
 The tokens of a text are decoded part by part and compared with the characters that they cover, so
 that a loss is located within a token. Characters that a decoder adds (the space before a first
-word, spaces around punctuation) are no loss of text.
+word, spaces around punctuation) do not count as lost text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, decoders
@@ -26,27 +26,27 @@ from bsmeta.data.text.tokenizer_parts import Part, list_pre_tokenizers, read_par
 from bsmeta.data.text.tokens import NO_PARTS, TextTokenizer
 
 BORDER = "\ue000"
-"""A private-use character that is decoded on both sides of a token, to find the token's text."""
+"""A private-use character that is decoded before and after a token, to delimit the token's text."""
 
 MAX_CACHED_PARTS = 200_000
-"""Largest number of cached decoded tokens, and of cached comparisons: most words recur."""
+"""Maximum number of cached decoded tokens, and of cached comparisons; most words recur."""
 
-MAX_COMPARISON = 40_000
-"""Largest product of the lengths of a part and its decoded text for aligning them.
+MAX_ALIGNMENT_SIZE = 40_000
+"""Maximum product of the lengths of a part and its decoded text for aligning them.
 
 The time of an alignment grows faster than this product, and a text may be crafted to have very long
 parts; longer parts count as lost.
 """
 
-EXAMPLE_CHARACTERS = 20
-"""Largest number of characters in the example of a message."""
+MAX_EXAMPLE_CHARS = 20
+"""Maximum number of characters in the example of a message."""
 
-EXAMPLE_TOKENS = 3
-"""Largest number of tokens in the example of a message."""
+MAX_EXAMPLE_TOKENS = 3
+"""Maximum number of tokens in the example of a message."""
 
 
-def _find_unknown_token(tokenizer: Tokenizer, model: dict[str, Any]) -> int | None:
-    """Returns the token with which the model replaces text outside its vocabulary."""
+def _find_unknown_token(tokenizer: Tokenizer, model: Part) -> int | None:
+    """Returns the id of the token for text outside the vocabulary; None if there is none."""
     if model["type"] == "Unigram":
         unknown: int | None = model["unk_id"]
         return unknown
@@ -55,9 +55,9 @@ def _find_unknown_token(tokenizer: Tokenizer, model: dict[str, Any]) -> int | No
 
 
 def _make_decoder(tokenizer: Tokenizer, parts: Part) -> Callable[[list[str]], str]:
-    """Returns a function that joins tokens to a text as the tokenizer's decoder does.
+    """Returns the decode function of a tokenizer, which joins tokens to a text.
 
-    Without a decoder, it is the usual one for the model or the pre-tokenizer.
+    If the tokenizer has no decoder, this is the usual one for its model or pre-tokenizer.
     """
     if tokenizer.decoder is not None:
         decode: Callable[[list[str]], str] = tokenizer.decoder.decode
@@ -79,13 +79,13 @@ def _make_decoder(tokenizer: Tokenizer, parts: Part) -> Callable[[list[str]], st
 class TokenGroup(NamedTuple):
     """Consecutive tokens that share characters.
 
-    Several tokens share a character if each holds some of its bytes, or if it was normalized to
-    several characters.
+    Several tokens share a character if each represents some of its bytes, or if it was normalized
+    to several characters.
 
     Attributes:
-        ids: The tokens.
-        start: Their first character in the text.
-        stop: The end of their last character.
+        ids: The token ids.
+        start: Index in the text of their first character.
+        stop: End of their last character, exclusive.
     """
 
     ids: tuple[int, ...]
@@ -94,7 +94,11 @@ class TokenGroup(NamedTuple):
 
 
 class LostTextFinder:
-    """Finds the characters of texts that the tokens of a tokenizer do not give back."""
+    """Finds the characters that are lost when a text is tokenized and decoded again.
+
+    Attributes:
+        is_lossless: Whether no text loses characters.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.is_lossless = is_lossless(tokenizer)
@@ -115,14 +119,14 @@ class LostTextFinder:
         """Finds the lost characters of a text.
 
         Args:
-            ids: int32 [n], its tokens in order; others may be between them (metadata).
+            ids: int32 [n], its tokens in order, possibly with metadata tokens between them.
             starts: int32 [n], first character of each token in the text.
-            ends: int32 [n], end of its characters; equal to the start if there are none.
+            ends: int32 [n], end of each token's characters; equal to the start if it has none.
 
         Returns:
-            bool [len(text)]; None if nothing is lost.
+            Whether each character is lost, bool [len(text)]; None if none is.
         """
-        if self.is_lossless or self._gives_back(text, ids):
+        if self.is_lossless or self._is_preserved(text, ids):
             return None
 
         lost = np.zeros(len(text), np.bool_)
@@ -146,26 +150,26 @@ class LostTextFinder:
             lost[end:] = self._compare(text[end:], carried)
         return lost if lost.any() else None
 
-    def has_unknown(self, ids: np.ndarray) -> np.ndarray:
-        """Finds the unknown tokens: bool [n]."""
+    def find_unknown(self, ids: np.ndarray) -> np.ndarray:
+        """Returns whether each token is the unknown token: bool [n]."""
         if self.is_lossless or self._unknown is None:
             return np.zeros(len(ids), np.bool_)
         return ids == self._unknown
 
-    def _gives_back(self, text: str, ids: np.ndarray) -> bool:
-        """Whether the decoder returns exactly the text; False if metadata is between its tokens."""
-        if self.has_unknown(ids).any():
+    def _is_preserved(self, text: str, ids: np.ndarray) -> bool:
+        """Whether decoding the tokens restores exactly the text; False if some are metadata."""
+        if self.find_unknown(ids).any():
             return False
         decoded: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
         return decoded == text
 
     def _decode_group(self, ids: tuple[int, ...]) -> str:
-        """Decodes consecutive tokens as in the middle of others."""
+        """Returns the text of consecutive tokens when they are decoded between other tokens."""
         decoded = self._decoded.get(ids)
         if decoded is not None:
             return decoded
 
-        tokens = [self._tokenizer.id_to_token(number) or "" for number in ids]
+        tokens = [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
         bordered = self._decode([BORDER, *tokens, BORDER])
         _, _, after_border = bordered.partition(BORDER)
         between, _, _ = after_border.rpartition(BORDER)
@@ -177,7 +181,7 @@ class LostTextFinder:
         return decoded
 
     def _compare(self, part: str, decoded: str) -> np.ndarray:
-        """Finds the characters of a part of the text that were not decoded: bool [len(part)]."""
+        """Returns whether each character of a part is missing in its decoded text; cached."""
         lost = self._compared.get((part, decoded))
         if lost is not None:
             return lost
@@ -190,7 +194,7 @@ class LostTextFinder:
 
 
 def _group_tokens(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Iterator[TokenGroup]:
-    """Yields groups of the tokens that cover characters, in order."""
+    """Yields the groups of tokens that share characters, in order; skips tokens without any."""
     holds_text = ends > starts
     ids = ids[holds_text]
     starts = starts[holds_text]
@@ -211,7 +215,11 @@ def _group_tokens(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Iter
 
 
 def _split_ending(decoded: str, part: str) -> tuple[str, str]:
-    """Splits off spaces at the end that belong to the next token (some decoders end words so)."""
+    """Splits off spaces that some decoders append to a word, as they belong to the next token.
+
+    Args:
+        part: The text that the decoded tokens cover.
+    """
     if decoded[-1:].isspace() and not part[-1:].isspace():
         stripped = decoded.rstrip()
         return stripped, decoded[len(stripped) :]
@@ -219,9 +227,12 @@ def _split_ending(decoded: str, part: str) -> tuple[str, str]:
 
 
 def _find_missing(part: str, decoded: str) -> np.ndarray:
-    """Finds the characters of a part that were not decoded, by aligning both."""
+    """Returns whether each character of a part is missing in its decoded text: bool [len(part)].
+
+    The two are aligned, unless they are too long.
+    """
     missing = np.ones(len(part), np.bool_)
-    if len(part) * len(decoded) > MAX_COMPARISON:
+    if len(part) * len(decoded) > MAX_ALIGNMENT_SIZE:
         return missing
 
     matcher = SequenceMatcher(None, part, decoded, autojunk=False)
@@ -230,7 +241,7 @@ def _find_missing(part: str, decoded: str) -> np.ndarray:
     if len(part) != len(decoded):
         return missing
 
-    # The matcher is greedy: comparing character by character may find fewer.
+    # The matcher is greedy: comparing the characters at equal positions may find fewer.
     differing = np.array([*map(str.__ne__, part, decoded)], np.bool_)
     return differing if differing.sum() < missing.sum() else missing
 
@@ -238,7 +249,7 @@ def _find_missing(part: str, decoded: str) -> np.ndarray:
 def measure_lost_text(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, takes_written_tokens: bool = False
 ) -> LostShare:
-    """Measures the text that a tokenizer loses.
+    """Measures how much of some texts a tokenizer loses.
 
     Args:
         takes_written_tokens: See `TextTokenizer`.
@@ -246,44 +257,49 @@ def measure_lost_text(
     Raises:
         ConfigurationError: If the tokenizer is not a fast one.
     """
-    nothing_lost = LostShare.none_of(texts)
+    nothing_lost = LostShare.without_loss(texts)
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is not None and is_lossless(fast):
         return nothing_lost
 
     encoder = TextTokenizer(tokenizer, takes_written_tokens=takes_written_tokens)
     finder = LostTextFinder(tokenizer.backend_tokenizer)
-    lost_bytes = 0
-    unknown_bytes = 0
+    num_lost = 0
+    num_unknown = 0
     example = ""
     example_tokens = ""
     for text, tokens in zip(texts, encoder.encode(texts, lambda _: NO_PARTS), strict=True):
-        starts, ends = tokens.characters()
+        starts, ends = tokens.locate()
         lost = finder.find(text, tokens.ids, starts, ends)
         if lost is None:
             continue
 
         lengths = measure_utf8_lengths(text)
-        lost_bytes += int(lengths[lost].sum())
-        unknown = finder.has_unknown(tokens.ids)
-        is_unknown = count_coverage(starts[unknown], ends[unknown], len(text)) > 0
-        unknown_bytes += int(lengths[is_unknown].sum())
+        num_lost += int(lengths[lost].sum())
+        is_unknown_token = finder.find_unknown(tokens.ids)
+        coverage = count_coverage(starts[is_unknown_token], ends[is_unknown_token], len(text))
+        num_unknown += int(lengths[coverage > 0].sum())
 
         if not example:
             start, end = _find_first_run(lost)
             example = text[start:end]
-            touching = tokens.ids[(starts < end) & (ends > start)]
-            names = [*map(tokenizer.backend_tokenizer.id_to_token, touching.tolist())]
-            ellipsis = " …" if len(names) > EXAMPLE_TOKENS else ""
-            example_tokens = " ".join(names[:EXAMPLE_TOKENS]) + ellipsis
+            example_ids = tokens.ids[(starts < end) & (ends > start)]
+            example_tokens = _format_tokens(tokenizer.backend_tokenizer, example_ids)
 
     return LostShare(
-        len(texts), nothing_lost.bytes, lost_bytes, unknown_bytes, example, example_tokens
+        len(texts), nothing_lost.num_bytes, num_lost, num_unknown, example, example_tokens
     )
 
 
+def _format_tokens(tokenizer: Tokenizer, ids: np.ndarray) -> str:
+    """Joins the first `MAX_EXAMPLE_TOKENS` tokens with spaces, with an ellipsis for the others."""
+    names = [tokenizer.id_to_token(token_id) or "" for token_id in ids.tolist()]
+    ellipsis = " …" if len(names) > MAX_EXAMPLE_TOKENS else ""
+    return " ".join(names[:MAX_EXAMPLE_TOKENS]) + ellipsis
+
+
 def find_lossy_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[bool]:
-    """Tells for each text whether a tokenizer loses any of its characters.
+    """Returns for each text whether a tokenizer loses any of its characters.
 
     Raises:
         ConfigurationError: If the tokenizer is not a fast one.
@@ -295,14 +311,14 @@ def find_lossy_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -
 
     encoded = encoder.encode(texts, lambda _: NO_PARTS)
     return [
-        finder.find(text, tokens.ids, *tokens.characters()) is not None
+        finder.find(text, tokens.ids, *tokens.locate()) is not None
         for text, tokens in zip(texts, encoded, strict=True)
     ]
 
 
 def _find_first_run(lost: np.ndarray) -> tuple[int, int]:
-    """Finds the start and end of the first lost part, cut to the length of an example."""
+    """Returns the start and end of the first lost part, cut to the length of an example."""
     start = int(np.argmax(lost))
-    intact = np.flatnonzero(~lost[start : start + EXAMPLE_CHARACTERS])
-    length = int(intact[0]) if len(intact) else EXAMPLE_CHARACTERS
+    preserved = np.flatnonzero(~lost[start : start + MAX_EXAMPLE_CHARS])
+    length = int(preserved[0]) if len(preserved) else MAX_EXAMPLE_CHARS
     return start, start + length

@@ -1,7 +1,7 @@
-r"""Classes of characters by script, for sets of patterns (`[...]`), from the Unicode Standard.
+r"""Character classes by script, for sets in regular expressions (`[...]`).
 
-`re` has no properties of characters. The classes are therefore written as ranges, which
-`tests/data/text/test_scripts.py` compares with the properties.
+`re` does not support Unicode properties, so the classes are written as ranges, which
+`tests/data/text/test_scripts.py` compares with the properties in the Unicode Standard.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _TAI = (  # Tai Le, New Tai Lue, Tai Tham, Tai Viet, Ahom
     r"\U00011740-\U00011746"
 )
 DICTIONARY_LETTERS = _THAI_AND_LAO + _MYANMAR + _KHMER + _TAI
-"""Letters of scripts whose words only a dictionary separates (`Line_Break=Complex_Context`), but
-for those of the next two classes."""
+"""Letters of scripts in which only a dictionary can separate words (`Line_Break=Complex_Context`),
+except the letters in the next two classes."""
 
 LEADING_VOWELS = r"\u0e40-\u0e44\u0ec0-\u0ec4\u19b5-\u19b7\u19ba\uaab5\uaab6\uaab9\uaabb\uaabc"
 """Vowels of these scripts that are written before their consonant (`Logical_Order_Exception`)."""
@@ -49,13 +49,13 @@ DICTIONARY_MARKS = (
 """Vowels and marks of these scripts that belong to the consonant before them."""
 
 STACKERS = r"\u1039\u17d2\u1a60"
-"""Marks of these scripts that put the next consonant below the one before it."""
+"""Marks of these scripts that stack the next consonant below the previous one."""
 
 UNSPACED_LETTERS = HAN_AND_KANA + DICTIONARY_LETTERS + LEADING_VOWELS
-"""Letters of scripts that do not separate words by spaces."""
+"""Letters of scripts that do not separate words with spaces."""
 
 VARIATION_SELECTORS = r"\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef"
-"""Choose the shape of the character before them: an emoji in color, a variant of an ideograph."""
+"""Choose the glyph of the character before them: an emoji in color, a variant of an ideograph."""
 
 PICTOGRAPHS = (
     r"\xa9\xae\u203c\u2049\u2122\u2194-\u2199\u21a9\u21aa\u231a\u231b\u2328\u23cf\u23e9-\u23f3"
@@ -63,17 +63,18 @@ PICTOGRAPHS = (
     r"\u2b05-\u2b07\u2b1b\u2b1c\u2b50\u2b55\u3030\u303d\u3297\u3299"
     r"\U0001f000-\U0001f1e5\U0001f200-\U0001f3fa\U0001f400-\U0001faff"
 )
-"""Emoji of one character, and other signs of their blocks. (U+24DC is the lower case of U+24C2.)"""
+"""Single-character emoji, and other symbols in their blocks. (U+24DC is the lower case of
+U+24C2.)"""
 
 FLAG_LETTERS = r"\U0001f1e6-\U0001f1ff"
-"""Two of them are a flag."""
+"""Regional indicators; two of them are a flag."""
 
 KEYCAP = r"\u20e3"
-"""Makes an emoji of a digit, `#` or `*` before it."""
+"""Turns a digit, `#` or `*` before it into an emoji."""
 
 EMOJI_PARTS = KEYCAP + VARIATION_SELECTORS + r"\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f"
-"""Change the emoji before them: skin tones, tags of flags."""
+"""Modify the emoji before them: keycaps, selectors, skin tones, tags of flags."""
 
 BLOCKS = r"\u0e01-\u109f\u1780-\u1aaf\u20e3\u3005-\uabff\uf900-\U000e01ef"
-"""Few ranges that hold all letters without spaces, selectors, flag letters and keycaps, beside
-others: a search for them takes a fraction of the time of a search for these classes."""
+"""A few ranges that contain all unspaced letters, selectors, flag letters and keycaps (and other
+characters): searching for them takes a fraction of the time of searching for these classes."""

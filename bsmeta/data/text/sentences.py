@@ -1,4 +1,4 @@
-"""Splits texts by rules into sentences and words, and long texts into chunks for a model."""
+"""Splits texts into sentences and words by rules, and long texts into chunks for a model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 _FULL_STOP = re.compile(r"\.")
 
-# An end of a sentence, with the closing quotation marks and brackets after it. The possessive
-# quantifiers read a run of dots without a space after it once, not again from each dot.
+# The end of a sentence, with the closing quotation marks and brackets after it. Thanks to the
+# possessive quantifiers, a run of dots without a space after it is scanned once, not again from
+# each dot.
 _SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s)|[。！？]+[」』”]*|\n\s*\n")
 
 _LAST_WORD = re.compile(r"(?<![\w.])[\w.]++$")
@@ -36,9 +37,9 @@ def find_sentences(text: str, splitter: str) -> Iterator[tuple[int, int]]:
     """Yields the spans of the sentences of a text.
 
     Args:
-        splitter: `full_stops`: as published, from each full stop to the next, and no last sentence
-            without one; `rules`: without the space around a sentence, and not split at
-            abbreviations, initials and decimals.
+        splitter: `full_stops` (as published): from each full stop to the next; text after the last
+            one is dropped. `rules`: not split at abbreviations, initials and decimals; without the
+            space around a sentence.
     """
     if splitter == "full_stops":
         stops = (match.start() for match in _FULL_STOP.finditer(text))
@@ -60,12 +61,12 @@ def find_sentences(text: str, splitter: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_abbreviation(text: str, start: int, match: re.Match[str]) -> bool:
-    """Whether a full stop belongs to an abbreviation or an initial, or the sentence continues."""
+    """Whether a full stop is part of an abbreviation or an initial, or the sentence continues."""
     if match.group() != ".":
         return False
 
-    # The sentence may be the whole text, so only its end is read: a longer word is no abbreviation.
-    # `$` also matches before a line break.
+    # The sentence may be the whole text, so only its end is searched: longer words are not
+    # abbreviations. `$` also matches before a line break.
     begin = max(start, match.start() - _MAX_ABBREVIATION_CHARS - 1)
     word = _LAST_WORD.search(text, begin, match.start())
     if word is not None and word.group().lower() in ABBREVIATIONS:
@@ -88,24 +89,25 @@ def find_words(text: str) -> list[Span]:
 
 
 def find_word_core(word: str) -> Span | None:
-    """Returns the part of a word from its first letter to its last; None if it has no letter."""
+    """Returns the span from the first to the last letter of a word; None if it has no letter."""
     letters = [index for index, character in enumerate(word) if character.isalpha()]
     return Span(letters[0], letters[-1] + 1) if letters else None
 
 
 def cut_text(text: str, limit: int) -> list[str]:
-    """Cuts a text into chunks that, joined, are the text again.
+    """Cuts a text into chunks whose concatenation is the text.
 
-    Chunks end where a sentence ends; a longer sentence is cut between words. Whitespace between two
-    chunks belongs to the first. A word is never divided: a chunk with a longer word has no other.
+    Chunks end where a sentence ends; a sentence longer than the limit is cut between words.
+    Whitespace between two chunks belongs to the first. Words are never divided, so a word longer
+    than the limit is a chunk by itself.
 
     Args:
         text: Any text.
-        limit: Largest number of characters of a chunk, without the whitespace at its ends.
+        limit: Maximum number of characters of a chunk, without the whitespace at its ends.
     """
     chunks: list[str] = []
     chunk_start = 0
-    content: Span | None = None  # of the chunk, without whitespace at its ends; None if it is empty
+    content: Span | None = None  # the chunk without whitespace at its ends; None if it is empty
     for part in _divide_text(text, limit):
         part_content = _strip_span(text, part)
         extended = content
@@ -122,7 +124,7 @@ def cut_text(text: str, limit: int) -> list[str]:
 
 
 def _strip_span(text: str, span: Span) -> Span | None:
-    """Removes whitespace from the ends of a span; None if it has nothing else."""
+    """Returns a span without the whitespace at its ends; None if it is all whitespace."""
     part = text[span.start : span.end]
     length = len(part.strip())
     start = span.end - len(part.lstrip())
@@ -130,7 +132,7 @@ def _strip_span(text: str, span: Span) -> Span | None:
 
 
 def _divide_text(text: str, limit: int) -> Iterator[Span]:
-    """Yields the sentences of a text; instead of a sentence longer than the limit, its words."""
+    """Yields the sentences of a text, and the words of sentences that are longer than the limit."""
     starts = [start for start, _ in find_sentences(text, "rules")]
     for start, end in pairwise([0, *starts[1:], len(text)]):
         if len(text[start:end].strip()) <= limit:
@@ -141,5 +143,5 @@ def _divide_text(text: str, limit: int) -> Iterator[Span]:
 
 
 def divide_compound(word: str) -> list[Span]:
-    """Returns the parts of a compound, between hyphens, dashes and slashes."""
+    """Returns the spans of the parts of a compound between hyphens, dashes and slashes."""
     return [Span(*match.span()) for match in _PART.finditer(word)]

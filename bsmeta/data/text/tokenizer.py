@@ -1,7 +1,7 @@
 """The tokenizer of a run, and fast backends that return the same ids.
 
 The Hugging Face tokenizer is the reference (the oracle). tiktoken (built from its merges, pattern
-and special tokens) and gigatoken are several times as fast, and a cache of words makes the oracle
+and special tokens) and gigatoken are several times as fast, and a word cache makes the oracle
 itself faster. Each is used only if its ids equal the oracle's on a sample of the data to encode.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -25,14 +24,14 @@ from bsmeta.core.model_files import read_tokenizer
 from bsmeta.data.text.lossless import keeps_text
 from bsmeta.data.text.tokenizer_parts import Part, list_pre_tokenizers, read_parts
 from bsmeta.data.text.word_bounds import GPT2_PATTERN, Inseparable
-from bsmeta.data.text.word_cache import Characters, WordCache, ids_and_characters
+from bsmeta.data.text.word_cache import Characters, WordCache, read_ids_and_characters
 from bsmeta.metadata.rendering import Renderer
 
 PROBE = "One  two\n\t3 naïve 😀 x<y"
 """A text that tokenizers split or change in different ways."""
 
-RESERVED_TOKENS = 64
-"""Number of special tokens that every run's vocabulary has room for under `row_budget=text`."""
+NUM_RESERVED_TOKENS = 64
+"""Number of entries that `row_budget=text` reserves in every run's vocabulary for metadata."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +39,12 @@ Backend = Callable[[Sequence[str]], list[np.ndarray]]
 """Encodes texts into ids (int32); special tokens in a text are recognized, none are added."""
 
 CharacterBackend = Callable[[Sequence[str]], list[tuple[np.ndarray, Characters]]]
-"""Encodes texts like a `Backend`, and returns the characters that each token covers."""
+"""Encodes texts like a `Backend`, and also returns the characters that each token covers."""
 
-WITHOUT_GOING_BACK = {
+FASTER_PATTERNS = {
     GPT2_PATTERN: r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 }
-"""Equivalent patterns that are faster in tiktoken (this is its own pattern for GPT-2)."""
+"""For a pattern, an equivalent one that is faster in tiktoken (its own pattern for GPT-2)."""
 
 
 def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
@@ -69,40 +68,40 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
         {"additional_special_tokens": special}, replace_extra_special_tokens=False
     )
     if config.data_config.row_budget == BY_TEXT:
-        fill_up(tokenizer, original_size + RESERVED_TOKENS)
+        add_unused_tokens(tokenizer, original_size + NUM_RESERVED_TOKENS)
     return tokenizer
 
 
 def list_new_special_tokens(config: CausalLMConfig) -> list[str]:
-    """Lists the special tokens of the metadata that the model's tokenizer does not have yet."""
+    """Returns the special tokens of the metadata that the model's tokenizer lacks."""
     vocabulary = load_tokenizer_from(config.tokenizer_name or config.model_name).get_vocab()
     special = Renderer(config.data_config.metadata_config).list_special_tokens()
     return [token for token in special if token not in vocabulary]
 
 
-def fill_up(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+def add_unused_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
     """Adds unused special tokens until the vocabulary has the given size.
 
-    Runs with different metadata then have embeddings of the same size and with the same initial
+    Runs with different metadata then have embeddings of the same size with the same initial
     weights.
 
     Raises:
         ConfigurationError: If the vocabulary is larger.
     """
-    missing = size - len(tokenizer)
-    if missing < 0:
+    num_missing = size - len(tokenizer)
+    if num_missing < 0:
         raise ConfigurationError(
-            f"data_config.metadata_config: {RESERVED_TOKENS - missing} special tokens (of "
+            f"data_config.metadata_config: {NUM_RESERVED_TOKENS - num_missing} special tokens (of "
             f"num_meta_tokens and the delimiters of prefix and tags); data_config.row_budget="
-            f"{BY_TEXT} reserves {RESERVED_TOKENS} for the metadata of any run; use fewer"
+            f"{BY_TEXT} reserves {NUM_RESERVED_TOKENS} for the metadata of any run; use fewer"
         )
 
-    unused = [f"<|unused_{number}|>" for number in range(missing)]
+    unused = [f"<|unused_{number}|>" for number in range(num_missing)]
     tokenizer.add_special_tokens({"additional_special_tokens": unused}, False)
 
 
 def load_tokenizer_from(name: str) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer in a folder or on the Hub.
+    """Loads a tokenizer from a folder or the Hub.
 
     Raises:
         ConfigurationError: If it cannot be loaded, or has no vocabulary.
@@ -119,12 +118,13 @@ def load_tokenizer_from(name: str) -> PreTrainedTokenizerBase:
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Rejects the default tokenizer that transformers builds for a folder without tokenizer files.
+    """Checks that a tokenizer has more than special tokens.
 
-    It only has the special tokens of the model's class, and encodes every text as empty.
+    For a folder without tokenizer files, transformers builds a default tokenizer with nothing but
+    the special tokens of the model's class, which encodes every text as empty.
 
     Args:
-        name: The key that names the tokenizer, and its value.
+        name: The key that names the tokenizer, and its value, for the message.
 
     Raises:
         ConfigurationError: If the tokenizer is such a default.
@@ -138,7 +138,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
 
 def load_padded_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a folder or Hub name, with a padding token.
+    """Loads a tokenizer from a folder or the Hub; pads with the end-of-text token by default.
 
     Raises:
         ConfigurationError: If it cannot be loaded, or has no token to pad with.
@@ -154,12 +154,12 @@ def load_padded_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def tokenize_with_places(
+def tokenize_with_spans(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
 ) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Yields the ids of each text, without special tokens, and their characters.
+    """Yields the token ids of each text, without special tokens, and the spans of the tokens.
 
-    The characters are int64 [tokens, 2]: start and end in the text.
+    The spans are int64 [tokens, 2]: start and end in the text, in characters.
     """
     if not texts:
         return
@@ -173,23 +173,23 @@ def tokenize_with_places(
         return_token_type_ids=False,
         return_offsets_mapping=True,
         split_special_tokens=True,  # "[SEP]" in a text is text
-        verbose=False,  # no warning about the length
+        verbose=False,  # does not warn about the length
     )
     for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
         yield ids, np.array(offsets, np.int64).reshape(-1, 2)
 
 
 def find_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Finds the special tokens that a model expects before and after a text."""
+    """Returns the ids of the special tokens that a tokenizer adds before and after a text."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     complete = tokenizer("a", add_special_tokens=True)["input_ids"]
     offsets = range(len(complete) - len(bare) + 1)
-    begin = next(n for n in offsets if complete[n : n + len(bare)] == bare)
-    return complete[:begin], complete[begin + len(bare) :]
+    start = next(offset for offset in offsets if complete[offset : offset + len(bare)] == bare)
+    return complete[:start], complete[start + len(bare) :]
 
 
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hashes a tokenizer (xxh3, hexadecimal); a slow one by its class and vocabulary."""
+    """Returns a hash of a tokenizer (xxh3, hexadecimal); of a slow one's class and vocabulary."""
     if tokenizer.is_fast:
         content = tokenizer.backend_tokenizer.to_str()
     else:
@@ -198,11 +198,11 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 class Unavailable(Exception):
-    """A backend cannot replace this tokenizer; the message gives the reason."""
+    """A backend that cannot replace a tokenizer; the message gives the reason."""
 
 
 def make_hf_backend(tokenizer: Tokenizer) -> Backend:
-    """Returns the oracle itself, in batches and without character offsets."""
+    """Returns the oracle as a backend."""
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
         encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -212,10 +212,11 @@ def make_hf_backend(tokenizer: Tokenizer) -> Backend:
 
 
 def build_tiktoken_backend(tokenizer: Tokenizer) -> Backend:
-    """Builds tiktoken with the tokenizer's vocabulary.
+    """Builds a tiktoken backend from the vocabulary of a tokenizer.
 
     Raises:
-        Unavailable: If the tokenizer is not a byte-level BPE with a single splitting pattern.
+        Unavailable: If the tokenizer is not byte-level BPE with a single splitting pattern, or if
+            tiktoken is not installed.
     """
     try:
         from tiktoken import Encoding
@@ -223,7 +224,7 @@ def build_tiktoken_backend(tokenizer: Tokenizer) -> Backend:
         raise Unavailable("it is not installed") from error
 
     parts = read_parts(tokenizer)
-    ranks = _merge_ranks(parts["model"])
+    ids_by_rank = _rank_vocabulary(parts["model"])
     added = parts["added_tokens"]
     if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added):
         raise Unavailable("its special tokens match depending on the surrounding text")
@@ -232,13 +233,13 @@ def build_tiktoken_backend(tokenizer: Tokenizer) -> Backend:
         raise Unavailable("one of its special tokens begins another")
 
     # tiktoken numbers entries by the rank of their merge: `ids` maps ranks to ids.
-    ids = np.array([*ranks.values(), *(token["id"] for token in added)], np.int32)
-    special = {token["content"]: len(ranks) + i for i, token in enumerate(added)}
-    pattern = _split_pattern(parts)
+    ids = np.array([*ids_by_rank.values(), *(token["id"] for token in added)], np.int32)
+    special = {token["content"]: len(ids_by_rank) + index for index, token in enumerate(added)}
+    pattern = _find_split_pattern(parts)
     encoding = Encoding(
         "",
-        pat_str=WITHOUT_GOING_BACK.get(pattern, pattern),
-        mergeable_ranks={entry: rank for rank, entry in enumerate(ranks)},
+        pat_str=FASTER_PATTERNS.get(pattern, pattern),
+        mergeable_ranks={entry: rank for rank, entry in enumerate(ids_by_rank)},
         special_tokens=special,
     )
     allowed = set(special)
@@ -249,11 +250,13 @@ def build_tiktoken_backend(tokenizer: Tokenizer) -> Backend:
     return encode
 
 
-def _merge_ranks(model: dict[str, Any]) -> dict[bytes, int]:
-    """Maps a byte-level vocabulary's entries to their ids in rank order: bytes, then merges.
+def _rank_vocabulary(model: Part) -> dict[bytes, int]:
+    """Maps the entries of a byte-level vocabulary to their ids, ordered by rank.
+
+    The single bytes come first, then the results of the merges in their order.
 
     Raises:
-        Unavailable: If it is not a byte-level BPE.
+        Unavailable: If the model is not byte-level BPE.
     """
     if model["type"] != "BPE":
         raise Unavailable("it is not BPE")
@@ -288,16 +291,17 @@ def compute_byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     added = {token["content"]: token["id"] for token in parts["added_tokens"]}
     lengths = np.zeros(max([*vocabulary.values(), *added.values()]) + 1, np.int32)
-    for entry, number in vocabulary.items():
-        lengths[number] = len(entry)
-    for entry, number in added.items():
-        lengths[number] = len(entry.encode())
+    for entry, token_id in vocabulary.items():
+        lengths[token_id] = len(entry)
+    for entry, token_id in added.items():
+        lengths[token_id] = len(entry.encode())
 
-    # A tokenizer may still add, drop or replace characters in many ways.
+    # A tokenizer may still add, drop or replace characters in many ways, so its tokens of some
+    # texts must have as many bytes as the texts.
     probes = [PROBE, *(f"a{entry} b" for entry in added), " a", "a "]
     encodings = tokenizer.encode_batch(probes, add_special_tokens=False)
-    totals = [int(lengths[encoding.ids].sum()) for encoding in encodings]
-    return lengths if totals == [len(probe.encode()) for probe in probes] else None
+    num_bytes = [int(lengths[encoding.ids].sum()) for encoding in encodings]
+    return lengths if num_bytes == [len(probe.encode()) for probe in probes] else None
 
 
 def map_byte_alphabet() -> dict[str, int]:
@@ -307,11 +311,11 @@ def map_byte_alphabet() -> dict[str, int]:
     return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
-def _split_pattern(parts: Part) -> str:
-    """Returns the regular expression by which a tokenizer splits a text before merging.
+def _find_split_pattern(parts: Part) -> str:
+    """Returns the regular expression with which a tokenizer splits a text before merging.
 
     Raises:
-        Unavailable: If it normalizes the text, or splits it in another way.
+        Unavailable: If it normalizes the text, or does not split it by a single expression.
     """
     if parts["normalizer"] is not None:
         raise Unavailable("it normalizes the text")
@@ -329,10 +333,10 @@ def _split_pattern(parts: Part) -> str:
 
 
 def build_gigatoken_backend(tokenizer: Tokenizer) -> Backend:
-    """Builds gigatoken with the tokenizer's vocabulary.
+    """Builds a gigatoken backend from a tokenizer.
 
     Raises:
-        Unavailable: If gigatoken does not support it, or is not installed.
+        Unavailable: If gigatoken does not support the tokenizer, or is not installed.
     """
     try:
         from gigatoken import Tokenizer as Gigatoken
@@ -344,7 +348,7 @@ def build_gigatoken_backend(tokenizer: Tokenizer) -> Backend:
         raise Unavailable(str(error)) from error
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
-        # One thread: its pool would cost more than it saves, and does not survive a fork.
+        # Single-threaded: its thread pool would cost more than it saves, and not survive a fork.
         rows = fast.encode_batch(list(texts), parallel=False).layout
         ids = np.asarray(rows.content.data).astype(np.int32)
         offsets = itertools.pairwise(np.asarray(rows.offsets.data).tolist())
@@ -354,46 +358,46 @@ def build_gigatoken_backend(tokenizer: Tokenizer) -> Backend:
 
 
 def make_cached_backend(tokenizer: Tokenizer) -> Backend:
-    """Returns the oracle, with a cache of words if they do not depend on each other."""
+    """Returns the oracle as a backend, with a word cache if words do not depend on each other."""
     try:
         return WordCache(tokenizer).encode_ids
     except Inseparable as reason:
-        log_without_cache(reason)
+        log_missing_cache(reason)
         return make_hf_backend(tokenizer)
 
 
 def make_character_backend(tokenizer: Tokenizer, sample: Sequence[str]) -> CharacterBackend:
-    """Returns the oracle with the characters of each token, and with a cache of words if possible.
+    """Returns the oracle as a character backend, with a word cache if possible.
 
     Args:
         sample: Texts on which the cache must return the same as the oracle.
     """
 
-    def oracle(texts: Sequence[str]) -> list[tuple[np.ndarray, Characters]]:
+    def encode(texts: Sequence[str]) -> list[tuple[np.ndarray, Characters]]:
         encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [ids_and_characters(encoding) for encoding in encodings]
+        return [read_ids_and_characters(encoding) for encoding in encodings]
 
     try:
-        cached = WordCache(tokenizer).ids_and_characters
+        encode_cached = WordCache(tokenizer).encode_with_characters
     except Inseparable as reason:
-        log_without_cache(reason)
-        return oracle
+        log_missing_cache(reason)
+        return encode
 
-    pairs = zip(cached(sample), oracle(sample), strict=True)
-    different = sum(
+    pairs = zip(encode_cached(sample), encode(sample), strict=True)
+    num_different = sum(
         not (np.array_equal(ids, expected_ids) and np.array_equal(characters, expected_characters))
         for (ids, characters), (expected_ids, expected_characters) in pairs
     )
-    if different:
-        problem = f"differs on {different} of {len(sample)} texts and is left out"
-        log_once(logger, logging.WARNING, f"tokenizer backend hf: its cache of words {problem}")
-        return oracle
-    return cached
+    if num_different:
+        problem = f"differs on {num_different} of {len(sample)} texts and is not used"
+        log_once(logger, logging.WARNING, f"tokenizer backend hf: its word cache {problem}")
+        return encode
+    return encode_cached
 
 
-def log_without_cache(reason: Inseparable) -> None:
-    """Logs why a tokenizer encodes every word, including repeated ones."""
-    log_once(logger, logging.INFO, f"tokenizer backend hf has no cache of words: {reason}")
+def log_missing_cache(reason: Inseparable) -> None:
+    """Logs why a tokenizer has no word cache."""
+    log_once(logger, logging.INFO, f"tokenizer backend hf has no word cache: {reason}")
 
 
 BACKENDS = {
@@ -405,14 +409,14 @@ BACKENDS = {
 
 
 def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Backend:
-    """Selects the backend of that name, or for `auto` the fastest that agrees with the oracle.
+    """Returns the backend with a name, or for `auto` the fastest that agrees with the oracle.
 
     Args:
         name: A key of `BACKENDS`, or `auto`.
         sample: Texts on which the ids must match the oracle's.
 
     Returns:
-        The backend; if none agrees, the oracle itself.
+        The backend; the oracle itself if the ids of no candidate match.
 
     Raises:
         ConfigurationError: If the requested backend cannot be built for this tokenizer.
@@ -428,16 +432,16 @@ def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Ba
                     f"data_config.tokenizer_backend={name} cannot be used for this tokenizer: "
                     f"{error}; use auto or hf"
                 ) from error
-            log_once(logger, logging.INFO, f"tokenizer backend {candidate} is left out: {error}")
+            log_once(logger, logging.INFO, f"tokenizer backend {candidate} is not used: {error}")
             continue
 
         pairs = zip(backend(sample), expected, strict=True)
-        different = sum(not np.array_equal(*pair) for pair in pairs)
-        if not different:
+        num_different = sum(not np.array_equal(*pair) for pair in pairs)
+        if not num_different:
             choice = f"tokenizer backend: {candidate} (same ids on {len(sample)} texts)"
             log_once(logger, logging.INFO, choice)
             return backend
 
-        problem = f"differs from the oracle on {different} of {len(sample)} texts and is left out"
+        problem = f"differs from the oracle on {num_different} of {len(sample)} texts, so unused"
         log_once(logger, logging.WARNING, f"tokenizer backend {candidate} {problem}")
     return oracle

@@ -11,22 +11,22 @@ from tokenizers import Tokenizer
 from bsmeta.core.parsing import parse_json
 
 Part = Mapping[str, Any]
-"""A part of a `tokenizer.json`; shared by all callers, so nobody changes it."""
+"""A part of a `tokenizer.json`; shared by all callers, so it must not be changed."""
 
 
 def read_parts(tokenizer: Tokenizer) -> Part:
-    """Returns the normalizer, pre-tokenizers, model, added tokens, … of a tokenizer by name."""
+    """Returns the parts of a tokenizer (normalizer, model, added tokens, …) by name."""
     return _parse_parts(tokenizer.to_str())
 
 
-@lru_cache(maxsize=2)  # a start asks several times; those of a large vocabulary take a second
+@lru_cache(maxsize=2)  # read several times at the start; a large vocabulary takes a second
 def _parse_parts(content: str) -> Part:
     parts: Part = parse_json(content)
     return parts
 
 
 def list_pre_tokenizers(part: Part | None) -> list[Part]:
-    """Lists the pre-tokenizers of a tokenizer, in order; sequences may be nested."""
+    """Returns the pre-tokenizers of a tokenizer in order, from sequences that may be nested."""
     if part is None:
         return []
     if "pretokenizers" not in part:

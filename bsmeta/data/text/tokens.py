@@ -2,14 +2,14 @@
 
 For byte-level BPE (GPT-2, Llama 3, Qwen, ...) the tokens of a text are its bytes cut into parts, so
 the characters follow from cumulative sums of the tokens' byte lengths. Other tokenizers report
-their own offsets, which `word_cache` keeps with the words.
+their own offsets, which `word_cache` caches with the words.
 
 The body of a document is encoded in one of two ways. Encoded as one string, the lead (the space
 after a prefix) and the inserted tags merge with the characters of the text next to them, as they do
 in the published models. Encoded separately (`row_budget=text`), the text has the same tokens
-whatever metadata is around and in it: lead and tags are encoded by themselves and inserted between
-its tokens. A tag whose position is inside a token (usually between a space and the word after it,
-which share one) moves to the beginning of that token; the order of tags is kept.
+regardless of the metadata around and in it: lead and tags are encoded by themselves and inserted
+between its tokens. A tag whose position is inside a token (usually between a space and the word
+after it, which share a token) moves to the beginning of that token; the order of tags is kept.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from bsmeta.data.text.tokenizer import (
 from bsmeta.data.text.word_cache import Characters
 from bsmeta.metadata.rendering import Rendered
 
-PartsOf = Callable[[int], np.ndarray]
-"""Maps the index of a text to parts of it: int[m, 2], sorted."""
+FindParts = Callable[[int], np.ndarray]
+"""Returns the spans of some parts of the text with the given index: int[m, 2], sorted."""
 
 MAX_CACHED_STRINGS = 50_000
-"""Largest number of inserted strings whose tokens are cached: most tags recur in every document."""
+"""Maximum number of inserted strings whose tokens are cached; most tags recur in many documents."""
 
 NO_IDS = np.zeros(0, np.int32)
 NO_PARTS = np.zeros((0, 2), np.int32)
@@ -50,6 +50,12 @@ NO_TOKENS = (NO_IDS, np.zeros(0, np.uint8))
 
 class Tokens:
     """The tokens of a text.
+
+    Args:
+        ids: int32[n], the token ids.
+        text: The text.
+        lengths: The byte length of each vocabulary entry, to compute the characters from.
+        characters: The characters of each token, if the tokenizer has reported them.
 
     Attributes:
         ids: int32[n].
@@ -69,16 +75,17 @@ class Tokens:
         self._lengths = lengths
         self._characters = characters
 
-    def characters(self) -> Characters:
-        """Returns the first character of each token, and the end of its last (both int32[n]).
+    def locate(self) -> Characters:
+        """Returns the start and end in the text of each token, in characters (both int32[n]).
 
         A character encoded by several tokens is in the span of each of them.
         """
         if self._characters is None:
-            self._characters = self._find_characters()
+            self._characters = self._compute_characters()
         return self._characters
 
-    def _find_characters(self) -> Characters:
+    def _compute_characters(self) -> Characters:
+        """Computes the characters of each token from the byte lengths of the tokens."""
         assert self._lengths is not None
         lengths = self._lengths.take(self.ids)
         ends = lengths.cumsum(dtype=np.int32)
@@ -93,9 +100,9 @@ class Tokens:
         return characters.take(starts) - 1, characters.take(ends - 1)
 
     def count_within(self, beginning: str) -> int:
-        """Counts the leading tokens that lie entirely in the beginning of the text."""
+        """Counts the leading tokens that lie entirely within the given beginning of the text."""
         if self._lengths is None:
-            _, ends = self.characters()
+            _, ends = self.locate()
             return int(ends.searchsorted(len(beginning), side="right"))
 
         size = len(beginning.encode())
@@ -104,10 +111,10 @@ class Tokens:
 
 
 class SpecialTokens:
-    """Finds a tokenizer's special tokens among tokens, and encodes texts without them.
+    """Finds special tokens in encoded texts, and encodes texts in which only some may occur.
 
     Args:
-        tokenizer: The tokenizer; it is copied.
+        tokenizer: Is copied.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -115,42 +122,38 @@ class SpecialTokens:
         self._plain.encode_special_tokens = True  # as text
 
         added = tokenizer.get_added_tokens_decoder().items()
-        self._numbers = {token.content: number for number, token in added if token.special}
-        largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
-        self._is_special = np.zeros(largest + 1, np.bool_)
-        self._is_special[list(self._numbers.values())] = True
-        self._smallest = min(self._numbers.values(), default=largest + 1)
+        self._ids = {token.content: token_id for token_id, token in added if token.special}
+        max_id = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+        self._is_special = np.zeros(max_id + 1, np.bool_)
+        self._is_special[list(self._ids.values())] = True
+        self._min_special_id = min(self._ids.values(), default=max_id + 1)
 
-        longest_first = sorted(self._numbers, key=len, reverse=True)
+        longest_first = sorted(self._ids, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def find(self, texts: Sequence[Tokens]) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields the texts that have special tokens: index, and indices of the tokens (int64).
+        """Yields the index of each text with special tokens, and their token indices (int64).
 
         All texts are searched at once, because most have none.
         """
         ids = np.concatenate([NO_IDS, *(text.ids for text in texts)])
-        special = np.flatnonzero(ids >= self._smallest)  # special ids are usually the largest
+        special = np.flatnonzero(ids >= self._min_special_id)  # special ids are usually the largest
         special = special[self._is_special[ids[special]]]
 
         ends = np.cumsum([len(text.ids) for text in texts])
-        numbers, firsts = np.unique(np.searchsorted(ends, special, "right"), return_index=True)
-        for number, indices in zip(numbers.tolist(), np.split(special, firsts)[1:], strict=True):
-            yield number, indices - (ends[number] - len(texts[number].ids))
-
-    def all_inside(self, tokens: Tokens, indices: np.ndarray, parts: np.ndarray) -> bool:
-        """Whether the tokens at these indices lie in the parts of the text (int[m, 2], sorted)."""
-        starts, ends = tokens.characters()
-        rows = np.searchsorted(parts[:, 0], starts[indices], side="right") - 1
-        limits = np.append(parts[:, 1], -1)  # row -1: before the first part
-        return bool((ends[indices] <= limits[rows]).all())
+        text_indices, firsts = np.unique(np.searchsorted(ends, special, "right"), return_index=True)
+        for text_index, indices in zip(
+            text_indices.tolist(), np.split(special, firsts)[1:], strict=True
+        ):
+            yield text_index, indices - (ends[text_index] - len(texts[text_index].ids))
 
     def encode(self, text: str, parts: np.ndarray, lengths: np.ndarray | None) -> Tokens:
-        """Encodes a text, recognizing special tokens in these parts only.
+        """Encodes a text, recognizing special tokens only in some parts.
 
         Args:
-            parts: int[m, 2], sorted.
-            lengths: Bytes of each token of the vocabulary, if they give the characters.
+            parts: int[m, 2], the spans of these parts, sorted.
+            lengths: The byte length of each entry of the vocabulary, if they determine the
+                characters of the tokens; otherwise None.
         """
         matches: list[re.Match[str]] = []
         for start, end in parts.tolist():
@@ -168,7 +171,7 @@ class SpecialTokens:
             ids += encoding.ids
             offsets += [(shift + start, shift + end) for start, end in encoding.offsets]
             if match is not None:
-                ids.append(self._numbers[match.group()])
+                ids.append(self._ids[match.group()])
                 offsets.append(match.span())
 
         id_array = np.array(ids, np.int32)
@@ -178,16 +181,24 @@ class SpecialTokens:
         return Tokens(id_array, text, characters=(table[:, 0], table[:, 1]))
 
 
+def are_all_inside(tokens: Tokens, indices: np.ndarray, parts: np.ndarray) -> bool:
+    """Whether the tokens at these indices lie in parts of the text (int[m, 2], sorted)."""
+    starts, ends = tokens.locate()
+    rows = np.searchsorted(parts[:, 0], starts[indices], side="right") - 1
+    part_ends = np.append(parts[:, 1], -1)  # row -1: before the first part
+    return bool((ends[indices] <= part_ends[rows]).all())
+
+
 class TextTokenizer:
     """Encodes batches of texts as a fast Hugging Face tokenizer does; adds no special tokens.
 
     Args:
-        backend: A name of `choose_backend`; all except `hf` are for byte-level BPE only.
-        sample: Texts on which it must return the same ids as the tokenizer itself.
+        backend: A name that `choose_backend` takes; all except `hf` need byte-level BPE.
+        sample: Texts on which the backend must return the same ids as the tokenizer itself.
         takes_written_tokens: Whether literal special tokens are recognized anywhere in a text.
 
     Raises:
-        ConfigurationError: If the tokenizer is not a fast one, or the backend does not suit it.
+        ConfigurationError: If the tokenizer is not a fast one, or the backend does not support it.
     """
 
     def __init__(
@@ -202,7 +213,7 @@ class TextTokenizer:
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if fast is None:
             raise ConfigurationError(
-                f"tokenizer_name: {tokenizer.name_or_path} is no fast tokenizer (it has no "
+                f"tokenizer_name: {tokenizer.name_or_path} is not a fast tokenizer (it has no "
                 "tokenizer.json); expected one that the tokenizers library can run"
             )
 
@@ -225,12 +236,12 @@ class TextTokenizer:
         if self._lengths is None or self._oracle.normalizer is not None:
             self._reported_offsets_backend = make_character_backend(self._oracle, [*sample, PROBE])
 
-    def encode(self, texts: Sequence[str], parts_of: PartsOf | None = None) -> list[Tokens]:
+    def encode(self, texts: Sequence[str], find_parts: FindParts | None = None) -> list[Tokens]:
         """Encodes texts.
 
         Args:
-            parts_of: The parts of each text in which literal special tokens are recognized;
-                elsewhere they are text. None: they are recognized everywhere.
+            find_parts: Returns the parts of a text in which literal special tokens are recognized;
+                elsewhere they are text. If None, they are recognized everywhere.
         """
         if self._lengths is not None:
             pairs = zip(self._backend(texts), texts, strict=True)
@@ -242,31 +253,31 @@ class TextTokenizer:
             ]
         else:
             tokens = self._encode_with_reported_offsets(texts)
-        if parts_of is None or self._takes_written_tokens:
+        if find_parts is None or self._takes_written_tokens:
             return tokens
 
         # Few texts contain literal special tokens: all texts are encoded with them recognized, at
         # full speed, and those with one outside the allowed parts are encoded a second time.
-        for number, indices in self._special.find(tokens):
-            parts = parts_of(number)
-            if not self._special.all_inside(tokens[number], indices, parts):
-                lengths = self._lengths if self._keeps_bytes(texts[number]) else None
-                tokens[number] = self._special.encode(texts[number], parts, lengths)
+        for index, token_indices in self._special.find(tokens):
+            parts = find_parts(index)
+            if not are_all_inside(tokens[index], token_indices, parts):
+                lengths = self._lengths if self._keeps_bytes(texts[index]) else None
+                tokens[index] = self._special.encode(texts[index], parts, lengths)
         return tokens
 
     def _encode_with_reported_offsets(self, texts: Sequence[str]) -> list[Tokens]:
-        """Encodes texts, with the characters that the tokenizer itself reports."""
+        """Encodes texts, with the characters of each token as the tokenizer itself reports them."""
         pairs = zip(self._reported_offsets_backend(texts), texts, strict=True)
         return [Tokens(ids, text, characters=characters) for (ids, characters), text in pairs]
 
     def _keeps_bytes(self, text: str) -> bool:
-        """Whether tokens have the bytes of the text, because its normalizer changes nothing."""
+        """Whether tokens have the bytes of a text, because the normalizer does not change it."""
         normalizer = self._oracle.normalizer
         return normalizer is None or normalizer.normalize_str(text) == text
 
 
 def map_text_positions(positions: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Maps positions in the rendered body to positions in the text without its metadata.
+    """Maps positions in the rendered body to positions in the original text.
 
     Args:
         positions: int32 [n], character positions in the body, which may include the body's end.
@@ -282,7 +293,7 @@ def map_text_positions(positions: np.ndarray, spans: np.ndarray) -> np.ndarray:
     inserted_before = np.concatenate(([0], np.cumsum(lengths)))
     rows = np.searchsorted(spans[:, 0], positions, side="right")
 
-    # A position inside an inserted string becomes the position of the text after it.
+    # A position inside an inserted string is mapped to the text after the string.
     overhang = np.maximum(np.append(spans[:, 1], 0)[rows - 1] - positions, 0)
     overhang[rows == 0] = 0
     return (positions - inserted_before[rows] + overhang).astype(np.int32)
@@ -296,10 +307,10 @@ def mark_spans(
     spans: np.ndarray,
     span_token_types: np.ndarray,
 ) -> None:
-    """Marks the tokens that hold characters of inserted strings.
+    """Writes the token types and runs of tokens that contain characters of inserted strings.
 
-    A token with characters of several strings gets the type of the first; since no cut may divide
-    any of them, they form one run.
+    A token with characters of several strings gets the type of the first. As no cut may divide any
+    of the strings, they form a single run.
 
     Args:
         token_types: uint8, 0 for text; the token types are written into it.
@@ -309,7 +320,7 @@ def mark_spans(
         spans: int32[m, 2], the inserted strings, sorted and disjoint.
         span_token_types: uint8[m].
     """
-    # Span i has characters in the tokens from first[i] to before last[i].
+    # Span i has characters in the tokens from first[i] to last[i], exclusive.
     first = ends.searchsorted(spans[:, 0], side="right")
     last = starts.searchsorted(spans[:, 1], side="left")
 
@@ -318,12 +329,12 @@ def mark_spans(
     run_numbers = np.cumsum(first >= previous_last, dtype=np.int32)
     first = np.maximum(first, previous_last)
 
-    # The tokens of all spans after each other: each span counts from its first token.
+    # The concatenated token indices of all spans: each span counts up from its first token.
     sizes = last - first
-    positions_in_list = sizes.cumsum() - sizes
-    tokens = (first - positions_in_list).repeat(sizes) + np.arange(sizes.sum())
-    token_types[tokens] = span_token_types.repeat(sizes)
-    run[tokens] = run_numbers.repeat(sizes)
+    offsets = sizes.cumsum() - sizes
+    token_indices = (first - offsets).repeat(sizes) + np.arange(sizes.sum())
+    token_types[token_indices] = span_token_types.repeat(sizes)
+    run[token_indices] = run_numbers.repeat(sizes)
 
 
 @dataclass(slots=True)
@@ -333,9 +344,9 @@ class Body:
     Attributes:
         ids: int32[n].
         token_types: uint8[n], 0 for text and lead, otherwise 1 + index in `metadata_list`.
-        run: int32[n], equal for the tokens of one inserted string (or of several that share a
-            token), -1 for text.
-        lead: Number of leading tokens that only join the prefix to the body.
+        run: int32[n], the same number for the tokens of an inserted string (or of several strings
+            that share a token), -1 for text.
+        lead: Number of tokens of the lead, which only joins the prefix to the body.
         locate: Computes the characters of the original text that each token covers.
     """
 
@@ -356,14 +367,14 @@ class JointBodies:
         """Encodes the bodies of documents in one call of the tokenizer."""
         texts = [document.lead + document.body for document in rendered]
         tokens = self._tokenizer.encode(
-            texts, lambda number: _find_configured_parts(rendered[number])
+            texts, lambda index: _find_configured_parts(rendered[index])
         )
         return [
             self._mark_body(document, body) for document, body in zip(rendered, tokens, strict=True)
         ]
 
     def _mark_body(self, rendered: Rendered, tokens: Tokens) -> Body:
-        """Finds the types and runs of the tokens of a body."""
+        """Returns a body with the types and runs of its tokens."""
         token_types, run, _ = slice_plain_tokens(len(tokens.ids))
         if len(rendered.spans):
             token_types = token_types.copy()
@@ -379,7 +390,7 @@ class InsertedString(NamedTuple):
     """A lead or a tag.
 
     Attributes:
-        is_configured: Whether it comes from the configuration instead of a record.
+        is_configured: Whether the string comes from the configuration instead of a record.
     """
 
     string: str
@@ -394,11 +405,11 @@ class SeparateBodies:
         self._cached_ids: dict[InsertedString, np.ndarray] = {}
 
     def encode(self, rendered: Sequence[Rendered]) -> list[Body]:
-        """Encodes the bodies of documents: a call for the texts, and one for new strings."""
+        """Encodes the bodies of documents: one call for the texts, one for new strings."""
         texts = [document.text for document in rendered]
         tokens = self._tokenizer.encode(texts, lambda _: NO_PARTS)
         strings = [_list_inserted_strings(document) for document in rendered]
-        self._learn(set(itertools.chain.from_iterable(strings)))
+        self._cache_ids(set(itertools.chain.from_iterable(strings)))
         bodies = [
             self._insert(document, text_tokens, document_strings)
             for document, text_tokens, document_strings in zip(
@@ -409,17 +420,17 @@ class SeparateBodies:
             self._cached_ids.clear()
         return bodies
 
-    def _learn(self, strings: set[InsertedString]) -> None:
-        """Encodes new strings; only strings of the configuration may contain special tokens."""
+    def _cache_ids(self, strings: set[InsertedString]) -> None:
+        """Encodes and caches new strings; special tokens are recognized in configured ones only."""
         new = [inserted for inserted in strings if inserted not in self._cached_ids]
         if not new:
             return
 
-        def configured_parts(number: int) -> np.ndarray:
-            string, is_configured = new[number]
+        def find_configured_parts(index: int) -> np.ndarray:
+            string, is_configured = new[index]
             return np.array([[0, len(string)]], np.int32) if is_configured else NO_PARTS
 
-        encoded = self._tokenizer.encode([string for string, _ in new], configured_parts)
+        encoded = self._tokenizer.encode([string for string, _ in new], find_configured_parts)
         for inserted, tokens in zip(new, encoded, strict=True):
             self._cached_ids[inserted] = tokens.ids
 
@@ -431,17 +442,17 @@ class SeparateBodies:
         lead = len(inserted[0]) if rendered.lead else 0
         if not inserted:
             token_types, run, _ = slice_plain_tokens(len(tokens.ids))
-            return Body(tokens.ids, token_types, run, 0, tokens.characters)
+            return Body(tokens.ids, token_types, run, 0, tokens.locate)
 
-        # The number of text tokens before each string: none before the lead.
+        # The number of text tokens before each string: 0 before the lead.
         tags = slice(1 if rendered.lead else 0, None)
-        text_before = np.zeros(len(inserted), np.int64)
+        num_text_before = np.zeros(len(inserted), np.int64)
         starts = map_text_positions(rendered.spans[:, 0], rendered.spans)
-        text_before[tags] = count_tokens_before(tokens, starts)
+        num_text_before[tags] = count_tokens_before(tokens, starts)
 
         # The indices of the inserted tokens in the body.
         lengths = np.fromiter(map(len, inserted), np.int64, len(inserted))
-        indices = text_before.repeat(lengths) + np.arange(lengths.sum())
+        indices = num_text_before.repeat(lengths) + np.arange(lengths.sum())
         size = len(tokens.ids) + len(indices)
         is_text = np.ones(size, np.bool_)
         is_text[indices] = False
@@ -457,7 +468,7 @@ class SeparateBodies:
 
 
 def _list_inserted_strings(rendered: Rendered) -> list[InsertedString]:
-    """Lists lead and tags of a document in order."""
+    """Returns the lead, if any, and the tags of a document in order."""
     strings: list[InsertedString] = []
     if rendered.lead:
         strings.append(InsertedString(rendered.lead, is_configured=True))
@@ -472,12 +483,12 @@ def _list_inserted_strings(rendered: Rendered) -> list[InsertedString]:
 
 
 def count_tokens_before(tokens: Tokens, positions: np.ndarray) -> np.ndarray:
-    """Counts the tokens before each position of their text (int64).
+    """Counts the tokens before each of some positions in their text (int64).
 
     A position inside a token, or inside a character that several tokens share, moves back to the
-    nearest boundary between two tokens and two characters.
+    nearest boundary that is between two tokens and between two characters.
     """
-    starts, ends = tokens.characters()
+    starts, ends = tokens.locate()
     is_boundary = np.ones(len(ends) + 1, np.bool_)
     is_boundary[1:-1] = starts[1:] >= ends[:-1]
     boundaries = np.flatnonzero(is_boundary)
@@ -486,14 +497,14 @@ def count_tokens_before(tokens: Tokens, positions: np.ndarray) -> np.ndarray:
 
 
 def _find_configured_parts(rendered: Rendered) -> np.ndarray:
-    """The parts of lead and body that come from the configuration (int[m, 2])."""
+    """Returns the parts of lead and body that come from the configuration (int[m, 2])."""
     lead = len(rendered.lead)
     return np.concatenate(([[0, lead]], rendered.own + lead)) if lead else rendered.own
 
 
 def _find_characters_in_body(rendered: Rendered, tokens: Tokens) -> Characters:
     """Returns the characters of the body that its tokens cover; tokens of the lead cover none."""
-    starts, ends = tokens.characters()
+    starts, ends = tokens.locate()
     lead = len(rendered.lead)
     if not lead:
         return starts, ends
@@ -501,26 +512,30 @@ def _find_characters_in_body(rendered: Rendered, tokens: Tokens) -> Characters:
 
 
 def _locate_joint(rendered: Rendered, tokens: Tokens) -> Characters:
-    """Computes the characters of the original text that the tokens of lead and body cover."""
+    """Returns the characters of the original text that the tokens of lead and body cover."""
     starts, ends = _find_characters_in_body(rendered, tokens)
     return map_text_positions(starts, rendered.spans), map_text_positions(ends, rendered.spans)
 
 
 def _locate_separate(tokens: Tokens, is_text: np.ndarray) -> Characters:
-    """Computes the characters that the tokens of lead and body cover.
+    """Returns the characters of the original text that the tokens of lead and body cover.
 
-    Inserted tokens cover none; their position is the text after them.
+    Inserted tokens cover none: their start and end is the start of the text after them.
+
+    Args:
+        tokens: The tokens of the text.
+        is_text: bool[n], whether each token of lead and body is one of them.
     """
-    starts, ends = tokens.characters()
-    text_starts = np.append(starts, ends[-1:] if len(ends) else 0).astype(np.int32)
-    first = text_starts[is_text.cumsum() - is_text]
-    last = first.copy()
-    last[is_text] = ends
-    return first, last
+    text_starts, text_ends = tokens.locate()
+    next_starts = np.append(text_starts, text_ends[-1:] if len(text_ends) else 0).astype(np.int32)
+    starts = next_starts[is_text.cumsum() - is_text]
+    ends = starts.copy()
+    ends[is_text] = text_ends
+    return starts, ends
 
 
 class TokenMarks(NamedTuple):
-    """Types, runs and targets of tokens."""
+    """The types, runs and targets of tokens."""
 
     token_types: np.ndarray
     run: np.ndarray
@@ -528,14 +543,15 @@ class TokenMarks(NamedTuple):
 
 
 def slice_plain_tokens(length: int) -> TokenMarks:
-    """Returns the values of tokens without metadata: slices of shared read-only arrays."""
-    size = max(1 << (length - 1).bit_length(), 1 << 12)  # few sizes, as each stays in memory
+    """Returns the marks of text tokens, as slices of shared read-only arrays."""
+    size = max(1 << (length - 1).bit_length(), 1 << 12)  # few sizes, as all stay in memory
     token_types, run, targets = _make_plain_tokens(size)
     return TokenMarks(token_types[:length], run[:length], targets[:length])
 
 
 @lru_cache
 def _make_plain_tokens(size: int) -> TokenMarks:
+    """Returns read-only marks of `size` text tokens."""
     arrays = TokenMarks(
         np.zeros(size, np.uint8), np.full(size, -1, np.int32), np.ones(size, np.bool_)
     )

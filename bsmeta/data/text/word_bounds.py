@@ -1,4 +1,4 @@
-"""Decides whether a tokenizer encodes each word of a text as if the text were cut before it.
+"""Decides whether a tokenizer encodes each word of a text independently of the other words.
 
 A text is cut before a space that follows two ASCII characters, the second of which is visible (`!`
 to `~`). A tokenizer is *separable* if the tokens of the text on one side of such a cut never depend
@@ -15,7 +15,7 @@ This is derived from the parts of the tokenizer (its `tokenizer.json`), never fr
   has a space after another character, no merge crosses a cut. Since merges elsewhere neither enable
   nor prevent a merge, each side is merged as it would be alone.
 
-Everything else, such as other patterns, is refused: `check_separable` names the reason.
+All other tokenizers, such as those with other patterns, are refused with the reason.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ ANY_TEXT_NORMALIZERS = {
     "Strip",
     "StripAccents",
 }
-"""Normalizers of single characters, of the characters that combine with one, or of text ends."""
+"""Normalizers that change only single characters, combining sequences, or the ends of a text."""
 
 SPLIT_AT_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 """Pre-tokenizers that split at every space."""
 
 
 class Inseparable(Exception):
-    """Texts of a tokenizer cannot be cut between words; the message gives the reason."""
+    """A tokenizer whose texts cannot be cut between words; the message gives the reason."""
 
 
 def check_separable(tokenizer: Tokenizer) -> None:
@@ -91,10 +91,10 @@ def check_separable(tokenizer: Tokenizer) -> None:
 
 
 def _list_steps(part: Part | None, name: str) -> Sequence[Part]:
-    """Lists the steps of a part in order; a sequence of steps may be nested.
+    """Returns the steps of a part in order, from sequences that may be nested.
 
     Args:
-        name: The key of the steps of a sequence.
+        name: The key of the steps in a sequence.
     """
     if part is None:
         return []
@@ -108,6 +108,7 @@ def _list_steps(part: Part | None, name: str) -> Sequence[Part]:
 
 
 def _replaces_spaces(step: Part) -> bool:
+    """Whether a normalizer replaces every space."""
     return step["type"] == "Replace" and step["pattern"] == {"String": " "}
 
 
@@ -134,9 +135,9 @@ def _check_normalizer(step: Part) -> None:
 
 
 def _check_added_tokens(tokenizer: Tokenizer, added: Sequence[Part]) -> None:
-    """Refuses tokens of the normalized text that may depend on both sides of a cut.
+    """Checks that no added token that is matched in normalized text can extend across a cut.
 
-    Tokens that match the original text are found before it is cut.
+    Tokens that are matched in the original text are found before it is cut.
     """
     normalizer = tokenizer.normalizer
     for token in added:
@@ -153,7 +154,7 @@ def _check_added_tokens(tokenizer: Tokenizer, added: Sequence[Part]) -> None:
 
 
 def _check_post_processor(part: Part | None) -> None:
-    """Refuses steps that may change tokens even if no special tokens are added."""
+    """Checks that the post-processor changes nothing if no special tokens are added."""
     for step in _list_steps(part, "processors"):
         match step:
             case {"type": "ByteLevel" | "BertProcessing" | "RobertaProcessing"}:
@@ -168,12 +169,12 @@ def _check_model(model: Part, pre_tokenizer: Part | None, has_symbols: bool) -> 
     """Checks that the model encodes each word separately, or merges nothing across words.
 
     Args:
-        has_symbols: Whether the normalizer replaces all spaces by `SPACE_SYMBOL`.
+        has_symbols: Whether the normalizer replaces all spaces with `SPACE_SYMBOL`.
     """
     if model.get("dropout"):
         raise Inseparable("its merges are random")
     if model["type"] not in ("BPE", "Unigram", "WordLevel", "WordPiece"):
-        raise Inseparable(f"its model {model['type']} is not known")
+        raise Inseparable(f"its model {model['type']} is unknown")
 
     for step in _list_steps(pre_tokenizer, "pretokenizers"):
         match step:
@@ -207,7 +208,7 @@ def _check_model(model: Part, pre_tokenizer: Part | None, has_symbols: bool) -> 
 
 
 def _check_merges(model: Part) -> None:
-    """Checks that no merge crosses from a character to the symbol of a space after it."""
+    """Checks that no merge joins a character with the symbol of a space after it."""
     if model["type"] != "BPE":
         raise Inseparable(f"its model {model['type']} sees several words at once")
     if model["ignore_merges"] or model["continuing_subword_prefix"] or model["end_of_word_suffix"]:

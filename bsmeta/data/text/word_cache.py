@@ -1,4 +1,4 @@
-"""A cache of words for a tokenizer: most words of a batch are not encoded again.
+"""A word cache for a tokenizer: most words of a batch need not be encoded again.
 
 The tokenizers library takes more than a microsecond per word, whether or not it has seen it before,
 and nine words in ten recur. A separable tokenizer (see `word_bounds`) encodes the words of a text
@@ -6,10 +6,11 @@ one by one, so a batch is cut into words, each distinct word is looked up once, 
 copied to every position where it occurs. Except for the lookup, Arrow and NumPy do this for the
 whole batch at once.
 
-The tokens of a word depend on whether it follows another word, a special token, or nothing (there,
-a tokenizer may insert a space). The first byte of a word's key distinguishes these: the space
-itself for a word after another, otherwise a control character that is put before it. A new word is
-encoded after text of the same sort, whose tokens are then dropped.
+The tokens of a word depend on whether it follows another word, a special token, or nothing (at the
+beginning of a text, a tokenizer may insert a space). The first byte of a word's key, its mark,
+distinguishes these cases: the space itself for a word after another, otherwise a control character
+that is put before the word. A new word is encoded after text that stands for its case (the
+carrier), whose tokens are then dropped.
 
 Texts that cannot be encoded in this way are encoded whole: those with an added token that depends
 on its neighbors, and those that are not valid Unicode, which the tokenizer itself then refuses.
@@ -21,6 +22,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,13 +31,13 @@ from tokenizers import Encoding, Tokenizer
 from bsmeta.data.text.word_bounds import check_separable
 
 Characters = tuple[np.ndarray, np.ndarray]
-"""The characters of a text that tokens cover: starts and ends, int32 [n] each."""
+"""The characters of a text that each token covers: starts and ends, int32 [n] each."""
 
-GENERATION_WORDS = 1 << 16
-"""Number of words in a generation. The current and the previous generation are kept."""
+MAX_GENERATION_WORDS = 1 << 16
+"""Maximum number of words in a generation. The current and the previous generation are kept."""
 
 MAX_ENTRY_BYTES = 256
-"""Largest size in bytes of a cached word and its tokens (12 each); longer words rarely recur."""
+"""Maximum size of a cached word and its tokens (12 bytes each); longer words rarely recur."""
 
 ENCODING_BATCH_SIZE = 256
 """Number of new words that are encoded as one text."""
@@ -43,7 +45,7 @@ ENCODING_BATCH_SIZE = 256
 SPACE = 0x20
 
 FIRST_VISIBLE = 0x21
-VISIBLE_COUNT = 94
+NUM_VISIBLE = 94
 """The visible characters of ASCII are `!` to `~`."""
 
 BEGINNING = b"\1"
@@ -59,22 +61,22 @@ SPECIAL_BEGINNING = b"\4"
 """Begins the key of a special token at the beginning of a text."""
 
 CARRIER = "a"
-"""Text before a word that follows another."""
+"""The carrier of a word that follows another."""
 
-COLUMNS = 3
-"""Number of values of a token."""
+NUM_COLUMNS = 3
+"""Number of columns of a token table."""
 
-# The values of a token: its id, and the start and end of its characters in the word.
+# The columns of a token table: id, and the start and end of the token's characters in the word.
 _ID = 0
 _START = 1
 _END = 2
 
 
 class WordCache:
-    """Encodes texts as their tokenizer does, without special tokens around them.
+    """Encodes texts exactly as a tokenizer does without adding special tokens.
 
     Args:
-        tokenizer: Padding and truncation must be off.
+        tokenizer: Must have padding and truncation off.
 
     Raises:
         Inseparable: If texts of this tokenizer cannot be cut between words.
@@ -88,136 +90,149 @@ class WordCache:
         self._older: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
-        """Number of entries, at most 2 * GENERATION_WORDS."""
+        """Returns the number of entries, at most 2 * MAX_GENERATION_WORDS."""
         return len(self._recent) + len(self._older)
 
     def encode_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Encodes texts; returns the ids of each (int32[n])."""
+        """Returns the token ids of each text (int32[n])."""
         words = cut_words(texts, self._special)
         if words is None:
             return [np.array(encoding.ids, np.int32) for encoding in self._encode(texts)]
 
         tokens, irregular = self._find_tokens(words)
         results = tokens.divide_by_text(tokens.read_column(_ID))
-        for number, encoding in self._encode_some(texts, irregular):
-            results[number] = np.array(encoding.ids, np.int32)
+        for index, encoding in self._encode_some(texts, irregular):
+            results[index] = np.array(encoding.ids, np.int32)
         return results
 
-    def ids_and_characters(self, texts: Sequence[str]) -> list[tuple[np.ndarray, Characters]]:
-        """Encodes texts; returns ids (int32[n]) and the characters that each token covers."""
+    def encode_with_characters(self, texts: Sequence[str]) -> list[tuple[np.ndarray, Characters]]:
+        """Returns the token ids of each text (int32[n]), and the characters of each token."""
         words = cut_words(texts, self._special)
         if words is None:
-            return [ids_and_characters(encoding) for encoding in self._encode(texts)]
+            return [read_ids_and_characters(encoding) for encoding in self._encode(texts)]
 
         tokens, irregular = self._find_tokens(words)
-        before = words.count_characters_before().repeat(tokens.counts)
+        num_before = words.count_characters_before().repeat(tokens.counts)
         ids = tokens.divide_by_text(tokens.read_column(_ID))
-        starts = tokens.divide_by_text(tokens.read_column(_START) + before)
-        ends = tokens.divide_by_text(tokens.read_column(_END) + before)
+        starts = tokens.divide_by_text(tokens.read_column(_START) + num_before)
+        ends = tokens.divide_by_text(tokens.read_column(_END) + num_before)
         results = list(zip(ids, zip(starts, ends, strict=True), strict=True))
-        for number, encoding in self._encode_some(texts, irregular):
-            results[number] = ids_and_characters(encoding)
+        for index, encoding in self._encode_some(texts, irregular):
+            results[index] = read_ids_and_characters(encoding)
         return results
 
     def _encode(self, texts: Sequence[str]) -> list[Encoding]:
+        """Encodes texts with the tokenizer itself."""
         return self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
 
     def _encode_some(
-        self, texts: Sequence[str], numbers: Sequence[int]
+        self, texts: Sequence[str], indices: Sequence[int]
     ) -> Iterator[tuple[int, Encoding]]:
-        """Encodes the texts with these numbers."""
-        encodings = self._encode([texts[number] for number in numbers])
-        return zip(numbers, encodings, strict=True)
+        """Encodes the texts at some indices; yields (index, encoding)."""
+        encodings = self._encode([texts[index] for index in indices])
+        return zip(indices, encodings, strict=True)
 
     def _find_tokens(self, words: Words) -> tuple[WordTokens, list[int]]:
-        """Finds the tokens of words; also returns the numbers of texts to encode as a whole."""
-        entries = self._look_up(words.distinct)
+        """Returns the tokens of words, and the indices of texts that must be encoded whole."""
+        entries = self._look_up(words.keys)
         irregular = set(words.irregular)
-        unusable = [number for number, entry in enumerate(entries) if entry is None]
+        unusable = [index for index, entry in enumerate(entries) if entry is None]
         if unusable:
-            positions = np.flatnonzero(np.isin(words.numbers, unusable))
-            irregular |= set((words.bounds.searchsorted(positions, "right") - 1).tolist())
+            word_indices = np.flatnonzero(np.isin(words.key_indices, unusable))
+            irregular |= set((words.bounds.searchsorted(word_indices, "right") - 1).tolist())
         return WordTokens(words, [entry or b"" for entry in entries]), sorted(irregular)
 
-    def _look_up(self, words: Sequence[bytes]) -> list[bytes | None]:
-        """Finds the tokens of distinct words in the cache, or encodes them; see `_learn`.
+    def _look_up(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Returns the tokens of distinct words from the cache, or encodes them; see `_encode_new`.
 
-        The cache is filled up to its limit, then the older generation is dropped, so that it keeps
-        the most recently used words.
+        When the recent generation is full, it becomes the older one, which is dropped. So the cache
+        keeps the most recently used words.
         """
         recent = self._recent
         older = self._older
-        entries = [recent.get(word) for word in words]
-        missing = [number for number, entry in enumerate(entries) if entry is None]
+        entries = [recent.get(key) for key in keys]
+        missing = [index for index, entry in enumerate(entries) if entry is None]
 
         new = []
-        for number in missing:
-            entry = older.get(words[number])
+        for index in missing:
+            entry = older.get(keys[index])
             if entry is None:
-                new.append(number)
+                new.append(index)
             else:
-                entries[number] = entry
-                self._keep(words[number], entry)
+                entries[index] = entry
+                self._keep(keys[index], entry)
 
-        learned = self._learn([words[number] for number in new])
-        for number, entry in zip(new, learned, strict=True):
-            entries[number] = entry
-            if entry is not None and len(words[number]) + len(entry) <= MAX_ENTRY_BYTES:
-                self._keep(words[number], entry)
+        new_entries = self._encode_new([keys[index] for index in new])
+        for index, entry in zip(new, new_entries, strict=True):
+            entries[index] = entry
+            if entry is not None and len(keys[index]) + len(entry) <= MAX_ENTRY_BYTES:
+                self._keep(keys[index], entry)
         return entries
 
-    def _keep(self, word: bytes, entry: bytes) -> None:
-        if len(self._recent) >= GENERATION_WORDS:
+    def _keep(self, key: bytes, entry: bytes) -> None:
+        """Adds an entry to the recent generation; begins a new one if it is full."""
+        if len(self._recent) >= MAX_GENERATION_WORDS:
             self._older = self._recent
             self._recent = {}
-        self._recent[word] = entry
+        self._recent[key] = entry
 
-    def _learn(self, words: Sequence[bytes]) -> list[bytes | None]:
-        """Encodes words, many as one text where possible.
+    def _encode_new(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Encodes words: many as one text if possible, the others one by one.
 
         Returns:
-            The tokens of each (int32[n, COLUMNS]); None if they depend on more than the word.
+            The token table of each word, as bytes (int32[n, NUM_COLUMNS]); None if its tokens
+            depend on more than the word.
         """
-        entries: list[bytes | None] = [None] * len(words)
-        can_join = [number for number, word in enumerate(words) if precedes_cut(word)]
-        alone = set(range(len(words))) - set(can_join)
+        joinable = [index for index, key in enumerate(keys) if can_precede_cut(key)]
+        entries = self._encode_joined(keys, joinable)
+        remaining = [index for index in range(len(keys)) if index not in entries]
 
-        # Words that end at a cut are encoded together.
+        contexts = [self._choose_context(keys[index]) for index in remaining]
+        encodings = self._encode([context.before + context.text for context in contexts])
+        carriers = self._encode([context.before for context in contexts])
+        for index, context, carrier, encoding in zip(
+            remaining, contexts, carriers, encodings, strict=True
+        ):
+            entries[index] = self._drop_carrier(context, carrier.ids, encoding)
+        return [entries[index] for index in range(len(keys))]
+
+    def _encode_joined(
+        self, keys: Sequence[bytes], joinable: Sequence[int]
+    ) -> dict[int, bytes | None]:
+        """Encodes words that may precede a cut, `ENCODING_BATCH_SIZE` of them as one text.
+
+        Args:
+            joinable: The indices of these words.
+
+        Returns:
+            The token table of each word, by its index. Words of a text whose tokens cannot be
+            assigned to words are missing.
+        """
         groups = [
-            can_join[first : first + ENCODING_BATCH_SIZE]
-            for first in range(0, len(can_join), ENCODING_BATCH_SIZE)
+            joinable[first : first + ENCODING_BATCH_SIZE]
+            for first in range(0, len(joinable), ENCODING_BATCH_SIZE)
         ]
         group_words: list[list[str]] = []
         for group in groups:
-            group_words.append([words[number].decode() for number in group])
-        joined = self._encode([CARRIER + "".join(texts) for texts in group_words])
-        for group, texts, encoding in zip(groups, group_words, joined, strict=True):
-            group_entries = self._divide(texts, encoding)
-            if group_entries is None:
-                alone.update(group)
-                continue
-            for number, entry in zip(group, group_entries, strict=True):
-                entries[number] = entry
+            group_words.append([keys[index].decode() for index in group])
+        encodings = self._encode([CARRIER + "".join(words) for words in group_words])
 
-        # All others are encoded one by one, after text of the sort that precedes them.
-        numbers = sorted(alone)
-        contexts = [self._context(words[number]) for number in numbers]
-        encodings = self._encode([context.before + context.text for context in contexts])
-        carriers = self._encode([context.before for context in contexts])
-        for number, context, carrier, encoding in zip(
-            numbers, contexts, carriers, encodings, strict=True
-        ):
-            entries[number] = self._drop_carrier(context, carrier.ids, encoding)
+        entries: dict[int, bytes | None] = {}
+        for group, words, encoding in zip(groups, group_words, encodings, strict=True):
+            group_entries = self._divide_by_word(words, encoding)
+            if group_entries is not None:
+                entries.update(zip(group, group_entries, strict=True))
         return entries
 
-    def _divide(self, words: Sequence[str], encoding: Encoding) -> list[bytes] | None:
+    def _divide_by_word(self, words: Sequence[str], encoding: Encoding) -> list[bytes] | None:
         """Divides the tokens of words that were encoded as one text, after `CARRIER`.
 
         Returns:
-            The tokens of each word; None if an added token is among them, or if characters do not
-            determine the word of each token.
+            The token table of each word; None if an added token is among the tokens, or if their
+            characters do not determine the word of each.
         """
-        if self._special.spans(CARRIER + "".join(words)) or self._special.is_among(encoding.ids):
+        text = CARRIER + "".join(words)
+        if self._special.find_spans(text) or self._special.is_among(encoding.ids):
             return None
 
         table = make_token_table(encoding)
@@ -235,43 +250,46 @@ class WordCache:
         first_rows = owners.searchsorted(np.arange(1, len(words) + 2)).tolist()
         return [table[first:last].tobytes() for first, last in itertools.pairwise(first_rows)]
 
-    def _context(self, word: bytes) -> Context:
-        """Chooses text of the sort that precedes a word, according to the word's mark."""
-        match word[:1]:
+    def _choose_context(self, key: bytes) -> Context:
+        """Chooses the carrier of a word by the mark of its key."""
+        match key[:1]:
             case b" ":
-                return Context(CARRIER, word.decode(), [])
+                return Context(CARRIER, key.decode(), [])
             case mark if mark == BEGINNING:
-                return Context("", word[1:].decode(), [])
+                return Context("", key[1:].decode(), [])
             case mark if mark == AFTER_SPECIAL:
                 special = self._special.example
-                return Context(special, word[1:].decode(), [(0, len(special))])
-        before = CARRIER if word[:1] == SPECIAL else ""
-        text = word[1:].decode()
+                return Context(special, key[1:].decode(), [(0, len(special))])
+        before = CARRIER if key[:1] == SPECIAL else ""
+        text = key[1:].decode()
         return Context(before, text, [(len(before), len(before) + len(text))])
 
     def _drop_carrier(
-        self, context: Context, carrier: list[int], encoding: Encoding
+        self, context: Context, carrier_ids: list[int], encoding: Encoding
     ) -> bytes | None:
-        """Returns the tokens of a word that was encoded in its context, without the carrier's.
+        """Returns the token table of a word that was encoded after its carrier.
 
-        None if another added token was formed.
+        Returns:
+            None if the tokens of the carrier changed, or if an unexpected added token was formed.
         """
-        if self._special.spans(context.before + context.text) != context.special:
+        if self._special.find_spans(context.before + context.text) != context.special:
             return None
         ids = encoding.ids
-        if ids[: len(carrier)] != carrier or self._special.is_among(ids):
+        if ids[: len(carrier_ids)] != carrier_ids or self._special.is_among(ids):
             return None
 
-        table = make_token_table(encoding)[len(carrier) :]
+        table = make_token_table(encoding)[len(carrier_ids) :]
         table[:, _START:] -= len(context.before)
         return table.tobytes()
 
 
 @dataclass(slots=True)
 class Context:
-    """A word, and text to put before it so that it is encoded as in the text that contains it.
+    """A word, and the carrier to put before it so that it is encoded as within a text.
 
     Attributes:
+        before: The carrier.
+        text: The word.
         special: Spans of `before + text`, in characters, that must be encoded as special tokens.
     """
 
@@ -287,9 +305,11 @@ class SpecialPatterns:
     normalized, then for the others in the normalized text between them; in both, for the leftmost
     and, at the same position, the longest.
 
+    An added token is regular if it is matched independently of its neighbors.
+
     Attributes:
-        example: A token that is found independently of its neighbors; "" if there is none.
-        has_cut: Whether a text may be cut inside one of those tokens.
+        example: A regular token; "" if there is none.
+        has_cut: Whether a text may be cut inside a regular token.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -308,7 +328,7 @@ class SpecialPatterns:
                 if token.normalized and any(map(str.isspace, token.content[1:]))
             ]
 
-        self._normalized = {number for number, token in added.items() if token.normalized}
+        self._normalized = {token_id for token_id, token in added.items() if token.normalized}
         self._regular = re.compile(b"(" + build_alternatives(regular).encode() + b")")
         self._irregular = re.compile(build_alternatives(contents).encode())
         self._all = re.compile(build_alternatives([*regular, *contents]))
@@ -316,15 +336,14 @@ class SpecialPatterns:
         self.has_cut = any(" " in content for content in regular)
 
     def split(self, raw: bytes) -> list[bytes] | None:
-        """Splits a text into text, special token, text, … in turns.
+        """Splits a text into segments: text and special tokens in alternation, beginning with text.
 
-        None if the text has an added token that depends on its neighbors, or in which the text may
-        be cut.
+        None if the text has an added token that is not regular.
         """
         return None if self._irregular.search(raw) else self._regular.split(raw)
 
-    def spans(self, text: str) -> list[tuple[int, int]]:
-        """Finds the added tokens in a text (spans of characters), except normalized ones."""
+    def find_spans(self, text: str) -> list[tuple[int, int]]:
+        """Returns the spans of the added tokens in a text, in characters; no normalized ones."""
         return [match.span() for match in self._all.finditer(text)]
 
     def is_among(self, ids: Sequence[int]) -> bool:
@@ -337,11 +356,11 @@ def build_alternatives(strings: Sequence[str]) -> str:
     return "|".join(map(re.escape, sorted(strings, key=len, reverse=True))) or "(?!)"
 
 
-def precedes_cut(word: bytes) -> bool:
-    """Whether a word follows another, and a space after it would be cut off."""
-    if word[0] != SPACE or len(word) < 2:
+def can_precede_cut(key: bytes) -> bool:
+    """Whether a word follows another word, and a space after it would begin a new word."""
+    if key[0] != SPACE or len(key) < 2:
         return False
-    return 0 <= word[-1] - FIRST_VISIBLE < VISIBLE_COUNT and word[-2] < 0x80
+    return 0 <= key[-1] - FIRST_VISIBLE < NUM_VISIBLE and key[-2] < 0x80
 
 
 @dataclass(slots=True)
@@ -349,90 +368,132 @@ class Words:
     """The words of a batch of texts, n in all.
 
     Attributes:
-        distinct: The keys of the distinct words.
-        numbers: int64[n], the index of each word's key.
-        bounds: int64[texts + 1], the index of each text's first word.
-        irregular: Numbers of texts that were not cut; they are empty here.
-        codes: uint8, the keys of all words, one after the other.
+        keys: The keys of the distinct words.
+        key_indices: int64[n], the index in `keys` of each word.
+        bounds: int64[texts + 1], the index of each text's first word, and n.
+        irregular: Indices of texts that could not be cut and so contribute no words.
+        codes: uint8, the concatenated keys of all words.
         starts: int64[n], the index in `codes` of each word's key.
     """
 
-    distinct: list[bytes]
-    numbers: np.ndarray
+    keys: list[bytes]
+    key_indices: np.ndarray
     bounds: np.ndarray
     irregular: list[int]
     codes: np.ndarray
     starts: np.ndarray
 
     def count_characters_before(self) -> np.ndarray:
-        """Counts the characters of the text before each of its words (int32[n])."""
+        """Counts the characters of its text that precede each word (int32[n])."""
         begins_character = self.codes.view(np.int8) >= -0x40  # in UTF-8
         begins_character[self.starts[self.codes[self.starts] != SPACE]] = False  # mark of a key
         lengths = np.add.reduceat(begins_character, self.starts, dtype=np.int32)
-        before = lengths.cumsum(dtype=np.int32) - lengths
+        num_before = lengths.cumsum(dtype=np.int32) - lengths
         first_words = self.bounds[:-1]
-        return before - before[first_words].repeat(np.diff(self.bounds))
+        return num_before - num_before[first_words].repeat(np.diff(self.bounds))
+
+
+class MarkedTexts(NamedTuple):
+    """The segments of a batch of texts, each text or a special token, with a mark before each.
+
+    Attributes:
+        segments: The marked segments of all texts, in order.
+        first_segments: For each text, the index of its first segment.
+        irregular: Indices of texts that cannot be cut; each has one empty segment.
+    """
+
+    segments: list[bytes]
+    first_segments: list[int]
+    irregular: list[int]
 
 
 def cut_words(texts: Sequence[str], special: SpecialPatterns) -> Words | None:
-    """Cuts texts into words and special tokens; None if one of them is not valid Unicode."""
-    parts: list[bytes] = []
-    first_parts: list[int] = []
-    irregular = []
-    for number, text in enumerate(texts):
-        try:
-            pieces = special.split(text.encode())
-        except UnicodeEncodeError:
-            return None
-        if pieces is None:
-            irregular.append(number)
-            pieces = [b""]
-        first_parts.append(len(parts))
-        parts += mark_pieces(pieces)
-    if not parts:
+    """Cuts texts into words and special tokens.
+
+    Returns:
+        None if a text is not valid Unicode, or if there are no texts.
+    """
+    marked = _mark_texts(texts, special)
+    if marked is None or not marked.segments:
         return None
 
-    raw = b"".join(parts)
+    raw = b"".join(marked.segments)
     codes = np.frombuffer(raw, np.uint8)
-    part_starts = np.cumsum([0, *map(len, parts)])
-    cuts = cut_positions(codes)
-    if special.has_cut:
-        marks = codes[part_starts[:-1]]
-        is_special = (marks == SPECIAL[0]) | (marks == SPECIAL_BEGINNING[0])
-        cuts = cuts[~is_special[part_starts.searchsorted(cuts, "right") - 1]]
-    starts = np.concatenate((part_starts, cuts))
-    starts.sort()
+    segment_starts = np.cumsum([0, *map(len, marked.segments)])
+    starts = _find_word_starts(codes, segment_starts, special)
 
     # Arrow finds the distinct words: slices of one buffer, without copying each word.
     buffers = [None, pa.py_buffer(starts), pa.py_buffer(raw)]
     words = pa.Array.from_buffers(pa.large_binary(), len(starts) - 1, buffers).dictionary_encode()
     return Words(
-        distinct=words.dictionary.to_pylist(),
-        numbers=words.indices.to_numpy().astype(np.int64),
-        bounds=starts.searchsorted(part_starts[[*first_parts, -1]]),
-        irregular=irregular,
+        keys=words.dictionary.to_pylist(),
+        key_indices=words.indices.to_numpy().astype(np.int64),
+        bounds=starts.searchsorted(segment_starts[[*marked.first_segments, -1]]),
+        irregular=marked.irregular,
         codes=codes,
         starts=starts[:-1],
     )
 
 
-def mark_pieces(pieces: Sequence[bytes]) -> list[bytes]:
-    """Puts a mark before each piece of a text, which is text, special token, text, … in turns."""
-    if len(pieces) == 1:
-        return [BEGINNING + pieces[0]]
+def _mark_texts(texts: Sequence[str], special: SpecialPatterns) -> MarkedTexts | None:
+    """Splits texts at special tokens and marks their segments; None if one is invalid Unicode."""
+    marked = MarkedTexts([], [], [])
+    for index, text in enumerate(texts):
+        try:
+            segments = special.split(text.encode())
+        except UnicodeEncodeError:
+            return None
+        if segments is None:
+            marked.irregular.append(index)
+            segments = [b""]
+        marked.first_segments.append(len(marked.segments))
+        marked.segments.extend(mark_segments(segments))
+    return marked
+
+
+def mark_segments(segments: Sequence[bytes]) -> list[bytes]:
+    """Puts a mark before each segment of a text; drops an empty one before a special token.
+
+    Args:
+        segments: Text and special tokens in alternation, beginning with text.
+    """
+    if len(segments) == 1:
+        return [BEGINNING + segments[0]]
 
     marks = itertools.cycle((SPECIAL, AFTER_SPECIAL))
-    if pieces[0]:
-        return [BEGINNING + pieces[0], *map(bytes.__add__, marks, pieces[1:])]
+    if segments[0]:
+        return [BEGINNING + segments[0], *map(bytes.__add__, marks, segments[1:])]
 
     next(marks)
-    return [SPECIAL_BEGINNING + pieces[1], *map(bytes.__add__, marks, pieces[2:])]
+    return [SPECIAL_BEGINNING + segments[1], *map(bytes.__add__, marks, segments[2:])]
 
 
-def cut_positions(codes: np.ndarray) -> np.ndarray:
-    """Finds the bytes (uint8) before which `word_bounds` permits to cut a text (int64)."""
+def _find_word_starts(
+    codes: np.ndarray, segment_starts: np.ndarray, special: SpecialPatterns
+) -> np.ndarray:
+    """Returns the index of each word's first byte, and the number of bytes (int64).
+
+    Words begin at segments and at cuts that are not inside a special token.
+
+    Args:
+        codes: The bytes of all marked segments (uint8).
+        segment_starts: The index of each segment's mark, and the number of bytes.
+    """
+    cuts = find_cuts(codes)
+    if special.has_cut:
+        marks = codes[segment_starts[:-1]]
+        is_special = (marks == SPECIAL[0]) | (marks == SPECIAL_BEGINNING[0])
+        cuts = cuts[~is_special[segment_starts.searchsorted(cuts, "right") - 1]]
+
+    starts = np.concatenate((segment_starts, cuts))
+    starts.sort()
+    return starts
+
+
+def find_cuts(codes: np.ndarray) -> np.ndarray:
+    """Returns the indices of the bytes (uint8) before which `word_bounds` permits a cut (int64)."""
     is_cut = codes[2:] == SPACE
-    is_cut &= codes[1:-1] - np.uint8(FIRST_VISIBLE) < VISIBLE_COUNT
+    is_cut &= codes[1:-1] - np.uint8(FIRST_VISIBLE) < NUM_VISIBLE
     is_cut &= codes[:-2] < 0x80
     return np.flatnonzero(is_cut) + 2
 
@@ -440,47 +501,47 @@ def cut_positions(codes: np.ndarray) -> np.ndarray:
 class WordTokens:
     """The tokens of all words of a batch, in order.
 
-    Attributes:
-        counts: int64[words], the number of tokens of each.
-
     Args:
-        rows: The tokens of each distinct word.
+        tables: The token table of each distinct word, as bytes.
+
+    Attributes:
+        counts: int64[words], the number of tokens of each word.
     """
 
-    def __init__(self, words: Words, rows: Sequence[bytes]) -> None:
-        table = np.frombuffer(b"".join(rows), np.int32).reshape(-1, COLUMNS)
+    def __init__(self, words: Words, tables: Sequence[bytes]) -> None:
+        table = np.frombuffer(b"".join(tables), np.int32).reshape(-1, NUM_COLUMNS)
         self._columns = np.ascontiguousarray(table.T)
 
         # The row of each token of the batch in the table of distinct words.
-        row_bytes = COLUMNS * table.itemsize
-        sizes = np.fromiter(map(len, rows), np.int64, len(rows)) // row_bytes
-        self.counts = sizes[words.numbers]
+        row_bytes = NUM_COLUMNS * table.itemsize
+        sizes = np.fromiter(map(len, tables), np.int64, len(tables)) // row_bytes
+        self.counts = sizes[words.key_indices]
         ends = self.counts.cumsum()
-        shifts = (sizes.cumsum() - sizes)[words.numbers] - (ends - self.counts)
+        shifts = (sizes.cumsum() - sizes)[words.key_indices] - (ends - self.counts)
         self._rows = shifts.repeat(self.counts)
         self._rows += np.arange(len(self._rows))
 
         self._bounds = np.concatenate(([0], ends))[words.bounds].tolist()
 
-    def read_column(self, number: int) -> np.ndarray:
-        """Returns a value of each token of all texts (int32)."""
-        return self._columns[number].take(self._rows)
+    def read_column(self, column: int) -> np.ndarray:
+        """Returns the values of one column for the tokens of all texts (int32)."""
+        return self._columns[column].take(self._rows)
 
     def divide_by_text(self, values: np.ndarray) -> list[np.ndarray]:
-        """Divides values of all tokens by text."""
+        """Divides an array with a value per token into one array per text."""
         return [values[start:end] for start, end in itertools.pairwise(self._bounds)]
 
 
 def make_token_table(encoding: Encoding) -> np.ndarray:
-    """Returns the ids and characters of tokens (int32[n, COLUMNS])."""
+    """Returns the ids and characters of tokens (int32[n, NUM_COLUMNS])."""
     ids = encoding.ids
-    table = np.empty((len(ids), COLUMNS), np.int32)
+    table = np.empty((len(ids), NUM_COLUMNS), np.int32)
     table[:, _ID] = ids
     table[:, _START:] = np.array(encoding.offsets, np.int32).reshape(-1, 2)
     return table
 
 
-def ids_and_characters(encoding: Encoding) -> tuple[np.ndarray, Characters]:
-    """Returns the ids of an encoded text (int32[n]), and the characters that each token covers."""
+def read_ids_and_characters(encoding: Encoding) -> tuple[np.ndarray, Characters]:
+    """Returns the ids of an encoded text (int32[n]), and the characters of each token."""
     offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
     return np.array(encoding.ids, np.int32), (offsets[:, 0], offsets[:, 1])

@@ -1,21 +1,22 @@
-r"""Finds where words begin and end, in any script: the one gate of all that matches aliases.
+r"""Finds where words begin and end, in any script. All code that matches aliases uses this module.
 
-In scripts with spaces, a word is a run of letters, digits and their marks, as for `\b` of `re`.
+In scripts with spaces, a word is a run of letters, digits and their marks, as for `\b` in `re`.
 
-Chinese, Japanese, Thai, Lao, Khmer and Burmese have no spaces. The default rules for word
-boundaries (Unicode Standard Annex 29) leave them to dictionaries. With a dictionary, the words of a
-name would depend on the text around it, and unknown names would be divided at will. Here, every
-letter with its marks is a word, so that any name can be matched, and the longest of a table is. The
-price is that a short name also matches inside a longer word that is not in the table.
+Chinese, Japanese, Thai, Lao, Khmer and Burmese do not separate words with spaces. The default rules
+for word boundaries (Unicode Standard Annex 29) leave them to dictionaries. With a dictionary, the
+words of a name would depend on the text around it, and unknown names would be divided arbitrarily.
+Here, every letter with its marks is a word, so that any name can be matched, and of several names
+in a table the longest is. The price is that a short name also matches inside a longer word that is
+not in the table.
 
-An emoji is a word, with its skin tone, and so are those joined to one picture, and flags.
+An emoji with its skin tone is a word, and so are a sequence of joined emoji and a flag.
 """
 
 from __future__ import annotations
 
 import re
 
-from bsmeta.data.text.caseless import combines
+from bsmeta.data.text.caseless import is_combining
 from bsmeta.data.text.scripts import (
     BLOCKS,
     DICTIONARY_LETTERS,
@@ -52,10 +53,10 @@ _NEEDS_WORD = re.compile(f"[{BLOCKS}]")
 
 
 def find_word_edges(text: str) -> list[int]:
-    """Finds the offsets at which words begin and end, ascending.
+    """Returns the offsets at which words begin and end, ascending.
 
-    Where a word follows another without anything between them, the offset is there twice: as the
-    end of the first, and the beginning of the second. Combining characters belong to their words.
+    Where a word directly follows another, the offset is listed twice: as the end of the first, and
+    as the beginning of the second. Combining characters belong to their words.
     """
     if text.isascii():
         return [match.start() for match in _EDGE.finditer(text)]
@@ -66,7 +67,8 @@ def find_word_edges(text: str) -> list[int]:
             edges += match.span()
         return edges
 
-    # Most texts with a sign such as a dash: `_WORD` would find the same in three times the time.
+    # Most texts with characters such as a dash: `_WORD` would find the same, but three times as
+    # slowly.
     for match in _PICTURES.finditer(text):
         edges += match.span()
     has_pictures = bool(edges)
@@ -75,9 +77,10 @@ def find_word_edges(text: str) -> list[int]:
 
 
 def has_word(text: str) -> bool:
-    """Whether a text has a letter, a digit or an emoji: others are no mention by themselves."""
+    """Whether a text has a letter, a digit or an emoji; other texts cannot be a mention."""
     return any(map(str.isalnum, text)) or _HAS_EMOJI.search(text) is not None
 
 
 def _make_letter(match: re.Match[str]) -> str:
-    return "a" if combines(match[0]) else match[0]
+    """Replaces a combining character with a letter, so that it is part of a word."""
+    return "a" if is_combining(match[0]) else match[0]

@@ -29,12 +29,12 @@ def list_size_rows(config: CausalLMConfig, launch: Launch) -> Iterator[Row]:
 
     token_length = "" if size.is_tokenized else f" ({BYTES_PER_TOKEN:g} bytes each)"
     about = "" if size.is_exact and size.is_tokenized else "about "
-    epochs = _count_planned_tokens(config, launch) / size.tokens
+    epochs = _count_planned_tokens(config, launch) / size.num_tokens
     yield (
         "data size",
-        f"{about}{format_count(size.documents)} documents, "
+        f"{about}{format_count(size.num_documents)} documents, "
         f"{format_count(size.text_bytes)}B of text, "
-        f"{format_count(size.tokens)} tokens{token_length}; "
+        f"{format_count(size.num_tokens)} tokens{token_length}; "
         f"the run reads it {_format_times(epochs)}",
     )
 
@@ -46,13 +46,13 @@ def list_size_notes(config: CausalLMConfig, launch: Launch) -> Iterator[str]:
         return
 
     planned = _count_planned_tokens(config, launch)
-    epochs = planned / size.tokens
+    epochs = planned / size.num_tokens
     if epochs > MANY_EPOCHS:
         steps = max(int(MANY_EPOCHS * config.max_train_steps / epochs), 1)
         yield (
             f"max_train_steps={config.max_train_steps}: {format_count(planned)} tokens are "
             f"{_format_times(epochs)} the training data "
-            f"(about {format_count(size.tokens)} tokens); "
+            f"(about {format_count(size.num_tokens)} tokens); "
             f"beyond {MANY_EPOCHS} epochs, repeated data adds little: max_train_steps={steps} "
             f"makes {MANY_EPOCHS} epochs, or lower the global batch"
         )

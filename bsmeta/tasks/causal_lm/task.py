@@ -316,7 +316,7 @@ class CausalLanguageModel(Task):
     def survey(self) -> Survey:
         survey = survey_data(self._config.data_config)
         lost = measure_sample(self._config, self.tokenizer, survey.lines)
-        if lost.lost:
+        if lost.num_lost:
             logger.warning("the tokenizer loses %s", lost)
         check_boundary(self._config.data_config, self.tokenizer, survey.lines)
         self._chat_template = self._build_chat_template(survey)

@@ -331,7 +331,7 @@ def read_table(
     if not chunks:
         raise DataError(f"{path} has no texts")
 
-    notes = bad_rows.notes()
+    notes = bad_rows.list_notes()
     if without_tokens:
         omitted = "1 row was" if without_tokens == 1 else f"{without_tokens:,} rows were"
         notes.append(f"{omitted} left out: no token in column {data.text_column!r}")

@@ -43,7 +43,7 @@ from bsmeta.data.text.tokenizer import (
     find_special_tokens,
     fingerprint_tokenizer,
     load_tokenizer_from,
-    tokenize_with_places,
+    tokenize_with_spans,
 )
 from bsmeta.tasks.classification import store
 from bsmeta.tasks.classification.config import (
@@ -142,7 +142,7 @@ class Folding:
 
     def fold(self, texts: Sequence[str]) -> list[list[Fold]]:
         """Cuts each text into chunks, in their order; a text without tokens has none."""
-        encoded = tokenize_with_places(self._tokenizer, texts)
+        encoded = tokenize_with_spans(self._tokenizer, texts)
         return [
             self._cut(text, ids, spans) if ids else []
             for text, (ids, spans) in zip(texts, encoded, strict=True)

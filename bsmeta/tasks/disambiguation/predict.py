@@ -27,7 +27,7 @@ from bsmeta.core.errors import DataError
 from bsmeta.core.files import hash_file, hold_write_lock
 from bsmeta.core.progress import show_file_bar
 from bsmeta.data.text.caseless import CaselessText, make_caseless
-from bsmeta.data.text.tokenizer import tokenize_with_places
+from bsmeta.data.text.tokenizer import tokenize_with_spans
 from bsmeta.data.text.word_edges import find_word_edges, has_word
 from bsmeta.tasks.disambiguation.array_folder import (
     MANIFEST,
@@ -158,7 +158,7 @@ class Detector:
 
     def find_matches(self, text: str) -> Iterator[Match]:
         """Yields the matches in a text; of forms that begin at the same position, the longest."""
-        caseless = CaselessText.of(text)
+        caseless = CaselessText.from_text(text)
         edges = find_word_edges(caseless.text)
         matches = self._automaton.find_matches_as_indexes(_mark_edges(caseless.text, edges))
 
@@ -465,7 +465,7 @@ class Predictor:
 
     def _build_rows(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> Iterator[Row]:
         """Yields the rows of texts with mentions; their `sentence` is the index of the text."""
-        encoded = tokenize_with_places(self._data.tokenizer, texts)
+        encoded = tokenize_with_spans(self._data.tokenizer, texts)
         # The limit on mentions bounds training steps; here it would only encode texts repeatedly.
         max_mentions = max(map(len, spans), default=1) or 1
         limits = self._data.limits._replace(mentions=max_mentions)

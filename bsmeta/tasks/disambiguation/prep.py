@@ -33,9 +33,9 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import show_file_bar
 from bsmeta.core.signals import reset_signals_of_children
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.lines import SMALLEST, IndexCache, LineReader
+from bsmeta.data.io.lines import MIN_INDEXED_BYTES, IndexCache, LineReader
 from bsmeta.data.table.store import open_store, read_saved_key
-from bsmeta.data.text.tokenizer import fingerprint_tokenizer, tokenize_with_places
+from bsmeta.data.text.tokenizer import fingerprint_tokenizer, tokenize_with_spans
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import (
     FileScan,
@@ -335,7 +335,7 @@ def _build_index(path: Path, folder: Path) -> Path | None:
     Returns:
         The folder of the index; None for a small file.
     """
-    if path.stat().st_size < SMALLEST:
+    if path.stat().st_size < MIN_INDEXED_BYTES:
         return None
     try:
         IndexCache(Cache(str(folder))).build(str(path))
@@ -409,7 +409,7 @@ class Encoder:
         self._reader: LineReader | None = None
 
         # Encoding switches off truncation, which is part of the tokenizer's fingerprint.
-        list(tokenize_with_places(tokenizer, [""]))
+        list(tokenize_with_spans(tokenizer, [""]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}  # each process opens the file
@@ -447,7 +447,7 @@ class Encoder:
         numbers = [self._find_numbers(line, problems) for line in lines]
         problems.close()
 
-        encoded = tokenize_with_places(self.tokenizer, [line.text for line in lines])
+        encoded = tokenize_with_spans(self.tokenizer, [line.text for line in lines])
         for line, (aliases, entities), (ids, tokens) in zip(lines, numbers, encoded, strict=True):
             for row in self._divide_line(line, tokens):
                 row["input_ids"] = ids[row.pop("tokens")]

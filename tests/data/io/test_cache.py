@@ -32,7 +32,7 @@ def is_found(cache: Cache, path: str) -> bool:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("whole")
-    Cache(str(folder)).ensure_facts(shard(folder), "facts", lambda: FACTS)
+    Cache(str(folder)).ensure(shard(folder), "facts", lambda: FACTS)
     return kept(folder).read_bytes()
 
 
@@ -53,25 +53,25 @@ def test_what_cannot_be_read_is_rebuilt(
     tmp_path: Path, whole: bytes, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache, path = Cache(str(tmp_path / "cache")), shard(tmp_path)
-    cache.ensure_facts(path, "facts", lambda: FACTS)
+    cache.ensure(path, "facts", lambda: FACTS)
     kept(tmp_path / "cache").write_bytes(DAMAGE[damage](whole))
     assert cache.load(path, "facts") is None
     assert f"{kept(tmp_path / 'cache')} cannot be read and is rebuilt: " in caplog.text
-    cache.ensure_facts(path, "facts", lambda: FACTS)
+    cache.ensure(path, "facts", lambda: FACTS)
     assert is_found(cache, path)
 
 
 def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     cache, path = Cache(str(tmp_path / "cache")), shard(tmp_path)
-    cache.ensure_facts(path, "facts", lambda: FACTS)
+    cache.ensure(path, "facts", lambda: FACTS)
     made: list[None] = []
 
     def facts() -> Arrays:
         made.append(None)
         return FACTS
 
-    cache.ensure_facts(path, "facts", facts)
-    cache.ensure_facts(path, "others", facts)
+    cache.ensure(path, "facts", facts)
+    cache.ensure(path, "others", facts)
     assert len(made) == 1
 
 
@@ -81,7 +81,7 @@ def test_files_are_as_readable_as_the_umask_lets_them_be(
 ) -> None:
     path, before = shard(tmp_path), os.umask(umask)
     try:
-        Cache(str(tmp_path / "cache")).ensure_facts(path, "facts", lambda: FACTS)
+        Cache(str(tmp_path / "cache")).ensure(path, "facts", lambda: FACTS)
     finally:
         os.umask(before)
     files = list((tmp_path / "cache").iterdir())
@@ -97,7 +97,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        cache.ensure_facts(path, "facts", lambda: FACTS)
+        cache.ensure(path, "facts", lambda: FACTS)
     assert [file.suffix for file in (tmp_path / "cache").iterdir()] == [".lock"]
     assert cache.load(path, "facts") is None
 
@@ -108,7 +108,7 @@ def test_a_file_may_have_a_name_as_long_as_any(tmp_path: Path, letter: str) -> N
     name = letter * ((255 - len(".jsonl")) // size) + ".jsonl"
     cache, path = Cache(str(tmp_path / "cache")), shard(tmp_path, name)
     assert cache.load(path, "facts") is None
-    cache.ensure_facts(path, "facts", lambda: FACTS)
+    cache.ensure(path, "facts", lambda: FACTS)
     assert is_found(cache, path)
 
 
@@ -116,5 +116,5 @@ def test_long_names_that_begin_alike_are_told_apart_by_content(tmp_path: Path) -
     cache = Cache(str(tmp_path / "cache"))
     first, second = (shard(tmp_path, "n" * 200 + end) for end in ("a.jsonl", "b.jsonl"))
     Path(second).write_bytes(b"other content")
-    cache.ensure_facts(first, "facts", lambda: FACTS)
+    cache.ensure(first, "facts", lambda: FACTS)
     assert cache.load(second, "facts") is None

@@ -66,7 +66,9 @@ def test_a_larger_window_is_called_that_and_not_damage(
     tmp_path: Path, window: int, size: str
 ) -> None:
     path = write_frames(tmp_path / "a.jsonl.zst", window, b"one\n")
-    message = f"{path}: a frame needs a window of {size}; expected at most 2 GiB. The file is whole"
+    message = (
+        f"{path}: a frame needs a window of {size}; expected at most 2 GiB. The file is intact"
+    )
     with pytest.raises(DataError) as error:
         LineReader(str(path)).read(0, 9)
     assert str(error.value).startswith(message)
@@ -82,7 +84,7 @@ def test_a_window_beyond_the_memory_is_called_that_and_not_damage(tmp_path: Path
         check=False,
         env={"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )
-    assert "a frame needs a window of 2 GiB in memory, and there is less" in done.stderr
+    assert "a frame needs a window of 2 GiB, and there is not enough memory" in done.stderr
     assert "zstd -dc --long=31 OLD | zstd -o NEW" in done.stderr
 
 

@@ -104,7 +104,7 @@ def test_a_changed_file_is_downloaded_again(source: Path, tmp_path: Path) -> Non
     manifest, out = manifest_of(source), tmp_path / "out"
     fetch(manifest, out)
     (out / "titles.json").write_bytes(b"changed")
-    with pytest.raises(ConfigurationError, match=r"titles.json is there, but not from this"):
+    with pytest.raises(ConfigurationError, match=r"titles.json exists, but is not from this"):
         fetch(manifest, out)
     (out / "titles.json").unlink()
     fetch(manifest, out)
@@ -180,7 +180,7 @@ def test_problems_of_a_manifest_are_listed_together(source: Path) -> None:
 
 
 def test_an_address_that_is_no_url(source: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"files\[0\]: the address is no URL \(Inv"):
+    with pytest.raises(ConfigurationError, match=r"files\[0\]: the address is not a URL \(Inv"):
         read_manifest(manifest_of(source, {"address": "http://[::/x"}))
 
 

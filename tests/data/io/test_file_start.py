@@ -46,9 +46,9 @@ FILES = {
     "page as gzip": ("a.jsonl.gz", HTML, PAGE),
     "page as Zstandard": ("a.jsonl.zst", HTML, PAGE),
     "page as Parquet": ("a.parquet", HTML, PAGE),
-    "LFS": ("a.jsonl", LFS, "is a pointer of Git LFS; fetch its content with git lfs pull"),
+    "LFS": ("a.jsonl", LFS, "is a Git LFS pointer; fetch its content with git lfs pull"),
     "LFS as gzip": (
-        "a.jsonl.gz", LFS, "is a pointer of Git LFS; fetch its content with git lfs pull",
+        "a.jsonl.gz", LFS, "is a Git LFS pointer; fetch its content with git lfs pull",
     ),
     "array": (
         "a.json", ARRAY,

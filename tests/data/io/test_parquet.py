@@ -220,13 +220,13 @@ def test_rows_with_late_columns_hold_the_same_values(
     assert pq.read_table(path).to_pylist() == rows
     numbers = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1)))
     late = ["tags", "lists", "word", "absent"]
-    reader = ParquetReader(str(path), late=late)
+    reader = ParquetReader(str(path), lazy_columns=late)
     lines = reader.take(numbers)
     for line, row in zip(lines, [rows[number] for number in numbers], strict=True):
         assert isinstance(line, PartialLine)
-        assert set(line.late) == {name for name in ("tags", "lists") if row[name]}
-        assert {name: json.loads(of()) for name, of in line.late.items()} == {
-            name: row[name] for name in line.late
+        assert set(line.lazy_columns) == {name for name in ("tags", "lists") if row[name]}
+        assert {name: json.loads(of()) for name, of in line.lazy_columns.items()} == {
+            name: row[name] for name in line.lazy_columns
         }
         whole = json.loads(bytes(line))
         assert whole == {name: row[name] for name in row if name in whole}
@@ -237,9 +237,9 @@ def test_only_lists_that_can_all_be_converted_are_late(tmp_path: Path) -> None:
     moment = datetime.datetime(2019, 4, 25)
     row = {"text": "a", "html": "b", "times": [moment], "bytes": [b"c"], "none": [], "n": [1]}
     path = written(tmp_path / "a.parquet", [row], 1)
-    (line,) = ParquetReader(str(path), late=[*row]).read(0, 1)
+    (line,) = ParquetReader(str(path), lazy_columns=[*row]).read(0, 1)
     assert isinstance(line, PartialLine)
-    assert list(line.late) == ["n"]
+    assert list(line.lazy_columns) == ["n"]
     expected = {**row, "times": ["2019-04-25T00:00:00"], "bytes": ["c"]}
     del expected["none"]  # nothing but a late column without values
     assert json.loads(bytes(line)) == expected
@@ -247,7 +247,7 @@ def test_only_lists_that_can_all_be_converted_are_late(tmp_path: Path) -> None:
 
 def test_a_row_of_late_columns_only(tmp_path: Path) -> None:
     path = written(tmp_path / "a.parquet", [{"n": [1]}], 1)
-    (line,) = ParquetReader(str(path), late=["n"]).read(0, 1)
+    (line,) = ParquetReader(str(path), lazy_columns=["n"]).read(0, 1)
     assert bytes(line) == b'{"n":[1]}'
 
 
@@ -327,7 +327,7 @@ def test_any_rows_in_any_order(shard: Path, places: list[tuple[int, int]]) -> No
 
 
 def test_rows_in_small_batches(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(parquet, "TARGET_BATCH_BYTES", 2000)
     assert decoded(ParquetReader(str(shard)).read(0, 1000)) == pages(ROWS)
     assert decoded(ParquetReader(str(shard)).read(777, 5)) == pages(ROWS)[777:782]
 

@@ -96,7 +96,7 @@ def test_the_footer_and_the_columns_of_a_row_group() -> None:
     source = ParquetSource(io.BytesIO(content))
     assert (source.schema.names, source.ends) == (["text", "n"], [2])
     (chunk,) = source.describe_column_chunks(0, ["text"])
-    assert (chunk.leaf.path, chunk.leaf.is_text, chunk.values, chunk.codec) == (
+    assert (chunk.leaf.path, chunk.leaf.is_text, chunk.num_values, chunk.codec) == (
         "text", True, 2, "snappy",
     )  # fmt: skip
     (batch,) = source.read_batches(0, ["text"], 9)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.data.io.parquet_file import ParquetSource
-from bsmeta.data.io.parquet_pages import LIST_BYTES, Bounds, bound_rows, list_bytes
+from bsmeta.data.io.parquet_pages import MAX_LIST_BYTES, Bounds, bound_rows, measure_list_bytes
 
 MB = 1_000_000
 ROWS = 64
@@ -62,7 +62,7 @@ def test_all_headers_that_writers_make_are_read(
         write_statistics=statistics,
         write_page_checksum=checksum,
     )
-    assert bounds(file).rows == ROWS
+    assert bounds(file).max_rows == ROWS
 
 
 def test_a_page_that_expands_is_refused() -> None:
@@ -88,7 +88,7 @@ def test_what_the_footer_states_is_no_bound() -> None:
 def test_columns_that_share_their_pages_are_bounded_by_the_file() -> None:
     file = written({"html": ["x" * MB]}, use_dictionary=False)
     (chunk,) = ParquetSource(file).describe_column_chunks(0)
-    chunks = [replace(chunk, leaf=replace(chunk.leaf, number=number)) for number in range(1000)]
+    chunks = [replace(chunk, leaf=replace(chunk.leaf, index=index)) for index in range(1000)]
     assert bound_rows(file, chunks[:1], ROWS) == Bounds(16, ())
     with pytest.raises(ValueError, match=r"bytes would become 1,000,\d+,\d+, most of them in html"):
         bound_rows(file, chunks, ROWS)
@@ -117,7 +117,7 @@ def test_rows_that_repeat_a_long_value_are_read_one_by_one() -> None:
 def test_values_that_begin_like_the_one_before() -> None:
     html = ["x" * MB + str(number) for number in range(64)]
     options = {"use_dictionary": False, "column_encoding": {"html": "DELTA_BYTE_ARRAY"}}
-    assert bounds(written({"html": html}, **options)).rows == 16
+    assert bounds(written({"html": html}, **options)).max_rows == 16
     options["column_encoding"] = {"list.list.element": "DELTA_BYTE_ARRAY"}
     with pytest.raises(ValueError, match="64 values in lists may share 1,.*DELTA_BYTE_ARRAY"):
         bounds(written({"list": [html]}, **options))
@@ -125,15 +125,15 @@ def test_values_that_begin_like_the_one_before() -> None:
 
 def test_nulls_of_a_fixed_width_have_bytes_in_memory() -> None:
     file = written({"hash": pa.array([None] * 64, pa.binary(4 * MB))})
-    assert bounds(file).rows == 4
+    assert bounds(file).max_rows == 4
 
 
 def test_lists_that_repeat_a_long_text_are_read_as_indices() -> None:
     file = written({"html": ["a"], "list": [["x" * MB] * 1000]})
     assert bounds(file) == Bounds(ROWS, (1,))
     (batch,) = ParquetSource(file).read_batches(0, None, ROWS, indexed=(1,))
-    assert list_bytes(batch.column("html")) == 0
-    assert list_bytes(batch.column("list")) == 1000 * MB > LIST_BYTES
+    assert measure_list_bytes(batch.column("html")) == 0
+    assert measure_list_bytes(batch.column("list")) == 1000 * MB > MAX_LIST_BYTES
 
 
 def test_lists_of_many_short_texts_are_read_as_they_are() -> None:
@@ -145,11 +145,17 @@ def test_texts_in_structs_and_maps_in_lists_are_counted() -> None:
     texts = pa.array(["x" * MB] * 100).dictionary_encode()
     structs = pa.StructArray.from_arrays([texts], ["value"])
     offsets = pa.array([0, 100], pa.int32())
-    assert list_bytes(structs) == 0
-    assert list_bytes(pa.ListArray.from_arrays(offsets, structs)) == 100 * MB
-    assert list_bytes(pa.MapArray.from_arrays(offsets, pa.array([*range(100)]), texts)) == 100 * MB
+    assert measure_list_bytes(structs) == 0
+    assert measure_list_bytes(pa.ListArray.from_arrays(offsets, structs)) == 100 * MB
+    assert (
+        measure_list_bytes(pa.MapArray.from_arrays(offsets, pa.array([*range(100)]), texts))
+        == 100 * MB
+    )
     outer = pa.ListArray.from_arrays(offsets, texts)
-    assert list_bytes(pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), outer)) == 100 * MB
+    assert (
+        measure_list_bytes(pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), outer))
+        == 100 * MB
+    )
 
 
 def changed(file: io.BytesIO, offset: int, content: bytes) -> io.BytesIO:

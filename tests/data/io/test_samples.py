@@ -7,14 +7,14 @@ import io
 import pytest
 import xxhash
 
-from bsmeta.data.io.samples import SAMPLES, hash_samples
+from bsmeta.data.io.samples import NUM_SAMPLES, hash_samples
 
 SAMPLE_BYTES = 16_384
 
 
 @pytest.mark.parametrize("content", [b"", b"short", bytes(SAMPLE_BYTES)])
 def test_every_sample_of_a_short_file_is_the_whole_file(content: bytes) -> None:
-    whole_file = xxhash.xxh3_64(content * SAMPLES).hexdigest()
+    whole_file = xxhash.xxh3_64(content * NUM_SAMPLES).hexdigest()
     assert hash_samples(io.BytesIO(content), len(content)) == whole_file
 
 

@@ -16,5 +16,5 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, name: str) -> None:
     reader = open_shard(str(path))
     assert reader.read(0, 9) == []
     assert reader.ended
-    assert reader.damage == "the file is a pointer of Git LFS; fetch its content with git lfs pull"
+    assert reader.damage == "the file is a Git LFS pointer; fetch its content with git lfs pull"
     reader.close()

@@ -119,10 +119,10 @@ def irregular(folder: Path, name: str) -> str:
         return "a folder"
     if name.startswith("pipe"):
         os.mkfifo(path)
-        return "no regular file"
+        return "not a regular file"
     target = name if name.startswith("loop") else "gone.jsonl.gz"
     path.symlink_to(target)
-    return f"a link to {target}, which leads to no file"
+    return f"a broken link to {target}"
 
 
 @pytest.mark.parametrize("name", ["folder", "pipe", "loop", "broken"])

@@ -36,7 +36,7 @@ def by_tensorflow(config: DataConfig, pattern: str, **changes: object) -> DataCo
 def windows(config: DataConfig) -> list[tuple[object, ...]]:
     """The windows of an epoch that have lines or are damaged."""
     (corpus,) = open_corpora(config)
-    found = corpus.windows(2, [Share(shard) for shard in corpus.shards], 0, 0)
+    found = corpus.iterate_windows(2, [Share(shard) for shard in corpus.shards], 0, 0)
     listed = [(w.shard.name, w.numbers, list(map(bytes, w.lines)), w.damage) for _, _, w in found]
     return [one for one in listed if one[2] or one[3]]
 

@@ -102,7 +102,7 @@ def test_the_first_document(folder: Path, name: str) -> None:
     texts = {
         one.documents[0]: small_tokenizer().decode(one.ids)
         for one in itertools.takewhile(
-            lambda one: not one.position_after.epoch, stream.sequences(0)
+            lambda one: not one.position_after.epoch, stream.iterate_sequences(0)
         )
     }
     expected = PREFIXES[name]
@@ -119,7 +119,7 @@ def test_every_document_once_an_epoch_and_no_held_out_one(folder: Path, name: st
     seen: Counter[str] = Counter()
     for number in range(8):
         epoch = itertools.takewhile(
-            lambda one: one.position_after.epoch == 0, stream.sequences(number)
+            lambda one: one.position_after.epoch == 0, stream.iterate_sequences(number)
         )
         seen.update(name for one in epoch for name in one.documents)
     assert set(seen.values()) == {1}

@@ -7,14 +7,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bsmeta.data.stream.counts import count_documents, count_names, count_skipped
+from bsmeta.data.stream.counts import count_documents, count_skipped, list_count_names
 from bsmeta.data.stream.reasons import REASONS
 
 KEYS = ["title", "url"]
 
 
 def test_names_are_in_the_order_of_the_counts() -> None:
-    names = count_names(KEYS)
+    names = list_count_names(KEYS)
     assert names[:5] == [
         "documents",
         "documents_with_metadata",
@@ -36,13 +36,13 @@ def test_a_document_counts_with_its_first_chunk() -> None:
     opens = np.array([True, False, True, True])
     counts = count_documents(types, opens, KEYS)
     assert counts[:, :4].tolist() == [[1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 1]]
-    assert counts.shape == (4, len(count_names(KEYS)))
+    assert counts.shape == (4, len(list_count_names(KEYS)))
     assert not counts[:, 4:].any()
 
 
 def test_skipped_documents_count_under_their_reason() -> None:
     counts = count_skipped(Counter(not_json=2, empty_text=1), KEYS)
-    named = dict(zip(count_names(KEYS), counts.tolist(), strict=True))
+    named = dict(zip(list_count_names(KEYS), counts.tolist(), strict=True))
     assert {name: count for name, count in named.items() if count} == {
         "bad_documents/not_json": 2,
         "empty_text": 1,

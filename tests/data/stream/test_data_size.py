@@ -31,8 +31,8 @@ def test_small_shards_are_counted_exactly(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines(rows[10:])))
     size = estimate_data_size(DataConfig(train_file=str(tmp_path)))
     assert size is not None
-    assert (size.documents, size.text_bytes) == (30, sum(len(text) for text in rows))
-    assert (size.tokens, size.is_exact) == (size.text_bytes / 4, True)
+    assert (size.num_documents, size.text_bytes) == (30, sum(len(text) for text in rows))
+    assert (size.num_tokens, size.is_exact) == (size.text_bytes / 4, True)
     assert not size.is_tokenized
 
 
@@ -47,7 +47,7 @@ def test_large_shards_are_estimated_from_their_beginning(suffix: str, tmp_path: 
             (tmp_path / f"{name}{suffix}").write_bytes(packers[suffix](lines(rows)))
     size = estimate_data_size(DataConfig(train_file=str(tmp_path)))
     assert size is not None
-    assert size.documents == pytest.approx(80_000, rel=0.1)
+    assert size.num_documents == pytest.approx(80_000, rel=0.1)
     assert size.text_bytes == pytest.approx(2 * sum(map(len, rows)), rel=0.1)
     assert not size.is_exact
 
@@ -57,7 +57,7 @@ def test_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     folder = str(REPOSITORY / "examples" / "tokenizer")
     size = estimate_data_size(DataConfig(train_file=str(tmp_path)), folder)
     assert size is not None
-    assert size.tokens == pytest.approx(40)
+    assert size.num_tokens == pytest.approx(40)
     assert size.is_tokenized
 
 
@@ -80,5 +80,5 @@ def test_a_truncated_shard_is_left_out(suffix: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows))
     size = estimate_data_size(DataConfig(train_file=str(tmp_path)))
     assert size is not None
-    assert size.documents > 500
+    assert size.num_documents > 500
     assert not size.is_exact

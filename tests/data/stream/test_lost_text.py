@@ -70,10 +70,10 @@ def test_more_lost_text_than_the_limit_is_refused_with_what_to_do(tmp_path: Path
         "1 problem in the configuration\n"
         f"1. {LIMIT} in Hydra configuration: found 0.05, but the tokenizer "
         f"{tmp_path / 'tokenizer'} loses 14.29% of 42 bytes of 2 documents, such as 'T' (the), "
-        "expected a tokenizer that gives back at least 95% of the bytes: the model cannot learn "
-        "what is lost, and evaluations leave it out.\n"
+        "expected a tokenizer that preserves at least 95% of the bytes: the model cannot learn "
+        "lost text, and evaluations leave it out.\n"
         "   Fix: tokenizer_name of a byte-level tokenizer, such as gpt2, which loses nothing; or "
-        f"{LIMIT}=0.15 to train all the same"
+        f"{LIMIT}=0.15 to train nevertheless"
     )
 
 

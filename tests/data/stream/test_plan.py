@@ -93,7 +93,7 @@ def test_any_prefix_is_within_one_sequence_of_its_shares(weights: tuple[float, .
     exact = [Fraction(repr(float(weight))) for weight in weights]
     counts = [0] * len(weights)
     for number in range(3000):
-        counts[order.stream(number) // 8] += 1
+        counts[order.find_stream(number) // 8] += 1
         for count, share in zip(counts, exact, strict=True):
             assert abs(count - (number + 1) * share / sum(exact)) < 1
 
@@ -104,9 +104,9 @@ def test_numbers_of_sequences(weights: tuple[float, ...], num_streams: int) -> N
     order = SequenceOrder(weights, num_streams)
     seen: Counter[int] = Counter()
     for number in range(3000):
-        stream = order.stream(number)
+        stream = order.find_stream(number)
         assert stream % num_streams == number % num_streams  # so that it has one reader
-        assert order.number(stream, seen[stream]) == number
+        assert order.find_index(stream, seen[stream]) == number
         assert order.count_before(stream, number) == seen[stream]
         seen[stream] += 1
 
@@ -168,7 +168,7 @@ def test_every_document_of_a_source_once_in_its_epoch(folder: Path) -> None:
     for number in stream._order.streams:
         if stream._order.count_portions(number // 8)[number % 8]:
             epoch = itertools.takewhile(
-                lambda one: one.position_after.epoch == 0, stream.sequences(number)
+                lambda one: one.position_after.epoch == 0, stream.iterate_sequences(number)
             )
             seen.update(name for one in epoch for name in one.documents)
     assert set(seen.values()) == {1}
@@ -219,7 +219,7 @@ def test_sources_have_columns_of_their_own(tmp_path: Path) -> None:
     stream = TrainStream(
         config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
     )
-    texts = [small_tokenizer().decode(next(stream.sequences(k)).ids) for k in (0, 9)]
+    texts = [small_tokenizer().decode(next(stream.iterate_sequences(k)).ids) for k in (0, 9)]
     assert texts[0].startswith("url: https://web.example/")
     assert " | source: web ||| " in texts[0]
     assert texts[1].startswith("source: books ||| ")
@@ -282,7 +282,7 @@ def test_ranks_and_workers_share_out_every_sequence_once(
     for rank in range(world_size):
         division = Division(rank, world_size, workers)
         for worker in range(workers):
-            own = list(islice(division.sequences(done, worker), 64 // workers))
+            own = list(islice(division.iterate_sequence_indices(done, worker), 64 // workers))
             dealt += own
             assert all(number % streams % world_size == rank for number in own)
             assert len({number % streams for number in own}) == streams // world_size // workers

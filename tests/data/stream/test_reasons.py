@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from bsmeta.data.io.lines import OVERLONG
-from bsmeta.data.stream.reasons import REASONS, count_bad, find_reason, list_reasons
+from bsmeta.data.stream.reasons import REASONS, count_bad, list_reasons, refine_error
 from bsmeta.metadata.records import BadDocument, PartialLine
 
 NOT_JSON = BadDocument("not_json", "Input data was truncated")
@@ -46,9 +46,9 @@ def test_good_documents_that_are_left_out_are_not_bad() -> None:
     ],
 )
 def test_the_line_shows_why_it_is_not_json(line: bytes, message: str) -> None:
-    assert str(find_reason(line, NOT_JSON)) == message
+    assert str(refine_error(line, NOT_JSON)) == message
 
 
 def test_other_errors_stay_as_they_are() -> None:
     error = BadDocument("wrong_type", "the detail")
-    assert find_reason(b"  ", error) is error
+    assert refine_error(b"  ", error) is error

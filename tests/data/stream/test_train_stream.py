@@ -84,7 +84,7 @@ def test_every_document_once_an_epoch(folder: Path, streams: int) -> None:
     owners: Counter[str] = Counter()
     for number in range(streams):
         epoch = itertools.takewhile(
-            lambda one: one.position_after.epoch == 0, stream.sequences(number)
+            lambda one: one.position_after.epoch == 0, stream.iterate_sequences(number)
         )
         owners.update({name for one in epoch for name in one.documents})
     assert set(owners.values()) == {1}  # each document in one stream only
@@ -180,7 +180,7 @@ def test_an_epoch_is_even(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
         sizes = []
         for number in range(streams):
             epoch = itertools.takewhile(
-                lambda one: one.position_after.epoch == 0, stream.sequences(number)
+                lambda one: one.position_after.epoch == 0, stream.iterate_sequences(number)
             )
             sizes.append(len({name for one in epoch for name in one.documents}))
         assert sum(sizes) == 1560
@@ -358,7 +358,7 @@ def test_positions_begin_anew_in_each_chunk_and_in_the_padding() -> None:
 
 def test_positions_run_through_a_sequence_whose_documents_see_each_other() -> None:
     sequences = [sequence(10, 2, 1, types=[1, 2]), sequence(20, 3, types=[4])]
-    block = stack_sequences(sequences, 5, pad=7, joined=True)
+    block = stack_sequences(sequences, 5, pad=7, is_joined=True)
     assert block.tensors["position_ids"].tolist() == [[0, 1, 2, 3, 4]] * 2
     assert block.tensors["document_types"].tolist() == [[1, 1, 2, 0, 0], [4, 4, 4, 0, 0]]
 

@@ -37,7 +37,7 @@ def texts(
     maker: WindowMaker, lines: list[bytes] = LINES, **arguments: Any
 ) -> tuple[list[tuple[int, str]], Counter[str]]:
     """Number and rendered text of the documents of a window, and what was skipped."""
-    documents, skipped = maker.documents(window_of(lines), **arguments)
+    documents, skipped = maker.prepare_documents(window_of(lines), **arguments)
     assert all(document.chunks for document in documents)
     return [(document.number, document.rendered.whole) for document in documents], skipped
 
@@ -51,7 +51,7 @@ def test_good_documents_are_rendered_and_bad_ones_counted() -> None:
 
 def test_damage_is_counted_after_the_lines_that_were_read() -> None:
     window = window_of(LINES[:1], damage="the file ends")
-    documents, skipped = make().documents(window)
+    documents, skipped = make().prepare_documents(window)
     assert [document.number for document in documents] == [10]
     assert skipped == {"damaged_file": 1}
 
@@ -59,9 +59,9 @@ def test_damage_is_counted_after_the_lines_that_were_read() -> None:
 def test_the_first_bad_line_stops_a_strict_run() -> None:
     maker = make({"bad_documents": "strict"})
     with pytest.raises(DataError, match=r"^/data/pages\.jsonl, line 12: not_json: "):
-        maker.documents(window_of(LINES))
+        maker.prepare_documents(window_of(LINES))
     with pytest.raises(DataError, match=r"^/data/pages\.jsonl, line 12: damaged_file: the file"):
-        maker.documents(window_of(LINES[:1], damage="the file ends"))
+        maker.prepare_documents(window_of(LINES[:1], damage="the file ends"))
 
 
 def test_left_out_documents_are_read_and_not_yielded() -> None:
@@ -90,7 +90,7 @@ def test_under_a_row_budget_of_text_bad_metadata_costs_no_text() -> None:
 
 def test_without_metadata_in_the_same_context_chunks_have_text_alone() -> None:
     maker = make(without_metadata_same_context=True)
-    (document,), _ = maker.documents(window_of([title_line("one", "A")]))
+    (document,), _ = maker.prepare_documents(window_of([title_line("one", "A")]))
     assert document.rendered.whole == "Title: A ||| one"
     tokenizer = small_tokenizer()
     assert [tokenizer.decode(chunk.ids.tolist()) for chunk in document.chunks] == [" one<eos>"]
@@ -99,7 +99,7 @@ def test_without_metadata_in_the_same_context_chunks_have_text_alone() -> None:
 def test_documents_are_packed_into_sequences() -> None:
     maker = make()
     window = window_of(LINES)
-    documents, _ = maker.documents(window)
+    documents, _ = maker.prepare_documents(window)
     packed = maker.pack(window, documents)
     (sequence,) = [packed.make_sequence(row, 0, Position()) for row in range(len(packed))]
     assert sorted(sequence.documents) == ["pages.jsonl:10", "pages.jsonl:14"]
@@ -119,4 +119,4 @@ def test_bad_lines_of_the_sample_are_left_out() -> None:
     config = DataConfig(metadata_config=MetadataConfig(metadata_list=["title"]))
     sample = [json.dumps({"text": "the fox"}).encode(), b"{"]
     maker = WindowMaker(config, small_tokenizer(), seed=1, sample=sample)
-    assert len(maker.documents(window_of([title_line("one")]))[0]) == 1
+    assert len(maker.prepare_documents(window_of([title_line("one")]))[0]) == 1

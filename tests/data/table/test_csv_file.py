@@ -150,7 +150,7 @@ def test_another_encoding_is_refused_unless_it_is_declared(
     with pytest.raises(DataError) as error:
         read(tmp_path, content)
     assert str(error.value).endswith(
-        "table.csv: not UTF-8 in lines 3, 4; declare the encoding that the file has: "
+        "table.csv: not UTF-8 in lines 3, 4; declare the encoding of the file: "
         "csv_encoding=NAME, such as cp1252, shift_jis, gb18030, koi8-r"
     )
     _, rows = read(tmp_path, content, encoding=encoding)
@@ -211,7 +211,7 @@ def test_a_bad_row_does_not_take_the_next_ones_along(tmp_path: Path) -> None:
 def test_memory_does_not_follow_an_unclosed_quote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bsmeta.data.table.csv_file.LONGEST_RECORD", 100)
+    monkeypatch.setattr("bsmeta.data.table.csv_file.MAX_RECORD_CHARS", 100)
     path = tmp_path / "table.csv"
     path.write_bytes(b'text,label\n"a,x\n' + b"b,y\n" * 50)
     rows = list(read_rows(path, find_format(path, ["text"])))

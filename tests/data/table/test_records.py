@@ -59,9 +59,9 @@ def test_json_lines_in_a_declared_encoding(tmp_path: Path) -> None:
         (
             "a.jsonl",
             b'{"text": "a"}\n[1]\n',
-            r"row 2 \(line 2\): no JSON object: Expected `object`",
+            r"row 2 \(line 2\): not a JSON object: Expected `object`",
         ),
-        ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"row 2 \(line 2\): no JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"row 2 \(line 2\): not a JSON object"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text": 3}\n', r"row 2 \(line 3\): no text in 'text'"),
         ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', r"row 2 \(line 2\): no text in 'text'"),
         ("a.csv", b"id,text\n1,a\n2, \n", r"row 2 \(line 3\): no text in 'text'"),
@@ -96,10 +96,10 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, re
 
 def write(path: Path, records: list[dict[str, Any]], key: dict[str, Any] = KEY, **how: bool) -> int:
     writer = RecordWriter(path, key, **how)
-    for record in records[writer.done :]:
+    for record in records[writer.num_done :]:
         writer.write(record)
     writer.finish()
-    return writer.done
+    return writer.num_done
 
 
 @pytest.mark.parametrize("name", ["out.csv", "out.jsonl"])
@@ -235,10 +235,10 @@ def test_what_is_written_is_read(
 
 
 EXTREMES = {
-    "depth": (b"[" * 3000 + b"]" * 3000, "no JSON object: nested too deeply"),
-    "encoding": (b'"caf\xe9"', "no JSON object: not UTF-8"),
-    "integer": (b"1" * 400, "no JSON object: an integer that is larger than any float"),
-    "digits": (b"1" * 5000, "no JSON object: Integer value out of range"),
+    "depth": (b"[" * 3000 + b"]" * 3000, "not a JSON object: nested too deeply"),
+    "encoding": (b'"caf\xe9"', "not a JSON object: not UTF-8"),
+    "integer": (b"1" * 400, "not a JSON object: an integer that is larger than any float"),
+    "digits": (b"1" * 5000, "not a JSON object: Integer value out of range"),
 }
 
 

@@ -91,7 +91,7 @@ def test_a_flipped_bit_is_damage(tmp_path: Path, at: float) -> None:
     data[int(at * len(data))] ^= 4
     arrow.write_bytes(data)
     with pytest.raises(
-        DataError, match=rf"damaged \({arrow.name}: other bytes than were written\)"
+        DataError, match=rf"damaged \({arrow.name} was changed after it was written\)"
     ):
         open_store(store, KEY, refuse)
 

@@ -159,23 +159,23 @@ def steps(epoch: Sequence[np.ndarray]) -> list[list[int]]:
 def test_fixed_steps_hold_every_row_once_and_the_last_one_the_rest() -> None:
     order = FixedSize(7, 3, seed=1)
     assert order.steps_per_epoch == 3
-    first, second = steps(order.epoch(0)), steps(order.epoch(1))
+    first, second = steps(order.order_epoch(0)), steps(order.order_epoch(1))
     assert [len(step) for step in first] == [3, 3, 1]
     assert sorted(itertools.chain(*first)) == sorted(itertools.chain(*second)) == list(range(7))
     assert first != second
-    assert first == steps(FixedSize(7, 3, seed=1).epoch(0))
-    assert first != steps(FixedSize(7, 3, seed=2).epoch(0))
+    assert first == steps(FixedSize(7, 3, seed=1).order_epoch(0))
+    assert first != steps(FixedSize(7, 3, seed=2).order_epoch(0))
 
 
 def test_steps_of_similar_lengths_hold_every_row_once() -> None:
     lengths = np.tile([1, 9, 5], 41)[:121]
     order = SimilarLengths(lengths, 10, seed=1)
-    first, second = steps(order.epoch(0)), steps(order.epoch(1))
+    first, second = steps(order.order_epoch(0)), steps(order.order_epoch(1))
     assert sorted(map(len, first)) == [1, *[10] * 12]
     assert len(first) == order.steps_per_epoch
     assert sorted(itertools.chain(*first)) == sorted(itertools.chain(*second)) == list(range(121))
     assert first != second
-    assert first == steps(SimilarLengths(lengths, 10, seed=1).epoch(0))
+    assert first == steps(SimilarLengths(lengths, 10, seed=1).order_epoch(0))
     mixed = [step for step in first if len({*lengths[step].tolist()}) > 1]
     assert len(mixed) <= 2  # where one length ends and the next begins
     of_steps = [int(lengths[step[0]]) for step in first]
@@ -189,7 +189,7 @@ def test_steps_of_a_budget_of_forty_tokens() -> None:
     # A step that begins with a row of 10 tokens has 2 x (20 // 10) = 4 rows: both of that bucket
     # and two of the next; one that begins with 9 has 2 x (20 // 9) = 4: the others and the rest.
     assert order.steps_per_epoch == 3
-    found = sorted(sorted(lengths[step] // 5) for step in steps(order.epoch(0)))
+    found = sorted(sorted(lengths[step] // 5) for step in steps(order.order_epoch(0)))
     assert found == [[0], [0, 0, 1, 1], [1, 1, 2, 2]]
 
 
@@ -197,14 +197,14 @@ def test_a_budget_is_filled_though_every_bucket_has_few_rows() -> None:
     """Sentences of 4 to 43 words: 38 buckets of one row to a few hundred, in 8 parts."""
     lengths = np.repeat(np.arange(4, 44), np.r_[1:21, 20:0:-1] * 8)
     order = TokenBudget(lengths, budget=4096, span=1, shares=8, seed=0)
-    tokens = [lengths[step].sum() for step in steps(order.epoch(0))]
+    tokens = [lengths[step].sum() for step in steps(order.order_epoch(0))]
     assert sorted(tokens)[1] > 0.85 * 4096  # one step has the remaining rows
 
 
 def test_steps_of_a_budget_change_their_order_with_the_epoch() -> None:
     lengths = np.arange(1, 101)
     order = TokenBudget(lengths, budget=800, span=10, shares=4, seed=0)
-    epochs = [steps(order.epoch(epoch)) for epoch in range(3)]
+    epochs = [steps(order.order_epoch(epoch)) for epoch in range(3)]
     assert all(len(epoch) == order.steps_per_epoch for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
 
@@ -222,7 +222,7 @@ def test_budget_steps(
     sizes = np.array(lengths)
     budget = share_budget * shares
     order = TokenBudget(sizes, budget=budget, span=span, shares=shares, seed=seed)
-    epoch = steps(order.epoch(seed))
+    epoch = steps(order.order_epoch(seed))
     assert sorted(itertools.chain(*epoch)) == list(range(len(lengths)))
     widths = sorted(sorted(sizes[step] // span) for step in epoch)
     assert all(low[-1] <= high[0] for low, high in itertools.pairwise(widths))

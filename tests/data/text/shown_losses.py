@@ -42,7 +42,7 @@ def shown_losses(tokenizer: PreTrainedTokenizerFast, text: str) -> str:
     """The text with a dot for each character that comes back."""
     (tokens,) = TextTokenizer(tokenizer).encode([text], lambda _: NO_PARTS)
     finder = LostTextFinder(tokenizer.backend_tokenizer)
-    lost = finder.find(text, tokens.ids, *tokens.characters())
+    lost = finder.find(text, tokens.ids, *tokens.locate())
     if lost is None:
         return "." * len(text)
     assert lost.any()

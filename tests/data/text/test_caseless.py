@@ -55,7 +55,7 @@ def test_every_character_has_one_caseless_form() -> None:
         key = make_caseless(character)
         assert make_caseless(key) == make_caseless(unicodedata.normalize("NFD", character)) == key
         for pair in (f"x{character}", f"\u1100{character}", f"{character}\u0301"):
-            assert CaselessText.of(pair).text.strip(" ") == make_caseless(pair), hex(number)
+            assert CaselessText.from_text(pair).text.strip(" ") == make_caseless(pair), hex(number)
 
 
 @given(TEXTS)
@@ -72,7 +72,7 @@ def test_forms_that_are_equivalent_are_equal(text: str) -> None:
 @given(TEXTS)
 @example("İİ ßx\u0301\u0323  y")
 def test_every_part_has_its_offsets_in_the_text(text: str) -> None:
-    folded = CaselessText.of(text)
+    folded = CaselessText.from_text(text)
     assert folded.text.strip(" ") == make_caseless(text)
     joined = 0
     for first in range(len(folded.text)):
@@ -81,7 +81,7 @@ def test_every_part_has_its_offsets_in_the_text(text: str) -> None:
             if original is None:
                 continue
             part = text[slice(*original)]
-            assert CaselessText.of(part).text == folded.text[first:last]
+            assert CaselessText.from_text(part).text == folded.text[first:last]
             joined = max(joined, original[1])
     assert joined == len(text)
     if folded.text:
@@ -90,7 +90,7 @@ def test_every_part_has_its_offsets_in_the_text(text: str) -> None:
 
 def test_offsets_of_words() -> None:
     text = "Die  STRAẞE, das Cafe\u0301 \u2013 ok"
-    folded = CaselessText.of(text)
+    folded = CaselessText.from_text(text)
     assert folded.text == "die strasse, das caf\u00e9 \u2013 ok"
     for word, expected in (("strasse", "STRAẞE"), ("caf\u00e9", "Cafe\u0301"), ("ok", "ok")):
         start = folded.text.index(word)

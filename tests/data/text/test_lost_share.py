@@ -9,7 +9,7 @@ from tests.data.text.shown_losses import made
 
 def test_the_share_counts_bytes_and_shows_an_example() -> None:
     lost = measure_lost_text(made("word_piece"), ["The fox", "俋啾 fox", "the fox"])
-    assert (lost.documents, lost.bytes, lost.lost, lost.unknown) == (3, 24, 7, 6)
+    assert (lost.num_documents, lost.num_bytes, lost.num_lost, lost.num_unknown) == (3, 24, 7, 6)
     assert str(lost) == (
         "29.17% of 24 bytes of 3 documents (25.00% under unknown tokens), such as 'T' (the)"
     )

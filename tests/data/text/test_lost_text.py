@@ -74,7 +74,7 @@ def test_tokens_of_a_normalized_text_have_the_characters_that_the_tokenizer_repo
     text: str,
 ) -> None:
     (tokens,) = TextTokenizer(made("byte_level_nfc")).encode([text], lambda _: NO_PARTS)
-    starts, ends = tokens.characters()
+    starts, ends = tokens.locate()
     assert (ends <= len(text)).all()
     assert (np.diff(starts) >= 0).all()
     lost = shown_losses(made("byte_level_nfc"), text)

@@ -117,8 +117,8 @@ def test_auto_takes_the_fastest_that_agrees(
         chosen = choose_backend("auto", SMALL, SAMPLE)
     assert ids(chosen, SAMPLE) == ids(make_hf_backend(SMALL), SAMPLE)
     assert [record.getMessage() for record in caplog.records] == [
-        "tokenizer backend wrong differs from the oracle on 3 of 3 texts and is left out",
-        "tokenizer backend missing is left out: it is not installed",
+        "tokenizer backend wrong differs from the oracle on 3 of 3 texts, so unused",
+        "tokenizer backend missing is not used: it is not installed",
         "tokenizer backend: tiktoken (same ids on 3 texts)",
     ]
 

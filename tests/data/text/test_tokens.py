@@ -21,7 +21,7 @@ ENCODER = TextTokenizer(SMALL)
 def one(text: str, encoder: TextTokenizer = ENCODER) -> tuple[list[int], list[int], list[int]]:
     """Ids, starts and ends of the tokens of a text."""
     (tokens,) = encoder.encode([text])
-    starts, ends = tokens.characters()
+    starts, ends = tokens.locate()
     assert tokens.ids.dtype == starts.dtype == ends.dtype == np.int32
     return tokens.ids.tolist(), starts.tolist(), ends.tolist()
 
@@ -84,5 +84,5 @@ def test_a_tokenizer_without_a_fast_form_is_refused() -> None:
     class Slow:
         name_or_path = "some/slow"
 
-    with pytest.raises(ConfigurationError, match="some/slow is no fast tokenizer"):
+    with pytest.raises(ConfigurationError, match="some/slow is not a fast tokenizer"):
         TextTokenizer(Slow())

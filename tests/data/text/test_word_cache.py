@@ -1,4 +1,4 @@
-"""The cache of words: the tokens of the tokenizer, which encodes a word once."""
+"""The word cache: the tokens of the tokenizer, which encodes a word once."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def expected_tokens(name: str, texts: Sequence[str]) -> list[tuple[list[int], li
 def cached_tokens(cache: WordCache, texts: Sequence[str]) -> list[tuple[list[int], list[Any]]]:
     """Ids and characters from the cache."""
     tokens = []
-    for ids, (starts, ends) in cache.ids_and_characters(texts):
+    for ids, (starts, ends) in cache.encode_with_characters(texts):
         assert ids.dtype == starts.dtype == ends.dtype == np.int32
         characters = list(zip(starts.tolist(), ends.tolist(), strict=True))
         tokens.append((ids.tolist(), characters))
@@ -84,7 +84,7 @@ def test_a_surrogate_is_refused_as_by_the_tokenizer(name: str) -> None:
     texts = ["a fox", "a \ud800 b"]
     with pytest.raises(Exception) as expected:
         TOKENIZERS[name].encode_batch(texts)
-    for encode in (CACHES[name].encode_ids, CACHES[name].ids_and_characters):
+    for encode in (CACHES[name].encode_ids, CACHES[name].encode_with_characters):
         with pytest.raises(expected.type) as raised:
             encode(texts)
         assert str(raised.value) == str(expected.value)
@@ -116,7 +116,7 @@ def test_a_word_is_encoded_once() -> None:
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_cache, "GENERATION_WORDS", 50)
+    monkeypatch.setattr(word_cache, "MAX_GENERATION_WORDS", 50)
     name = "SentencePiece BPE"
     cache = WordCache(TOKENIZERS[name])
     for number in range(20):
@@ -127,7 +127,7 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_words_in_use_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_cache, "GENERATION_WORDS", 10)
+    monkeypatch.setattr(word_cache, "MAX_GENERATION_WORDS", 10)
     recorder = Recorder(wordpiece())
     cache = WordCache(recorder)
     for number in range(10):
@@ -245,7 +245,7 @@ def test_a_tokenizer_that_may_join_words_has_no_cache(
     caplog.set_level(logging.INFO)
     log_once.cache_clear()
     make_character_backend(tokenizer, ["a b"])
-    assert f"tokenizer backend hf has no cache of words: {reason}" in caplog.text
+    assert f"tokenizer backend hf has no word cache: {reason}" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["WordPiece", "SentencePiece BPE", "Unigram"])
@@ -260,6 +260,6 @@ def test_special_tokens_in_texts_and_in_tags(name: str) -> None:
     )
     assert number not in written.ids.tolist()
     position = rendered.ids.tolist().index(number)
-    starts, ends = rendered.characters()
+    starts, ends = rendered.locate()
     assert (starts[position], ends[position]) == (10, 16)
     assert ends[-1] == 20

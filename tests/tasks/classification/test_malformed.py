@@ -51,9 +51,9 @@ MALFORMED: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "binary": (NOISE, {}, r"table.csv is a binary file"),
     "Parquet": (parquet(), {}, r"table.csv is a Parquet file"),
     "old Excel": (b"\xd0\xcf\x11\xe0" + NOISE, {}, r"is an old Excel workbook \(save the sheet"),
-    "pointer of Git LFS": (
+    "Git LFS pointer": (
         b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", {},
-        r"is a pointer of Git LFS \(fetch its content with git lfs pull\)",
+        r"is a Git LFS pointer \(fetch its content with git lfs pull\)",
     ),
     "empty ZIP": (b"PK\x05\x06" + bytes(18), {}, r"is an empty ZIP archive"),
     "PDF": (b"%PDF-1.7\n" + NOISE, {}, r"is a PDF file"),
@@ -77,7 +77,7 @@ MALFORMED: dict[str, tuple[bytes, dict[str, Any], str]] = {
         r"has: text, lable",
     ),
     "no header": (b"stop it,left\nsigns,right\n", {}, r"'text' .*; there is no column 'label'"),
-    "duplicate column": (b"text,label,text\na,b,c\n", {}, r"column 'text' is there 2 times"),
+    "duplicate column": (b"text,label,text\na,b,c\n", {}, r"column 'text' occurs 2 times"),
     "no group column": (TABLE, {"split_by": "speakers"}, r"'speakers' \(did you mean speaker\?\)"),
     "no split column": (TABLE, {"split_column": "fold"}, r"there is no column 'fold'"),
     "another separator": (TABLE, {"csv_separator": ";"}, r"no column 'text'.*by a semicolon"),

@@ -12,7 +12,7 @@ from bsmeta.metadata.records import BadDocument
 def decode_lines(
     lines: Iterable[NumberedLine | BadLine], decoder: Decoder
 ) -> Iterator[ReadDocument | BadLine]:
-    """Yields the document of each line, or a bad line if it cannot be decoded."""
+    """Yields the document of each line, or a `BadLine` if the line cannot be decoded."""
     for line in lines:
         if isinstance(line, BadLine):
             yield line

@@ -9,7 +9,7 @@ from bsmeta.data.stream.stages.items import WindowDocument
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 
 ENCODING_BATCH_CHARS = 8_000_000
-"""Approximate characters of the documents that one call of the tokenizer encodes."""
+"""Approximate number of characters that are encoded in one call of the tokenizer."""
 
 
 class Encoding(NamedTuple):
@@ -17,7 +17,7 @@ class Encoding(NamedTuple):
 
     Attributes:
         encoded: The document as rendered.
-        plain: The same document without metadata, if it is trained on in this form.
+        plain: The document without metadata, if it is trained on in this form; otherwise None.
     """
 
     document: WindowDocument
@@ -28,10 +28,10 @@ class Encoding(NamedTuple):
 def encode_documents(
     documents: Iterable[WindowDocument], encoder: DocumentEncoder, *, also_plain: bool
 ) -> Iterator[Encoding]:
-    """Yields the tokens of each document.
+    """Yields each document with its tokens.
 
     Args:
-        also_plain: Whether documents are encoded without their metadata, too.
+        also_plain: Whether documents are also encoded without their metadata.
     """
     for batch in batch_documents(documents):
         rendered = [document.rendered for document in batch]
@@ -43,7 +43,7 @@ def encode_documents(
 
 
 def batch_documents(documents: Iterable[WindowDocument]) -> Iterator[list[WindowDocument]]:
-    """Yields documents in batches of about `ENCODING_BATCH_CHARS`, or of one longer document.
+    """Yields batches of at most `ENCODING_BATCH_CHARS` characters, or of one longer document.
 
     A tokenizer needs 10 to 80 bytes of memory per character of a batch, which for a whole window
     of long documents would be many gigabytes.

@@ -49,8 +49,7 @@ class Guard:
         if self._config.on_test_overlap == "error":
             raise DataError(
                 f"{self._path}, {describe_position(self._path, document.source.number)}: the "
-                "document has "
-                f"the {shared} of one in data_config.validation_file="
+                f"document has the {shared} of one in data_config.validation_file="
                 f"{self._config.validation_file}; leave the shard out (data_config.exclude), or "
                 "set data_config.on_test_overlap=drop"
             )

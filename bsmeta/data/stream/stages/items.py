@@ -1,7 +1,7 @@
 """The items that pass from stage to stage, and how a stage is applied to them.
 
-A line that cannot be used does not leave the flow where the problem is found: as a `BadLine`, it
-passes all other stages unchanged, up to the stage that rejects it.
+A line that cannot be used is not dropped where the problem is detected: as a `BadLine`, it passes
+through the following stages unchanged, up to the stage that rejects it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NumberedLine(NamedTuple):
 
     Attributes:
         window_index: Its index in the window.
-        number: Its number in the shard.
+        number: Its number in the shard, from 0.
     """
 
     window_index: int
@@ -33,7 +33,7 @@ class NumberedLine(NamedTuple):
 
 
 class BadLine(NamedTuple):
-    """A line that cannot be used, and why."""
+    """A line that cannot be used, and the error that says why."""
 
     source: NumberedLine
     error: BadDocument
@@ -53,8 +53,8 @@ class WindowDocument:
     """A document of a window, rendered with the metadata sampled for it, and its chunks.
 
     Attributes:
-        number: Its number in the shard.
-        chunks: Empty until it is cut.
+        number: Its number in the shard, from 0.
+        chunks: Its chunks; empty until it is cut.
     """
 
     number: int
@@ -63,24 +63,26 @@ class WindowDocument:
 
 
 def number_lines(window: Window) -> Iterator[NumberedLine | BadLine]:
-    """Yields the lines of a window; if its shard is damaged after them, also a bad line."""
+    """Yields the lines of a window; if its shard is damaged after them, also a `BadLine`."""
     for index, (number, line) in enumerate(zip(window.numbers, window.lines, strict=False)):
         yield NumberedLine(index, number, line)
 
     if window.damage:
-        read = len(window.lines)
-        number = window.numbers[read] if read < len(window.numbers) else window.numbers[-1] + 1
-        nothing = NumberedLine(window_index=read, number=number, line=b"")
-        yield BadLine(nothing, BadDocument("damaged_file", window.damage))
+        num_read = len(window.lines)
+        number = (
+            window.numbers[num_read] if num_read < len(window.numbers) else window.numbers[-1] + 1
+        )
+        missing_line = NumberedLine(window_index=num_read, number=number, line=b"")
+        yield BadLine(missing_line, BadDocument("damaged_file", window.damage))
 
 
 def apply_stage(
     stage: Callable[[ReadDocument], Result | None], documents: Iterable[ReadDocument | BadLine]
 ) -> Iterator[Result | BadLine]:
-    """Yields the result of a stage for each document, except those for which it is None.
+    """Yields the result of a stage for each document, except results that are None.
 
-    If the stage raises `BadDocument`, a bad line takes the place of the document. Bad lines of
-    earlier stages pass unchanged.
+    If the stage raises `BadDocument`, a `BadLine` replaces the document. Bad lines from earlier
+    stages pass unchanged.
     """
     for document in documents:
         if isinstance(document, BadLine):

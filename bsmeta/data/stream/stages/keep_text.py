@@ -1,7 +1,7 @@
-"""Seventh stage: under `row_budget=text`, a rejected document is trained on without its metadata.
+"""Seventh stage: under `row_budget=text`, documents with bad metadata are kept without it.
 
 The choice of training documents must not depend on which metadata is read. All other rejected
-documents end here.
+documents are dropped here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def keep_text(
     guard: Guard,
     renderer: DocumentRenderer,
 ) -> Iterator[WindowDocument]:
-    """Yields the good documents, and the text of bad ones if nothing but their metadata is bad.
+    """Yields the good documents, and those with bad metadata without it.
 
     Args:
-        decoder: Reads the text alone; None leaves all bad documents out.
+        decoder: Decodes only the text of a line; None leaves all bad documents out.
     """
     for document in documents:
         if not isinstance(document, BadLine):
@@ -32,6 +32,6 @@ def keep_text(
         elif decoder is not None:
             decoded = decode_lines([document.source], decoder)
             admitted = apply_stage(guard.admit, decoded)
-            for text in apply_stage(renderer.render, admitted):
-                if not isinstance(text, BadLine):
-                    yield text
+            for text_document in apply_stage(renderer.render, admitted):
+                if not isinstance(text_document, BadLine):
+                    yield text_document

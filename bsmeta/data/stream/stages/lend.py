@@ -1,7 +1,7 @@
-"""Fourth stage, only for `metadata_values=shuffled`: documents get the values of others.
+"""Fourth stage, only for `metadata_values=shuffled`: documents get the values of other documents.
 
-The donors are the other documents of the window, so all its lines are decoded in advance for their
-metadata.
+The donors are the other documents of the window, so the metadata of all its lines is decoded in
+advance.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Lender:
         self._donors = Donors(documents, keys, window.derive_seed(seed, SHUFFLED))
 
     def lend(self, document: ReadDocument) -> ReadDocument:
-        """Replaces the values of a document.
+        """Replaces the metadata values of a document in place, and returns it.
 
         Raises:
-            BadDocument: If its own records are invalid.
+            BadDocument: If the document's own records are invalid.
         """
         index = document.source.window_index
         document.document = self._donors.replace_values(index, document.document, SHUFFLED)
         return document
 
     def _read_values(self, line: Line) -> Document:
-        """Reads only the metadata of a document: none if it is bad, which is reported later."""
+        """Decodes the metadata of a document, or none if it is bad, which is reported later."""
         try:
             document = self._decoder.decode(line)
             records = {key: document.records(key) for key in self._keys}

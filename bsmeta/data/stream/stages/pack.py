@@ -17,7 +17,7 @@ from bsmeta.data.text.chunks import Chunk, PackedWindow
 def pack_documents(
     documents: Sequence[WindowDocument], window: Window, config: DataConfig, seed: int
 ) -> PackedWindow:
-    """Packs the chunks of a window's documents, with their contribution to the counts.
+    """Packs the chunks of a window's documents into sequences, with their counts.
 
     Args:
         seed: Seed of the run.
@@ -27,18 +27,19 @@ def pack_documents(
     for document in documents:
         chunks += document.chunks
 
-    # Index of each chunk's document.
-    owner = np.repeat(np.arange(len(documents)), [len(document.chunks) for document in documents])
-    opens = np.diff(owner, prepend=-1) > 0
+    document_indices = np.repeat(  # the index of each chunk's document
+        np.arange(len(documents)), [len(document.chunks) for document in documents]
+    )
+    is_first = np.diff(document_indices, prepend=-1) > 0
     numbers = np.array([document.number for document in documents], np.int64)
-    types = encode_types(documents, metadata)[owner]
+    types = encode_types(documents, metadata)[document_indices]
 
     by_text = config.row_budget == BY_TEXT
     return PackedWindow(
         chunks,
-        numbers[owner],
+        numbers[document_indices],
         types,
-        count_documents(types, opens, metadata.metadata_list),
+        count_documents(types, is_first, metadata.metadata_list),
         shard=window.shard.name,
         packing=config.packing,
         capacity=metadata.max_seq_len,
@@ -48,13 +49,13 @@ def pack_documents(
 
 
 def encode_types(documents: Sequence[WindowDocument], metadata: MetadataConfig) -> np.ndarray:
-    """Returns the metadata types in each document's chunks as bits (int32 [documents]).
+    """Encodes the metadata types in each document's chunks as a bit mask (int32 [documents]).
 
-    Bit i stands for `metadata_list[i]`. Chunks without metadata that were cut like those with it
-    have none.
+    Bit i stands for `metadata_list[i]`. No bit is set if `without_metadata_same_context` removes
+    the metadata from all chunks.
     """
     bits: dict[str, int] = {}
     if not metadata.without_metadata_same_context:
         bits = {key: 1 << index for index, key in enumerate(metadata.metadata_list)}
-    types = [sum(bits.get(key, 0) for key in document.rendered.types) for document in documents]
-    return np.array(types, np.int32)
+    masks = [sum(bits.get(key, 0) for key in document.rendered.types) for document in documents]
+    return np.array(masks, np.int32)

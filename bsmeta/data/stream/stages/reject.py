@@ -1,6 +1,6 @@
 """Sixth stage: bad lines stop the run, or are counted.
 
-`bad_documents` decides which: `strict` reports the first of them, `skip` counts all.
+With `bad_documents=strict`, the first one is an error; with `skip`, all are counted.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.file_start import check_has_document
+from bsmeta.data.io.file_start import refuse_other_format
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.shards import Shard, describe_position
-from bsmeta.data.stream.reasons import find_reason, list_reasons
+from bsmeta.data.stream.reasons import list_reasons, refine_error
 from bsmeta.data.stream.stages.items import BadLine, WindowDocument
 
 
@@ -33,37 +33,41 @@ class Rejecter:
     def reject_bad_lines(
         self, documents: Iterable[WindowDocument | BadLine]
     ) -> Iterator[WindowDocument | BadLine]:
-        """Yields all items, the bad ones after they have been rejected."""
+        """Yields all items; each bad line is counted first, or raises an error.
+
+        Raises:
+            ConfigurationError: If a metadata type gives a reason that it does not list.
+            DataError: In strict mode, at the first bad line.
+        """
         for document in documents:
             if isinstance(document, BadLine):
                 self._reject(document)
             yield document
 
     def _reject(self, bad: BadLine) -> None:
-        """Counts a document that cannot be used and is skipped.
+        """Counts a bad line by its reason.
 
         Raises:
             ConfigurationError: If a metadata type gives a reason that it does not list.
-            DataError: In strict mode, naming file, line (or row) and reason.
+            DataError: In strict mode; names the file, the line (or row) and the reason.
         """
         number = bad.source.number
-        error = find_reason(bad.source.line, bad.error)
+        error = refine_error(bad.source.line, bad.error)
         if error.reason not in self._reasons:
             raise ConfigurationError(
                 f"{self._path}, {describe_position(self._path, number)}: a metadata type refuses "
-                "the "
-                f'document with the reason "{error.reason}" ({error.detail}), for which there is '
-                f'no count; add reasons = ("{error.reason}",) to the class of the type'
+                f'the document with the reason "{error.reason}" ({error.detail}), for which there '
+                f'is no count; add reasons = ("{error.reason}",) to the class of the type'
             )
 
         if self._is_strict:
             refuse_bad_copy(self._path)
             if number == 0:
-                check_has_document(self._path, "data_config.train_file")
+                refuse_other_format(self._path, "data_config.train_file")
             raise DataError(
                 f"{self._path}, {describe_position(self._path, number)}: {error.reason}: "
-                f"{error.detail} "
-                "(data_config.bad_documents=skip counts such documents and continues)"
+                f"{error.detail} (data_config.bad_documents=skip counts such documents and "
+                "continues)"
             )
 
         self._skipped[error.reason] += 1

@@ -1,4 +1,4 @@
-"""Fifth stage: documents become the text that the model reads, unless it is too long."""
+"""Fifth stage: documents are rendered as the text that the model reads; too long ones are bad."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DocumentRenderer:
         self._renderer = Renderer(config.metadata_config)
 
     def render(self, document: ReadDocument) -> WindowDocument:
-        """Renders a document.
+        """Renders a document with the types sampled for it.
 
         Raises:
             BadDocument: If its records are invalid, or it is too long.
@@ -30,7 +30,7 @@ def check_length(rendered: Rendered, config: DataConfig) -> None:
     """Refuses a document that would take too much memory to encode.
 
     Raises:
-        BadDocument: `document_too_long`.
+        BadDocument: If it has more than `max_document_chars` characters.
     """
     length = sum(map(len, (rendered.prefix, rendered.body, rendered.suffix)))
     if length > config.max_document_chars:

@@ -1,4 +1,4 @@
-"""Third stage: draws the metadata types that each document is rendered with."""
+"""Third stage: samples the metadata types that each document is rendered with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class WindowSampler:
     """Samples the metadata types of a window's documents, each with its own generator.
 
     Args:
-        sampler: Draws the types in the current phase of the metadata schedule.
+        sampler: Samples types as the current phase of the metadata schedule prescribes.
         seed: Seed of the run.
     """
 
@@ -23,7 +23,7 @@ class WindowSampler:
         self._shard = window.shard.name
 
     def sample(self, document: ReadDocument) -> ReadDocument:
-        """Sets the types of a document."""
+        """Samples the types of a document, sets them on it, and returns it."""
         number = document.source.number
         generator = make_document_generator(self._seed, self._epoch, self._shard, number)
         document.types = self._sampler.draw(document.document, generator)

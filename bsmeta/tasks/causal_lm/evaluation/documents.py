@@ -24,11 +24,11 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.foreign_json import split_columns
 from bsmeta.data.io.file_ref import FileRef
-from bsmeta.data.io.file_start import check_has_document, explain_no_document
+from bsmeta.data.io.file_start import explain_no_document, refuse_other_format
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import describe_position, find_validation_path, read_remote_settings
-from bsmeta.data.stream.reasons import find_reason
+from bsmeta.data.stream.reasons import refine_error
 from bsmeta.data.stream.stages.render import check_length
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
 from bsmeta.metadata.document import Document
@@ -176,7 +176,7 @@ class HeldOutDocuments:
             rendered = self._renderer.render(document, self._types)
             check_length(rendered, self._config)
         except BadDocument as error:
-            self._refuse_or_count(number, find_reason(line, error))
+            self._refuse_or_count(number, refine_error(line, error))
             return
 
         if not document.text:
@@ -206,7 +206,7 @@ class HeldOutDocuments:
         if self._config.bad_documents == "strict":
             refuse_bad_copy(self.path)
             if number == 0:
-                check_has_document(self.path, "data_config.validation_file")
+                refuse_other_format(self.path, "data_config.validation_file")
             raise DataError(
                 f"{self.path}, {describe_position(self.path, number)}: {error}; "
                 "fix it, or set data_config.bad_documents=skip"

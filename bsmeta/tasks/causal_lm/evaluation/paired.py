@@ -199,7 +199,7 @@ class PairedEvaluation:
             encoded_documents = encoder.encode([renderings[number][1] for number in numbers])
             for number, encoded in zip(numbers, encoded_documents, strict=True):
                 windows[number] = self._windows(encoded, self._config)
-                prefix_cut[number] = encoded.prefix_cut
+                prefix_cut[number] = encoded.prefix_is_cut
                 lost[number] = encoded.lost
 
         return Block(documents, windows, prefix_cut, lost, self._plan_batches(windows))

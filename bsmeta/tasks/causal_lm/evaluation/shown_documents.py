@@ -58,7 +58,7 @@ def show_extreme_documents(
     for index in select_extremes(differences, MAX_DOCUMENTS):
         encoded = evaluation.encode_in_arm(index, comparison.test)
         stop = min(len(encoded.ids), MAX_TOKENS)
-        tokens = decode_tokens(Chunk(encoded, 0, stop, prefixed=True), texts)
+        tokens = decode_tokens(Chunk(encoded, 0, stop, has_prefix=True), texts)
         shown_documents.append(
             ShownDocument(
                 index=index,

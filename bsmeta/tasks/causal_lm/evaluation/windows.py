@@ -57,7 +57,7 @@ def cut_all_pieces(document: EncodedDocument, config: DataConfig) -> list[Window
         ends = chunk.text_ends
 
         scored = chunk.loss_mask & (chunk.token_types == 0) & (ends > starts)
-        scored &= document.gives_back(starts, ends)
+        scored &= document.are_preserved(starts, ends)
         windows.append(Window(chunk.ids, starts, ends, scored, chunk.prefix_length))
     return windows
 
@@ -94,7 +94,7 @@ def cut_sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
         scored[: first_new - start] = False
         if start == 0 and len(scored):  # without metadata, the first text token has no context
             scored[first_text : first_text + 1] = False
-        scored &= document.gives_back(starts, ends)
+        scored &= document.are_preserved(starts, ends)
 
         windows.append(
             Window(
@@ -126,7 +126,7 @@ def cut_continuations(
 
         starts = document.text_starts[chunk]
         ends = document.text_ends[chunk]
-        scored = document.gives_back(starts, ends)
+        scored = document.are_preserved(starts, ends)
         scored[0] = False
 
         windows = []

@@ -96,16 +96,16 @@ def find_document(name: str, shards: Sequence[Shard], data: DataConfig) -> Start
     Raises:
         ConfigurationError: If the name is not `<shard>:<number>`, or training has no such shard.
     """
-    shard_names = [shard.name for shard in shards]
+    make_shard_names = [shard.name for shard in shards]
     match = re.fullmatch(r"(.+):([0-9]{1,15})", name)
     if match is None:
         raise ConfigurationError(
-            f"document={name}: expected <shard>:<number>, such as {shard_names[0]}:0"
+            f"document={name}: expected <shard>:<number>, such as {make_shard_names[0]}:0"
         )
 
     shard_name, number = match.groups()
-    if shard_name in shard_names:
-        return Start(shard_names.index(shard_name), int(number))
+    if shard_name in make_shard_names:
+        return Start(make_shard_names.index(shard_name), int(number))
 
     problem = f"document={name}: training reads no shard of the name {shard_name}"
     if data.validation_file and shard_name == os.path.basename(data.validation_file):
@@ -113,10 +113,10 @@ def find_document(name: str, shards: Sequence[Shard], data: DataConfig) -> Start
             f"{problem}: it is the held-out file; data_config.validation_file=null would not "
             "leave it out"
         )
-    similar = difflib.get_close_matches(shard_name, shard_names, n=MAX_NAMES_SHOWN, cutoff=0.0)
+    similar = difflib.get_close_matches(shard_name, make_shard_names, n=MAX_NAMES_SHOWN, cutoff=0.0)
     others = ""
-    if len(shard_names) > len(similar):
-        others = f" or {len(shard_names) - len(similar)} others"
+    if len(make_shard_names) > len(similar):
+        others = f" or {len(make_shard_names) - len(similar)} others"
     raise ConfigurationError(
         f"{problem}; expected {', '.join(similar)}{others} "
         f"(data_config.train_file={describe_train_files(data)})"
@@ -238,7 +238,7 @@ class Selection:
     def _explain_window(self, window: Window, start: int, limit: int) -> ExplainedWindow:
         """Packs a window, and selects up to `limit` of its documents from number `start`."""
         maker = self._makers[window.shard.name]
-        documents, skipped = maker.documents(window, self._phase)
+        documents, skipped = maker.prepare_documents(window, self._phase)
         for reason, count in skipped.items():
             logger.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
 

@@ -21,7 +21,7 @@ def held_out(tmp_path: Path) -> HeldOutFingerprints:
     path = tmp_path / "test.jsonl.gz"
     document = {"text": "a held-out text", "url": "https://example.org/held"}
     path.write_bytes(gzip.compress(json.dumps(document).encode() + b"\n"))
-    return HeldOutFingerprints.of(str(path), Cache(str(tmp_path / "cache")))
+    return HeldOutFingerprints.load(str(path), Cache(str(tmp_path / "cache")))
 
 
 def test_documents_with_text_are_admitted() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.stream.counts import count_names
+from bsmeta.data.stream.counts import list_count_names
 from bsmeta.data.stream.plan import Position
 from bsmeta.data.stream.stages.cut import cut_documents
 from bsmeta.data.stream.stages.encode import encode_documents
@@ -60,7 +60,7 @@ def test_unpacked_sequences_hold_a_chunk_each() -> None:
 
 
 def test_a_document_counts_where_it_begins() -> None:
-    names = count_names(METADATA.metadata_list)
+    names = list_count_names(METADATA.metadata_list)
     counts = dict(zip(names, sum(sequence.counts for sequence in packed()), strict=True))
     assert {name: count for name, count in counts.items() if count} == {
         "documents": 3,

@@ -108,7 +108,7 @@ def test_every_window_and_every_sum_passes_the_gate() -> None:
     assert {*makers} == {
         (module, "cut_all_pieces"), (module, "cut_sliding"), (module, "cut_continuations")
     }  # fmt: skip
-    assert all("gives_back(" in ast.unparse(function) for function in makers.values())
+    assert all("are_preserved(" in ast.unparse(function) for function in makers.values())
     callers = {
         (path.relative_to(PACKAGE).as_posix(), function.name)
         for path in modules
