@@ -154,6 +154,7 @@ class AzureBlobs(Bucket):
         if code == "KeyBasedAuthenticationNotPermitted":
             return "the account does not permit keys; set AZURE_STORAGE_SAS_TOKEN, made --as-user"
         return (
-            f"the credentials in {variable} do not permit to list the container and to read its "
-            "blobs (a SAS token needs sp=rl), or the account refuses the network of this machine"
+            f"the credentials in {variable} are wrong or do not permit to list the container and "
+            "to read its blobs (a SAS token needs sp=rl), or the account refuses the network of "
+            "this machine"
         )

@@ -219,7 +219,7 @@ class Bucket(Store):
             self.regions[bucket] = region
             raise TransientError(f"{answer}: the bucket is in the region {region}")
 
-        if status == 404:
+        if status == 404 or code == "InvalidResourceName":
             reason = self._explain_missing_bucket(bucket)
         elif code in ARCHIVED_CODES:
             reason = "the object is archived; restore it first"
