@@ -115,7 +115,8 @@ def compute_signature(account: Account, method: str, url: str, headers: dict[str
     extension_headers = [item for item in sent_headers.items() if item[0].startswith("x-ms-")]
     lines += [f"{name}:{value}" for name, value in sorted(extension_headers)]
 
-    lines.append(f"/{account.name}{sent_url.raw_path.decode().partition('?')[0]}")
+    sent_path = sent_url.raw_path.decode().partition("?")[0]
+    lines.append(f"/{account.name}{sent_path}")
     lines += [f"{name}:{value}" for name, value in sorted(sent_url.params.multi_items())]
 
     digest = hmac.digest(account.key, "\n".join(lines).encode(), "sha256")
@@ -180,12 +181,17 @@ def _read_variable(*variables: str) -> tuple[str, str]:
 
 
 def _make_account(
-    endpoint_variable: str, endpoint: str, name: str, key: str, sas: str, variable: str
+    setting: str, endpoint: str, name: str, key: str, sas: str, variable: str
 ) -> Account:
-    """Returns an account whose values have been checked."""
+    """Returns an account whose values have been checked.
+
+    Args:
+        setting: Variable that holds the endpoint, for messages.
+        variable: Variable that holds the credentials.
+    """
     if not _is_endpoint(endpoint):
         raise ConfigurationError(
-            f"az://… cannot be read: the endpoint in {endpoint_variable}: found "
+            f"az://… cannot be read: the endpoint in {setting}: found "
             f"{format_url(endpoint)}, expected http(s)://HOST or, for an emulator, "
             "http://HOST:PORT/ACCOUNT, without user and query; correct it"
         )
