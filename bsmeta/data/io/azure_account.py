@@ -197,8 +197,8 @@ def _make_account(
         )
     if key and not name:
         raise ConfigurationError(
-            f"az://… cannot be read: {variable} holds an account key, but no account is named; "
-            f"set {_NAMES[0]}"
+            f"az://… cannot be read: {variable}: found an account key without the name of its "
+            f"account; set {_NAMES[0]}, or add AccountName=NAME to a connection string"
         )
 
     try:

@@ -1,6 +1,6 @@
 """Lists objects in buckets, `s3://` and `gs://`, and reads ranges of them over HTTP.
 
-`Bucket` is also the base of `azure_blobs`.
+`Bucket` is also the base of `azure_blobs`, which needs no library.
 
 The libraries of the stores only authenticate: botocore signs requests to S3 with the credentials,
 the endpoint and the region from its environment variables and files (AWS_PROFILE, AWS_ENDPOINT_URL,

@@ -109,7 +109,7 @@ def test_the_key_is_used_before_the_sas_token(monkeypatch: pytest.MonkeyPatch) -
         ),
         (
             {"AZURE_STORAGE_ENDPOINT": HOST, "AZURE_STORAGE_KEY": KEY},
-            "AZURE_STORAGE_KEY holds an account key, but no account is named; set AZURE_STORAGE_AC",
+            "AZURE_STORAGE_KEY: found an account key without the name of its account; set AZURE_",
         ),
         (
             {"AZURE_STORAGE_ACCOUNT": "corpora", "AZURE_STORAGE_KEY": KEY[:-3] + "…"},
