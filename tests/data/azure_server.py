@@ -84,7 +84,7 @@ class AzureServer(Storage):
             return refuse(400, "InvalidHeaderValue")
         if self.key and request_headers["Authorization"] != self._sign(path, request_headers):
             return refuse(403, "AuthenticationFailed")
-        if self.sas and not path.endswith(f"{self.sas}"):
+        if self.sas and not path.endswith(self.sas):
             return refuse(403, "AuthenticationFailed")
 
         url = urlsplit(path)
@@ -119,12 +119,11 @@ class AzureServer(Storage):
         blobs = ""
         for name in names[first : first + PAGE]:
             content, generation = self.objects[name]
-            md5 = "" if "composed" in name else base64.b64encode(hashlib.md5(content).digest())
-            if isinstance(md5, bytes):
-                md5 = md5.decode()
+            md5 = base64.b64encode(hashlib.md5(content).digest()).decode()
+            stored_md5 = "" if "composed" in name else md5
             blobs += (
                 f"<Blob><Name>{escape(name)}</Name><Properties>"
-                f"<Etag>{format_etag(generation)}</Etag><Content-MD5>{md5}</Content-MD5>"
+                f"<Etag>{format_etag(generation)}</Etag><Content-MD5>{stored_md5}</Content-MD5>"
                 f"<Content-Length>{len(content)}</Content-Length></Properties></Blob>"
             )
         marker = str(first + PAGE) if first + PAGE < len(names) else ""

@@ -51,7 +51,7 @@ class AzureBlobs(Bucket):
     def parse(self, url: str, revision: str | None) -> Pattern:
         pattern = super().parse(url, revision)
         if "@" in pattern.container:
-            raise ValueError("the account belongs into AZURE_STORAGE_ACCOUNT_NAME, not before PATH")
+            raise ValueError("set the account in AZURE_STORAGE_ACCOUNT_NAME, not in the address")
         return pattern
 
     def list_page(

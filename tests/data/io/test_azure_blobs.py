@@ -267,7 +267,7 @@ def test_wrong_addresses(az: AzureServer, tmp_path: Path) -> None:
         names(tmp_path, f"{URL}/web/b.jsonl")
     with pytest.raises(ConfigurationError, match="expected az://CONTAINER/PATH"):
         names(tmp_path, "az:///web/b.jsonl")
-    with pytest.raises(ConfigurationError, match=r"\(the account belongs into AZURE_STORAGE_ACC"):
+    with pytest.raises(ConfigurationError, match=r"\(set the account in AZURE_STORAGE_ACCOUNT_N"):
         names(tmp_path, "az://web@corpora.blob.core.windows.net/b.jsonl")
 
 
