@@ -25,6 +25,7 @@ from tests.data.azure_server import (
     refuse,
 )
 from tests.data.cloud_storage_server import forget
+from tests.data.forked import read_in_fork
 from tests.data.helpers import small_config
 from tests.data.io.test_objects import CONTENT, config, names, read
 
@@ -132,8 +133,10 @@ def test_a_request_is_signed_with_the_account_key(
     az.key = KEY
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
     monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
-    assert read(list_blob(az, tmp_path)) == CONTENT
-    assert len(az.requests) == 8
+    ref = list_blob(az, tmp_path, hub_cache_gb=0)
+    assert read(ref) == CONTENT
+    assert read_in_fork(ref) == CONTENT
+    assert len(az.requests) == 2 * 8
 
 
 def test_a_request_has_the_sas_token(
