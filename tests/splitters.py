@@ -691,6 +691,8 @@ OTHER_MODULES = {
     "annotate/pool.py": "messages of this program",
     "annotate/shard.py": "files of this program",
     "annotate/tags.py": "constants",
+    "data/io/azure_account.py": "variables of the environment",
+    "data/io/azure_blobs.py": "names and hashes in a listing",
     "data/io/file_sets.py": "paths in the configuration",
     "data/io/file_start.py": "the first `_HEAD` bytes of a file",
     "data/io/hub.py": "names and answers of the Hub",

@@ -16,6 +16,7 @@ import yaml
 from tests.annotate.helpers import some_pages, write_pages
 from tests.canary import ADDRESSES, CONFIGURED, ENVIRONMENT, FILES, found_in
 from tests.conftest import REPOSITORY, run_warm
+from tests.data.azure_server import ACCOUNT, AzureServer, refuse
 from tests.data.file_server import FileServer, Request
 from tests.data.s3_server import BUCKET, SECRET, S3Server, failing
 
@@ -198,6 +199,36 @@ def bucket() -> Iterator[S3Server]:
     yield server
     server.client.close()
     server.close()
+
+
+@pytest.fixture
+def container() -> Iterator[AzureServer]:
+    server = AzureServer()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("unset", ["AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"])
+def test_copies_of_blobs(
+    program: Program, tmp_path: Path, container: AzureServer, unset: str
+) -> None:
+    """With each of the planted credentials; the server refuses them after the first copy."""
+    container.put({"web/000.jsonl": b'{"text": "a"}\n'})
+    variables = {
+        "AZURE_STORAGE_ENDPOINT": container.endpoint,
+        "AZURE_STORAGE_ACCOUNT": ACCOUNT,
+        unset: "",
+    }
+    keys = [f"data_config.train_file={container.url}/web/*", "data_config.validation_file=null"]
+    keys += [f"data_config.cache_dir={tmp_path}/cache", "data_config.hub_retries=1"]
+    container.statuses = [503]
+    copied = program("bsmeta.data.stage", *keys, f"out={tmp_path}/copy", **variables)
+    assert copied.returncode == 0, copied.stderr
+
+    container.answers = [refuse(403, "AuthenticationFailed")]
+    refused = program("bsmeta.data.stage", *keys, f"out={tmp_path}/other", **variables)
+    assert refused.returncode == 2
+    assert "answers HTTP 403 (AuthenticationFailed): the credentials in AZURE_" in refused.stderr
 
 
 @pytest.mark.slow

@@ -17,6 +17,10 @@ PACKAGE = ROOT / "bsmeta"
 # Where an address is put together to be opened, not shown; redaction itself; a column of documents.
 OPENED = {
     ("core/secrets.py", "address"),
+    ("data/io/azure_account.py", "url"),
+    ("data/io/azure_blobs.py", "self._account.endpoint"),
+    ("data/io/azure_blobs.py", "self._format_container_url(pattern.container)"),
+    ("data/io/azure_blobs.py", "self._format_container_url(ref.container)"),
     ("data/io/file_sets.py", "(mirror or path.resolve().parent.as_uri()).rstrip('/')"),
     ("data/io/hub.py", "constants.ENDPOINT"),
     ("data/io/hub.py", "endpoint"),

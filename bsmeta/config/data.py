@@ -32,7 +32,7 @@ BY_TEXT = "text"
 SCHEME = "hf://"
 """The scheme of the address of a file on the Hugging Face Hub."""
 
-OBJECT_STORES = ("s3://", "gs://")
+OBJECT_STORES = ("s3://", "gs://", "az://")
 """The schemes of the addresses of objects in buckets."""
 
 REMOTE = (SCHEME, *OBJECT_STORES)
@@ -44,6 +44,9 @@ _WEB_SCHEMES = ("http://", "https://")
 
 _SCHEME_ALIASES = {"s3a://": "s3://", "s3n://": "s3://", "gcs://": "gs://"}
 """Other names of the schemes of buckets."""
+
+_AZURE_ALIASES = ("abfs://", "abfss://", "wasb://", "wasbs://")
+"""Other schemes of containers on Azure, whose addresses name the account, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +70,10 @@ class DataConfig:
     train_file: Any = key(None, is_path=True, takes_addresses=True)
     """training shards: a path, a glob, or a list of them; also on the Hub
     (hf://datasets/OWNER/NAME[@REVISION]/GLOB) and in buckets (s3://BUCKET/GLOB,
-    gs://BUCKET/GLOB)"""
+    gs://BUCKET/GLOB, az://CONTAINER/GLOB)"""
     validation_file: str | None = key(None, is_path=True, takes_addresses=True)
-    """held-out shard (a path, or one file at hf://, s3:// or gs://), which must be readable; a
-    training shard of this name is always omitted"""
+    """held-out shard (a path, or one file at hf://, s3://, gs:// or az://), which must be
+    readable; a training shard of this name is always omitted"""
     dataset_name: str | None = key(None)
     """data set that contains train_file and validation_file (except absolute paths): a local
     folder, or OWNER/NAME on the Hub; without train_file, all its *.jsonl.gz"""
@@ -345,7 +348,8 @@ def _find_address_problems(config: DataConfig) -> Iterator[Problem]:
             fix = "data_config.reader=native"
             yield Problem(name, HYDRA, format_value(printable_entry), expected, fix)
         elif not is_read_by_tensorflow and scheme not in REMOTE:
-            expected = f"a path, or {SCHEME}datasets/OWNER/NAME/…, s3://BUCKET/… or gs://BUCKET/…"
+            stores = "s3://BUCKET/…, gs://BUCKET/… or az://CONTAINER/…"
+            expected = f"a path, or {SCHEME}datasets/OWNER/NAME/…, {stores}"
             fix = _suggest_readable_entry(name, scheme, printable_entry[len(scheme) :])
             yield Problem(name, HYDRA, f"{format_value(printable_entry)} ({scheme})", expected, fix)
 
@@ -356,6 +360,8 @@ def _suggest_readable_entry(name: str, scheme: str, location: str) -> str:
         return f"{name}={location}"
     if scheme in _SCHEME_ALIASES:
         return f"{name}={_SCHEME_ALIASES[scheme]}{location}"
+    if scheme in _AZURE_ALIASES:
+        return f"{name}=az://CONTAINER/PATH, with AZURE_STORAGE_ACCOUNT_NAME set to the account"
 
     fix = f"copy the files here, or mount {scheme}… as a folder, and name the path"
     if name != _HELD_OUT_KEY and scheme not in _WEB_SCHEMES:

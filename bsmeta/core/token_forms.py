@@ -80,6 +80,14 @@ TOKEN_FORMS = (
         "==",
         rf"{_START_OF_RUN}(?<!sha512-)[A-Za-z0-9+/]{{86}}==(?![A-Za-z0-9+/=])",
     ),
+    # learn.microsoft.com, "Create a service SAS" and "Authorize with Shared Key": HMAC-SHA256 in
+    # base64, in a query that may itself be percent-encoded, or in the header Authorization
+    _make_form(
+        "Azure, signature",
+        "sig= sig%3D sig%3d SharedKey",
+        rf"{_START}(?:sig(?:=|%3[Dd])|SharedKey(?:Lite)? [a-z0-9-]{{1,24}}:)"
+        r"(?:[A-Za-z0-9+/]|%(?:25)?2[BbFf]){40,}+(?:=|%(?:25)?3[Dd]){0,2}",
+    ),
     # gitleaks azure-ad-client-secret
     _make_form("Azure, client secret", "Q~", rf"{_START_OF_RUN}[\w~.]{{3}}[0-9]Q~[\w~.-]{{31,}}+"),
     # api.slack.com, "Token types"; gitleaks slack-bot-token and its neighbors

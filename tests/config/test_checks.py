@@ -535,8 +535,12 @@ BROKEN: dict[str, Broken] = {
         hydra={"data_config.validation_file": SAMPLE.replace("webdocs", "webdoc")},
     ),
     "data on S3": Broken(
-        {"data_config.train_file": "mount az://… as a folder, and name the path; data_config.read"},
-        hydra={"data_config.train_file": ["az://bucket/web/*.jsonl.gz", SAMPLE]},
+        {"data_config.train_file": "mount oss://… as a folder, and name the path; data_config.rea"},
+        hydra={"data_config.train_file": ["oss://bucket/web/*.jsonl.gz", SAMPLE]},
+    ),
+    "data on Azure, by an address with the account": Broken(
+        {"data_config.train_file": "az://CONTAINER/PATH, with AZURE_STORAGE_ACCOUNT_NAME set to"},
+        hydra={"data_config.train_file": "abfss://web@corpora.dfs.core.windows.net/*.jsonl.gz"},
     ),
     "a held-out file on S3, with TensorFlow": Broken(
         {"data_config.validation_file": "data_config.validation_file=s3://b/test.jsonl.gz"},

@@ -104,6 +104,9 @@ def test_urls_in_text(text: str, expected: str) -> None:
     assert redact(expected) == expected
 
 
+SAS_SIGNATURE = letters(3, 21) + "%2F" + letters(4, 21) + "%3D"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -113,6 +116,14 @@ def test_urls_in_text(text: str, expected: str) -> None:
         ("Authorization: Bearer abc123def456", "Authorization: Bearer [redacted]"),
         ("GET /x?token=abcd1234&part=2 HTTP/1.1", "GET /x?token=[redacted]&part=2 HTTP/1.1"),
         ("AccountName=me;AccountKey=abcd1234==;Ep=x", "AccountName=me;AccountKey=[redacted];Ep=x"),
+        (f"sv=2021-12-02&sig={SAS_SIGNATURE}&sp=r", "sv=2021-12-02&[redacted]&sp=r"),
+        (f"az://web/x.jsonl?sp=r&sig={SAS_SIGNATURE}", "az://web/x.jsonl?sp=r&[redacted]"),
+        (
+            f"SharedAccessSignature=sp=r&sig={SAS_SIGNATURE}",
+            "SharedAccessSignature=sp=r&[redacted]",
+        ),
+        (f"x%3Fsp%3Dr%26{quote(f'sig={SAS_SIGNATURE}')}%26y", "x%3Fsp%3Dr%26[redacted]%26y"),
+        (f"('Authorization', 'SharedKey me:{SAS_SIGNATURE}')", "('Authorization', '[redacted]')"),
         ("a%26access_token%3Dabcd1234%26b", "a%26access_token%3D[redacted]"),
         ("a\\u0026access_token=abcd1234\\u0026b", "a\\u0026access_token=[redacted]\\u0026b"),
         ("pad_token=<|endoftext|> token: gpt2", "pad_token=<|endoftext|> token: gpt2"),

@@ -26,6 +26,10 @@ TOKENS = {
     "Google, client secret": ["GOCSPX-" + letters(18, 28)],
     "Google, refresh token": ["1//0" + letters(19, 60)],
     "Azure, storage key": [letters(20, 86) + "=="],
+    "Azure, signature": [
+        "sig=" + letters(61, 43) + "%3D", "sig=" + letters(62, 20) + "%2F" + letters(63, 22) + "=",
+        "sig%3D" + letters(64, 43) + "%253D", "SharedKey corpora1:" + letters(65, 43) + "=",
+    ],
     "Azure, client secret": ["abc8Q~" + letters(21, 34)],
     "Slack": ["xoxb-123456789012-1234567890-" + letters(22, 24), "xoxe.xoxp-1-" + letters(23, 99)],
     "Slack, app": ["xapp-1-A0" + letters(24, 9) + "-123456789012-" + digits(25, 64)],

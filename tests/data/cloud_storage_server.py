@@ -7,6 +7,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -28,6 +29,8 @@ def forget() -> None:
 class Storage:
     """A bucket: content and generation by name, and the status that answers get."""
 
+    url = "gs://corpus"
+
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.statuses: list[int] = []
@@ -42,7 +45,7 @@ class Storage:
                 """Says nothing."""
 
             def do_GET(self) -> None:
-                status, headers, body = storage.answer(self.path, self.headers.get("Range"))
+                status, headers, body = storage.answer(self.path, self.headers)
                 self.send_response(status)
                 for name, value in {"Content-Length": str(len(body)), **headers}.items():
                     self.send_header(name, value)
@@ -64,7 +67,7 @@ class Storage:
         for name, content in contents.items():
             self.objects[name] = (content, self.objects.get(name, (b"", 1))[1] + 1)
 
-    def answer(self, path: str, asked: str | None) -> tuple[int, dict[str, str], bytes]:
+    def answer(self, path: str, request_headers: Message) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body."""
         if self.statuses:
             status = self.statuses.pop()
@@ -77,6 +80,7 @@ class Storage:
         if not name:
             return 200, {}, json.dumps(self.listing(query)).encode()
         content, generation = self.objects.get(unquote(name[1:]), (b"", 0))
+        asked = request_headers.get("Range")
         if query["generation"] != str(generation) or asked is None:
             return 404, {}, b"No such object"
         first, last = map(int, asked.removeprefix("bytes=").split("-"))

@@ -33,12 +33,13 @@ class FileRef:
     Attributes:
         size: Size in bytes.
         etag: Identifies the content: on the Hub, the SHA-256 of a large file and the Git hash
-            (SHA-1) of others; on S3, the ETag; on Cloud Storage, the MD5 or the CRC32C; with
-            TensorFlow, the hash of samples.
-        scheme: The store: `hf`, `s3`, `gs`, or the scheme of a TensorFlow file system.
-        container: The data set (`owner/name`), or the bucket.
+            (SHA-1) of others; on S3, the ETag; on Cloud Storage, the MD5 or the CRC32C; on Azure,
+            the MD5 or the ETag; with TensorFlow, the hash of samples.
+        scheme: The store: `hf`, `s3`, `gs`, `az`, or a file system of TensorFlow.
+        container: The data set (`owner/name`), the bucket, or the container on Azure.
         path: Path in the data set, or name in the bucket.
-        version: The commit of the data set; the generation on Cloud Storage; "" on S3.
+        version: The commit of the data set; the generation on Cloud Storage; the ETag
+            on Azure; "" on S3.
     """
 
     size: int

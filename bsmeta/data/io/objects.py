@@ -1,5 +1,7 @@
 """Lists objects in buckets, `s3://` and `gs://`, and reads ranges of them over HTTP.
 
+`Bucket` is also the base of `azure_blobs`, which needs no library.
+
 The libraries of the stores only authenticate: botocore signs requests to S3 with the credentials,
 the endpoint and the region from its environment variables and files (AWS_PROFILE, AWS_ENDPOINT_URL,
 …), where it also looks up the trusted certificates; google-auth provides the token for Cloud
@@ -9,9 +11,9 @@ s3fs and gcsfs are not used because they retry each request on their own, read w
 memory before yielding the first byte, and run in a thread that does not survive the fork of the
 loader processes.
 
-obstore (0.12.1), which also reads Azure, is not used because its runtime does not survive a fork,
-either: a loader process hangs if the main process sent a request before the fork, and then requests
-of the main process hang, too. It also
+obstore (0.12.1), which reads all three stores, is not used because its runtime does not survive a
+fork, either: a loader process hangs if the main process sent a request before the fork, and then
+requests of the main process hang, too. It also
 
 - ignores the wait that a server asks for, the region that S3 reports, and the credentials of AWS
   profiles and of the programs that they name;
@@ -69,6 +71,8 @@ MD5_ETAG = re.compile("[0-9a-f]{32}")
 MULTIPART_ETAG = re.compile(r"[0-9a-f]{32}-(\d+)")
 OBJECT_URL = re.compile(r"[^:]+://([^/]+)(?:/(.*))?", re.DOTALL)
 DOT_SEGMENT = re.compile(r"(?<=/)\.{1,2}(?=/|$)")
+MISSING_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
+ARCHIVED_CODES = ("InvalidObjectState", "BlobArchived")
 
 Headers = dict[str, str]
 
@@ -139,9 +143,19 @@ class Bucket(Store):
     def _make_content_request(self, ref: FileRef) -> tuple[str, Headers]:
         """Returns the URL and the headers that request the content of an object."""
 
-    @abstractmethod
+    def _authorize(self, method: str, url: str, headers: Headers) -> tuple[str, Headers]:
+        """Returns the URL and the headers of a request with credentials, if not yet in them."""
+        return url, headers
+
+    def _get_version(self, ref: FileRef) -> str:
+        """Returns the listed ETag of an object, as the responses have it."""
+        return ref.etag
+
     def _check_version(self, response: httpx2.Response, ref: FileRef) -> None:
         """Raises a `DataError` if a response is about another version of an object."""
+        etag = response.headers.get("ETag", "").removeprefix("W/").strip('"')
+        if etag not in ("", self._get_version(ref)):
+            raise self.make_changed_error(ref, f"ETag {etag}", f"ETag {self._get_version(ref)}")
 
     @abstractmethod
     def _read_error_code(self, body: bytes) -> str:
@@ -150,6 +164,10 @@ class Bucket(Store):
     @abstractmethod
     def _advise_on_access(self, code: str) -> str:
         """Returns the likely reason for a refusal for lack of permission, and its remedy."""
+
+    def _explain_missing_bucket(self, bucket: str) -> str:
+        """Returns the reason for a listing that is not found, and its remedy."""
+        return f"there is no such bucket: {bucket}; correct its name, or the endpoint"
 
     @contextlib.contextmanager
     def _request(
@@ -168,6 +186,7 @@ class Bucket(Store):
         """
         with convert_transport_errors(subject, self.server):
             client = create_http_client(os.getpid(), self.ca_bundle)
+            url, headers = self._authorize(method, url, headers)
             with client.stream(method, url, headers=headers) as response:
                 if response.status_code >= 300:
                     self._check_status(response, source, subject)
@@ -189,9 +208,10 @@ class Bucket(Store):
         if code == "RequestTimeout":
             raise TransientError(answer)
 
-        is_gone = status in (412, 416) or (status == 404 and code != "NoSuchBucket")
+        is_gone = status in (412, 416) or (status == 404 and code not in MISSING_BUCKET_CODES)
         if is_gone and isinstance(source, FileRef):
-            raise self.make_changed_error(source, answer, f"the object of ETag {source.etag}")
+            version = self._get_version(source)
+            raise self.make_changed_error(source, answer, f"the object of ETag {version}")
 
         bucket = source.container
         region = response.headers.get("x-amz-bucket-region")
@@ -199,11 +219,11 @@ class Bucket(Store):
             self.regions[bucket] = region
             raise TransientError(f"{answer}: the bucket is in the region {region}")
 
-        if status == 404:
-            reason = f"there is no such bucket: {bucket}; correct its name, or the endpoint"
-        elif code == "InvalidObjectState":
+        if status == 404 or code == "InvalidResourceName":
+            reason = self._explain_missing_bucket(bucket)
+        elif code in ARCHIVED_CODES:
             reason = "the object is archived; restore it first"
-        elif status in (401, 403) or "Token" in code:
+        elif status in (401, 403) or "Token" in code or code == "PublicAccessNotPermitted":
             reason = self._advise_on_access(code)
         else:
             reason = "the request is refused"
@@ -250,9 +270,38 @@ def list_objects(store: Bucket, pattern: Pattern, settings: RemoteSettings) -> l
     return objects
 
 
-def _extract_literal_prefix(pattern: Pattern) -> str:
+def extract_literal_prefix(pattern: Pattern) -> str:
     """Returns the part of a pattern before its first wildcard; every match begins with it."""
     return re.split(r"[*?\[]", pattern.pattern, maxsplit=1)[0]
+
+
+def encode_dot_segments(path: str) -> str:
+    """Encodes the segments `.` and `..` of a URL's path, which HTTP clients would remove."""
+    return DOT_SEGMENT.sub(lambda segment: segment[0].replace(".", "%2E"), path)
+
+
+def parse_listing(body: bytes, tag: str) -> ElementTree.Element:
+    """Parses a listing in XML.
+
+    Args:
+        tag: Tag of the root, without its namespace.
+
+    Raises:
+        TransientError: If it is something else, such as a page of a proxy.
+    """
+    try:
+        listing = ElementTree.fromstring(body)
+    except ElementTree.ParseError as error:
+        raise TransientError(f"the answer is not a listing: {error}") from None
+    if not listing.tag.endswith(tag):
+        raise TransientError(f"the answer is not a listing, but {listing.tag}")
+    return listing
+
+
+def read_xml_error_code(body: bytes) -> str:
+    """Returns the code in the body of a refusal in XML; "" if there is none."""
+    match = re.search(rb"<Code>([\w.]+)</Code>", body)
+    return match[1].decode() if match else ""
 
 
 class S3(Bucket):
@@ -284,19 +333,15 @@ class S3(Bucket):
         settings: RemoteSettings,
     ) -> tuple[list[FileRef], str]:
         bucket = pattern.container
-        parameters = {"Prefix": _extract_literal_prefix(pattern), "EncodingType": "url"}
+        parameters = {"Prefix": extract_literal_prefix(pattern), "EncodingType": "url"}
         if not pattern.is_deep:
             parameters["Delimiter"] = "/"
         if page:
             parameters["ContinuationToken"] = page
         url = self._presign_request("list_objects_v2", bucket, parameters)
 
-        try:
-            listing = ElementTree.fromstring(self._get_body(url, pattern, subject, {}))
-        except ElementTree.ParseError as error:
-            raise TransientError(f"the answer is not a listing: {error}") from None
-        if not listing.tag.endswith("ListBucketResult"):
-            raise TransientError(f"the answer is not a listing, but {listing.tag}")
+        body = self._get_body(url, pattern, subject, {})
+        listing = parse_listing(body, "ListBucketResult")
 
         # Some servers ignore the requested encoding of names.
         is_encoded = listing.findtext("{*}EncodingType") == "url"
@@ -353,14 +398,8 @@ class S3(Bucket):
         url = self._presign_request("get_object", ref.container, {"Key": ref.path})
         return url, {"If-Match": f'"{ref.etag}"', "Accept-Encoding": "identity"}
 
-    def _check_version(self, response: httpx2.Response, ref: FileRef) -> None:
-        etag = response.headers.get("ETag", "").removeprefix("W/").strip('"')
-        if etag not in ("", ref.etag):
-            raise self.make_changed_error(ref, f"ETag {etag}", f"ETag {ref.etag}")
-
     def _read_error_code(self, body: bytes) -> str:
-        match = re.search(rb"<Code>([\w.]+)</Code>", body)
-        return match[1].decode() if match else ""
+        return read_xml_error_code(body)
 
     def _advise_on_access(self, code: str) -> str:
         if not self._has_credentials:
@@ -396,10 +435,8 @@ class S3(Bucket):
             bucket_parameters = {"Bucket": bucket, **parameters}
             url = client.generate_presigned_url(method, Params=bucket_parameters, ExpiresIn=EXPIRY)
 
-        # A name may have segments `.` and `..`; HTTP clients remove them unless they are encoded.
         path, separator, query = url.partition("?")
-        path = DOT_SEGMENT.sub(lambda segment: segment[0].replace(".", "%2E"), path)
-        return f"{path}{separator}{query}"
+        return f"{encode_dot_segments(path)}{separator}{query}"
 
     def _create_client(self, region: str | None) -> Any:
         """Returns botocore's client for a region; None is the configured one."""
@@ -555,7 +592,7 @@ class CloudStorage(Bucket):
     ) -> tuple[list[FileRef], str]:
         bucket = pattern.container
         fields = "items(name,size,generation,md5Hash,crc32c),nextPageToken"
-        parameters = {"prefix": _extract_literal_prefix(pattern), "fields": fields}
+        parameters = {"prefix": extract_literal_prefix(pattern), "fields": fields}
         if not pattern.is_deep:
             parameters["delimiter"] = "/"
         if page:

@@ -1,9 +1,9 @@
-"""The interface and the shared code of the stores of remote files (`hf://`, `s3://`, `gs://`).
+"""The interface and the shared code of the stores of remote files (`hf://`, `s3://`, …).
 
 A `Store` lists the files that a `Pattern` matches, and opens byte ranges of them: over HTTP
-(`hub.Hub`, `objects.S3`, `objects.CloudStorage`) or with TensorFlow (`tensorflow_files`). `stores`
-chooses one by the scheme. This module retries requests and checks responses; `remote_file` reads
-the files.
+(`hub.Hub`, `objects.S3`, `objects.CloudStorage`, `azure_blobs.AzureBlobs`) or with TensorFlow
+(`tensorflow_files`). `stores` chooses one by the scheme. This module retries requests and checks
+responses; `remote_file` reads the files.
 
 Messages contain neither credentials nor the URL of a request, which may grant access like a
 password.

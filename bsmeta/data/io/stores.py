@@ -35,6 +35,10 @@ def find_store(scheme: str) -> Store:
             from bsmeta.data.io.tensorflow_files import TensorFlowFiles
 
             return TensorFlowFiles()
+        if scheme == "az":
+            from bsmeta.data.io.azure_blobs import AzureBlobs
+
+            return AzureBlobs()
         from bsmeta.data.io.objects import S3, CloudStorage
 
         return S3() if scheme == "s3" else CloudStorage()

@@ -1,4 +1,4 @@
-"""Objects of Cloud Storage, on a small server that speaks what is used of its JSON API."""
+"""The promises that Cloud Storage and Azure share, on small servers that speak their APIs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import shards_in
 from tests.data.io.test_objects import CONTENT, STEPS, read
 
-URL = "gs://corpus"
+
+@pytest.fixture(params=["gs", "az"])
+def storage(request: pytest.FixtureRequest) -> Storage:
+    """A server with one bucket, small blocks and short delays."""
+    server: Storage = request.getfixturevalue(request.param)
+    return server
 
 
 def refs(folder: Path, train_file: str, cache_gb: float = 20.0) -> list[FileRef]:
@@ -32,14 +37,14 @@ def refs(folder: Path, train_file: str, cache_gb: float = 20.0) -> list[FileRef]
     return paths  # type: ignore[return-value]
 
 
-def test_listing_reading_and_checking(gs: Storage, tmp_path: Path) -> None:
+def test_listing_reading_and_checking(storage: Storage, tmp_path: Path) -> None:
     """An object stored with an encoding is read as it is stored."""
     contents = {f"web/{name}.jsonl": CONTENT for name in ("a b+ü", "b", "composed", "c")}
-    gs.put({**contents, "web/": b"", "web/2020/d.jsonl": b"x"})
-    gs.statuses = [503, 429]
-    found = refs(tmp_path, f"{URL}/web/*.jsonl")
+    storage.put({**contents, "web/": b"", "web/2020/d.jsonl": b"x"})
+    storage.statuses = [503, 429]
+    found = refs(tmp_path, f"{storage.url}/web/*.jsonl")
     assert [ref.path for ref in found] == sorted(contents)
-    gs.statuses = [500]
+    storage.statuses = [500]
     assert [read(ref) for ref in found] == [CONTENT] * 4
     for ref, is_right in zip(found, (True, True, True, None), strict=True):
         verifier = store_of_file(ref).verifier(ref)
@@ -48,28 +53,31 @@ def test_listing_reading_and_checking(gs: Storage, tmp_path: Path) -> None:
         assert (verifier and verifier.is_right()) is is_right
 
 
-def test_an_object_that_is_overwritten(gs: Storage, tmp_path: Path) -> None:
-    gs.put({"a.jsonl": CONTENT})
-    (ref,) = refs(tmp_path, f"{URL}/a.jsonl")
-    gs.put({"a.jsonl": CONTENT[::-1]})
-    with pytest.raises(DataError, match=r"gs://corpus/a\.jsonl: the file has changed since it"):
+def test_an_object_that_is_overwritten(storage: Storage, tmp_path: Path) -> None:
+    storage.put({"a.jsonl": CONTENT})
+    (ref,) = refs(tmp_path, f"{storage.url}/a.jsonl")
+    storage.put({"a.jsonl": CONTENT[::-1]})
+    with pytest.raises(DataError) as error:
         read(ref)
+    assert str(error.value).startswith(
+        f"{storage.url}/a.jsonl: the file has changed since it was listed: found "
+    )
 
 
-def test_a_process_that_is_forked_after_a_read_reads_too(gs: Storage, tmp_path: Path) -> None:
-    gs.put({"a.jsonl": CONTENT})
-    (ref,) = refs(tmp_path, f"{URL}/a.jsonl", cache_gb=0.0)
+def test_a_process_that_is_forked_after_a_read_reads_too(storage: Storage, tmp_path: Path) -> None:
+    storage.put({"a.jsonl": CONTENT})
+    (ref,) = refs(tmp_path, f"{storage.url}/a.jsonl", cache_gb=0.0)
     assert read(ref) == CONTENT
     assert read_in_fork(ref) == CONTENT
     assert read(ref) == CONTENT
 
 
-def test_a_missing_bucket_and_a_private_one_are_named(gs: Storage, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no such bucket: corpse"):
-        refs(tmp_path, "gs://corpse/*.jsonl")
-    gs.statuses = [401]
-    with pytest.raises(DataError, match=r"HTTP 401 \(status 401\): it is not public, and"):
-        refs(tmp_path, f"{URL}/*.jsonl")
+def test_a_missing_bucket_and_a_private_one_are_named(storage: Storage, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no such (bucket|container).*: corpse"):
+        refs(tmp_path, storage.url.replace("corpus", "corpse") + "/*.jsonl")
+    storage.statuses = [401]
+    with pytest.raises(DataError, match=r"HTTP 401 \(.+\): it is not public, and"):
+        refs(tmp_path, f"{storage.url}/*.jsonl")
 
 
 def test_credentials_that_cannot_be_read(gs: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,12 +87,12 @@ def test_credentials_that_cannot_be_read(gs: Storage, monkeypatch: pytest.Monkey
         find_store("gs")
 
 
-def test_the_batches_of_local_files(gs: Storage, tmp_path: Path) -> None:
+def test_the_batches_of_local_files(storage: Storage, tmp_path: Path) -> None:
     folder = write_shards(tmp_path, [30, 41, 17, 26])
-    gs.put(shards_in(folder))
+    storage.put(shards_in(folder))
     whole = run(small_config(folder), STEPS)
-    values = {"train_file": f"{URL}/*.jsonl.gz", "cache_dir": str(tmp_path / "cache")}
+    values = {"train_file": f"{storage.url}/*.jsonl.gz", "cache_dir": str(tmp_path / "cache")}
     first = run(small_config(tmp_path, **values), 3)
-    gs.statuses = [503]
+    storage.statuses = [503]
     rest = run(small_config(tmp_path, **values), STEPS - 3, state=first.state)
     assert same(Run(first.steps + rest.steps, first.documents + rest.documents, {}), whole)
