@@ -102,7 +102,7 @@ def _show_or_copy_files(name: str, arguments: list[str]) -> None:
     if name == "configs" and not arguments:
         print(list_files())
     elif name == "completion" and len(arguments) == 1:
-        print(write_shell_completion(arguments[0]), end="")
+        print(make_shell_completion(arguments[0]), end="")
     elif name == "init" and len(arguments) < 2 and not "".join(arguments).startswith("-"):
         print(copy_files(Path(arguments[0] if arguments else ".")))
     else:
@@ -114,18 +114,18 @@ def _show_or_copy_files(name: str, arguments: list[str]) -> None:
         raise ConfigurationError(f"{command}: expected\n{describe_usage()}")
 
 
-def write_shell_completion(shell: str) -> str:
+def make_shell_completion(shell: str) -> str:
     """Returns the script that completes the words of a command line.
 
     Raises:
         ConfigurationError: If there is none for the shell.
     """
-    from bsmeta.completion import SHELLS, write_completion  # imports the schemas of all programs
+    from bsmeta.completion import SHELLS, format_completion  # imports the schemas of all programs
 
     if shell not in SHELLS:
         raise ConfigurationError(f"bsmeta completion {shell}: expected {' or '.join(SHELLS)}")
     modules = {name: module for name, (module, _) in PROGRAMS.items()}
-    return write_completion(shell, {**modules, **dict.fromkeys(FILES, "")})
+    return format_completion(shell, {**modules, **dict.fromkeys(FILES, "")})
 
 
 def list_files() -> str:

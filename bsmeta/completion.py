@@ -49,7 +49,7 @@ _SHELL_SETUP = {"bash": "", "zsh": "autoload -U +X bashcompinit && bashcompinit\
 SHELLS = tuple(_SHELL_SETUP)
 
 
-def write_completion(shell: str, modules: dict[str, str]) -> str:
+def format_completion(shell: str, modules: dict[str, str]) -> str:
     """Returns the script that completes the command line of a shell.
 
     Args:
@@ -58,9 +58,9 @@ def write_completion(shell: str, modules: dict[str, str]) -> str:
     """
     configurations = sorted(path.stem for path in CONFIG_FOLDER.glob("*.yaml"))
     choices = [
-        _write_case(f"{name}|+{name}", options) for name, options in list_group_options().items()
+        _format_case(f"{name}|+{name}", options) for name, options in list_group_options().items()
     ]
-    keys = [_write_case(name, _list_words(module)) for name, module in modules.items()]
+    keys = [_format_case(name, _list_words(module)) for name, module in modules.items()]
     return _BASH_TEMPLATE.format(
         shell=shell,
         start=_SHELL_SETUP[shell],
@@ -90,7 +90,7 @@ def _find_module(program: str) -> str:
     return script.removesuffix(".py").replace("/", ".")
 
 
-def _write_case(pattern: str, words: Iterable[str]) -> str:
+def _format_case(pattern: str, words: Iterable[str]) -> str:
     """Returns a branch of the shell's `case` that sets the completions."""
     return f"            {pattern}) words={_quote_words(words)} ;;"
 

@@ -41,7 +41,7 @@ def main(config: RunConfig, composition: Composition = NOTHING) -> None:
 def show_documents(config: ExplainConfig) -> None:
     """Builds the windows of the documents, and writes them to the page or standard output."""
     # Imported here because transformers takes seconds, and the command line is checked first.
-    from bsmeta.tasks.causal_lm.explaining.json_lines import write_json_line
+    from bsmeta.tasks.causal_lm.explaining.json_lines import format_json_line
     from bsmeta.tasks.causal_lm.explaining.page import render_page
     from bsmeta.tasks.causal_lm.explaining.selection import Selection
     from bsmeta.tasks.causal_lm.explaining.terminal import show_legend
@@ -59,7 +59,7 @@ def show_documents(config: ExplainConfig) -> None:
     if config.json:
         for window in windows:
             for document in window.documents:
-                print(write_json_line(document, metadata))
+                print(format_json_line(document, metadata))
     elif config.html is None:
         console = Console()
         for window in windows:

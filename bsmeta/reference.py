@@ -100,7 +100,7 @@ them | they must be equal |
 """
 
 
-def write_reference() -> str:
+def format_reference() -> str:
     """Returns the text of the page."""
     parts = [INTRODUCTION, _describe_groups(), OWNED_ELSEWHERE]
     programs = {schema: program for program, schema, _ in PROGRAMS}
@@ -145,7 +145,7 @@ def _make_table(keys: list[Key]) -> str:
 
 def main(file: Path = FILE) -> None:
     """Writes the page."""
-    file.write_text(write_reference(), encoding="utf-8")
+    file.write_text(format_reference(), encoding="utf-8")
 
 
 if __name__ == "__main__":

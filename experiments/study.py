@@ -101,7 +101,7 @@ def main() -> int:
 def finish(study: StudyConfig, file: Path, runs: Sequence[Run], launcher: Launcher) -> int:
     """Measure what has been trained, write the report, and print its main tables."""
     # here, what loads torch: it takes seconds
-    from bsmeta.studies.claim_report import make_claim_tables, write_sentences
+    from bsmeta.studies.claim_report import format_sentences, make_claim_tables
     from bsmeta.studies.downstream import make_downstream_tables
     from bsmeta.studies.report import make_exploratory_tables, write_report
     from bsmeta.studies.results import compute_results
@@ -112,7 +112,7 @@ def finish(study: StudyConfig, file: Path, runs: Sequence[Run], launcher: Launch
     commands = {run.name: launcher.format_command(run) or "" for run in runs}
     files = write_report(results, file, commands, further)
     print_tables([*make_claim_tables(results)[:1], *make_exploratory_tables(results)[:2], *further])
-    print(*write_sentences(results), sep="\n")
+    print(*format_sentences(results), sep="\n")
     print(f"written to {study.out_dir}: {', '.join(file.name for file in files)}")
     return 0
 

@@ -27,7 +27,7 @@ from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.predicting import PredictConfig
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import DataError
 from bsmeta.core.terminal import Console
 from bsmeta.data.io.cache import Cache
@@ -39,7 +39,7 @@ from bsmeta.metadata.decoding import make_decoder
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.records import BadDocument
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.explaining.json_lines import write_json_line
+from bsmeta.tasks.causal_lm.explaining.json_lines import format_json_line
 from bsmeta.tasks.causal_lm.explaining.page import render_page
 from bsmeta.tasks.causal_lm.explaining.selection import Selection
 from bsmeta.tasks.causal_lm.explaining.terminal import show_window
@@ -301,7 +301,7 @@ def test_explain_shows_them(form: str, folder: Path, types: list[str]) -> None:
     for window in windows:
         show_window(window, Console(file=io.StringIO()), config, texts)
         for document in window.documents:
-            written = write_json_line(document, config.data_config.metadata_config)
+            written = format_json_line(document, config.data_config.metadata_config)
             assert json.loads(written)["document"] == document.name
 
 
@@ -360,7 +360,7 @@ def test_evaluate_reports(
         bad_documents="skip",
         metadata_config=MetadataConfig(metadata_list=[*TYPES, "url"], max_seq_len=64),
     )
-    (run_folder / "config.yaml").write_text(write_yaml(CausalLMConfig(data_config=data)))
+    (run_folder / "config.yaml").write_text(format_yaml(CausalLMConfig(data_config=data)))
     evaluate(
         EvaluateConfig(checkpoint=[str(run_folder)], bootstrap_resamples=10, comparisons=["all"])
     )
@@ -384,7 +384,7 @@ def test_predict_writes_them(tmp_path: Path, encoder: Path, suffix: str) -> None
     torch.manual_seed(1)
     classifier = task.build_model()
     task.export(classifier, classifier.state_dict(), tmp_path / "run" / "model")
-    (tmp_path / "run" / "config.yaml").write_text(write_yaml(config))
+    (tmp_path / "run" / "config.yaml").write_text(format_yaml(config))
 
     # CSV has a column for each column of the first record.
     keys = [key for key in JSON_COLUMNS if key != "half-in-bytes"]  # the file is not UTF-8

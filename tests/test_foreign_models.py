@@ -18,7 +18,7 @@ import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose_command_line
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.config.schema import RunConfig
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig
@@ -59,7 +59,7 @@ def write_run(folder: Path, config: RunConfig, marker: Path) -> None:
     checkpoint = folder / "checkpoint-1step"
     write_model(checkpoint / "model", marker)
     for place in (folder, checkpoint):
-        (place / "config.yaml").write_text(write_yaml(config))
+        (place / "config.yaml").write_text(format_yaml(config))
     (folder / "metrics.jsonl").write_text("")
     (folder / "status.json").write_text('{"state": "done", "step": 1, "exit_code": 0}')
 

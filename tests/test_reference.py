@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.help_page import list_keys, list_sections, write_help
-from bsmeta.reference import FILE, PROGRAMS, write_reference
+from bsmeta.config.help_page import format_help, list_keys, list_sections
+from bsmeta.reference import FILE, PROGRAMS, format_reference
 
 
 def test_the_page_is_what_the_schemas_say() -> None:
-    assert FILE.read_text() == write_reference(), "run `make docs`"
+    assert FILE.read_text() == format_reference(), "run `make docs`"
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one[1].__name__)
 def test_help_and_page_have_every_key(program: tuple[str, type, str]) -> None:
     name, schema, config_name = program
-    text = write_help(schema, name, config_name)
-    page = write_reference()
+    text = format_help(schema, name, config_name)
+    page = format_reference()
     for key in list_keys(schema):
         values = f"  ({key.about.values})" if key.about.values else ""
         assert f"\n{key.name}: {key.type} = {key.default}{values}\n    {key.meaning}" in text
@@ -30,7 +30,7 @@ def test_a_row_tells_type_default_meaning_and_owner() -> None:
         "| `learning_rate` | `float` | `> 0` | `5e-05` | peak learning rate | Hydra; "
         "`optimizer.params.lr` in the JSON |"
     )
-    assert row in write_reference().splitlines()
+    assert row in format_reference().splitlines()
 
 
 def test_headings_are_those_of_the_keys() -> None:

@@ -385,7 +385,7 @@ def write_linked_sets(
             open_files = [stack.enter_context(part.open("w", encoding="utf-8")) for part in parts]
             writer = _LinkedSetWriter(dict(zip(names, open_files, strict=True)))
             for row in _read_rows(shards, advance):
-                writer.write_sentences(row, DEV if is_held_out(row.url, dev_share) else TRAIN)
+                writer.format_sentences(row, DEV if is_held_out(row.url, dev_share) else TRAIN)
             for page in LinkIndex(locate_index(output)).iterate_pages():
                 writer.write_profile(page)
     except OSError as error:
@@ -414,7 +414,7 @@ class _LinkedSetWriter:
         self._alias_counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._links: defaultdict[str, dict[str, None]] = defaultdict(dict)
 
-    def write_sentences(self, row: _Row, name: str) -> None:
+    def format_sentences(self, row: _Row, name: str) -> None:
         """Writes the sentences with mentions of a page to `TRAIN` or `DEV`."""
         for sentence in _find_linked_sentences(row):
             self._write_line(name, {"sent_idx_unq": next(self._sentence_numbers), **sentence})

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from bsmeta.config.checks import find_value_problems
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.composition import NOTHING
-from bsmeta.config.override_values import write_override_value
+from bsmeta.config.override_values import format_override_value
 from bsmeta.config.saved_runs import change_keys
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.schema_choice import choose_schema, list_offered
@@ -103,7 +103,7 @@ def list_override_arguments(overrides: Overrides | None) -> list[str]:
         ConfigurationError: If a key is set twice, or a value cannot be written in this grammar.
     """
     leaves = _flatten(nest_overrides(overrides))
-    return [f"{'.'.join(path)}={write_override_value(value)}" for path, value in leaves]
+    return [f"{'.'.join(path)}={format_override_value(value)}" for path, value in leaves]
 
 
 def _make_repetition_error(path: tuple[str, ...]) -> ConfigurationError:

@@ -25,7 +25,7 @@ from bsmeta.api.configuration import (
     list_override_arguments,
 )
 from bsmeta.api.runs import Run, open_run
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.exit_codes import EXIT_PREEMPTED, EXIT_USER_ERROR
@@ -113,7 +113,7 @@ def _write_configuration(config: Configuration) -> Iterator[str | Path]:
         return
     with tempfile.TemporaryDirectory(prefix="bsmeta-") as folder:
         file = Path(folder) / "config.yaml"
-        file.write_text(write_yaml(config), encoding="utf-8")
+        file.write_text(format_yaml(config), encoding="utf-8")
         yield file
 
 

@@ -107,7 +107,7 @@ def read_command_line(
     )
 
 
-def write_pasteable_command(command: Sequence[str], **environment: str) -> str:
+def format_pasteable_command(command: Sequence[str], **environment: str) -> str:
     """Formats a command and its environment variables as a line for a POSIX shell."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     return " ".join([*variables, shlex.join(command)])

@@ -205,7 +205,7 @@ class _Composer:
         self.written = {}
         try:
             with hydra.initialize_config_dir(str(self._reader.main_folder), version_base="1.3"):
-                texts = [override.write_forced() for override in overrides]
+                texts = [override.format_forced() for override in overrides]
                 composed = hydra.compose(self._config_name, texts, return_hydra_config=True)
         except RecursionError as error:
             files = ", ".join(map(shorten_path, self._reader.files))
@@ -293,7 +293,7 @@ class _Composer:
 
     def _list_files_in_merge_order(self) -> list[tuple[str, Path]]:
         """Lists the files as Hydra merges them, each with the section that it sets."""
-        texts = [override.write_forced() for override in self._select_valid_overrides()]
+        texts = [override.format_forced() for override in self._select_valid_overrides()]
         with hydra.initialize_config_dir(str(self._reader.main_folder), version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()
             defaults = loader.compute_defaults_list(self._config_name, texts, RunMode.RUN).defaults

@@ -248,7 +248,7 @@ class DeepSpeedJson:
             owner=f"{micro_batch} of Hydra" if plan.key else micro_batch,
             value=plan.micro_batch,
             default="train_batch_size / accumulation / processes",
-            override=_make_override_writer(plan.key) if plan.key and not plan.is_total else None,
+            override=_make_override_formatter(plan.key) if plan.key and not plan.is_total else None,
         )
         rows_per_step = _SharedKey(
             key="train_batch_size",
@@ -275,7 +275,7 @@ class DeepSpeedJson:
                     owner=f"{name} of Hydra",
                     value=getattr(section, field.name),
                     default=about(field).deepspeed_default,
-                    override=_make_override_writer(name),
+                    override=_make_override_formatter(name),
                 )
 
     def _choose_precision(self, name: str) -> _SharedKey:
@@ -493,7 +493,7 @@ class DeepSpeedJson:
         return self._describe_problem(key, expected, fix, format_value(details["input"]))
 
 
-def _make_override_writer(name: str) -> Callable[[Any], str]:
+def _make_override_formatter(name: str) -> Callable[[Any], str]:
     """Returns a function that writes the override of a key with a value."""
     return lambda value: f"{name}={format_value(value)}"
 

@@ -27,7 +27,7 @@ from bsmeta.config.compose import (
     register_schema,
 )
 from bsmeta.config.filling import fill_section
-from bsmeta.config.help_page import wrap_page, write_help
+from bsmeta.config.help_page import format_help, wrap_page
 from bsmeta.config.hydra_errors import explain_error
 from bsmeta.config.hydra_files import ConfigReader
 from bsmeta.config.interpolation import finish_configuration
@@ -85,7 +85,7 @@ def run_entry_point(
     schema = choose_schema(arguments, offered, config_name)
     if {"--help", "-h"} & set(arguments):
         program = os.path.basename(sys.argv[0])
-        page = write_help(schema, program, config_name, all_keys="all" in arguments)
+        page = format_help(schema, program, config_name, all_keys="all" in arguments)
         sys.exit(exit_code(lambda: print(wrap_page(page))))
 
     call = _make_call(main, schema, takes_composition=takes_composition)
@@ -200,7 +200,7 @@ def _run_by_hydra(
     if not command_line.is_multirun:
         settings.append("hydra.run.dir=.")
     settings = [text for text in settings if extract_key(text) not in overridden]
-    texts = [override.write_forced(quiet=True) for override in overrides]
+    texts = [override.format_forced(quiet=True) for override in overrides]
     sys.argv[1:] = [*command_line.options, *texts, *settings]
 
     def run_job(composed: DictConfig) -> None:

@@ -96,7 +96,7 @@ class Expansion:
             is_whole_value = re.search(r"[=\[,:]\s*$", override[: reference.start()])
             if not isinstance(content, str) and not is_whole_value:
                 _refuse_within_text(reference, "the command line", content)
-            return _write_literal(content)
+            return _format_literal(content)
 
         return _replace_references(override, "the command line", read_literal)
 
@@ -163,13 +163,13 @@ def _refuse_within_text(reference: re.Match[str], where: str, content: Any) -> N
     )
 
 
-def _write_literal(value: Any) -> str:
+def _format_literal(value: Any) -> str:
     """Formats a value in the grammar of Hydra's overrides."""
     if isinstance(value, dict):
-        entries = [f"{key}: {_write_literal(entry)}" for key, entry in value.items()]
+        entries = [f"{key}: {_format_literal(entry)}" for key, entry in value.items()]
         return "{" + ",".join(entries) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_write_literal, value)) + "]"
+        return "[" + ",".join(map(_format_literal, value)) + "]"
     if isinstance(value, str):
         return QuotedString(value, Quote.single).with_quotes()
     if value is None:

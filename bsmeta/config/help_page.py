@@ -72,7 +72,7 @@ def list_keys(schema: type) -> Iterator[Key]:
         yield Key(
             name=name,
             type=describe_type(value_type),
-            default=_write_yaml(getattr(section, field.name)),
+            default=_format_yaml(getattr(section, field.name)),
             meaning=declaration.meaning or read_meanings(owner).get(field.name, ""),
             about=declaration,
             entries=find_entry_schema(value_type),
@@ -100,7 +100,7 @@ def list_sections(schema: type) -> list[tuple[str, list[Key]]]:
     return sorted(sections.items(), key=is_inner)  # the topics first, otherwise in their order
 
 
-def write_help(schema: type, program: str, config_name: str, *, all_keys: bool = True) -> str:
+def format_help(schema: type, program: str, config_name: str, *, all_keys: bool = True) -> str:
     """Formats the page of `--help`.
 
     Args:
@@ -161,7 +161,7 @@ def _describe_keys(heading: str, keys: list[Key]) -> list[str]:
     return [*lines, ""]
 
 
-def _write_yaml(value: Any) -> str:
+def _format_yaml(value: Any) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -13,7 +13,7 @@ from bsmeta.config.saved import change_texts, escape_interpolations
 from bsmeta.core.errors import ConfigurationError
 
 
-def write_override_value(value: Any) -> str:
+def format_override_value(value: Any) -> str:
     """Formats a value as it stands after the equals sign of an override, with quotes around texts.
 
     Texts are literal: `${…}` in them is not resolved.
@@ -29,7 +29,7 @@ def write_override_value(value: Any) -> str:
         escaped = change_texts(dict(value), escape_interpolations)
         return json.dumps(escaped, ensure_ascii=False, separators=(",", ":"))
     if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(write_override_value, value))}]"
+        return f"[{','.join(map(format_override_value, value))}]"
 
     if value is None:
         return "null"

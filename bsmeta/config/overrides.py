@@ -122,7 +122,7 @@ class Override:
         self._parsed: hydra_types.Override | None = None
         self.problems = [*self._parse()]
 
-    def write_forced(self, *, quiet: bool = False) -> str:
+    def format_forced(self, *, quiet: bool = False) -> str:
         """Returns the text with `++`, with which Hydra sets any key; `fill` finds unknown ones.
 
         Args:

@@ -126,7 +126,7 @@ def parse_saved(text: str, where: str) -> dict[Any, Any]:
         ) from error
     if not isinstance(values, dict):
         raise ConfigurationError(f"{where}: found {format_value(values)}, expected keys and values")
-    values.pop("defaults", None)  # for Hydra, see `bsmeta.config.saved_runs.write_yaml`
+    values.pop("defaults", None)  # for Hydra, see `bsmeta.config.saved_runs.format_yaml`
     raise_problems(
         [_describe_interpolation(key, value, where) for key, value in _find_interpolations(values)]
     )

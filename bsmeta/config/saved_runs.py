@@ -36,7 +36,7 @@ Config = TypeVar("Config")
 Run = TypeVar("Run", bound=RunConfig)
 
 
-def write_yaml(config: Any) -> str:
+def format_yaml(config: Any) -> str:
     """Formats the resolved configuration as YAML that `load_resolved` reads, without secrets.
 
     Its defaults list names the schema, so that Hydra accepts the file as a configuration, too:

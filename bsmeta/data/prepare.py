@@ -37,7 +37,7 @@ from bsmeta.config.copying import PrepareConfig
 from bsmeta.config.data import DataConfig, check_data, compute_row_length
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.learning_rate import RatePlan
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, describe_differences
 from bsmeta.core.files import hash_file
@@ -492,7 +492,7 @@ def _write_folder(
         schema = make_stream_schema(data, vocabulary_size)
         writer = StreamWriter(live, schema, config.epochs, partial_folder)
         manifest.streams = _write_streams(writer, data.num_workers)
-        (partial_folder / "config.yaml").write_text(write_yaml(config))
+        (partial_folder / "config.yaml").write_text(format_yaml(config))
         (partial_folder / MANIFEST).write_text(json.dumps(msgspec.to_builtins(manifest), indent=1))
         partial_folder.rename(out)
     except OSError as error:

@@ -29,7 +29,7 @@ def takes_chat_template(config: MetadataConfig) -> bool:
     return bool(config.metadata_list) and config.metadata_values in (OWN, SHUFFLED)
 
 
-def write_chat_template(
+def render_chat_template(
     config: MetadataConfig, *, has_bos: bool = False, bare_lead: str | None = None
 ) -> str:
     """Returns the template, in Jinja.

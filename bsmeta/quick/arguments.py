@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bsmeta.config.override_values import write_override_value
+from bsmeta.config.override_values import format_override_value
 
 _OPTIONS_WITH_VALUE = ("--config-name", "-cn", "--config-dir", "-cd", "--config-path", "-cp")
 
@@ -29,5 +29,5 @@ def name_pages(arguments: Sequence[str]) -> list[str]:
 
     if paths:
         value = paths[0] if len(paths) == 1 else paths
-        named.append(f"pages={write_override_value(value)}")
+        named.append(f"pages={format_override_value(value)}")
     return named

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from bsmeta.api.configuration import list_override_arguments
-from bsmeta.config.command_line import write_pasteable_command
+from bsmeta.config.command_line import format_pasteable_command
 from bsmeta.core.files import write_text
 from bsmeta.quick.config import QuickConfig
 from bsmeta.quick.sizes import Device
@@ -70,7 +70,7 @@ def write_study_file(
     }
 
     file = folder / STUDY_FILE
-    command = write_pasteable_command(
+    command = format_pasteable_command(
         ["bsmeta", "study", str(file)],
         BSMETA_LAUNCH_FILE=device.launch_file,
         BSMETA_PROCESSES="1",

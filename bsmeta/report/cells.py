@@ -10,18 +10,18 @@ from bsmeta.report.inference import Bounded
 Cell = str | float | Bounded | None
 
 
-def write_exact_figures(cell: Cell) -> str:
+def format_exact_figures(cell: Cell) -> str:
     """Writes the unrounded numbers of a cell, with an interval in parentheses; "" if none."""
     if isinstance(cell, Bounded):
-        interval = f"{_write_exact(cell.low)} to {_write_exact(cell.high)}"
+        interval = f"{_format_exact(cell.low)} to {_format_exact(cell.high)}"
         value = getattr(cell, "value", None)
-        return interval if value is None else f"{_write_exact(value)} ({interval})"
+        return interval if value is None else f"{_format_exact(value)} ({interval})"
     if cell is None or isinstance(cell, str) or math.isnan(cell):
         return ""
-    return _write_exact(cell)
+    return _format_exact(cell)
 
 
-def _write_exact(number: float) -> str:
+def _format_exact(number: float) -> str:
     """Writes a number with all its digits: the shortest that has no other value."""
     return f"{int(number):,}" if isinstance(number, Integral) else repr(float(number))
 

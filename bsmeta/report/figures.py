@@ -25,7 +25,7 @@ from scipy.optimize import isotonic_regression
 
 from bsmeta.core.enclosed import remove_enclosed
 from bsmeta.core.printable import make_printable
-from bsmeta.report.cells import write_exact_figures
+from bsmeta.report.cells import format_exact_figures
 from bsmeta.report.inference import Bounded, read_value
 from bsmeta.report.palette import GRID, INK, LIGHT, MUTED, SERIES
 
@@ -237,7 +237,7 @@ def _assign_series(artist: Artist, name: str) -> None:
 
 def describe_points(line: Line2D, figures: Sequence[Bounded | float]) -> None:
     """Gives each point of a line the exact figures that readers of a page can see."""
-    _POINT_TEXTS[line] = [write_exact_figures(figure) for figure in figures]
+    _POINT_TEXTS[line] = [format_exact_figures(figure) for figure in figures]
 
 
 def _hash_name(name: str) -> str:

@@ -27,12 +27,12 @@ from rich import box
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from bsmeta.config.command_line import write_pasteable_command
+from bsmeta.config.command_line import format_pasteable_command
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
 from bsmeta.core.version import __version__
 from bsmeta.report import markdown, palette
-from bsmeta.report.cells import Cell, find_sort_value, write_exact_figures
+from bsmeta.report.cells import Cell, find_sort_value, format_exact_figures
 from bsmeta.report.drawing import Drawings, Plots, draw_figures
 from bsmeta.report.inference import Bounded, read_value
 from bsmeta.report.markdown import Part, split_sentence
@@ -209,7 +209,7 @@ def describe_command() -> list[str]:
     if program not in _PROGRAMS:
         return []
 
-    return [redact(write_pasteable_command(["bsmeta", program, *sys.argv[1:]]))]
+    return [redact(format_pasteable_command(["bsmeta", program, *sys.argv[1:]]))]
 
 
 def write_report(
@@ -337,13 +337,13 @@ def write_html(
         light=palette.LIGHT,
         dark=palette.DARK,
         script=Markup(script),
-        security_policy=write_security_policy(script),
+        security_policy=format_security_policy(script),
         **template_values,
     )
     _write_text(file, text)
 
 
-def write_security_policy(script: str = "") -> str:
+def format_security_policy(script: str = "") -> str:
     """Writes the Content-Security-Policy of a page that loads nothing and runs only its script.
 
     Args:
@@ -376,7 +376,7 @@ def load_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
     )
     environment.filters |= {
         "marked": render_sentence,
-        "exact": write_exact_figures,
+        "exact": format_exact_figures,
         "sort_value": find_sort_value,
         **filters,
     }

@@ -275,13 +275,13 @@ def _describe_bytes(byte_range: list[int]) -> str:
     return f"bytes {first:,} to {end[0] - 1:,}" if end else f"bytes from {first:,} on"
 
 
-def write_sentences(results: Results) -> list[str]:
+def format_sentences(results: Results) -> list[str]:
     """Writes one sentence for each claim."""
     setting = results.study.setting
-    return [_write_sentence(claim, setting) for claim in results.claims] or [NOTHING_DECLARED]
+    return [_format_sentence(claim, setting) for claim in results.claims] or [NOTHING_DECLARED]
 
 
-def _write_sentence(claim: Claim, setting: str) -> str:
+def _format_sentence(claim: Claim, setting: str) -> str:
     words = f"**{claim.verdict.capitalize()}**"
     if setting:
         words += f" ({setting})"

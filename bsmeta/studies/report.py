@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bsmeta.config.command_line import write_pasteable_command
+from bsmeta.config.command_line import format_pasteable_command
 from bsmeta.report import figures, page
 from bsmeta.report.figures import Look, shorten_name
 from bsmeta.report.inference import Interval
 from bsmeta.report.page import COUNT, Column, Page, Section, Table
 from bsmeta.report.palette import BAD, GOOD, INK, MUTED
-from bsmeta.studies.claim_report import answer_claims, make_claim_tables, write_sentences
+from bsmeta.studies.claim_report import answer_claims, format_sentences, make_claim_tables
 from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED, Claim, compute_simultaneous_interval
 from bsmeta.studies.conditions import make_condition_table
 from bsmeta.studies.config import AXES, FLOPS, HOST, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
@@ -186,7 +186,7 @@ def write_report(
         commands: The command of each run, as a line for a shell.
         further: Tables of downstream tasks to add.
     """
-    command = write_pasteable_command(["python", "experiments/study.py", str(file), "--report"])
+    command = format_pasteable_command(["python", "experiments/study.py", str(file), "--report"])
     run_commands = [f"{line}  # {name}" for name, line in commands.items()]
     content = results_as_dict(results) | {
         "further": [table.as_dict() for table in further],
@@ -224,7 +224,7 @@ def make_page(results: Results, further: Sequence[Table], commands: Sequence[str
 
 def _make_sections(results: Results, further: Sequence[Table]) -> list[Section]:
     """Makes the sections: claims, shared conditions, exploratory tables, and gains if any."""
-    claim_sentences = write_sentences(results) if results.claims else []
+    claim_sentences = format_sentences(results) if results.claims else []
     has_effects = any(claim.effect is not None for claim in results.claims)
     claim_plots = {"claims": partial(draw_claim_plot, results)} if has_effects else {}
     shared_tables = [make_condition_table(results.conditions)] if results.conditions else []

@@ -34,7 +34,7 @@ from rich.table import Table
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import find_value_problems
-from bsmeta.config.command_line import write_pasteable_command
+from bsmeta.config.command_line import format_pasteable_command
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.schema import WSD
 from bsmeta.core.environment import hash_machine_name
@@ -554,7 +554,7 @@ class Launcher:
         return (
             None
             if command is None
-            else redact(write_pasteable_command(command, **self._environment))
+            else redact(format_pasteable_command(command, **self._environment))
         )
 
     def make_all(self, runs: Sequence[Run], measure: Sequence[str] = ()) -> int:

@@ -29,7 +29,7 @@ from torch import nn
 
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.saved import parse_saved, read_saved
-from bsmeta.config.saved_runs import load_resolved, write_yaml
+from bsmeta.config.saved_runs import format_yaml, load_resolved
 from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
 from bsmeta.config.steps import BatchPlan, lacks_model, read_branch_step
 from bsmeta.core.errors import (
@@ -212,7 +212,7 @@ def find_rollback_point(out_dir: Path, step: int, processes: Processes) -> Check
 def find_changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any]]:
     """Returns the keys that differ from the checkpoint's configuration, with both values."""
     saved_config = read_saved(saved.folder / CONFIG_FILE)
-    current_config = parse_saved(write_yaml(config), "the configuration of this run")
+    current_config = parse_saved(format_yaml(config), "the configuration of this run")
     changed = {
         key: [old, new]
         for key, old, new in find_differences(saved_config, current_config)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
 from bsmeta.core.exit_codes import EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.core.files import is_full_disk_error, replace_atomically, write_text
@@ -279,7 +279,7 @@ class RunFolder:
             self._claim(resume=resume, overwrite=overwrite)
             checkpoint.remove_leftovers(self.path)
             if not (self.path / CONFIG_FILE).exists():
-                write_text(self.path / CONFIG_FILE, write_yaml(config))
+                write_text(self.path / CONFIG_FILE, format_yaml(config))
             self._mark_as_held()
         except OSError as error:
             raise ConfigurationError(
@@ -337,7 +337,7 @@ class RunFolder:
                 lines_until_step = [line for line in lines if _is_up_to_step(line, step)]
                 write_text(file, "".join(line + "\n" for line in lines_until_step))
 
-        write_text(self.path / CONFIG_FILE, write_yaml(config))
+        write_text(self.path / CONFIG_FILE, format_yaml(config))
         self.remember_file(CONFIG_FILE)
 
     def open_log(self, name: str) -> Log:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import exports_model
 from bsmeta.core.errors import CheckpointError
@@ -224,7 +224,7 @@ class Saver:
                 self._export(weights, writer.folder / "model")
             writer.write_json(checkpoint.DATA_STATE_FILE, contents.data_state)
             writer.write_json(checkpoint.TRAINER_STATE_FILE, contents.trainer_state)
-            (writer.folder / checkpoint.CONFIG_FILE).write_text(write_yaml(self._config))
+            (writer.folder / checkpoint.CONFIG_FILE).write_text(format_yaml(self._config))
 
         source.processes.on_main(write_contents)
         return writer.commit()

@@ -35,7 +35,7 @@ from hydra.errors import HydraException
 from results import read_result, write_report
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.command_line import write_pasteable_command
+from bsmeta.config.command_line import format_pasteable_command
 from bsmeta.config.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED
@@ -157,7 +157,7 @@ class Sweep:
 
     def line(self, run: Run) -> str:
         """The command and its environment, as a line for a shell."""
-        return redact(write_pasteable_command(self.command(run), **self._own))
+        return redact(format_pasteable_command(self.command(run), **self._own))
 
     def make(self, run: Run) -> int:
         """Execute a run, with its output logged next to its folder; returns its exit code."""

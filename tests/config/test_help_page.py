@@ -7,14 +7,14 @@ from pathlib import Path
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.explaining import ExplainConfig
-from bsmeta.config.help_page import MAIN_KEYS, list_keys, list_sections, write_help
+from bsmeta.config.help_page import MAIN_KEYS, format_help, list_keys, list_sections
 from bsmeta.core.keys import about, iterate_leaves
-from bsmeta.reference import write_reference
+from bsmeta.reference import format_reference
 from tests.config.program import start
 
 
 def test_help_and_documentation_show_the_bounds() -> None:
-    page, text = write_reference(), write_help(CausalLMConfig, "train.py", "v2")
+    page, text = format_reference(), format_help(CausalLMConfig, "train.py", "v2")
     assert "| `mixed_precision` | `str` | `no \\| bf16 \\| fp16` | `no` |" in page
     assert "| `adam_beta1` | `float` | `>= 0, < 1` | `0.9` |" in page
     assert "packing: str = best_fit  (best_fit | pad)" in text
@@ -45,7 +45,7 @@ def test_help_begins_with_the_keys_that_matter(tmp_path: Path) -> None:
 
 
 def test_help_of_other_programs_begins_with_their_own_keys() -> None:
-    text = write_help(ExplainConfig, "explain.py", "v2", all_keys=False)
+    text = format_help(ExplainConfig, "explain.py", "v2", all_keys=False)
     own, _, rest = text.partition("The keys that most runs set")
     assert "Keys of explain.py\n------------------\ndocument: str | None = null" in own
     assert "learning_rate" not in own

@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bsmeta.config.override_values import write_override_value
+from bsmeta.config.override_values import format_override_value
 from bsmeta.core.errors import ConfigurationError
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"])).filter(
@@ -27,7 +27,7 @@ def read(written: str) -> Any:
 @settings(max_examples=300, deadline=None)
 @given(SCALARS | st.lists(SCALARS, max_size=4))
 def test_values_are_read_as_they_were(value: Any) -> None:
-    assert read(write_override_value(value)) == value
+    assert read(format_override_value(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,10 @@ def test_values_are_read_as_they_were(value: Any) -> None:
     ],
 )
 def test_values_are_written_literally(value: Any, written: str) -> None:
-    assert write_override_value(value) == written
+    assert format_override_value(value) == written
 
 
 @pytest.mark.parametrize("value", [object(), b"a", {1, 2}])
 def test_values_without_a_notation_are_refused(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected a text, a number"):
-        write_override_value(value)
+        format_override_value(value)

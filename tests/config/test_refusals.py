@@ -13,7 +13,7 @@ import pytest
 from bsmeta import train
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose_command_line
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.process import exit_code
 from tests.conftest import REPOSITORY, run_warm
 
@@ -111,7 +111,7 @@ def test_a_launch_that_cannot_be_read_does_not_hide_the_rest(
 def test_secrets_that_a_saved_configuration_lacks_must_be_given_again(tmp_path: Path) -> None:
     secret = "https://" + "a1" * 12 + "@host.invalid/x"
     config = compose_command_line(CausalLMConfig, "demo", [f"data_config.exclude=['{secret}']"])
-    (tmp_path / "config.yaml").write_text(write_yaml(config))
+    (tmp_path / "config.yaml").write_text(format_yaml(config))
     saved = ("--config-dir", str(tmp_path), "--config-name", "config", "check_only=true")
     refused = start(tmp_path, *saved)
     assert refused.returncode == 2

@@ -25,10 +25,10 @@ from bsmeta.config.saved import (
 )
 from bsmeta.config.saved_runs import (
     convert_to_config,
+    format_yaml,
     load_resolved,
     read_saved_config,
     read_saved_task,
-    write_yaml,
 )
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
@@ -211,7 +211,8 @@ def test_any_values_are_a_configuration_or_refused(values: dict[Any, Any]) -> No
     except ConfigurationError:
         return
     assert (
-        convert_to_config(parse_saved(write_yaml(config), "file"), CausalLMConfig, "file") == config
+        convert_to_config(parse_saved(format_yaml(config), "file"), CausalLMConfig, "file")
+        == config
     )
 
 
@@ -222,7 +223,7 @@ def test_a_run_may_not_write_where_its_configuration_says(
     keys = tmp_path / "authorized_keys"
     data = ClassificationDataConfig(csv=str(tmp_path / "t.csv"), database=str(keys))
     config = ClassificationConfig(data_config=data)
-    (tmp_path / "config.yaml").write_text(write_yaml(config))
+    (tmp_path / "config.yaml").write_text(format_yaml(config))
     location = Location("run", "run", tmp_path / "config.yaml", tmp_path)
     evaluation = EvaluateConfig()
     assert (

@@ -12,9 +12,9 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.saved_runs import (
     change_keys,
+    format_yaml,
     load_resolved,
     read_saved_task,
-    write_yaml,
 )
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
@@ -28,7 +28,7 @@ def test_overrides_of_a_saved_configuration_are_checked() -> None:
 
 def test_the_saved_configuration_reads_back_the_same(tmp_path: Path) -> None:
     config = compose_command_line(CausalLMConfig, "demo", ["data_config.exclude=[a.gz]"])
-    (tmp_path / "config.yaml").write_text(write_yaml(config))
+    (tmp_path / "config.yaml").write_text(format_yaml(config))
     assert load_resolved(tmp_path / "config.yaml", CausalLMConfig) == config
     same = start(tmp_path, "--config-dir", ".", "--config-name", "config", "check_only=true")
     assert (same.returncode, same.stderr) == (0, "")
@@ -44,7 +44,7 @@ def test_text_that_looks_like_an_interpolation_is_kept(tmp_path: Path) -> None:
         "run_name": "${seed}",
     }
     config = replace_values(config, changes)
-    (tmp_path / "config.yaml").write_text(write_yaml(config))
+    (tmp_path / "config.yaml").write_text(format_yaml(config))
     assert r"run_name: \${seed}" in (tmp_path / "config.yaml").read_text()
 
     read = load_resolved(tmp_path / "config.yaml", CausalLMConfig)

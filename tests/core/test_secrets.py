@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.secrets import (
     declare_secrets,
     declare_secrets_in,
@@ -179,7 +179,7 @@ def test_values_by_the_name_of_their_key() -> None:
 
 
 def test_the_configuration_of_a_run() -> None:
-    text = write_yaml(CausalLMConfig(model_name="hf-not-a-real-one"))
+    text = format_yaml(CausalLMConfig(model_name="hf-not-a-real-one"))
     assert "hf-not-a-real-one" not in text
     assert "model_name: '[redacted]'" in text
 

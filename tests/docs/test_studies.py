@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu, t
 
-from bsmeta.studies.claim_report import write_sentences
+from bsmeta.studies.claim_report import format_sentences
 from bsmeta.studies.claims import decide_claims
 from bsmeta.studies.config import WITH, WITHOUT, StudyConfig, load_study
 from bsmeta.studies.power import count_needed_seeds
@@ -56,7 +56,7 @@ def pilots(monkeypatch: pytest.MonkeyPatch) -> dict[str, Estimate]:
 
 
 def test_the_verdicts_of_meco_small(study: StudyConfig) -> None:
-    found = write_sentences(compute_results(study))
+    found = format_sentences(compute_results(study))
     assert len(found) == 4
     assert [line[2:] for line in SECTION.splitlines() if line.startswith("- ")][:4] == found
 
@@ -74,7 +74,7 @@ def test_every_figure_of_the_prose_follows_from_the_measurements(
     ]
     assert [phrase for phrase in phrases if phrase not in SECTION] == []
 
-    verdicts = [f"- {sentence}" for sentence in write_sentences(compute_results(study))]
+    verdicts = [f"- {sentence}" for sentence in format_sentences(compute_results(study))]
     prose = "\n".join(line for line in SECTION.splitlines() if line not in verdicts)
     computed = {number for phrase in phrases for number in decimals(phrase)}
     assert set(decimals(prose)) - computed - OTHER_FACTS == set()

@@ -431,9 +431,9 @@ def demo() -> Any:
 
 
 def saved_configuration() -> bytes:
-    from bsmeta.config.saved_runs import write_yaml
+    from bsmeta.config.saved_runs import format_yaml
 
-    return write_yaml(demo()).encode()
+    return format_yaml(demo()).encode()
 
 
 def prepare_run(folder: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.metadata.chat_form import ChatForm
-from bsmeta.metadata.chat_template import find_chat_form, takes_chat_template, write_chat_template
+from bsmeta.metadata.chat_template import find_chat_form, render_chat_template, takes_chat_template
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import MetadataType
@@ -62,7 +62,7 @@ def chat(
     messages = [{"role": "metadata", "content": metadata}, {"role": "text", "content": text}]
     rendered: str = TOKENIZER.apply_chat_template(
         messages,
-        chat_template=write_chat_template(config, **more),
+        chat_template=render_chat_template(config, **more),
         add_generation_prompt=goes_on,
         tokenize=False,
     )
@@ -126,7 +126,7 @@ def test_servers_take_lines_and_parts_and_continued_texts() -> None:
     content = [{"type": "text", "text": lines}]
     assert chat(config, content, parts, goes_on=True) == expected
 
-    template = write_chat_template(config)
+    template = render_chat_template(config)
     messages = [{"role": "user", "content": "One"}, {"role": "assistant", "content": " two"}]
     metadata = {"title": "a: b", "url": "https://a.org", "html": True}
     rendered = TOKENIZER.apply_chat_template(

@@ -25,7 +25,7 @@ from bsmeta.config.schema import ModelCardConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.secrets import redact
 from bsmeta.report import markdown
-from bsmeta.tasks.causal_lm.model_card import write_model_card
+from bsmeta.tasks.causal_lm.model_card import render_model_card
 from tests.conftest import REPOSITORY
 from tests.report.conftest import cases
 from tests.report.hostile import FIGURES, MARKUP
@@ -213,7 +213,7 @@ def card(mark: str) -> str:
         push_to_hub=f"owner/name{mark}",
         model_card=ModelCardConfig(license=[f"mit{mark}"], language=[f"en{mark}"]),
     )
-    return write_model_card(
+    return render_model_card(
         changed, Path("none.jsonl"), ["train.py", f"seed={mark}", f"out_dir=a{mark}"]
     )
 

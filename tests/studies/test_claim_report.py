@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from bsmeta.studies.claim_report import (
     answer_claims,
+    format_sentences,
     make_claim_tables,
     make_declared_table,
-    write_sentences,
 )
 from bsmeta.studies.config import ClaimConfig, StudyConfig
 from bsmeta.studies.report import make_effect_table, make_exploratory_tables
@@ -17,7 +17,7 @@ from bsmeta.studies.results import compute_results
 
 def test_the_words_and_tables_of_a_study(kept: StudyConfig) -> None:
     results = compute_results(kept)
-    words = write_sentences(results)
+    words = format_sentences(results)
     assert len(words) == 3
     assert words[0].startswith("**Supported**: URL beats text alone: -0.4990 bits per byte")
     assert words[0].endswith("after correction for 3 claims.")
@@ -50,7 +50,7 @@ def test_the_words_and_tables_of_a_study(kept: StudyConfig) -> None:
 
 def test_without_claims_nothing_is_decided(kept: StudyConfig) -> None:
     results = compute_results(replace(kept, claims={}))
-    assert write_sentences(results) == [
+    assert format_sentences(results) == [
         "No claim was declared: nothing is tested, and everything below is exploratory."
     ]
     assert make_claim_tables(results) == []

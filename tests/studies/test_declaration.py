@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.studies.claim_report import write_sentences
+from bsmeta.studies.claim_report import format_sentences
 from bsmeta.studies.config import ClaimConfig, DownstreamConfig, StudyConfig
 from bsmeta.studies.declaration import declare_study, locate_declaration, restore_declared
 from bsmeta.studies.results import compute_results
@@ -25,10 +25,10 @@ def declared(kept: StudyConfig) -> StudyConfig:
 
 
 def test_a_removed_seed_changes_no_verdict(declared: StudyConfig) -> None:
-    whole = write_sentences(compute_results(declared))
+    whole = format_sentences(compute_results(declared))
     results = compute_results(replace(declared, seeds=[1, 2]))
     assert results.seeds == [1, 2, 3]
-    assert write_sentences(results) == whole
+    assert format_sentences(results) == whole
     assert results.notes == [
         "The seed 3 was declared before the first run and is no longer in the study's file: the "
         "verdicts need what was declared, so the measurements count, and claims are open without "
@@ -43,7 +43,7 @@ def test_claims_are_open_while_a_removed_seed_is_not_measured(declared: StudyCon
     assert results.seeds == [1, 2]
     assert (
         "**Open**: URL beats text alone: 2 of 3 declared seeds; so far "
-        in write_sentences(results)[0]
+        in format_sentences(results)[0]
     )
 
 
@@ -52,7 +52,7 @@ def test_a_removed_arm_is_named_and_counts(declared: StudyConfig) -> None:
     results = compute_results(replace(declared, arms=without))
     assert "shuffled" in results.arms
     assert "The arm shuffled was declared before the first run" in results.notes[-1]
-    assert len(write_sentences(results)) == 3
+    assert len(format_sentences(results)) == 3
 
 
 def test_the_declared_claims_are_tested_and_no_others(declared: StudyConfig) -> None:

@@ -15,7 +15,7 @@ from scipy.stats import binom
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.data import DataConfig
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.studies import downstream
 from bsmeta.studies.cloze import CLOZE, SITE, TITLE, WORD, read_pages, write_tasks
@@ -212,7 +212,7 @@ def finished(tmp_path: Path) -> StudyConfig:
     config = compose_command_line(CausalLMConfig, "demo", [f"out_dir={tmp_path / 'run'}"])
     for run in list_runs(study):
         write_model(run.folder / "model", followers(pages), 0.5 if run.arm == "url" else None)
-        (run.folder / "config.yaml").write_text(write_yaml(config))
+        (run.folder / "config.yaml").write_text(format_yaml(config))
         (run.folder / "metrics.jsonl").write_text("")
         (run.folder / "status.json").write_text('{"state": "done"}')
     return study

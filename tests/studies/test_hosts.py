@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import binom
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.studies.claim_report import make_claim_tables, write_sentences
+from bsmeta.studies.claim_report import format_sentences, make_claim_tables
 from bsmeta.studies.claims import Claim, decide_claims
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig, load_study
 from bsmeta.studies.declaration import declare_study, locate_declaration, restore_declared
@@ -174,7 +174,7 @@ def results_with_correlated_hosts(study: StudyConfig) -> Results:
 def test_the_report_shows_what_hosts_would_change(study: StudyConfig) -> None:
     results = results_with_correlated_hosts(study)
     assert (results.claims[0].verdict, results.by_host[0].verdict) == ("supported", "undecided")
-    assert write_sentences(results)[0].startswith("**Supported**: URL beats text alone: -0.2491")
+    assert format_sentences(results)[0].startswith("**Supported**: URL beats text alone: -0.2491")
     note, few = results.notes[-2:]
     assert note.startswith("The declared verdicts are about other documents of the same hosts.")
     assert "URL beats text alone (supported; undecided over hosts)" in note

@@ -14,7 +14,7 @@ import yaml
 from scipy.special import stdtrit
 
 from bsmeta.core.process import exit_code
-from bsmeta.studies.claim_report import make_claim_tables, make_declared_table, write_sentences
+from bsmeta.studies.claim_report import format_sentences, make_claim_tables, make_declared_table
 from bsmeta.studies.config import ClaimConfig, DownstreamConfig, StudyConfig
 from bsmeta.studies.report import draw_claim_plot, write_report
 from bsmeta.studies.results import compute_results, results_as_dict
@@ -135,20 +135,20 @@ def test_a_claim_is_open_while_the_scores_of_a_seed_are_missing(scored: StudyCon
     assert [claim.verdict for claim in results.claims] == [
         "supported", "open", "supported", "open", "open",
     ]  # fmt: skip
-    words = write_sentences(results)[3]
+    words = format_sentences(results)[3]
     assert words.startswith(
         "**Open**: URL answers with fewer bits: 2 of 3 declared seeds have scores of quiz; so far -"
     )
     for seed in (1, 3):
         locate_scores(scored, "url", seed).unlink()
-    assert write_sentences(compute_results(scored))[4] == (
+    assert format_sentences(compute_results(scored))[4] == (
         "**Open**: URL answers more questions: url has no scores of quiz."
     )
 
 
 def test_words_and_tables_name_the_unit_and_its_sign(scored: StudyConfig) -> None:
     results = compute_results(scored)
-    text, _, _, bits, accuracy = write_sentences(results)
+    text, _, _, bits, accuracy = format_sentences(results)
     assert text.startswith("**Supported**: URL beats text alone: -0.4990 bits per byte, 95% inter")
     assert bits.startswith("**Supported**: URL answers with fewer bits: -0.2")
     assert " bits per byte of the right answers, 95% interval -0.27" in bits

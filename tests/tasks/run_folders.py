@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.tasks.checkpoints import Location
 
 
@@ -14,7 +14,7 @@ def write_run_folder(folder: Path, held_out: str, dataset: str | None = None) ->
     folder.mkdir()
     data = DataConfig(validation_file=held_out, dataset_name=dataset)
     config = CausalLMConfig(data_config=data)
-    (folder / "config.yaml").write_text(write_yaml(config))
+    (folder / "config.yaml").write_text(format_yaml(config))
     return Location(str(folder), str(folder / "model"), folder / "config.yaml", folder)
 
 

@@ -17,7 +17,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import find_value_problems
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.learning_rate import RatePlan
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.config.steps import set_branch_length
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.manifest import Manifest, describe_file, write_manifest
@@ -102,7 +102,7 @@ def test_a_folder_written_in_another_way_is_no_changed_setting(
     saved = Checkpoint(tmp_path / "runs/one/checkpoint-2step", 2)
     saved.folder.mkdir(parents=True)
     (saved.folder / "config.yaml").write_text(
-        write_yaml(CausalLMConfig(out_dir="runs/one", seed=1))
+        format_yaml(CausalLMConfig(out_dir="runs/one", seed=1))
     )
     same = CausalLMConfig(out_dir=str(tmp_path / "runs/one"), seed=2)
     assert find_changed_settings(saved, same) == {"seed": [1, 2]}
@@ -123,7 +123,7 @@ def test_the_best_cannot_be_exported_if_it_may_have_no_model(tmp_path: Path) -> 
 def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     saved = Checkpoint(tmp_path / "checkpoint-2step", 2)
     saved.folder.mkdir()
-    (saved.folder / "config.yaml").write_text(write_yaml(CausalLMConfig(optimizer_type="muon")))
+    (saved.folder / "config.yaml").write_text(format_yaml(CausalLMConfig(optimizer_type="muon")))
     check_optimizer(
         saved, find_changed_settings(saved, CausalLMConfig(optimizer_type="muon", seed=1))
     )
@@ -342,7 +342,7 @@ def test_states_of_deepspeed_need_trust_unless_they_are_the_runs_own(tmp_path: P
 
 
 def test_trust_is_not_saved() -> None:
-    assert "trust" not in write_yaml(CausalLMConfig(trust_checkpoint=True))
+    assert "trust" not in format_yaml(CausalLMConfig(trust_checkpoint=True))
 
 
 @pytest.mark.parametrize(

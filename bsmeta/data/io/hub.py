@@ -177,7 +177,7 @@ class Hub(Store):
         Raises:
             DataError: If the Hub refuses or cannot be reached, or the next page is on another host.
         """
-        attempts = Retries(retries, self.write_advice())
+        attempts = Retries(retries, self.format_advice())
         next_page: str | None = url
         while next_page:
             request = partial(self._get_page, next_page, subject, answer_type)

@@ -258,7 +258,7 @@ def create_http_client(process: int, ca_bundle: str | None) -> httpx2.Client:
 def list_objects(store: Bucket, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:
     """Lists the objects in the folder of a pattern (and below it, if the pattern is deep)."""
     subject = f"{pattern.root}/{pattern.folder}".rstrip("/")
-    attempts = Retries(settings.retries, store.write_advice())
+    attempts = Retries(settings.retries, store.format_advice())
     objects: list[FileRef] = []
     page: str | None = ""
     while page is not None:
@@ -392,7 +392,7 @@ class S3(Bucket):
             with self._request("HEAD", url, ref, str(ref), {}) as response:
                 return response.headers
 
-        return Retries(ref.settings.retries, self.write_advice()).call(str(ref), request)
+        return Retries(ref.settings.retries, self.format_advice()).call(str(ref), request)
 
     def _make_content_request(self, ref: FileRef) -> tuple[str, Headers]:
         url = self._presign_request("get_object", ref.container, {"Key": ref.path})

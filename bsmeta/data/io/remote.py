@@ -197,7 +197,7 @@ class Store(ABC):
         """Returns whether only cached content can be read."""
         return False
 
-    def write_advice(self) -> str:
+    def format_advice(self) -> str:
         """Returns advice for a user whose server cannot be reached."""
         return (
             f"see whether {self.server} can be reached from here ({self.variable}, a proxy), start "

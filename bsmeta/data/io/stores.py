@@ -107,5 +107,5 @@ def read_range(ref: FileRef, start: int, stop: int, cancelled: threading.Event) 
         CancelledError: If reading was cancelled.
     """
     store = store_of_file(ref)
-    attempts = Retries(ref.settings.retries, store.write_advice(), cancelled)
+    attempts = Retries(ref.settings.retries, store.format_advice(), cancelled)
     return attempts.read(str(ref), partial(store.open_range, ref, stop=stop), start, stop, ref.size)

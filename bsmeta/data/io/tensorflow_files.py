@@ -102,7 +102,7 @@ class TensorFlowFiles(Store):
     def verifier(self, ref: FileRef) -> None:
         return None
 
-    def write_advice(self) -> str:
+    def format_advice(self) -> str:
         return "start again later, or raise data_config.hub_retries"
 
     @contextlib.contextmanager

@@ -50,7 +50,7 @@ PROMPT = EXAMPLE_TEXT[:12]
 """The beginning of the example text, as a prompt."""
 
 
-def write_model_card(
+def render_model_card(
     config: CausalLMConfig,
     metrics: Path,
     command: Sequence[str],
@@ -88,7 +88,7 @@ def write_model_card(
         model=json.dumps(config.push_to_hub or "model"),
         parts=[json.dumps(part, ensure_ascii=False) for part in example_parts],
         chat=chat_template,
-        messages=_write_messages(metadata),
+        messages=_format_messages(metadata),
         front_matter=_make_front_matter(config, results),
         room=compute_metadata_room(data),
         example=rendered.whole,
@@ -127,7 +127,7 @@ def _make_generate_command(config: CausalLMConfig) -> str | None:
     return None
 
 
-def _write_messages(config: MetadataConfig) -> list[str]:
+def _format_messages(config: MetadataConfig) -> list[str]:
     """Returns the lines of a list of messages in Python: the example, and the beginning of a text.
 
     Types about places in the text, and those that a template cannot render, are left out.
@@ -141,14 +141,14 @@ def _write_messages(config: MetadataConfig) -> list[str]:
             example = metadata_type.example_record(key)
             values[key] = metadata_type.always_present or example.value
 
-    lines = [f'{{"role": "text", "content": {_write_literal(PROMPT)}}},']
+    lines = [f'{{"role": "text", "content": {_format_literal(PROMPT)}}},']
     if values and config.metadata_position != "append":
-        fields = [f"    {_write_literal(key)}: {_write_literal(values[key])}," for key in values]
+        fields = [f"    {_format_literal(key)}: {_format_literal(values[key])}," for key in values]
         lines = ['{"role": "metadata", "content": {', *fields, "}},", *lines]
     return lines
 
 
-def _write_literal(value: str | int | float) -> str:
+def _format_literal(value: str | int | float) -> str:
     """Returns a value as a literal of Python, with the quotation marks of the card."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
@@ -161,7 +161,7 @@ def write_card(
     chat_template: ChatTemplate | None = None,
 ) -> None:
     """Writes the card, and the metadata configuration that it describes to `metadata.yaml`."""
-    card = write_model_card(config, metrics, command, chat_template)
+    card = render_model_card(config, metrics, command, chat_template)
     (folder / README).write_text(card, encoding="utf-8", errors="backslashreplace")
 
     data = config.data_config

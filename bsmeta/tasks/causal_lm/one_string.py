@@ -22,7 +22,7 @@ from bsmeta.config.data import DataConfig, build_source_configs, compute_row_len
 from bsmeta.config.metadata import MetadataConfig, choose_separators
 from bsmeta.core.errors import ConfigurationError, format_value
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
-from bsmeta.metadata.chat_template import takes_chat_template, write_chat_template
+from bsmeta.metadata.chat_template import render_chat_template, takes_chat_template
 from bsmeta.metadata.decoding import make_decoder
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import EXAMPLE_TEXT, OWN
@@ -123,7 +123,7 @@ def build_chat_template(
 
     lead = choose_separators(metadata).lead
     joint = Contexts(config, tokenizer).find_joint(lead)
-    text = write_chat_template(
+    text = render_chat_template(
         metadata,
         has_bos=metadata.bos_token and tokenizer.bos_token_id is not None,
         bare_lead=lead.removesuffix(joint),

@@ -501,7 +501,7 @@ def _find_rule(rules: Mapping[str, Rule], key: str) -> Rule:
     return _make_drop_rule("unknown here; see whether you need it")
 
 
-def write_yaml(rows: list[Row], source: str) -> str:
+def format_yaml(rows: list[Row], source: str) -> str:
     """Returns our configuration as YAML.
 
     Args:
@@ -560,7 +560,7 @@ def main(arguments: list[str]) -> int:
 
     try:
         rows = convert_keys(_read_config(options.config))
-        text = write_yaml(rows, options.config.name)
+        text = format_yaml(rows, options.config.name)
         print(format_rows(rows))
         if options.out is not None:
             options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import ModelCardConfig
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.tasks.causal_lm.metrics import METRICS
-from bsmeta.tasks.causal_lm.model_card import render_example, write_model_card
+from bsmeta.tasks.causal_lm.model_card import render_example, render_model_card
 from bsmeta.tasks.causal_lm.one_string import ChatTemplate, Comparison
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
@@ -62,7 +62,7 @@ def test_the_card_describes_metadata_training_and_results(
     config: CausalLMConfig, metrics: Path
 ) -> None:
     command = ["/x/bsmeta/train.py", "--config-name", "demo", "++data_config.a=1 2", "hydra.x=y"]
-    card = write_model_card(config, metrics, command)
+    card = render_model_card(config, metrics, command)
     front = yaml.safe_load(card.split("---\n")[1])
     assert front == {
         "library_name": "transformers",
@@ -115,7 +115,7 @@ def test_without_a_log_and_a_command_the_card_says_what_it_can(
     config: CausalLMConfig, tmp_path: Path
 ) -> None:
     gpt2 = replace(config, model_config_file=None, model_name="gpt2")
-    card = write_model_card(gpt2, tmp_path / "none.jsonl", ["pytest"])
+    card = render_model_card(gpt2, tmp_path / "none.jsonl", ["pytest"])
     assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "gpt2"
     assert "from the weights of gpt2 on documents" in card
     assert "Not evaluated." in card
@@ -124,7 +124,7 @@ def test_without_a_log_and_a_command_the_card_says_what_it_can(
 
 def card_of(*overrides: str) -> str:
     names = [f"data_config.metadata_config.{one}" for one in overrides]
-    return write_model_card(
+    return render_model_card(
         compose_command_line(CausalLMConfig, "demo", names), Path("none.jsonl"), ["pytest"]
     )
 
@@ -135,7 +135,7 @@ def test_the_card_says_which_tokens_had_no_loss() -> None:
     assert anywhere in card_of()
     assert never in card_of("loss_on_first_text=false")
     config = compose_command_line(CausalLMConfig, "demo", ["data_config.row_budget=text"])
-    assert never in write_model_card(config, Path("none.jsonl"), ["pytest"])
+    assert never in render_model_card(config, Path("none.jsonl"), ["pytest"])
 
 
 def test_the_card_of_a_model_of_text_alone_describes_no_metadata() -> None:
@@ -168,14 +168,14 @@ def test_the_card_says_where_the_metadata_is() -> None:
 
 @pytest.mark.parametrize("program", ["/x/bsmeta/train.py", "bsmeta train"])
 def test_the_card_has_the_command_of_the_training(program: str) -> None:
-    card = write_model_card(
+    card = render_model_card(
         compose_command_line(CausalLMConfig, "demo"), Path("none.jsonl"), [program, "seed=3"]
     )
     assert "accelerate launch bsmeta/train.py seed=3\n" in card
 
 
 def front_matter(config: CausalLMConfig, folder: Path) -> dict[str, Any]:
-    card = write_model_card(config, folder / "none.jsonl", ["pytest"])
+    card = render_model_card(config, folder / "none.jsonl", ["pytest"])
     front: dict[str, Any] = yaml.safe_load(card.split("---\n")[1])
     return front
 
@@ -245,7 +245,7 @@ def test_the_snippet_reads_a_document_as_training_does(
     shape = AutoConfig.from_pretrained(Path(config.model_config_file or "").parent)
     AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    card = write_model_card(config, tmp_path / "none.jsonl", ["pytest"])
+    card = render_model_card(config, tmp_path / "none.jsonl", ["pytest"])
     (snippet,) = re.findall("```python\n(.*?)```", card, flags=re.DOTALL)
 
     monkeypatch.chdir(tmp_path)
@@ -306,20 +306,20 @@ def test_the_snippet_of_a_chat_template_reads_a_document_as_training_does(
 
 def test_the_card_reports_the_comparison_with_training(config: CausalLMConfig) -> None:
     comparison = Comparison(documents=20, num_cut=3, num_refused=2, refusal="url: no UTF-8")
-    card = write_model_card(config, Path("none.jsonl"), ["pytest"], ChatTemplate("…", comparison))
+    card = render_model_card(config, Path("none.jsonl"), ["pytest"], ChatTemplate("…", comparison))
     assert (
         "so it was for all 20 of the first documents of the run and of the examples that could be "
         "compared. 3 more were not compared: in training, metadata of more than 128 tokens was "
         "cut, which the template does not do. The template cannot render 2 of them (url: no UTF-8)."
     ) in card
     different = Comparison(documents=20, num_other_ids=7)
-    card = write_model_card(config, Path("none.jsonl"), ["pytest"], ChatTemplate("…", different))
+    card = render_model_card(config, Path("none.jsonl"), ["pytest"], ChatTemplate("…", different))
     assert "so it was for 7 of 20 of the first documents of the run" in card
     cut = Comparison(num_cut=5)
-    card = write_model_card(config, Path("none.jsonl"), ["pytest"], ChatTemplate("…", cut))
+    card = render_model_card(config, Path("none.jsonl"), ["pytest"], ChatTemplate("…", cut))
     assert "as one string has the token ids of training could not be tried on the first" in card
     assert "# tokenized separately, as in training" in card
-    assert "As one string" not in write_model_card(config, Path("none.jsonl"), ["pytest"])
+    assert "As one string" not in render_model_card(config, Path("none.jsonl"), ["pytest"])
 
 
 @pytest.mark.slow

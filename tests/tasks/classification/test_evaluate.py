@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, BertForSequenceClas
 from bsmeta import evaluate, explain, generate
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.generating import GenerateConfig
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification import classifier, systems
@@ -64,7 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
     task = TextClassifier(config)
     model = task.build_model()
     task.export(model, model.state_dict(), folder / "model")
-    (folder / "config.yaml").write_text(write_yaml(config))
+    (folder / "config.yaml").write_text(format_yaml(config))
     (folder / "metrics.jsonl").write_text("")
     return folder
 

@@ -16,7 +16,7 @@ import torch
 
 from bsmeta import predict
 from bsmeta.config.predicting import PredictConfig
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import UserError
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification.config import ClassificationConfig
@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
     model = task.build_model()
     torch.nn.init.normal_(model.head.weight)
     task.export(model, model.state_dict(), folder / "model")
-    (folder / "config.yaml").write_text(write_yaml(config))
+    (folder / "config.yaml").write_text(format_yaml(config))
     for file in folder.glob("leanings*"):
         file.unlink()
     return folder

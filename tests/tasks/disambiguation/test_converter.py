@@ -12,7 +12,7 @@ import yaml
 from bsmeta.config.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.converter import convert_keys, main, write_yaml
+from bsmeta.tasks.disambiguation.converter import convert_keys, format_yaml, main
 
 FIRST_CONFIG: dict[str, Any] = {
     "run_config": {
@@ -66,7 +66,7 @@ SECOND_CONFIG: dict[str, Any] = {
 
 
 def body(config: dict[str, Any]) -> dict[str, Any]:
-    found = yaml.safe_load(write_yaml(convert_keys(config), "wiki"))
+    found = yaml.safe_load(format_yaml(convert_keys(config), "wiki"))
     assert found.pop("defaults")[0] == "disambiguation_config"
     return found
 
@@ -242,7 +242,7 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
         convert_keys({**FIRST_CONFIG, "run_config": run_config})
     twice = {**FIRST_CONFIG, "run_config": {"seed": 1}, "train_config": {"seed": 2}}
     with pytest.raises(ConfigurationError, match="train_config.seed=2 becomes seed=2, but another"):
-        write_yaml(convert_keys(twice), "wiki")
+        format_yaml(convert_keys(twice), "wiki")
     (tmp_path / "list.yaml").write_text("- a")
     assert main([str(tmp_path / "list.yaml")]) == 2
 

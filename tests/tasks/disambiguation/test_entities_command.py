@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.entity_table import EntitiesConfig
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.entities import main
 from bsmeta.tasks.classification.config import ClassificationConfig
@@ -64,7 +64,7 @@ def test_a_model_of_another_task_is_refused(tmp_path: Path) -> None:
     model = tmp_path / "run" / "model"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
-    (model.parent / "config.yaml").write_text(write_yaml(ClassificationConfig()))
+    (model.parent / "config.yaml").write_text(format_yaml(ClassificationConfig()))
     new = str(write(tmp_path / "new.jsonl", [CITY]))
     with pytest.raises(ConfigurationError, match="is a model of task=classification; expected a"):
         main(EntitiesConfig(table=table, add=new, checkpoint=str(model.parent)))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import DataError
 from bsmeta.tasks.checkpoints import locate_model, open_task
 from bsmeta.tasks.spelling.config import SecConfig
@@ -210,7 +210,7 @@ def test_a_model_that_began_with_another_is_opened_without_it(tmp_path: Path) ->
     (tmp_path / "model").mkdir()
     TASK.export(MODEL, MODEL.state_dict(), tmp_path / "model")
     config = SecConfig(model_name=str(tmp_path / "gone"), benchmarks=str(write_test_set(tmp_path)))
-    (tmp_path / "config.yaml").write_text(write_yaml(config))
+    (tmp_path / "config.yaml").write_text(format_yaml(config))
     task, folder = open_task(str(tmp_path), {})
     assert isinstance(task, CandidateCorrection)
     texts = ["teh villiage"]

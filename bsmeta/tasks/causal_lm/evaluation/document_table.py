@@ -63,7 +63,7 @@ def make_document_table(report: Report) -> Table:
                 rows.append(
                     _make_row(model, row, index, has_several=has_several, has_hosts=has_hosts)
                 )
-    return Table("Each document", _write_note(len(rows), total), columns, rows)
+    return Table("Each document", _join_notes(len(rows), total), columns, rows)
 
 
 def _share_rows(model: ModelReport, limit: int) -> Iterator[tuple[Row, int]]:
@@ -111,7 +111,7 @@ def _make_row(
     ]
 
 
-def _write_note(row_count: int, total: int) -> str:
+def _join_notes(row_count: int, total: int) -> str:
     note = (
         "Without and with are bits per byte of the document; the difference is with minus without "
         "(below 0: metadata helps). In each comparison, the documents stand by rising difference."

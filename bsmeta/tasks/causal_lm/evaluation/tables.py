@@ -164,7 +164,7 @@ def _make_columns(*heads: str) -> list[Column]:
     return [Column(head, COLUMNS[head].format) for head in heads]
 
 
-def _write_note(columns: Sequence[str], model: ModelReport) -> str:
+def _join_notes(columns: Sequence[str], model: ModelReport) -> str:
     """Joins the explanations of the columns."""
     is_by_host = any(row.metrics and row.metrics.hosts is not None for row in model.rows)
     notes = NOTES | {INTERVAL: OVER_HOSTS} if is_by_host else NOTES
@@ -253,7 +253,7 @@ def make_comparison_table(
     columns = [column for column in columns if column != LOST or model.lost_bytes]
     count = count_comparisons(model)
     note = (
-        f"{_write_note(columns, model)} {count} comparisons were made, controls included: a 95% "
+        f"{_join_notes(columns, model)} {count} comparisons were made, controls included: a 95% "
         "interval "
         f"holds for one of them, `{TOGETHER}` for all {count} together, and Holm's p is corrected "
         f"for {count}."
@@ -317,7 +317,7 @@ def make_checkpoint_table(report: Report) -> Table:
         Column(METRICS["text_bits_per_byte"].label, BITS),
         *_make_columns(*heads),
     ]
-    table = Table("The checkpoints", _write_note(heads, report.models[0]), columns)
+    table = Table("The checkpoints", _join_notes(heads, report.models[0]), columns)
     for model in report.models:
         text = model.row(TEXT)
         bits = text.metrics.bits_per_byte_without if text and text.metrics else None

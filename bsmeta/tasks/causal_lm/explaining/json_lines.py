@@ -9,7 +9,7 @@ from bsmeta.tasks.causal_lm.explaining.windows import ExplainedDocument
 from bsmeta.tasks.causal_lm.shown_tokens import compute_metadata_mask
 
 
-def write_json_line(document: ExplainedDocument, config: MetadataConfig) -> str:
+def format_json_line(document: ExplainedDocument, config: MetadataConfig) -> str:
     """Returns one document as a line of JSON, without the newline.
 
     `text` is the whole text that the model reads, including `prefix` (untruncated, even if it is

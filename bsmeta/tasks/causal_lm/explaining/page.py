@@ -10,7 +10,7 @@ from functools import partial
 
 from bsmeta.config.data import describe_train_files
 from bsmeta.config.explaining import ExplainConfig
-from bsmeta.report.page import load_template, write_security_policy
+from bsmeta.report.page import format_security_policy, load_template
 from bsmeta.report.palette import DARK, LIGHT, list_type_colors
 from bsmeta.tasks.causal_lm.explaining.descriptions import (
     describe_document,
@@ -35,7 +35,7 @@ def render_page(
         light=LIGHT,
         dark=DARK,
         type_colors=list_type_colors(len(keys)),
-        security_policy=write_security_policy(),
+        security_policy=format_security_policy(),
         describe_document=partial(describe_document, texts=texts),
         describe_packing=describe_packing,
         select_sequences=select_sequences,

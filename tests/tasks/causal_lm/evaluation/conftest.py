@@ -18,7 +18,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.evaluate import main
 
 TOKENIZER = Path(__file__).resolve().parents[4] / "examples" / "tokenizer"
@@ -107,7 +107,7 @@ def run_folder(
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     train = CausalLMConfig(data_config=data_config, model_config_file="tiny.json")
-    (folder / "config.yaml").write_text(write_yaml(train))
+    (folder / "config.yaml").write_text(format_yaml(train))
     lines = [{"event": "step", "step": n, "loss": 8 - n / 10} for n in range(1, 9)]
     lines.append(
         {"event": "eval", "step": 8, "bits_per_byte_without": 2.0, "bits_per_byte_with": 1.9}

@@ -16,7 +16,7 @@ from scipy.stats import t
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.tasks.causal_lm.evaluation.evaluate import compare_models, evaluate, has_other_data
@@ -378,7 +378,7 @@ def test_the_data_of_someone_elses_run_is_announced_and_nothing_is_uploaded(
     """Its configuration names what is read; what it sends is not taken over."""
     config = run_folder / "config.yaml"
     train = CausalLMConfig(data_config=data_config, push_to_hub="owner/name", trackers=["wandb"])
-    config.write_text(write_yaml(train))
+    config.write_text(format_yaml(train))
     short = ("max_documents=3", "comparisons=[]", "controls=[]", "bootstrap_resamples=10")
     held_out = data_config.validation_file
     with HubServer("good") as hub:

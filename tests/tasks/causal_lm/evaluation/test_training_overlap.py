@@ -10,7 +10,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.data.io.shards import Shard, add_sample_hashes, fingerprint_shards
 from tests.tasks.causal_lm.evaluation.conftest import call, documents, write_shard
 
@@ -57,6 +57,6 @@ def test_a_run_without_a_held_out_file_is_not_suggested(
 ) -> None:
     shard = write_shard(tmp_path / "train-000.jsonl.gz", documents()[2:5])
     data = DataConfig(train_file=str(shard))
-    (run_folder / "config.yaml").write_text(write_yaml(CausalLMConfig(data_config=data)))
+    (run_folder / "config.yaml").write_text(format_yaml(CausalLMConfig(data_config=data)))
     assert call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={shard}") == 2
     assert "expected a file that it was not trained on\n" in capsys.readouterr().err

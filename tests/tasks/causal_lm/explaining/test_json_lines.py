@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.tasks.causal_lm.explaining.json_lines import write_json_line
+from bsmeta.tasks.causal_lm.explaining.json_lines import format_json_line
 from tests.data.helpers import page, small_tokenizer
 from tests.tasks.causal_lm.explaining.helpers import (
     demo,
@@ -23,7 +23,7 @@ def lines(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     config = own_config(folder, [page(8, 5)], random_sample_metadata=False, **changes)
     metadata = config.data_config.metadata_config
     return [
-        json.loads(write_json_line(document, metadata))
+        json.loads(format_json_line(document, metadata))
         for window in own_windows(config)
         for document in window.documents
     ]
@@ -86,7 +86,7 @@ def test_chunks_repeat_the_prefix_or_do_not(tmp_path: Path, prefix_on: str) -> N
 def test_chunks_put_together_are_the_text() -> None:
     config = demo()
     for document in demo_documents("limit=30"):
-        line = json.loads(write_json_line(document, config.data_config.metadata_config))
+        line = json.loads(format_json_line(document, config.data_config.metadata_config))
         ids = []
         for chunk in line["pieces"]:  # entities count as text: the mask is of the prefix alone
             ids += chunk["input_ids"][sum(chunk["metadata_mask"]) :]
@@ -96,6 +96,6 @@ def test_chunks_put_together_are_the_text() -> None:
 def test_a_line_is_plain_ascii_without_line_ends() -> None:
     config = demo()
     for document in demo_documents("limit=10"):
-        line = write_json_line(document, config.data_config.metadata_config)
+        line = format_json_line(document, config.data_config.metadata_config)
         assert line.isascii()
         assert len(line.splitlines()) == 1

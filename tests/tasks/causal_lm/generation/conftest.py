@@ -15,7 +15,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.saved_runs import write_yaml
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.generate import main
 from tests.tasks.causal_lm.evaluation.conftest import document, documents, write_shard
 
@@ -66,7 +66,7 @@ def run_folder(
     folder = tmp_path / "run"
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    (folder / "config.yaml").write_text(write_yaml(CausalLMConfig(data_config=data_config)))
+    (folder / "config.yaml").write_text(format_yaml(CausalLMConfig(data_config=data_config)))
     (folder / "metrics.jsonl").write_text("")
     return folder
 
