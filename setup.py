@@ -38,7 +38,7 @@ BASE = [
     "xxhash>=3.4",
     "isal>=1.7",
     "indexed_gzip>=1.10",
-    "backports.zstd>=1.0",
+    "backports.zstd>=1.0; python_version < '3.14'",  # in the standard library from 3.14 on
     "pyarrow>=21",
     "msgspec>=0.19",
     "tiktoken>=0.9",
@@ -54,7 +54,11 @@ BASE = [
     "setuptools>=77",
 ]
 EXTRAS = {
-    "tf": ["tensorflow-cpu>=2.21"],  # the reader of data_config.reader=tf
+    # The reader of data_config.reader=tf. Its build for CPUs alone exists for x86 only.
+    "tf": [
+        "tensorflow-cpu>=2.21; python_version < '3.14' and platform_machine == 'x86_64'",
+        "tensorflow>=2.21; python_version < '3.14' and platform_machine == 'aarch64'",
+    ],
     # s3:// and gs://: signatures and credentials
     "object-stores": ["botocore>=1.35", "google-auth>=2.35,<3", "requests>=2.32"],
     # tasks with a table of samples, which `datasets` stores
@@ -76,7 +80,7 @@ EXTRAS = {
         "trafilatura>=2.0,<3",
         "lxml_html_clean>=0.4",
         "htmldate>=1.9",
-        "pycld2>=0.42",
+        "pycld2>=0.42; python_version < '3.14'",
         "ahocorasick-rs>=1.0",
         "datasketch>=2.0,<3",  # its signatures have a named scheme since 2.0
     ],
@@ -119,10 +123,12 @@ setup(
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Programming Language :: Python :: 3.14",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],
-    python_requires=">=3.11,<3.13",
+    python_requires=">=3.11,<3.15",
     packages=find_packages(include=["bsmeta", "bsmeta.*"]),
     package_data={"bsmeta": ["py.typed", "**/*.j2"]},
     entry_points={"console_scripts": ["bsmeta = bsmeta.cli:main"]},
