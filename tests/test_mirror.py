@@ -33,6 +33,7 @@ EXCEPTIONS = {
     "core/version.py": ("core/test_versions.py", "the number that `--version` prints"),
     "data/io/archives.py": ("faults/test_archives.py", "row 17 of the fault matrix"),
     "data/io/shard_reader.py": ("data/io/test_lines.py", "the interface of the readers"),
+    "data/io/zstandard.py": ("data/io/test_compression.py", "the module that decompresses"),
     "data/stream/fingerprint.py": ("data/test_prepare.py", "refuses other data by it"),
     "data/stream/live.py": (
         "data/stream/test_train_stream.py",

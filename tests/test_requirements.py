@@ -22,6 +22,7 @@ LINES = [
 NOT_INSTALLED = {
     "liger_kernel": "GPUs only; liger_kernel=true says pip install liger-kernel",
     "ray": "executor=ray says pip install",
+    "compression": "in the standard library of Python 3.14, the only one that imports it",
 }
 """Imported only where a key asks for them, which is refused where they are missing."""
 

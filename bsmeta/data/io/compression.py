@@ -178,7 +178,7 @@ def read_zst_blocks(path: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         DamagedFileError: If the file is damaged.
         DataError: If the file is whole, but the window of a frame does not fit in memory.
     """
-    from backports import zstd
+    from bsmeta.data.io.zstandard import zstd
 
     options = {int(zstd.DecompressionParameter.window_log_max): LARGEST_WINDOW_LOG}
     data = _read_first_block(file)
@@ -227,7 +227,7 @@ def measure_window(data: bytes) -> int:
     Args:
         data: The beginning of the frame; 0 is returned for data that is no frame.
     """
-    from backports import zstd
+    from bsmeta.data.io.zstandard import zstd
 
     if not data.startswith(_FRAME_MARK) or len(data) <= len(_FRAME_MARK) + 1:
         return 0
