@@ -3,6 +3,7 @@
 # make the next call start at once.
 
 PYTHON ?= python3
+PYTHONS := 3.11 3.12 3.13 3.14
 VENV := $(CURDIR)/.venv
 BASE_STAMP := $(VENV)/.base-$(shell cat requirements-base.lock setup.py | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.installed-$(shell cat requirements.lock setup.py | cksum | cut -d' ' -f1)
@@ -28,7 +29,7 @@ base: $(BASE_STAMP)
 env: $(STAMP)
 
 $(BASE_STAMP):
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 14) else \
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if "%d.%d" % v in "$(PYTHONS)".split() else \
 	  "bsmeta needs Python 3.11 to 3.14, and $(PYTHON) is %d.%d: name another, make PYTHON=python3.11 ..." % v)'
 	@command -v c++ >/dev/null || { echo "bsmeta needs a C++ compiler for DeepSpeed (Debian: apt-get install g++)" >&2; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
@@ -84,14 +85,21 @@ lint: env
 	mypy
 
 # After a change of requirements*.txt or setup.py: the exact versions and the hashes of all packages
-# they need, and of those that the base install needs.
-COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --no-header \
-	--no-annotate --no-emit-index-url --no-emit-find-links --quiet \
+# they need, and of those that the base install needs; then, for each Python, the oldest versions
+# that setup.py allows and that have a build for it. DeepSpeed has none for any.
+COMPILE := uv pip compile --no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
 	$(NOT_LOCKED:%=--no-emit-package %)
+COMPILE_LOCK := $(COMPILE) --universal --python-version 3.11 --generate-hashes
+BUILT := $(filter-out deepspeed,$(shell sed -n 's/==.*//p' requirements.txt requirements-dev.txt))
+COMPILE_LOWEST := $(COMPILE) --resolution lowest-direct $(BUILT:%=--only-binary %)
 lock: env
-	$(COMPILE) requirements-dev.txt --output-file requirements.lock
-	$(COMPILE) setup.py --constraint requirements.txt --constraint requirements.lock \
+	$(COMPILE_LOCK) requirements-dev.txt --output-file requirements.lock
+	$(COMPILE_LOCK) setup.py --constraint requirements.txt --constraint requirements.lock \
 	  --output-file requirements-base.lock
+	for python in $(PYTHONS); do \
+	  $(COMPILE_LOWEST) setup.py --all-extras --python-version $$python \
+	    --output-file constraints/lowest-$$python.txt || exit; \
+	done
 
 # Known vulnerabilities of the locked versions; asks PyPI, or another service: AUDIT="-s osv".
 audit: env
