@@ -20,7 +20,7 @@ export TORCH_EXTENSIONS_DIR := $(VENV)/torch_extensions
 export PATH := $(VENV)/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: base env demo demo-classification demo-spelling known-answers test test-slow test-faults test-fuzz test-slurm test-gpu lint lock audit format docs notebooks release clean
+.PHONY: base env demo demo-classification demo-spelling known-answers test test-environments test-slow test-faults test-fuzz test-slurm test-gpu lint lock audit format docs notebooks release clean
 
 # The base install: trains and evaluates language models.
 base: $(BASE_STAMP)
@@ -61,6 +61,12 @@ known-answers: env
 test: export PYTHONDONTWRITEBYTECODE :=
 test: env
 	python -m pytest -n 3 --dist worksteal -m "not slow and not slurm and not fuzz and not gpu"
+
+# The package in environments of their own: the base install, and the oldest versions that setup.py
+# allows but for torch, whose build for this machine is already there.
+test-environments: env
+	tests/environments/try_environment.sh base
+	TORCH=$$(grep '^torch==' requirements.txt) tests/environments/try_environment.sh lowest
 
 test-slow: env
 	python -m pytest -m slow

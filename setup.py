@@ -51,7 +51,7 @@ BASE = [
     "tensorboardX>=2.6.1",  # writes the files of the default tracker, without the viewer's 57 MB
     # DeepSpeed compiles its CPU communication op once, with these.
     "ninja>=1.11.1",
-    "setuptools>=77.0.1",
+    "setuptools>=77.0.3",
 ]
 EXTRAS = {
     # The reader of data_config.reader=tf. Its build for CPUs alone exists for x86 only.

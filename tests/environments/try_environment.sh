@@ -15,7 +15,6 @@ unset PYTHONPATH
 
 kind=${1:-}
 python=$("${PYTHON:-python3}" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-lowest=constraints/lowest-$python.txt
 case $kind in
   base | locked) torch=$(grep '^torch==' requirements.txt) ;;
   lowest) torch=$(sed -n 's/.*"torch>=\([0-9.]*\).*/torch==\1/p' setup.py) ;;
@@ -33,6 +32,7 @@ trap 'rm -rf "$folder"' EXIT
 programs=$folder/venv/bin
 # pip, because it is pip that knows from where this machine gets its build of torch.
 "$programs/python" -m pip install --quiet "$torch"
+"$programs/python" -m pip freeze | grep '^torch==' >"$folder/torch.txt"
 uv=$(command -v uv) || {
   "$programs/python" -m pip install --quiet "$(grep '^uv==' requirements-dev.txt)"
   uv=$programs/uv
@@ -48,10 +48,13 @@ extras=${EXTRAS:+[$EXTRAS]}
 case $kind in
   base) "${install[@]}" --require-hashes --no-deps --requirement requirements-base.lock ;;
   locked) "${install[@]}" --require-hashes --no-deps --requirement requirements.lock ;;
-  lowest) "${install[@]}" --constraint "$lowest" "bsmeta$extras @ file://$wheel" ;;
-  newest) "${install[@]}" "bsmeta$extras @ file://$wheel" ;;
+  lowest) constraints=("$folder/torch.txt" "constraints/lowest-$python.txt") ;;
+  newest) constraints=("$folder/torch.txt") ;;
 esac
-[[ $kind != base && $kind != locked ]] || "${install[@]}" --no-deps "$wheel"
+case $kind in
+  base | locked) "${install[@]}" --no-deps "$wheel" ;;
+  *) "${install[@]}" "${constraints[@]/#/--constraint=}" "bsmeta$extras @ file://$wheel" ;;
+esac
 "$uv" pip check --quiet --python "$programs/python"
 
 echo "$kind, Python $python: $(du -sm "$folder/venv" | cut -f1) MB installed"
