@@ -24,7 +24,6 @@ EXCEPTIONS = {
     "config/filling.py": ("config/test_broken.py", "command lines with their whole messages"),
     "config/generating.py": ("config/test_schema.py", KEYS),
     "config/hydra_errors.py": ("config/test_broken.py", "command lines with their whole messages"),
-    "config/hydra_options.py": ("config/test_command_line.py", "the parser of command lines"),
     "config/misfits.py": ("config/test_broken.py", "command lines with their whole messages"),
     "config/precision.py": ("config/test_schema.py", "the choices of a key, which are all tried"),
     "config/predicting.py": ("config/test_schema.py", KEYS),
