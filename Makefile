@@ -25,7 +25,7 @@ unexport PYTHONPATH
 # The base install: trains and evaluates language models.
 base: $(BASE_STAMP)
 
-# The base install, all extras, and what the tests and the checks need.
+# The base install, the extras, and what the tests and the checks need.
 env: $(STAMP)
 
 $(BASE_STAMP):
