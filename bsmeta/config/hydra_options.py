@@ -34,11 +34,13 @@ def accept_any_help_text() -> Iterator[None]:
     Since then, it formats each help text when the option is added. That of Hydra's
     `--shell-completion` (up to 1.3.8 at least) is an object that becomes a text when it is shown.
     """
+    is_outermost = _CHECK not in vars(argparse.ArgumentParser)
     setattr(argparse.ArgumentParser, _CHECK, _accept)
     try:
         yield
     finally:
-        delattr(argparse.ArgumentParser, _CHECK)
+        if is_outermost:
+            delattr(argparse.ArgumentParser, _CHECK)
 
 
 def _accept(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
