@@ -20,7 +20,7 @@ export TORCH_EXTENSIONS_DIR := $(VENV)/torch_extensions
 export PATH := $(VENV)/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: base env demo demo-classification demo-spelling known-answers test test-environments test-slow test-faults test-fuzz test-slurm test-gpu lint lock audit format docs notebooks release clean
+.PHONY: base env demo demo-classification demo-spelling known-answers test test-environments test-lowest test-slow test-faults test-fuzz test-slurm test-gpu lint lock audit format docs notebooks release clean
 
 # The base install: trains and evaluates language models.
 base: $(BASE_STAMP)
@@ -64,8 +64,10 @@ test: env
 
 # The package in environments of their own: the base install, and the oldest versions that setup.py
 # allows but for torch, whose build for this machine is already there.
-test-environments: env
+test-environments: test-lowest
 	tests/environments/try_environment.sh base
+
+test-lowest: env
 	TORCH=$$(grep '^torch==' requirements.txt) tests/environments/try_environment.sh lowest
 
 test-slow: env
