@@ -1,8 +1,11 @@
 # Each target does everything that it needs: on a fresh machine `make demo` and `make test` create the
-# environment first. A stamp keyed by the requirements files makes the next call start at once.
+# environment first, `make demo` with the base install alone. Stamps keyed by the requirements files
+# make the next call start at once.
 
 PYTHON ?= python3
+PYTHONS := 3.11 3.12 3.13 3.14
 VENV := $(CURDIR)/.venv
+BASE_STAMP := $(VENV)/.base-$(shell cat requirements-base.lock setup.py | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.installed-$(shell cat requirements.lock setup.py | cksum | cut -d' ' -f1)
 
 # torch is installed by its version alone, without a hash: it comes as a build for a CPU or for one of
@@ -17,23 +20,32 @@ export TORCH_EXTENSIONS_DIR := $(VENV)/torch_extensions
 export PATH := $(VENV)/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: env demo demo-classification demo-spelling known-answers test test-slow test-faults test-fuzz test-slurm test-gpu lint lock audit format docs notebooks release clean
+.PHONY: base env demo demo-classification demo-spelling known-answers test test-environments test-lowest test-slow test-faults test-fuzz test-slurm test-gpu lint lock audit format docs notebooks release clean
 
+# The base install: trains and evaluates language models.
+base: $(BASE_STAMP)
+
+# The base install, the extras, and what the tests and the checks need.
 env: $(STAMP)
 
-$(STAMP):
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 12) else \
-	  "bsmeta needs Python 3.11 or 3.12, and $(PYTHON) is %d.%d: name another, make PYTHON=python3.11 ..." % v)'
+$(BASE_STAMP):
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if "%d.%d" % v in "$(PYTHONS)".split() else \
+	  "bsmeta needs Python 3.11 to 3.14, and $(PYTHON) is %d.%d: name another, make PYTHON=python3.11 ..." % v)'
 	@command -v c++ >/dev/null || { echo "bsmeta needs a C++ compiler for DeepSpeed (Debian: apt-get install g++)" >&2; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install $$(grep '^torch==' requirements.txt)
-	$(VENV)/bin/python -m pip install --require-hashes --no-deps -r requirements.lock
+	$(VENV)/bin/python -m pip install --require-hashes --no-deps -r requirements-base.lock
 	$(VENV)/bin/python -m pip install --no-deps --no-build-isolation -e .
 	$(VENV)/bin/python -c 'from bsmeta.training.distributed import prepare_cpu_op; prepare_cpu_op()'
+	rm -f $(VENV)/.base-*
+	touch $@
+
+$(STAMP): $(BASE_STAMP)
+	$(VENV)/bin/python -m pip install --require-hashes --no-deps -r requirements.lock
 	rm -f $(VENV)/.installed-*
 	touch $@
 
-demo: env
+demo: base
 	bash experiments/demo.sh
 
 demo-classification: env
@@ -49,6 +61,14 @@ known-answers: env
 test: export PYTHONDONTWRITEBYTECODE :=
 test: env
 	python -m pytest -n 3 --dist worksteal -m "not slow and not slurm and not fuzz and not gpu"
+
+# The package in environments of their own: the base install, and the oldest versions that setup.py
+# allows but for torch, whose build for this machine is already there.
+test-environments: test-lowest
+	tests/environments/try_environment.sh base
+
+test-lowest: env
+	TORCH=$$(grep '^torch==' requirements.txt) tests/environments/try_environment.sh lowest
 
 test-slow: env
 	python -m pytest -m slow
@@ -72,11 +92,22 @@ lint: env
 	ruff format --check .
 	mypy
 
-# After a change of requirements*.txt: the exact versions and the hashes of all packages they need.
+# After a change of requirements*.txt or setup.py: the exact versions and the hashes of all packages
+# they need, and of those that the base install needs; then, for each Python, the oldest versions
+# that setup.py allows and that have a build for it. DeepSpeed has none for any.
+COMPILE := uv pip compile --no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
+	$(NOT_LOCKED:%=--no-emit-package %)
+COMPILE_LOCK := $(COMPILE) --universal --python-version 3.11 --generate-hashes
+BUILT := $(filter-out deepspeed,$(shell sed -n 's/==.*//p' requirements.txt requirements-dev.txt))
+COMPILE_LOWEST := $(COMPILE) --resolution lowest-direct $(BUILT:%=--only-binary %)
 lock: env
-	uv pip compile requirements-dev.txt --universal --python-version 3.11 --generate-hashes \
-	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
-	  $(NOT_LOCKED:%=--no-emit-package %) --output-file requirements.lock
+	$(COMPILE_LOCK) requirements-dev.txt --output-file requirements.lock
+	$(COMPILE_LOCK) setup.py --constraint requirements.txt --constraint requirements.lock \
+	  --output-file requirements-base.lock
+	for python in $(PYTHONS); do \
+	  $(COMPILE_LOWEST) setup.py --all-extras --python-version $$python \
+	    --output-file constraints/lowest-$$python.txt || exit; \
+	done
 
 # Known vulnerabilities of the locked versions; asks PyPI, or another service: AUDIT="-s osv".
 audit: env

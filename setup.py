@@ -21,53 +21,57 @@ BASE = [
     "torch>=2.11,<3",
     "accelerate>=1.15,<2",
     "deepspeed>=0.19.8,<0.20",
-    "transformers>=5.17,<6",
-    "tokenizers>=0.22",
-    "safetensors>=0.5",
+    "transformers>=5.18.0,<6",
+    "tokenizers>=0.23.3",
+    "safetensors>=0.8.0",
     "huggingface_hub>=2,<3",
     "httpx2>=2.16,<3",
     "fsspec>=2025.3",
     "hydra-core>=1.3,<1.4",
     "omegaconf>=2.3,<2.4",
-    "pydantic>=2,<3",
+    "pydantic>=2.6.0,<3",
     "PyYAML>=6",
     "jinja2>=3.1",
-    "markupsafe>=2.0",
+    "markupsafe>=2.1.2",
     "numpy>=2,<3",
     "scipy>=1.15",
-    "xxhash>=3.4",
+    "xxhash>=3.4.1",
     "isal>=1.7",
-    "indexed_gzip>=1.10",
-    "backports.zstd>=1.0",
-    "pyarrow>=21",
+    "indexed_gzip>=1.10.1",
+    "backports.zstd>=1.0; python_version < '3.14'",  # in the standard library from 3.14 on
+    "pyarrow>=24.0.0",
     "msgspec>=0.19",
     "tiktoken>=0.9",
     "tldextract>=5.3",  # top_domain_under_public_suffix
-    "python-dateutil>=2.9",
+    "python-dateutil>=2.9.0.post0",
     "filelock>=3.24",  # acquire(cancel_check=…)
-    "psutil>=5.9",
+    "psutil>=5.9.4",
     "rich>=13.9",
     "matplotlib>=3.9",
-    "tensorboardX>=2.6",  # writes the files of the default tracker, without the viewer's 57 MB
+    "tensorboardX>=2.6.1",  # writes the files of the default tracker, without the viewer's 57 MB
     # DeepSpeed compiles its CPU communication op once, with these.
-    "ninja>=1.11",
-    "setuptools>=77",
+    "ninja>=1.11.1",
+    "setuptools>=77.0.3",
 ]
 EXTRAS = {
-    "tf": ["tensorflow-cpu>=2.21"],  # the reader of data_config.reader=tf
+    # The reader of data_config.reader=tf. Its build for CPUs alone exists for x86 only.
+    "tf": [
+        "tensorflow-cpu>=2.21; python_version < '3.14' and platform_machine == 'x86_64'",
+        "tensorflow>=2.21; python_version < '3.14' and platform_machine == 'aarch64'",
+    ],
     # s3:// and gs://: signatures and credentials
-    "object-stores": ["botocore>=1.35", "google-auth>=2.35,<3", "requests>=2.32"],
+    "object-stores": ["botocore>=1.35", "google-auth>=2.35,<3", "requests>=2.32.2"],
     # tasks with a table of samples, which `datasets` stores
     # splits, metrics, the linear baseline, tables of reports
-    "tables": ["datasets>=5,<6", "scikit-learn>=1.6", "pandas>=2.2"],
+    "tables": ["datasets>=5.1.0,<6", "scikit-learn>=1.6", "pandas>=2.2.2"],
     "spelling": [
-        "datasets>=5,<6",
+        "datasets>=5.1.0,<6",
         "rapidfuzz>=3.9",
         "codespell>=2.4",
         "symspellpy>=6.9",
         "wordfreq>=3.1",
     ],
-    "entities": ["datasets>=5,<6", "ahocorasick-rs>=1.0", "scikit-learn>=1.6"],
+    "entities": ["datasets>=5.1.0,<6", "ahocorasick-rs>=1.0.1", "scikit-learn>=1.6"],
     "bootleg": ["marisa-trie>=1.2"],  # entity folders of Bootleg from release 1.1 on
     "annotate": [
         "selectolax>=1.0",
@@ -75,9 +79,9 @@ EXTRAS = {
         "brotli>=1.2",
         "trafilatura>=2.0,<3",
         "lxml_html_clean>=0.4",
-        "htmldate>=1.9",
-        "pycld2>=0.42",
-        "ahocorasick-rs>=1.0",
+        "htmldate>=1.9.2",
+        "pycld2>=0.42; python_version < '3.14'",
+        "ahocorasick-rs>=1.0.1",
         "datasketch>=2.0,<3",  # its signatures have a named scheme since 2.0
     ],
     "gguf": ["gguf>=0.19,<1"],  # files of llama.cpp
@@ -120,10 +124,12 @@ setup(
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Programming Language :: Python :: 3.14",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],
-    python_requires=">=3.11,<3.13",
+    python_requires=">=3.11,<3.15",
     packages=find_packages(include=["bsmeta", "bsmeta.*"]),
     package_data={"bsmeta": ["py.typed", "**/*.j2", "**/*.js"]},
     entry_points={"console_scripts": ["bsmeta = bsmeta.cli:main"]},

@@ -24,7 +24,6 @@ EXCEPTIONS = {
     "config/filling.py": ("config/test_broken.py", "command lines with their whole messages"),
     "config/generating.py": ("config/test_schema.py", KEYS),
     "config/hydra_errors.py": ("config/test_broken.py", "command lines with their whole messages"),
-    "config/hydra_options.py": ("config/test_command_line.py", "the parser of command lines"),
     "config/misfits.py": ("config/test_broken.py", "command lines with their whole messages"),
     "config/precision.py": ("config/test_schema.py", "the choices of a key, which are all tried"),
     "config/predicting.py": ("config/test_schema.py", KEYS),
@@ -33,6 +32,7 @@ EXCEPTIONS = {
     "core/version.py": ("core/test_versions.py", "the number that `--version` prints"),
     "data/io/archives.py": ("faults/test_archives.py", "row 17 of the fault matrix"),
     "data/io/shard_reader.py": ("data/io/test_lines.py", "the interface of the readers"),
+    "data/io/zstandard.py": ("data/io/test_compression.py", "the module that decompresses"),
     "data/stream/fingerprint.py": ("data/test_prepare.py", "refuses other data by it"),
     "data/stream/live.py": (
         "data/stream/test_train_stream.py",

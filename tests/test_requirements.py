@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 LINES = [
     line
     for name in ("requirements.txt", "requirements-dev.txt")
@@ -23,6 +28,7 @@ NOT_INSTALLED = {
     "gguf": "gguf=true says pip install",
     "liger_kernel": "GPUs only; liger_kernel=true says pip install liger-kernel",
     "ray": "executor=ray says pip install",
+    "compression": "in the standard library of Python 3.14, the only one that imports it",
 }
 """Imported only where a key asks for them, which is refused where they are missing."""
 
@@ -52,6 +58,18 @@ def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[<>=\[;~! ]", name)[0]).lower()
 
 
+def is_for(line: str, python: str) -> bool:
+    """Whether a requirement is one of this machine with a version of Python."""
+    marker = Requirement(line).marker
+    return marker is None or marker.evaluate({"python_version": python})
+
+
+def pinned_version(line: str) -> str:
+    (pin,) = Requirement(line).specifier
+    assert pin.operator == "=="
+    return pin.version
+
+
 def of_setup(name: str) -> Any:
     """The value of a constant of setup.py."""
     tree = ast.parse((REPOSITORY / "setup.py").read_text())
@@ -64,9 +82,10 @@ def of_setup(name: str) -> Any:
 
 
 PINNED = {normalized(line) for line in LINES}
-DECLARED = {
-    normalized(line) for lines in [of_setup("BASE"), *of_setup("EXTRAS").values()] for line in lines
-}
+DECLARED_LINES = sorted(
+    {line for lines in [of_setup("BASE"), *of_setup("EXTRAS").values()] for line in lines}
+)
+DECLARED = {normalized(line) for line in DECLARED_LINES}
 
 
 @pytest.mark.parametrize(
@@ -96,28 +115,87 @@ def test_lower_bound_has_what_is_used(line: str) -> None:
     assert line in of_setup("BASE")
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", [line for line in LINES if is_for(line, THIS_PYTHON)])
 def test_installed_version_is_the_pinned_one(line: str) -> None:
-    name, pinned = line.split("==")
-    assert version(name).split("+")[0] == pinned  # torch adds its build: 2.13.0+cpu
+    # torch adds its build: 2.13.0+cpu
+    assert version(Requirement(line).name).split("+")[0] == pinned_version(line)
 
 
-def locked() -> dict[str, tuple[str, int]]:
-    """Version and number of hashes of each package in the lock file."""
-    packages: dict[str, tuple[str, int]] = {}
-    for entry in re.split(r"\n(?=\S)", (REPOSITORY / "requirements.lock").read_text()):
+def locked(file: str) -> dict[str, dict[str, int]]:
+    """The packages of a lock file: for each of its versions, with its marker, the hashes."""
+    packages: dict[str, dict[str, int]] = {}
+    for entry in re.split(r"\n(?=\S)", (REPOSITORY / file).read_text()):
         name, _, rest = entry.partition("==")
-        packages[normalized(name)] = re.split(r"[ ;\\\n]", rest)[0], entry.count("--hash=sha256:")
+        versions = packages.setdefault(normalized(name), {})
+        versions[re.split(r" *[\\\n]", rest)[0]] = entry.count("--hash=sha256:")
     return packages
 
 
-def test_every_pinned_package_is_locked_with_its_hashes() -> None:
-    packages = locked()
-    pinned = {normalized(line): line.split("==")[1] for line in LINES}
-    assert pinned.pop("torch")  # its builds differ, see the Makefile
-    assert {name: packages[name][0] for name in pinned if name in packages} == pinned, (
+@pytest.mark.parametrize("file", ["requirements.lock", "requirements-base.lock"])
+def test_all_locked_packages_have_hashes(file: str) -> None:
+    packages = locked(file)
+    assert [name for name, versions in packages.items() if 0 in versions.values()] == []
+    assert not {"torch", "triton"} & packages.keys()  # its builds differ, see the Makefile
+    assert [name for name in packages if name.startswith("nvidia-")] == []
+
+
+def test_every_pinned_package_is_locked() -> None:
+    pinned = {normalized(line): pinned_version(line) for line in LINES}
+    assert pinned.pop("torch")
+    packages = {name: [*versions] for name, versions in locked("requirements.lock").items()}
+    found = {name: [line.split(" ")[0] for line in packages.get(name, [])] for name in pinned}
+    assert found == {name: [pin] for name, pin in pinned.items()}, (
         "requirements.lock is older than requirements*.txt: make lock"
     )
-    assert [name for name, (_, hashes) in packages.items() if hashes == 0] == []
-    assert not {"torch", "triton"} & packages.keys()
-    assert [name for name in packages if name.startswith("nvidia-")] == []
+
+
+def test_the_base_lock_has_what_the_base_install_needs_and_no_extra() -> None:
+    base = locked("requirements-base.lock")
+    needed = {normalized(line) for line in of_setup("BASE")} - {"torch"}
+    extras = {normalized(line) for lines in of_setup("EXTRAS").values() for line in lines}
+    assert needed <= base.keys(), "requirements-base.lock is older than setup.py: make lock"
+    assert base.keys() & (extras - needed) == {"requests"}  # of tiktoken and tldextract
+
+
+def test_both_locks_have_the_same_versions() -> None:
+    """`make test` adds packages to the environment of `make demo`, and changes none."""
+
+    def versions(packages: dict[str, dict[str, int]]) -> set[tuple[str, str, int]]:
+        return {
+            (name, line.split(" ")[0], hashes)
+            for name, lines in packages.items()
+            for line, hashes in lines.items()
+            if "emscripten" not in line
+        }
+
+    base = versions(locked("requirements-base.lock"))
+    assert base - versions(locked("requirements.lock")) == set(), "make lock"
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_constraints_are_the_lower_bounds(python: str) -> None:
+    """With them, the oldest versions that setup.py allows are installed, all at once."""
+    lines = (REPOSITORY / f"constraints/lowest-{python}.txt").read_text().splitlines()
+    constraints = {normalized(line): Version(pinned_version(line)) for line in lines}
+    declared = [Requirement(line) for line in DECLARED_LINES if is_for(line, python)]
+    disagreeing = {}
+    for requirement in declared:
+        name = normalized(requirement.name)
+        (bound,) = [Version(part.version) for part in requirement.specifier if ">" in part.operator]
+        if name == "torch":  # named by its version alone
+            continue
+        # For a newer Python, the oldest version that has a build for it may be a later one.
+        is_oldest = constraints.get(name) == bound
+        if not is_oldest and (python == PYTHONS[0] or constraints.get(name, bound) <= bound):
+            disagreeing[str(requirement)] = constraints.get(name)
+    assert disagreeing == {}, "constraints/ is older than setup.py: make lock"
+
+
+def test_every_python_is_named_everywhere() -> None:
+    setup = (REPOSITORY / "setup.py").read_text()
+    assert re.findall(r"Programming Language :: Python :: (3\.\d+)", setup) == PYTHONS
+    assert 'python_requires=">=3.11,<3.15"' in setup
+    makefile = (REPOSITORY / "Makefile").read_text()
+    assert re.findall(r"^PYTHONS := (.*)$", makefile, re.M) == [" ".join(PYTHONS)]
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text())
+    assert workflow["jobs"]["environments"]["strategy"]["matrix"]["python"] == PYTHONS

@@ -15,6 +15,7 @@ SCRIPTS = sorted(
     [
         *REPOSITORY.glob("experiments/**/*.sh"),
         *REPOSITORY.glob("experiments/**/*.sbatch"),
+        *REPOSITORY.glob("tests/**/*.sh"),
         REPOSITORY / ".ci" / "run",
     ]
 )

@@ -9,8 +9,6 @@ from datetime import datetime
 from operator import attrgetter
 from urllib.parse import unquote, urlsplit
 
-import pycld2
-
 from bsmeta.annotate.annotator import (
     NO_HTML,
     AnnotationError,
@@ -211,11 +209,17 @@ class Language(Annotator):
     name = "language"
     columns = ("metadata_language",)
 
+    def __init__(self, config: AnnotateConfig) -> None:
+        super().__init__(config)
+        import pycld2  # has no build for Python 3.14, where the other annotators work without it
+
+        self._pycld2 = pycld2
+
     def annotate(self, row: Row) -> Columns:
         sample = _CONTROL.sub(" ", row.text[:MAX_SAMPLE_CHARS])
         try:
-            is_reliable, _, languages = pycld2.detect(sample, isPlainText=True)
-        except pycld2.error as error:
+            is_reliable, _, languages = self._pycld2.detect(sample, isPlainText=True)
+        except self._pycld2.error as error:
             raise AnnotationError("language_not_detected", str(error)) from error
 
         _, code, _, _ = languages[0]

@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import brotli
-from backports import zstd
 
 from bsmeta.annotate.warc import parse_fields
 from bsmeta.data.io.compression import BARE_DEFLATE, GZIP_MARK, GZIP_MEMBER
+from bsmeta.data.io.zstandard import zstd
 
 MAX_HEADER_BYTES = 16 << 20
 """Maximum bytes of the header of a response."""

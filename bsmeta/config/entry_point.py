@@ -30,6 +30,7 @@ from bsmeta.config.filling import fill_section
 from bsmeta.config.help_page import format_help, wrap_page
 from bsmeta.config.hydra_errors import explain_error
 from bsmeta.config.hydra_files import ConfigReader
+from bsmeta.config.hydra_options import accept_any_help_text
 from bsmeta.config.interpolation import finish_configuration
 from bsmeta.config.overrides import Override, describe_repetitions, extract_key, read_overrides
 from bsmeta.config.schema import RunConfig
@@ -224,7 +225,8 @@ def _run_by_hydra(
         run_job
     )
     try:
-        run()
+        with accept_any_help_text():
+            run()
     except REFUSALS as error:
         raise ConfigurationError(explain_error(error)) from error
     return max(exit_codes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ EXTRA_BY_MODULE = {
     "peft": "lora",
 }
 """Module -> the extra of setup.py that installs it, for modules that a base install lacks."""
+
+_NEWEST_PYTHON = {"pycld2": (3, 13)}  # of modules without a build for a newer one
+_USES = {"pycld2": "the annotator language"}
 
 HYDRA = "Hydra configuration"
 
@@ -57,8 +61,13 @@ class TrainingError(RuntimeError):
     """Training cannot continue (for example: the loss is not finite)."""
 
 
-def explain_missing_extra(error: BaseException) -> ConfigurationError | None:
+def explain_missing_extra(
+    error: BaseException, python: tuple[int, int] = sys.version_info[:2]
+) -> ConfigurationError | None:
     """Returns the error to report for a missing module if an extra of the package installs it.
+
+    Args:
+        python: Version of Python for which the extra would be installed.
 
     Returns:
         None for any other error.
@@ -66,9 +75,18 @@ def explain_missing_extra(error: BaseException) -> ConfigurationError | None:
     if not isinstance(error, ModuleNotFoundError):
         return None
 
-    extra = EXTRA_BY_MODULE.get(error.name or "")
+    module = error.name or ""
+    extra = EXTRA_BY_MODULE.get(module)
     if extra is None:
         return None
+
+    newest = _NEWEST_PYTHON.get(module, python)
+    if python > newest:
+        return ConfigurationError(
+            f"{error}: found Python {python[0]}.{python[1]}, expected at most {newest[0]}."
+            f"{newest[1]}, the newest for which it is built. Leave out {_USES[module]}, or create "
+            "an environment with an older Python"
+        )
     return ConfigurationError(f"{error}, which is installed by: pip install 'bsmeta[{extra}]'")
 
 

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.copying import PrepareConfig
@@ -44,6 +44,7 @@ from bsmeta.core.files import hash_file
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import show_progress_bar
 from bsmeta.data.io.shards import Shard, fingerprint_shards
+from bsmeta.data.loader import make_loader
 from bsmeta.data.stream.corpora import open_corpora
 from bsmeta.data.stream.counts import list_count_names
 from bsmeta.data.stream.fingerprint import collect_fingerprint, complete_saved_fingerprint
@@ -505,7 +506,7 @@ def _write_streams(writer: StreamWriter, num_workers: int) -> list[StreamEntry]:
     """Writes all streams, several in parallel, and shows the progress."""
     streams: list[StreamEntry] = []
     with show_progress_bar("streams", len(writer)) as show:
-        for entry in DataLoader(writer, batch_size=None, num_workers=num_workers):
+        for entry in make_loader(writer, num_workers):
             if isinstance(entry, UserError):
                 raise entry
             streams.append(entry)

@@ -30,7 +30,6 @@ from unittest import mock
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from backports import zstd
 from common import MB, own_arguments
 from stream_arms import alternate, one_pass, speeds
 
@@ -39,6 +38,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import Shard, list_shards
+from bsmeta.data.io.zstandard import zstd
 from bsmeta.data.stream import corpora
 from bsmeta.metadata.processors import map_columns
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import brotli
 import pytest
-from backports import zstd
 
 from bsmeta.annotate.http_response import (
     Response,
@@ -18,6 +17,7 @@ from bsmeta.annotate.http_response import (
     join_chunks,
     parse_response,
 )
+from bsmeta.data.io.zstandard import zstd
 
 HTML = b"<p>caf\xc3\xa9</p>" * 20
 

@@ -14,12 +14,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from backports import zstd
 from fastwarc.stream_io import BrotliWriter
 from fastwarc.warc import WarcRecord, WarcRecordType
 
 from bsmeta.annotate.sources import InputRecord, decode_line, decode_record, list_inputs, read_items
 from bsmeta.core.errors import DataError
+from bsmeta.data.io.zstandard import zstd
 from tests.annotate.helpers import warc_record
 from tests.hostile import Ending, read_all
 

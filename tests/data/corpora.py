@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from backports import zstd
 
+from bsmeta.data.io.zstandard import zstd
 from tests.data.helpers import WORDS
 
 Row = dict[str, Any]

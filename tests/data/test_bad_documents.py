@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from backports import zstd
 
 import bsmeta.metadata
 from bsmeta.config.data import DataConfig
@@ -18,6 +17,7 @@ from bsmeta.core.errors import DataError
 from bsmeta.data.io import lines
 from bsmeta.data.io.compression import BLOCK
 from bsmeta.data.io.lines import OVERLONG, LineReader
+from bsmeta.data.io.zstandard import zstd
 from bsmeta.data.stream.reasons import REASONS
 from bsmeta.data.stream.stages import encode as encode_stage
 from bsmeta.data.stream.train_stream import TrainStream

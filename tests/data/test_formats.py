@@ -19,7 +19,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from backports import zstd
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
@@ -27,6 +26,7 @@ from bsmeta.data.io import lines as index_module
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.io.shards import Shard, list_shards
+from bsmeta.data.io.zstandard import zstd
 from bsmeta.data.stream import survey
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import Run, page, run, same, small_config

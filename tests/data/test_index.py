@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from backports import zstd
 
 from bsmeta.data.io import compression
 from bsmeta.data.io import lines as index_module
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache, LineReader, build_index
+from bsmeta.data.io.zstandard import zstd
 from tests.waiting import wait_until
 
 WORDS = [f"word{number}" for number in range(3000)]

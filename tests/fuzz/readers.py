@@ -22,9 +22,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from backports import zstd
 
 from bsmeta.core.errors import CheckpointError, UserError
+from bsmeta.data.io.zstandard import zstd
 from tests.conftest import REPOSITORY
 from tests.fuzz.changes import change_json, change_json_lines, change_yaml, put_words
 

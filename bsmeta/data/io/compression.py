@@ -182,7 +182,7 @@ def read_zst_blocks(path: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         DamagedFileError: If the file is damaged.
         DataError: If the file is intact, but the window of a frame is too large.
     """
-    from backports import zstd
+    from bsmeta.data.io.zstandard import zstd
 
     options = {int(zstd.DecompressionParameter.window_log_max): MAX_WINDOW_LOG}
     data = _read_first_block(file)
@@ -239,7 +239,7 @@ def measure_window(data: bytes) -> int:
     Args:
         data: The beginning of the frame.
     """
-    from backports import zstd
+    from bsmeta.data.io.zstandard import zstd
 
     if not data.startswith(_FRAME_MARK) or len(data) <= len(_FRAME_MARK) + 1:
         return 0

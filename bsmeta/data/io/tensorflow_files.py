@@ -34,7 +34,8 @@ def import_tensorflow() -> Any:
     except ImportError as error:
         raise ConfigurationError(
             "data_config.reader=tf needs TensorFlow, which cannot be imported; "
-            f"pip install tensorflow-cpu, or use reader=native: {error}"
+            "pip install 'bsmeta[tf]' (with Python 3.13 or older), or use reader=native: "
+            f"{error}"
         ) from error
     tensorflow.get_logger().setLevel("ERROR")
     tensorflow.config.set_visible_devices([], "GPU")

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 import xxhash
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig, check_data, compute_row_length
 from bsmeta.core.errors import ConfigurationError, UserError, describe_differences
 from bsmeta.core.rounding import round_up_to_multiple
 from bsmeta.data.batch import MicroBatch, StepData, set_up_worker
+from bsmeta.data.loader import make_loader
 from bsmeta.data.stream.counts import list_count_names
 from bsmeta.data.stream.fingerprint import complete_saved_fingerprint
 from bsmeta.data.stream.live import LiveStreams, find_phases
@@ -430,10 +431,9 @@ def _iterate_steps(
     """
     iterator: Iterator[Block | UserError] = iter(blocks)
     if num_workers:
-        loader = DataLoader(
+        loader = make_loader(
             blocks,
-            batch_size=None,
-            num_workers=num_workers,
+            num_workers,
             worker_init_fn=set_up_worker,
             # The loader draws a seed for its processes: not from the dropout generator, whose
             # state a resumed run has just restored.

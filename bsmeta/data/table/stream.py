@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from bsmeta.core.errors import ConfigurationError, UserError, describe_differences
 from bsmeta.core.rounding import divide_up
 from bsmeta.data import derive_seed, permute
 from bsmeta.data.batch import MicroBatch, StepData, set_up_worker
+from bsmeta.data.loader import make_loader
 
 Collate = Callable[[np.ndarray, int], MicroBatch]
 """Builds a micro-batch from the indices of some rows (at least one) and the epoch."""
@@ -254,11 +255,10 @@ class TableStream:
         Raises:
             UserError: If building a micro-batch raises one, in any process.
         """
-        loader = DataLoader(
+        loader = make_loader(
             self._steps,
+            self._num_workers,
             sampler=itertools.count(self._completed_steps),
-            batch_size=None,
-            num_workers=self._num_workers,
             worker_init_fn=set_up_worker,
             generator=torch.Generator(),  # the loader must not advance the dropout generator
         )

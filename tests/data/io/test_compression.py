@@ -10,7 +10,6 @@ import zlib
 from pathlib import Path
 
 import pytest
-from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 from isal import isal_zlib
@@ -18,6 +17,7 @@ from isal import isal_zlib
 from bsmeta.core.errors import DataError
 from bsmeta.data.io import compression
 from bsmeta.data.io.lines import LineReader, build_index
+from bsmeta.data.io.zstandard import zstd
 from tests.conftest import REPOSITORY
 
 READ = """

@@ -12,11 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from backports import zstd
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError, UserError
 from bsmeta.data.io.file_start import explain_no_document
+from bsmeta.data.io.zstandard import zstd
 from bsmeta.data.stream.survey import survey_data
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import read_records

@@ -6,7 +6,6 @@ import gzip
 from pathlib import Path
 
 import pytest
-from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.compression import BLOCK
 from bsmeta.data.io.lines import IndexCache, LineReader
 from bsmeta.data.io.shard_lines import has_line
+from bsmeta.data.io.zstandard import zstd
 
 LINES = [b"%d %s" % (i, b"x" * (i * 37 % 91)) for i in range(500)]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from backports import zstd
 
 from bsmeta.config.data import DataConfig
+from bsmeta.data.io.zstandard import zstd
 from bsmeta.data.stream.data_size import estimate_data_size
 from tests.data.text_lines import lines
 from tests.warm import REPOSITORY

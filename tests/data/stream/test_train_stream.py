@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from backports import zstd
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import compression
 from bsmeta.data.io import lines as lines_module
+from bsmeta.data.io.zstandard import zstd
 from bsmeta.data.stream.plan import Position
 from bsmeta.data.stream.train_stream import (
     SequenceBlocks,

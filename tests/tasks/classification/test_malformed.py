@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from backports import zstd
 
 from bsmeta.core.errors import UserError
+from bsmeta.data.io.zstandard import zstd
 from bsmeta.tasks.classification.config import ClassificationDataConfig
 from bsmeta.tasks.classification.examples import open_examples
 from tests.tasks.classification.helpers import bert_tokenizer, data_config

@@ -1,0 +1,12 @@
+"""Zstandard: the module of the standard library (Python 3.14), before that its backport."""
+
+from __future__ import annotations
+
+import sys
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+__all__ = ["zstd"]
