@@ -25,7 +25,6 @@ LINES = [
 ]
 
 NOT_INSTALLED = {
-    "gguf": "gguf=true says pip install",
     "liger_kernel": "GPUs only; liger_kernel=true says pip install liger-kernel",
     "ray": "executor=ray says pip install",
     "compression": "in the standard library of Python 3.14, the only one that imports it",
