@@ -101,7 +101,7 @@ them | they must be equal |
 
 
 def format_reference() -> str:
-    """Returns the text of the page."""
+    """Returns the Markdown of docs/configuration.md."""
     parts = [INTRODUCTION, _describe_groups(), OWNED_ELSEWHERE]
     programs = {schema: program for program, schema, _ in PROGRAMS}
     for program, schema, config_name in PROGRAMS:

@@ -26,7 +26,7 @@ from bsmeta.config.task_entry import Row
 from bsmeta.core.rank import read_rank, runs_shared_checks
 from bsmeta.core.signals import StopRequest, release_signals
 from bsmeta.tasks import BUILT_IN, TASKS
-from bsmeta.training.run_folder import note_early_stop, record_refusal
+from bsmeta.training.run_folder import record_refusal, record_stopped_start
 
 
 def main(config: RunConfig, composition: Composition = NOTHING) -> int:
@@ -88,7 +88,7 @@ def estimate(config: RunConfig, checked: CheckedRun) -> None:
 def train(config: RunConfig, checked: CheckedRun) -> int:
     """Prints the memory that the run needs, then trains; returns the exit code."""
     stop = StopRequest()
-    stop.install(partial(note_early_stop, Path(config.out_dir)), PARENT_PID)
+    stop.install(partial(record_stopped_start, Path(config.out_dir)), PARENT_PID)
 
     # Accelerate takes seconds to import, so an invalid configuration is refused first.
     with record_refusal(Path(config.out_dir)):

@@ -199,8 +199,8 @@ def _make_page(report: Report, shown: ShownPages, output_name: str) -> Page:
     lengths = _make_lengths_table(report)
     plots: dict[str, Callable[[], Figure]] = {}
     if total.rows:
-        types = _make_types_table(report)
-        plots["types"] = partial(_draw_bar_plot, types, "share", "% of the rows")
+        types_table = _make_types_table(report)
+        plots["types"] = partial(_draw_bar_plot, types_table, "share", "% of the rows")
     if lengths.rows:
         label = "pages by characters of their text"
         plots["lengths"] = partial(_draw_bar_plot, lengths, "pages", label)

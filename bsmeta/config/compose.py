@@ -258,8 +258,8 @@ class _Composer:
 
         valid_overrides = self._select_valid_overrides()
         if valid_overrides != overrides and self._compose_written(valid_overrides) is None:
-            # The values that the wrong overrides have replaced count again. Their misfits are not
-            # noted: their sources have been.
+            # Dropping an override restores the value that it replaced, so the schema is filled
+            # again; all misfits have been noted in the first pass.
             values = open_structure(self._schema)
             for _ in fill_section(values, self.written):
                 pass

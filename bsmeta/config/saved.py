@@ -7,8 +7,8 @@ is therefore refused, unless a backslash marks it as text. That is OmegaConf's o
 Hydra, too, reads a saved configuration as the values that were saved.
 
 When OmegaConf converts values to the types of a schema, it resolves everything that looks like an
-interpolation, even in a list or a default. `shield_interpolations` values have no interpolation for
-it to see.
+interpolation, even in a list or a default. `shield_interpolations` breaks up every `${` first, so
+that OmegaConf finds nothing to resolve.
 """
 
 from __future__ import annotations

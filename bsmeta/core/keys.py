@@ -131,7 +131,7 @@ class Leaf(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A value in a list or mapping, and its path below the key (`.url`); `""` outside mappings."""
+    """A value to check, and its path below the key: `.url` in a mapping, otherwise `""`."""
 
     value: Any
     path: str
@@ -321,7 +321,7 @@ def _iterate_entries(value: Any) -> Iterator[_Entry]:
     if isinstance(value, dict):
         for name, nested in value.items():
             for entry in _iterate_entries(nested):
-                yield _Entry(entry.value, f".{name}")
+                yield _Entry(entry.value, f".{name}{entry.path}")
     elif isinstance(value, list):
         for item in value:
             yield _Entry(item, "")

@@ -45,7 +45,7 @@ _SURROGATE = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
 
 
 class ExtremeContentError(msgspec.DecodeError):
-    """Well-formed content that is nested too deeply, too large a number, or not valid Unicode."""
+    """Well-formed content that is nested too deeply, has too large a number, or is not Unicode."""
 
 
 def parse_json(

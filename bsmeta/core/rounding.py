@@ -1,4 +1,4 @@
-"""Whole numbers rounded up to quotients and multiples."""
+"""Integer arithmetic that rounds up: quotients and multiples."""
 
 from __future__ import annotations
 

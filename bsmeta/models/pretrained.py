@@ -82,7 +82,7 @@ def _hash_tokens(folder: Path) -> str | None:
     return xxhash.xxh3_128(json.dumps(sorted(tokens)).encode()).hexdigest()
 
 
-def check_files(source: str, setting: str) -> None:
+def check_model_folder(source: str, setting: str) -> None:
     """Refuses a model folder whose files differ from its manifest.
 
     Without a manifest, it refuses a tokenizer of another model, and weights that cannot be the
@@ -232,7 +232,7 @@ def load_weights(source: str, setting: str, **options: Any) -> PreTrainedModel:
     """
     from transformers import AutoModelForCausalLM
 
-    check_files(source, setting)
+    check_model_folder(source, setting)
     try:
         model, info = read_model_and_report(
             AutoModelForCausalLM, source, ignore_mismatched_sizes=True, **options
@@ -343,7 +343,7 @@ def load_exported(
     """
     import torch
 
-    check_files(str(folder), f"{folder}")
+    check_model_folder(str(folder), f"{folder}")
     try:
         with load_whole_weights():
             model, info = read_model_and_report(kind, folder, dtype=torch.float32)

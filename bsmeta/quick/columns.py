@@ -71,14 +71,14 @@ _PREFIX = "metadata_"
 
 @dataclass(frozen=True)
 class ColumnChoice:
-    """A column of the pages, and what is made of it.
+    """A column of the input pages, and how it is used.
 
     Attributes:
         path: Its dotted path.
-        taken_as: `text`, a metadata type, or None.
+        taken_as: Use of the column: `text`, a metadata type, or None (ignored).
         present: Number of examined rows with a value.
-        reason: Why it is taken or left.
-        example: A value, for the table.
+        reason: Why the column is used or ignored.
+        example: An example value, for the table.
     """
 
     path: str

@@ -98,7 +98,7 @@ def identify_result(config: QuickConfig, pages: Sequence[Page]) -> str:
     return content.hexdigest()
 
 
-def read_plan(folder: Path) -> dict[str, Any] | None:
+def read_sizes(folder: Path) -> dict[str, Any] | None:
     """Reads the sizes that an earlier start has chosen; None if there was none.
 
     Raises:
@@ -115,7 +115,7 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
     return plan
 
 
-def write_plan(folder: Path, plan: dict[str, Any]) -> None:
+def write_sizes(folder: Path, plan: dict[str, Any]) -> None:
     """Writes the sizes, which the same command then reads after a kill."""
     write_json(folder / PLAN, plan)
 

@@ -16,7 +16,7 @@ from bsmeta.core.files import ROOT, build_atomically, write_json
 from bsmeta.metadata.processors import ADDRESS_KEY
 from bsmeta.quick.config import QuickConfig
 from bsmeta.quick.documents import Page
-from bsmeta.quick.folder import PLAN, read_plan, write_plan
+from bsmeta.quick.folder import PLAN, read_sizes, write_sizes
 from bsmeta.quick.sizes import Device, Sizes, choose_sizes, choose_vocabulary_size
 from bsmeta.training.run_folder import STATUS, read_status
 
@@ -56,13 +56,13 @@ class Plan:
 
 
 def make_plan(config: QuickConfig, data: Data, device: Device, folder: Path) -> Plan:
-    """Writes the data and the tokenizer, and chooses the sizes; an earlier start's are kept."""
+    """Writes the data and the tokenizer, and chooses the sizes, or keeps those of an earlier start."""
     write_data(data, folder / "data", config.seed)
     tokenizer = choose_tokenizer(config, data.training, device, folder)
-    earlier = read_plan(folder)
-    if earlier is not None:
+    saved_sizes = read_sizes(folder)
+    if saved_sizes is not None:
         try:
-            return Plan(msgspec.convert(earlier, Sizes), tokenizer)
+            return Plan(msgspec.convert(saved_sizes, Sizes), tokenizer)
         except msgspec.ValidationError as error:
             raise DataError(
                 f"{folder / PLAN}: {error}; set overwrite_out_dir=true to begin anew"
@@ -71,7 +71,7 @@ def make_plan(config: QuickConfig, data: Data, device: Device, folder: Path) -> 
     text_tokens, vocabulary_size = count_tokens(tokenizer, data.training)
     sizes = choose_sizes(text_tokens, vocabulary_size, device, config)
     write_json(folder / _MODEL_FILE, sizes.make_model_config())
-    write_plan(folder, asdict(sizes))
+    write_sizes(folder, asdict(sizes))
     return Plan(sizes, tokenizer)
 
 

@@ -196,14 +196,14 @@ def ask_words(pages: Sequence[Page]) -> Iterator[Question]:
         rng = random.Random(derive_seed("word", page.url, page.line))
         positions = _find_first_positions(page.line)
         for word in rng.sample(sorted(positions), len(positions)):
-            shown = _cut_text_before(page.line, positions[word])
+            text_before = _cut_text_before(page.line, positions[word])
             others = words_by_class[_classify_word(word, page_counts[word])]
-            if word in shown or word not in others:
+            if word in text_before or word not in others:
                 continue  # it could be copied, or is no content word
             others = [other for other in others if other not in page.line]
             if len(others) >= NUM_CHOICES - 1:
                 wrong = [f" {other}" for other in _draw_weighted(others, page_counts, rng)]
-                yield _make_question(page, shown, f" {word}", wrong, rng)
+                yield _make_question(page, text_before, f" {word}", wrong, rng)
                 break
 
 

@@ -356,7 +356,11 @@ def _draw_curve(axes: Axes, curve: Curve, style: Look, *, has_band: bool) -> Non
 
 
 def _scale_axes(axes: Axes, results: Results, axis: str) -> None:
-    """Scales both axes; the vertical one fits the values without metadata, and all lower ones."""
+    """Scales both axes.
+
+    The vertical axis ends just above the highest value without metadata, so higher values with
+    metadata are cut off.
+    """
     _scale_amounts(axes, results, axis)
     values: dict[str, list[float]] = {WITHOUT: [], WITH: []}
     for arm in results.arms.values():

@@ -107,13 +107,13 @@ class Processes:
         """Whether `value` is true on every rank. Waits for the hosts, never for a device."""
         if self.size == 1:
             return value
-        return int(self._hosts.sum(torch.tensor(int(value)))) == self.size
+        return int(self._host_processes.sum(torch.tensor(int(value)))) == self.size
 
     @cached_property
-    def _hosts(self) -> Processes:
-        """The same processes, connected through their hosts, because NCCL connects devices only.
+    def _host_processes(self) -> Processes:
+        """The same processes in a group between hosts, because NCCL connects devices only.
 
-        All ranks first need it at the same point, so that they create the group together.
+        Creating the group is collective: all ranks must first access this at the same point.
         """
         return self if self.device.type == "cpu" else self.with_separate_group()
 

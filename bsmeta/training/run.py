@@ -29,8 +29,8 @@ from bsmeta.training.run_folder import (
     Log,
     ProcessLog,
     RunFolder,
-    note_early_stop,
     record_refusal,
+    record_stopped_start,
     write_stopped_start,
 )
 from bsmeta.training.shared_folder import check_is_shared
@@ -216,7 +216,7 @@ def _record_early_end(out_dir: Path, watchdog: Watchdog, name: str) -> int:
     failure = watchdog.read_failure_of_another()
     if watchdog.run_folder is None:  # the folder is not locked, and may be another run's
         if failure is None:
-            note_early_stop(out_dir, name)
+            record_stopped_start(out_dir, name)
     elif watchdog.is_reporter():
         if failure is None:
             write_stopped_start(watchdog.run_folder.path, name)

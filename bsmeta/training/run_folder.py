@@ -222,7 +222,7 @@ def _write_in_unused(out_dir: Path, write: Callable[[], object]) -> None:
         logger.warning("%s: status.json could not be written: %s", out_dir, error)
 
 
-def note_early_stop(out_dir: Path, name: str) -> int:
+def record_stopped_start(out_dir: Path, name: str) -> int:
     """Records that a signal ended a run before it had locked its folder; returns the exit code.
 
     Like `write_refusal`, it leaves folders of finished and active runs, and of others, unchanged.

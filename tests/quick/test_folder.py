@@ -10,7 +10,7 @@ import pytest
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.quick.config import QuickConfig
 from bsmeta.quick.documents import Page
-from bsmeta.quick.folder import claim_folder, open_folder, read_plan, write_plan
+from bsmeta.quick.folder import claim_folder, open_folder, read_sizes, write_sizes
 
 PAGES = [Page("a", {"title": "b"}), Page("c", {})]
 
@@ -19,10 +19,10 @@ def test_the_same_pages_and_settings_continue(tmp_path: Path) -> None:
     config = QuickConfig(pages="a.jsonl", out_dir=str(tmp_path / "out"))
     folder = Path(config.out_dir)
     claim_folder(config, folder, PAGES)
-    assert read_plan(folder) is None
-    write_plan(folder, {"steps": 3})
+    assert read_sizes(folder) is None
+    write_sizes(folder, {"steps": 3})
     claim_folder(replace(config, pages="./a.jsonl"), folder, PAGES)
-    assert read_plan(folder) == {"steps": 3}
+    assert read_sizes(folder) == {"steps": 3}
 
 
 @pytest.mark.parametrize("changes", [{"seed": 1}, {"minutes": 9}, {"overrides": {"seed": 1}}, {}])
@@ -30,14 +30,14 @@ def test_other_pages_and_settings_are_refused(changes: dict[str, object], tmp_pa
     config = QuickConfig(out_dir=str(tmp_path / "out"))
     folder = Path(config.out_dir)
     claim_folder(config, folder, PAGES)
-    write_plan(folder, {"steps": 3})
+    write_sizes(folder, {"steps": 3})
     other = replace(config, **changes)
     pages = PAGES if changes else PAGES[:1]
     with pytest.raises(ConfigurationError, match="holds the result of other pages or settings;"):
         claim_folder(other, folder, pages)
-    assert read_plan(folder) == {"steps": 3}
+    assert read_sizes(folder) == {"steps": 3}
     claim_folder(replace(other, overwrite_out_dir=True), folder, pages)
-    assert read_plan(folder) is None
+    assert read_sizes(folder) is None
 
 
 def test_a_refused_start_leaves_the_folder_free(tmp_path: Path) -> None:
@@ -75,4 +75,4 @@ def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
     for content in ("{", "[1]"):
         (tmp_path / "plan.json").write_text(content)
         with pytest.raises(DataError, match=r"plan.json is damaged: .*; set overwrite_out_dir=tr"):
-            read_plan(tmp_path)
+            read_sizes(tmp_path)

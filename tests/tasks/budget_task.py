@@ -160,7 +160,7 @@ class BudgetTask(Task):
 def main(config: BudgetConfig) -> int:
     from bsmeta.core.signals import StopRequest
     from bsmeta.training.run import run_training
-    from bsmeta.training.run_folder import note_early_stop
+    from bsmeta.training.run_folder import record_stopped_start
 
     if kill_at := os.environ.get("KILL_AT"):
         kill_before_step(int(kill_at))
@@ -174,7 +174,7 @@ def main(config: BudgetConfig) -> int:
             "steps_per_print": 10**9,
         }
     stop = StopRequest()
-    stop.install(partial(note_early_stop, Path(config.out_dir)), os.getppid())
+    stop.install(partial(record_stopped_start, Path(config.out_dir)), os.getppid())
     return run_training(config, BudgetTask(config), deepspeed, stop)
 
 

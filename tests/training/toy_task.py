@@ -98,7 +98,7 @@ class ToyTask(Task):
 def main(config: CausalLMConfig) -> int:
     from bsmeta.core.signals import StopRequest
     from bsmeta.training.run import run_training
-    from bsmeta.training.run_folder import note_early_stop
+    from bsmeta.training.run_folder import record_stopped_start
 
     stage = os.environ.get("TOY_ZERO_STAGE")
     deepspeed = None
@@ -115,7 +115,7 @@ def main(config: CausalLMConfig) -> int:
             "steps_per_print": 10**9,
         }
     stop = StopRequest()
-    stop.install(partial(note_early_stop, Path(config.out_dir)), os.getppid())
+    stop.install(partial(record_stopped_start, Path(config.out_dir)), os.getppid())
     reshards = True if stage == "fsdp2" else None
     return run_training(config, ToyTask(config), deepspeed, stop, reshards)
 

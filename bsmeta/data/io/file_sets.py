@@ -255,7 +255,7 @@ class FileSet:
             )
 
     def _resolve(self, name: str) -> Path:
-        """Returns the path in the target folder of a name in the manifest."""
+        """Resolves a file name from the manifest to a path in the target folder."""
         return join_inside(self.folder, name, "the manifest")
 
     def _count_bytes(self, entry: Entry) -> int:

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 SPACING = 4 << 20  # bytes of content between points: about 3 ms of reading
 MIN_INDEXED_BYTES = 1 << 20  # smaller files are not worth an index
 LONG_FRAME = 4 << 20  # bytes; files with longer Zstandard frames have too few of them to seek
-KIND = "index"
+_CACHE_KIND = "index"
 
 EXPORT_HEADER = struct.Struct("<5sBBQQIII")
 """Header of an index that indexed_gzip exports: magic, version, flags, compressed size,
@@ -123,7 +123,7 @@ class IndexCache:
 
     def load(self, path: str | FileRef) -> ShardIndex | None:
         """Loads the index of a shard's current content; returns None if there is none yet."""
-        arrays = self._cache.load(path, KIND)
+        arrays = self._cache.load(path, _CACHE_KIND)
         return ShardIndex(arrays) if arrays else None
 
     def build(self, path: str | FileRef) -> None:
@@ -134,7 +134,7 @@ class IndexCache:
             DataError: If the shard is on the Hub and cannot be reached.
         """
         if not is_parquet(path):
-            self._cache.ensure(path, KIND, lambda: build_index(path).arrays)
+            self._cache.ensure(path, _CACHE_KIND, lambda: build_index(path).arrays)
 
     def request(self, path: str | FileRef) -> None:
         """Requests that a shard's index be built in the background, unless the shard is small."""

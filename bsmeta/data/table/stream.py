@@ -122,14 +122,14 @@ class SimilarLengths(FixedSize):
 
 
 class TokenBudget(StepOrder):
-    """Makes steps of rows of similar length whose padded tokens fill a budget over all processes.
+    """Groups rows of similar length into steps whose padded tokens fill a budget.
 
     An epoch's rows are shuffled, ordered by bucket (`length // span`), from long to short, and cut
-    into steps; then the steps are shuffled. A step takes rows until its budget is used up, where
-    each row counts as long as the longest one in the bucket in which the step begins. The budget
-    consists of `shares` equal parts, so that no process exceeds its part, for any number of
-    processes that divides `shares`. At the end of a bucket, a step continues with the next bucket.
-    One step of an epoch has the remaining rows.
+    into steps; then the steps are shuffled. A step takes as many rows as would fit if all were as
+    long as the longest row of the bucket in which the step begins; at the end of a bucket, it
+    continues with the next one. The budget is for all processes together. It consists of `shares`
+    equal parts, so that no process exceeds its part, for any number of processes that divides
+    `shares`. One step per epoch holds the leftover rows.
 
     Args:
         lengths: Number of tokens of each row, int[rows].

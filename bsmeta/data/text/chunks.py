@@ -178,8 +178,8 @@ def _find_boundary(run: np.ndarray, start: int, stop: int) -> int:
 def _cut_by_text(encoded: EncodedDocument, metadata: MetadataConfig) -> list[Chunk]:
     """Cuts a document after every `max_seq_len` tokens of text, including BOS and EOS.
 
-    If there is no BOS, only metadata can precede the first text token of a chunk. Without metadata
-    this token is not in the loss, so neither is it with metadata.
+    Without BOS, the first text token of a chunk has no context except metadata. It is excluded from
+    the loss in both cases, so that losses with and without metadata cover the same tokens.
     """
     text_indices = np.flatnonzero(encoded.is_text)
     end = len(text_indices)

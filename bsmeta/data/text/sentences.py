@@ -49,7 +49,7 @@ def find_sentences(text: str, splitter: str) -> Iterator[tuple[int, int]]:
     start = 0
     for match in chain(_SENTENCE_END.finditer(text), [None]):  # None: the end of the text
         end = len(text) if match is None else match.end()
-        if match is not None and _is_abbreviation(text, start, match):
+        if match is not None and _is_inside_sentence(text, start, match):
             continue
 
         sentence = text[start:end]
@@ -60,8 +60,11 @@ def find_sentences(text: str, splitter: str) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _is_abbreviation(text: str, start: int, match: re.Match[str]) -> bool:
-    """Whether a full stop is part of an abbreviation or an initial, or the sentence continues."""
+def _is_inside_sentence(text: str, start: int, match: re.Match[str]) -> bool:
+    """Whether a full stop does not end its sentence.
+
+    It marks an abbreviation or an initial, or lower case follows.
+    """
     if match.group() != ".":
         return False
 

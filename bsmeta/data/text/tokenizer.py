@@ -189,7 +189,10 @@ def find_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], 
 
 
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a hash of a tokenizer (xxh3, hexadecimal); of a slow one's class and vocabulary."""
+    """Returns the xxh3 hash of a tokenizer's settings, in hexadecimal.
+
+    A slow tokenizer is identified by its class name and its vocabulary.
+    """
     if tokenizer.is_fast:
         content = tokenizer.backend_tokenizer.to_str()
     else:

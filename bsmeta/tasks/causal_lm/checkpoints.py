@@ -20,7 +20,12 @@ from bsmeta.config.saved_runs import change_keys, convert_to_config, read_saved_
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.model_files import create_model, read_model_config, read_tokenizer
 from bsmeta.data.text.tokenizer import check_vocabulary
-from bsmeta.models.pretrained import check_files, choose_device, count_vocabulary, load_weights
+from bsmeta.models.pretrained import (
+    check_model_folder,
+    choose_device,
+    count_vocabulary,
+    load_weights,
+)
 from bsmeta.models.shapes import count_positions
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import RECIPE, Location, read_recipe
@@ -122,7 +127,7 @@ def load_model(
 
     setting = f"checkpoint={location.name}"
     if location.untrained:  # only its tokenizer is used
-        check_files(location.model, setting)
+        check_model_folder(location.model, setting)
         tokenizer = _load_tokenizer(location.model, setting)
         model = _make_initial_model(location, train, len(tokenizer), dtype)
     else:

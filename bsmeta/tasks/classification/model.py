@@ -260,7 +260,7 @@ def _load_pretrained(source: str, setting: str, model_config: Any) -> _Build:
     Raises:
         DataError: If weights of the encoder are missing, unexpected or of another shape.
     """
-    pretrained.check_files(source, setting)
+    pretrained.check_model_folder(source, setting)
     with _silence_warnings():
         model, info = read_model_and_report(
             AutoModelForSequenceClassification,
@@ -304,7 +304,7 @@ def load_model(folder: Path) -> nn.Module:
             AutoModelForSequenceClassification, folder, "classifier", task
         )
 
-    pretrained.check_files(str(folder), f"{folder}")
+    pretrained.check_model_folder(str(folder), f"{folder}")
     encoder = None
     if read_description(folder).pooling is not None:
         with _silence_warnings():  # the weights of the pooler are missing

@@ -481,8 +481,8 @@ class Fitting:
     def _expand_labels(self, model: Any) -> tuple[Array, Array]:
         """Expands the coefficients and biases of the training labels to all labels.
 
-        With two labels, scikit-learn has a single row, the difference between theirs, which is
-        divided equally between them.
+        For two labels, scikit-learn stores only the difference of their rows. Half of it is given
+        to each label, with opposite signs.
         """
         rows = model.coef_
         bias = model.intercept_

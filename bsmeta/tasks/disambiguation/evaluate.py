@@ -106,8 +106,9 @@ class ScoredCandidates:
             float64 [mentions]; NaN if no answer is right.
         """
         is_right = self.mark_right()
-        right = np.where(is_right, self.compute_log_probabilities(), -np.inf)
-        return np.where(is_right.any(1), -np.logaddexp.reduce(right, axis=1), np.nan)
+        right_log_probabilities = np.where(is_right, self.compute_log_probabilities(), -np.inf)
+        losses = -np.logaddexp.reduce(right_log_probabilities, axis=1)
+        return np.where(is_right.any(1), losses, np.nan)
 
     def pick_answers(self) -> tuple[np.ndarray, np.ndarray]:
         """Picks the best candidate of each mention.

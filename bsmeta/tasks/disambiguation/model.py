@@ -483,7 +483,7 @@ def _load_pretrained(source: str, setting: str, shape: Any) -> PreTrainedModel:
     Raises:
         DataError: If weights are missing, or have another shape.
     """
-    pretrained.check_files(source, setting)
+    pretrained.check_model_folder(source, setting)
     model, info = read_model_and_report(AutoModel, source, config=shape, dtype=torch.float32)
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
     if missing or info["mismatched_keys"]:
@@ -547,7 +547,7 @@ def load_model(folder: Path) -> BiEncoder:
     Raises:
         DataError: If the folder is damaged, incomplete, or has another model.
     """
-    pretrained.check_files(str(folder), f"{folder}")
+    pretrained.check_model_folder(str(folder), f"{folder}")
     refuse_unsafe_model(folder)
     try:
         content = parse_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))

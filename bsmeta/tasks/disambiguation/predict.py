@@ -275,9 +275,9 @@ def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, Fo
         for line in read_lines(path, problems, advance):
             for mention in line.mentions:
                 form = make_caseless(line.text[mention.start : mention.end])
-                alias = table.aliases.find(mention.alias)
-                if form and alias >= 0:
-                    alias_counts.setdefault(form, Counter())[alias] += 1
+                alias_index = table.aliases.find(mention.alias)
+                if form and alias_index >= 0:
+                    alias_counts.setdefault(form, Counter())[alias_index] += 1
     problems.close()
 
     # The detector finds the forms of aliases and of mentions.

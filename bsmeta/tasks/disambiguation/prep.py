@@ -314,7 +314,7 @@ def _build_features(tokenizer: PreTrainedTokenizerBase) -> Features:
 
 
 def _scan_and_warn(path: Path) -> FileScan:
-    """Scans a file, and warns of unused fields and of aliases in other than caseless form."""
+    """Scans a file; warns about unused fields, and about aliases that are not caseless."""
     with show_file_bar(path, f"reading {path.name}") as advance:
         scan = scan_lines(path, advance)
     if scan.unused:

@@ -202,21 +202,24 @@ class _NewAliases(_NewNames):
         return number
 
     def log_respelled(self, path: Path) -> None:
-        """Logs the number of aliases in other spellings, and of those merged with another."""
+        """Logs the number of aliases that were normalized, and of those merged with another."""
         if not self._respelled:
             return
 
+        # Each alias has its normalized spellings, and perhaps one that is caseless already; those
+        # beyond the first have been merged.
         numbers = {*self._respelled.values()}
         spellings = len(self._respelled) + sum(self._is_caseless[number] for number in numbers)
+        merged = spellings - len(numbers)
         example = next(iter(self._respelled))
         log.warning(
-            "%s: aliases that are kept in lower case, composed or with single spaces: %d, such as "
-            "%r as %r; of these, one with another alias: %d",
+            "%s: %d aliases were normalized (lower case, Unicode composition, single spaces), such "
+            "as %r to %r; merged with another alias: %d",
             path,
             len(self._respelled),
             example,
             make_caseless(example),
-            spellings - len(numbers),
+            merged,
         )
 
 

@@ -152,11 +152,11 @@ def check_names(arrays: ArrayFolder[Any], name: str, count: int | None = None) -
     Raises:
         DataError: If they are damaged.
     """
-    number = check_strings(arrays, name, count)
-    check_length(arrays, f"{name}_hashes", number)
-    check_length(arrays, f"{name}_order", number)
-    check_numbers(arrays, f"{name}_order", number)
-    return number
+    num_strings = check_strings(arrays, name, count)
+    check_length(arrays, f"{name}_hashes", num_strings)
+    check_length(arrays, f"{name}_order", num_strings)
+    check_numbers(arrays, f"{name}_order", num_strings)
+    return num_strings
 
 
 def check_numbers(arrays: ArrayFolder[Any], name: str, count: int) -> None:

@@ -26,8 +26,8 @@ from bsmeta.tasks.spelling.config import CORRECTION, SecConfig
 from bsmeta.tasks.spelling.corrections import (
     Correction,
     Counts,
+    align_words,
     count_correction_outcomes,
-    group_words,
 )
 from bsmeta.tasks.spelling.corrector import Corrector, TextLoss
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Rows, Words, make_row_tensors
@@ -357,7 +357,7 @@ def find_right_words(pair: Pair) -> list[str | None]:
         return list(pair.correct)
 
     right: list[str | None] = []
-    groups = group_words(" ".join(pair.source), " ".join(pair.correct))
+    groups = align_words(" ".join(pair.source), " ".join(pair.correct))
     for source_range, correct_range in groups:
         if len(source_range) == 1:
             right.append(" ".join(pair.correct[correct_range.start : correct_range.stop]))

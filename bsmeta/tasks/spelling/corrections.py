@@ -207,7 +207,7 @@ def find_matching_words(predicted: list[str], correct: list[str]) -> tuple[set[i
     return in_predicted, in_correct
 
 
-def group_words(source: str, target: str) -> list[tuple[range, range]]:
+def align_words(source: str, target: str) -> list[tuple[range, range]]:
     """Aligns the words of two texts: one to one, unless words are merged or split.
 
     Args:
@@ -222,7 +222,7 @@ def group_words(source: str, target: str) -> list[tuple[range, range]]:
 def _divide_groups(
     edits: Iterable[_Edit], source: str, target: str
 ) -> Iterator[tuple[range, range]]:
-    """Yields the ranges of words that correspond; see `group_words`."""
+    """Yields the ranges of words that correspond; see `align_words`."""
     numbers = _number_words(source)
     word_count = numbers[-1] + 1
     is_merged = [False] * word_count  # with the next word
@@ -326,7 +326,7 @@ def _find_replacements(
     target = " ".join(replacements)
     groups = [(range(len(spans)), range(len(replacements)))]
     if replacements and len(source) * len(target) <= MAX_CELLS:
-        groups = group_words(source, target)
+        groups = align_words(source, target)
 
     for old_range, new_range in groups:
         start = spans[old_range.start].start

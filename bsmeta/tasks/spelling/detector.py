@@ -29,7 +29,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.model_files import create_model, read_model, read_model_config
 from bsmeta.data.text.tokenizer import load_tokenizer_from
 from bsmeta.models.pretrained import (
-    check_files,
+    check_model_folder,
     explain_load_errors,
     find_token_limit,
     load_exported,
@@ -418,7 +418,7 @@ def build_detector(config: SpellingConfig, inputs: Inputs) -> nn.Module:
     if config.model_config_file is not None:
         return create_model(model_class, shape, dtype=torch.float32)
 
-    check_files(source, f"model_name={source}")
+    check_model_folder(source, f"model_name={source}")
     with explain_load_errors("model_name", source, model_class):
         return read_model(
             model_class, source, config=shape, dtype=torch.float32, ignore_mismatched_sizes=True

@@ -19,7 +19,7 @@ from bsmeta.core.model_files import create_model, read_model, read_model_config,
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.text.sentences import cut_text
 from bsmeta.data.text.tokenizer import fingerprint_tokenizer, load_tokenizer_from
-from bsmeta.models.pretrained import check_files, explain_load_errors, load_exported
+from bsmeta.models.pretrained import check_model_folder, explain_load_errors, load_exported
 from bsmeta.tasks.spelling.corrections import (
     Correction,
     align_chunks,
@@ -80,7 +80,7 @@ class Seq2SeqCorrection(Corrector):
                 return create_model(model_class, read_model_config(config_file))
 
         source = str(self._config.model_name)
-        check_files(source, f"model_name={source}")
+        check_model_folder(source, f"model_name={source}")
         with explain_load_errors("model_name", source, model_class):
             return read_model(model_class, source, dtype=torch.float32)
 

@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 class SpellingTask(Task):
-    """A task on texts and their corrections; the size of its steps is limited in tokens."""
+    """The base class of the spelling tasks; the size of their steps is limited in tokens."""
 
     _config: SpellingConfig
     forms: tuple[str, ...]

@@ -53,7 +53,7 @@ def test_the_tables_of_both_generations(tmp_path: Path, caplog: pytest.LogCaptur
     pytest.importorskip("marisa_trie")
     db = sample / SECOND / "sample_entity_db"
     second = build_from_files(Sources(db, types=["wiki"]), tmp_path / "second")
-    assert "of these, one with another alias: 1" in caplog.text
+    assert "merged with another alias: 1" in caplog.text
     assert second.summary() == (
         "1,523 entities, 13,449 aliases (484 of several entities, 29 at most), 190 types, "
         "8,601 relations"

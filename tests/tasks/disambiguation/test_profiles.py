@@ -32,15 +32,15 @@ def test_aliases_that_differ_in_case_or_composition_are_one(
         assert candidates_of(table, alias) == [("Q1", 3.0), ("Q3", 1.0)]
     assert candidates_of(table, "CAFÉ") == [("Q3", 2.0)]
     assert caplog.messages == [
-        f"{tmp_path}/profiles.jsonl: aliases that are kept in lower case, composed or with single "
-        "spaces: 5, such as 'Straße' as 'strasse'; of these, one with another alias: 3"
+        f"{tmp_path}/profiles.jsonl: 5 aliases were normalized (lower case, Unicode composition, "
+        "single spaces), such as 'Straße' to 'strasse'; merged with another alias: 3"
     ]
     caplog.clear()
     new = {"entity_id": "Q4", "mentions": [["STRAẞE", 9], ["Rome", 1], ["lnk", 1]], "title": ""}
     table = add_entities(write(tmp_path / "new.jsonl", [new]), tmp_path / "table")
     assert candidates_of(table, "straße") == [("Q4", 9.0), ("Q1", 3.0), ("Q3", 1.0)]
     assert caplog.messages[0].endswith(
-        "2, such as 'STRAẞE' as 'strasse'; of these, one with another alias: 1"
+        "such as 'STRAẞE' to 'strasse'; merged with another alias: 1"
     )
 
 

@@ -135,14 +135,14 @@ def _slice_by_band(config: SliceConfig, values: Sequence[int | str | None]) -> l
     edges = [int(edge) for edge in config.edges]
 
     unit = ""
-    number = "{}"
+    number_format = "{}"
     if config.by == "length":
         unit = " bytes"
-        number = "{:,}"
-    names = [f"below {number.format(edges[0])}{unit}"]
+        number_format = "{:,}"
+    names = [f"below {number_format.format(edges[0])}{unit}"]
     for low, high in itertools.pairwise(edges):
-        names.append(f"{number.format(low)} to {number.format(high - 1)}{unit}")
-    names.append(f"{number.format(edges[-1])}{unit} and more")
+        names.append(f"{number_format.format(low)} to {number_format.format(high - 1)}{unit}")
+    names.append(f"{number_format.format(edges[-1])}{unit} and more")
 
     bounds = itertools.pairwise([-np.inf, *edges, np.inf])
     return [
