@@ -56,7 +56,7 @@ class Plan:
 
 
 def make_plan(config: QuickConfig, data: Data, device: Device, folder: Path) -> Plan:
-    """Writes the data and the tokenizer, and chooses the sizes, or keeps those of an earlier start."""
+    """Writes the data and the tokenizer, and chooses the sizes or keeps earlier ones."""
     write_data(data, folder / "data", config.seed)
     tokenizer = choose_tokenizer(config, data.training, device, folder)
     saved_sizes = read_sizes(folder)

@@ -272,10 +272,25 @@ def score_study(study: StudyConfig, runs: Sequence[Run], device: str) -> Iterato
     Yields:
         Why none are scored, or a line for each model.
     """
+    unscored = _list_unscored_runs(study, runs)
+    reason = explain_missing_harness()
+    if reason is not None and unscored:
+        yield f"downstream tasks are left out: {reason}"
+        return
+
+    for run in unscored:
+        clock = time.monotonic()
+        task_scores = _score_run(study, run, device)
+        save_scores(task_scores, locate_scores(study, run.arm, run.seed))
+        yield f"downstream tasks of {run.name}: done ({time.monotonic() - clock:,.0f} s)"
+
+
+def _list_unscored_runs(study: StudyConfig, runs: Sequence[Run]) -> list[Run]:
+    """Lists the finished runs whose models the study scores and that have no scores yet."""
     settings = study.downstream
     if not settings.tasks:
-        return
-    unscored = [
+        return []
+    return [
         run
         for run in runs
         if (not settings.arms or run.arm in settings.arms)
@@ -283,26 +298,22 @@ def score_study(study: StudyConfig, runs: Sequence[Run], device: str) -> Iterato
         and read_progress(study, run).state == DONE
         and (run.folder / "model").exists()
     ]
-    reason = explain_missing_harness()
-    if reason is not None and unscored:
-        yield f"downstream tasks are left out: {reason}"
-        return
 
-    for run in unscored:
-        started = format_utc_now()
-        clock = time.monotonic()
-        with make_tasks(settings, run.folder, study.measure.validation_file) as made_tasks:
-            scores = score_model(run.folder / "model", settings, device, made_tasks)
-        facts = {
-            **describe_environment(torch.device(device)),
-            "lm_eval": importlib.metadata.version("lm_eval"),
-            "started": started,
-            "ended": format_utc_now(),
-        }
-        hashed_settings = hash_score_settings(study, run.arm, run.seed)
-        task_scores = TaskScores(hashed_settings, {"scored": facts}, scores)
-        save_scores(task_scores, locate_scores(study, run.arm, run.seed))
-        yield f"downstream tasks of {run.name}: done ({time.monotonic() - clock:,.0f} s)"
+
+def _score_run(study: StudyConfig, run: Run, device: str) -> TaskScores:
+    """Scores the model of a run, and records where, when and with which versions."""
+    settings = study.downstream
+    started = format_utc_now()
+    with make_tasks(settings, run.folder, study.measure.validation_file) as made_tasks:
+        scores = score_model(run.folder / "model", settings, device, made_tasks)
+
+    facts = {
+        **describe_environment(torch.device(device)),
+        "lm_eval": importlib.metadata.version("lm_eval"),
+        "started": started,
+        "ended": format_utc_now(),
+    }
+    return TaskScores(hash_score_settings(study, run.arm, run.seed), {"scored": facts}, scores)
 
 
 @contextmanager
