@@ -44,7 +44,8 @@ def test_each_problem_names_key_found_expected_and_fix() -> None:
         (
             "trackers",
             '"wandbb"',
-            "some of tensorboard, wandb, trackio, aim, clearml, comet_ml, dvclive, mlflow, swanlab (did you mean wandb?)",
+            "some of tensorboard, wandb, trackio, aim, clearml, comet_ml, dvclive, mlflow, "
+            "swanlab (did you mean wandb?)",
             "trackers=[tensorboard, wandb]",
         ),
         ("learning_rate", "0", "a number above 0", "learning_rate=5e-05, for example"),
