@@ -20,7 +20,7 @@ export TORCH_EXTENSIONS_DIR := $(VENV)/torch_extensions
 export PATH := $(VENV)/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: base env demo demo-classification demo-spelling known-answers test test-environments test-lowest test-slow test-faults test-fuzz test-slurm test-gpu lint lock audit format docs notebooks release clean
+.PHONY: base env demo demo-classification demo-spelling known-answers test test-environments test-long test-lowest test-slow test-faults test-fuzz test-slurm test-gpu lint lock audit format docs notebooks release clean
 
 # The base install: trains and evaluates language models.
 base: $(BASE_STAMP)
@@ -58,9 +58,12 @@ known-answers: env
 	python experiments/known_answers.py
 
 # The tests start hundreds of interpreters; where bytecode is not written, each compiles the package.
-test: export PYTHONDONTWRITEBYTECODE :=
+test test-long: export PYTHONDONTWRITEBYTECODE :=
 test: env
-	python -m pytest -n 3 --dist worksteal -m "not slow and not slurm and not fuzz and not gpu"
+	python -m pytest -n 3 --dist worksteal -m "not long and not slow and not slurm and not fuzz and not gpu"
+
+test-long: env
+	python -m pytest -n 3 --dist worksteal -m "long and not slow"
 
 # The package in environments of their own: the base install, and the oldest versions that setup.py
 # allows but for torch, whose build for this machine is already there.

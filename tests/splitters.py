@@ -748,6 +748,7 @@ OTHERS = {
     "core/secrets.py:declare_secrets_in": "the configuration",
     "core/token_forms.py:_make_form": "constants",
     "data/stream/data_size.py:_read_first_content": "the first `_NUM_SAMPLE_BYTES` of a shard",
+    "metadata/checks.py:_find_prefix_problems": "a key of the configuration",
     "data/text/encoding.py:DocumentEncoder._find_lost": "calls `LostTextFinder.find`",
     "data/text/lost_text.py:LostTextFinder._decode_group": "needs a tokenizer; tokens",
     "data/text/lost_text.py:find_lossy_texts": "calls `LostTextFinder.find`",

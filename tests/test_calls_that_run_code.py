@@ -92,6 +92,7 @@ def keyword(node: ast.Call, name: str) -> str | None:
     return next((ast.unparse(one.value) for one in node.keywords if one.arg == name), None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", GATES)
 def test_a_call_has_its_gate(name: str) -> None:
     users = {file for file, node in calls() if called(node).rpartition(".")[2] == name}

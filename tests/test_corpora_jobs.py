@@ -55,6 +55,7 @@ def evaluated(out_dir: Path) -> dict[str, Any]:
     return dict(report["models"][0]["data"])
 
 
+@pytest.mark.long
 def test_a_mixture_in_the_log(steps: Steps, documents: Documents, tmp_path: Path) -> None:
     """Losses and exposure of each source; half of the run by two processes, half by one."""
     sources = []

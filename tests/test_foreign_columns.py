@@ -149,7 +149,7 @@ def read_rows(shard: Path) -> list[dict[str, Any]]:
 def read_table(page: str, title: str) -> dict[str, str]:
     """The first two columns of a table of a report."""
     (table,) = re.findall(rf"<h2>{title}</h2>(.*?)</table>", page, re.DOTALL)
-    cells = re.findall(r'<th scope="row">(.*?)</th>.*?<td>(.*?)</td>', table, re.DOTALL)
+    cells = re.findall(r'<th scope="row">(.*?)</th>.*?<td[^>]*>(.*?)</td>', table, re.DOTALL)
     return dict(cells)
 
 

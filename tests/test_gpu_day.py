@@ -38,6 +38,7 @@ def gpu_plan(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return gpu_plan
 
 
+@pytest.mark.long
 def test_every_command_of_the_plan_can_run() -> None:
     command = [sys.executable, str(GPU_DAY), "dry_run=true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -67,6 +68,7 @@ def test_the_tests_on_a_gpu_cover_the_plan(gpu_plan: ModuleType, tmp_path: Path)
         assert re.search(r"^pytestmark = \[\n    pytest\.mark\.gpu,$", file.read_text(), re.M), file
 
 
+@pytest.mark.long
 def test_results_are_kept_and_only_the_rest_runs_again(tmp_path: Path, gpu_day: ModuleType) -> None:
     file = tmp_path / "results.jsonl"
     command = [sys.executable, str(GPU_DAY), f"out={tmp_path}"]

@@ -56,6 +56,7 @@ def require(word: bytes, path: Path) -> None:
         raise DataError("another word")
 
 
+@pytest.mark.long
 def test_every_ending_is_reported_with_its_input() -> None:
     expected = [
         (b"read", Ending.OK, ""),

@@ -101,6 +101,7 @@ def file_of(use: Use) -> str:
     return use.place.rpartition(":")[0]
 
 
+@pytest.mark.long
 def test_every_pattern_is_found() -> None:
     every = find_all_uses()
     assert every.problems == []
@@ -108,12 +109,14 @@ def test_every_pattern_is_found() -> None:
     assert {file_of(use) for use in every.uses} <= {*FILES}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", FILES)
 def test_patterns_take_linear_time(file: str) -> None:
     uses = [use for use in distinct(find_all_uses().uses) if file_of(use) == file]
     assert [(use, shape) for use in uses if (shape := slow_shape(use))] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("pattern", "method"),
     [
@@ -139,6 +142,7 @@ def test_a_pattern_that_must_match_at_once_is_not_slow(method: str) -> None:
     assert slow_shape(Use("", re.compile(r"<[^>]*>"), "match")) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SPLITTERS)
 def test_splitters_take_linear_time(name: str, tmp_path: Path) -> None:
     splitter = SPLITTERS[name]
@@ -152,6 +156,7 @@ def test_splitters_take_linear_time(name: str, tmp_path: Path) -> None:
     assert slow == {}
 
 
+@pytest.mark.long
 def test_every_function_that_takes_texts_apart_is_called(tmp_path: Path) -> None:
     called: set[str] = set()
     for number, splitter in enumerate(SPLITTERS.values()):

@@ -127,6 +127,7 @@ def test_killed_and_resumed_equals_never_stopped(
     assert (status["state"], status["step"], status["exit_code"]) == ("done", STEPS, 0)
 
 
+@pytest.mark.long
 def test_one_process_and_fsdp2_train_as_two_processes_do(
     steps: Steps, documents: Documents, tmp_path: Path
 ) -> None:

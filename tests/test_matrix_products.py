@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PRODUCTS = """
 import bsmeta
 import torch
@@ -27,6 +29,7 @@ print(found)
 """
 
 
+@pytest.mark.long
 def test_the_place_of_the_operands_does_not_change_the_bits() -> None:
     """On some processors MKL depends on it unless told otherwise before its first use."""
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}

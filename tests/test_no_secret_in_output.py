@@ -109,6 +109,7 @@ def test_a_run_that_ends_badly(program: Program, home: Path, tmp_path: Path, lea
     assert status["state"] == "failed"
 
 
+@pytest.mark.long
 def test_downloads(program: Program, home: Path, tmp_path: Path) -> None:
     path = "/data.bin"
     query = (
@@ -156,6 +157,7 @@ def test_downloads(program: Program, home: Path, tmp_path: Path) -> None:
     assert (tmp_path / "data/data.bin").read_bytes() == CONTENT
 
 
+@pytest.mark.long
 def test_what_is_refused(program: Program, home: Path, tmp_path: Path) -> None:
     """Messages quote what was found; a launch file and a DeepSpeed JSON hold secrets, too."""
     options = write_configuration(home / "configs", "bad", defaults=["causal_lm_config", "_self_"])

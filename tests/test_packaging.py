@@ -70,6 +70,7 @@ def metadata(unpacked: Path) -> Distribution:
     return PathDistribution(folder)
 
 
+@pytest.mark.long
 def test_a_wheel_holds_the_files_of_the_project(unpacked: Path) -> None:
     for name in cli.FOLDERS:
         files = repository_files(name)
@@ -83,6 +84,7 @@ def test_a_wheel_holds_the_files_of_the_project(unpacked: Path) -> None:
     assert (command.name, command.value) == ("bsmeta", "bsmeta.cli:main")
 
 
+@pytest.mark.long
 def test_the_programs_of_a_wheel_use_its_own_files(unpacked: Path, tmp_path: Path) -> None:
     python = [sys.executable, "-m", "bsmeta"]
     where = {"PYTHONPATH": str(unpacked)}

@@ -33,6 +33,7 @@ READINGS = [
 ]
 
 
+@pytest.mark.long
 def test_from_a_file_to_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ DECLARED_LINES = sorted(
 DECLARED = {normalized(line) for line in DECLARED_LINES}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("folder", "declared"),
     [("bsmeta", PINNED), ("bsmeta", DECLARED), ("experiments", PINNED), ("examples", PINNED)],

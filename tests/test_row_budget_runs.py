@@ -37,6 +37,7 @@ def lines(out_dir: Path) -> list[list[dict[str, Any]]]:
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
+@pytest.mark.long
 def test_arms_have_the_same_documents_and_text_targets_in_every_step(
     tmp_path: Path, steps: Steps
 ) -> None:

@@ -275,6 +275,7 @@ def test_every_program_answers_to_help(script: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_the_soak_test_names_a_word_that_is_no_setting() -> None:
     command = [sys.executable, str(REPOSITORY / "experiments" / "soak.py"), "kills"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

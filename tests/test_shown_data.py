@@ -169,6 +169,7 @@ def test_all_programs_are_called() -> None:
     assert {call.split(" ")[0] for call in CALLS} == {*PROGRAMS, "init"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CALLS)
 def test_a_terminal_receives_no_sequence_of_the_data(name: str, world: World) -> None:
     program = name.split(" ")[0]

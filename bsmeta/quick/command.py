@@ -94,7 +94,7 @@ def find_data(config: QuickConfig, folder: Path) -> tuple[Data, list[str]]:
     training = [pages[number] for number in chosen.training]
     held_out = [pages[number] for number in chosen.held_out]
     data = Data(_list_shared_types(types, training, held_out), training, held_out)
-    notes = [*files.notes, *_list_notes(data, types, chosen)]
+    notes = [*files.notes, *page_set.notes, *_list_notes(data, types, chosen)]
     print_summary(_list_page_rows(files, page_set, chosen), notes)
     return data, notes
 

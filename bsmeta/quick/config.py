@@ -28,9 +28,9 @@ class QuickConfig:
     """types to use of those that are found; null: all"""
     max_documents: int = key(20_000, at_least=1)
     """number of pages to use, from the first of each file"""
-    near_copies: bool = key(True)
-    """leave out pages that nearly copy an earlier page, too (needs the extra annotate); false: only
-    pages with the same text"""
+    near_copies: bool | None = key(None)
+    """leave out pages that nearly copy an earlier page, too; false: only pages with the same text;
+    null: if the extra annotate is installed"""
 
     split_by: str = key(AUTO, choices=(AUTO, SITE, DOCUMENT), heading="Held-out pages")
     """unit that is held out; auto: sites (hosts) if there are enough of them, else documents"""

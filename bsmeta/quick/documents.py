@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from bsmeta.annotate.config import DROP, AnnotateConfig
-from bsmeta.core.errors import DataError, explain_missing_extra
+from bsmeta.core.errors import ConfigurationError, DataError, explain_missing_extra
 from bsmeta.core.foreign_json import decode_values
 from bsmeta.core.progress import report_each
 from bsmeta.data.stream.held_out import normalize_url
@@ -56,10 +56,15 @@ class Page:
 
 @dataclass
 class PageSet:
-    """The pages, and the number of rows that were left out, by reason."""
+    """The pages, and the number of rows that were left out, by reason.
+
+    Attributes:
+        notes: Sentences about the pages for the report.
+    """
 
     pages: list[Page] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
 
 
 def read_pages(files: PageFiles, columns: Mapping[str, str]) -> PageSet:
@@ -98,15 +103,15 @@ def _make_page(text: str, row: Mapping[str, object], columns: Mapping[str, str])
     return Page(text, values, normalize_url(url), make_url_readable(url, "host") or "")
 
 
-def drop_copies(page_set: PageSet, folder: Path, *, near: bool) -> PageSet:
+def drop_copies(page_set: PageSet, folder: Path, *, near: bool | None) -> PageSet:
     """Leaves out the pages that copy an earlier page, exactly or nearly.
 
     Args:
         folder: Where signatures of the pages are kept, so that a repetition takes no time.
-        near: Whether to look for near copies, too.
+        near: Whether to look for near copies, too; None: if the extra `annotate` is installed.
 
     Raises:
-        ConfigurationError: If the libraries of the extra `annotate` are missing.
+        ConfigurationError: If `near` is true, and the extra is not installed.
     """
     seen: set[str] = set()
     kept = PageSet([], Counter(page_set.left_out))
@@ -116,18 +121,32 @@ def drop_copies(page_set: PageSet, folder: Path, *, near: bool) -> PageSet:
             continue
         seen.add(page.text)
         kept.pages.append(page)
-    if not near:
+    if near is False:
         return kept
 
-    near_copies = _find_near_copies(kept.pages, folder)
+    try:
+        near_copies = _find_near_copies(kept.pages, folder)
+    except MissingExtraError as error:
+        if near:
+            raise ConfigurationError(f"near_copies=true: {error}") from error
+        kept.notes.append(f"Near copies of a page were not looked for: {error}.")
+        return kept
     kept.pages = [page for number, page in enumerate(kept.pages) if number not in near_copies]
     if near_copies:
         kept.left_out["nearly the text of an earlier page"] = len(near_copies)
     return kept
 
 
+class MissingExtraError(ImportError):
+    """A library of an extra is not installed; the message says how to install it."""
+
+
 def _find_near_copies(pages: Sequence[Page], folder: Path) -> set[int]:
-    """Returns the numbers of the pages that nearly copy an earlier one."""
+    """Returns the indices of the pages that nearly copy an earlier one.
+
+    Raises:
+        MissingExtraError: If the extra `annotate` is not installed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{COPIES}.jsonl"
     file.write_bytes(b"".join(msgspec.json.encode({TEXT: page.text}) + b"\n" for page in pages))
@@ -144,10 +163,7 @@ def _find_near_copies(pages: Sequence[Page], folder: Path) -> set[int]:
         extra_error = explain_missing_extra(error)
         if extra_error is None:
             raise
-        raise type(extra_error)(
-            f"near_copies=true: {extra_error}; or set near_copies=false, which leaves out only "
-            "pages with the same text"
-        ) from error
+        raise MissingExtraError(str(extra_error)) from error
 
     files = list(identify_files(list_inputs(str(file))))
     try:

@@ -12,6 +12,7 @@ from tests.annotate.conftest import CUSTOM, read_shards
 from tests.annotate.helpers import WORDS, annotate, rows, some_pages, write_pages
 
 
+@pytest.mark.long
 def test_faulty_pages_are_counted_and_harm_no_other(tmp_path: Path) -> None:
     pages = some_pages(40)
     faults = {

@@ -136,6 +136,7 @@ def test_a_page_that_has_its_article_twice(extractor: str) -> None:
     assert "\n".join(text[start:end] for start, end in spans) == "\n".join(LINES)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not ARTICLES.exists(), reason="data/article_extraction is not there")
 def test_spans_are_as_good_as_the_extractor_alone(launch: Launch) -> None:
     """On news pages whose articles are marked by hand, some of which have theirs twice."""
@@ -225,6 +226,7 @@ def test_lines_that_a_menu_has_too() -> None:
 WORDS = [f"w{number}" for number in range(50)]
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from(WORDS), max_size=200), st.randoms(use_true_random=False))
 def test_spans_are_disjoint_and_have_only_words_of_the_extract(

@@ -106,6 +106,7 @@ def check(folder: Path, output: Path, *arguments: str) -> subprocess.CompletedPr
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_finished_shards_are_checked(folder: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     annotate(str(folder), shards)

@@ -388,6 +388,7 @@ def has_written_or_ended(output: Path, size: float, process: subprocess.Popen[st
         return False
 
 
+@pytest.mark.long
 @pytest.mark.faults
 @pytest.mark.parametrize("mode", ["drop", "mark"])
 def test_a_run_killed_in_any_pass_equals_an_undisturbed_one(

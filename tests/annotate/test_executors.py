@@ -52,6 +52,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.gz"))}
 
 
+@pytest.mark.long
 def test_tasks_share_the_files(pages: Path, tmp_path: Path) -> None:
     annotate(str(pages), tmp_path / "alone")
     config = AnnotateConfig(output=str(tmp_path / "out"), annotators=NAMES, workers=1)
@@ -71,6 +72,7 @@ def test_a_task_makes_its_own_shards_and_names_damaged_files(pages: Path, tmp_pa
     assert list(contents(tmp_path / "out")) == ["0.jsonl.gz", "4.jsonl.gz"]
 
 
+@pytest.mark.long
 def test_tasks_are_submitted_to_slurm(pages: Path, tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()

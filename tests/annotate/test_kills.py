@@ -129,6 +129,7 @@ def test_a_run_killed_at_random_moments_equals_an_undisturbed_one(
     assert total <= seen <= total + kills * 2 * WORKERS * CHUNK
 
 
+@pytest.mark.long
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_run_to_be_continued(
@@ -149,6 +150,7 @@ def test_a_signal_stops_the_run_to_be_continued(
     assert (process.returncode, shards(tmp_path)) == (0, undisturbed), errors
 
 
+@pytest.mark.long
 @pytest.mark.faults
 def test_workers_that_are_killed_are_replaced(
     undisturbed: dict[str, bytes], tmp_path: Path
@@ -163,6 +165,7 @@ def test_workers_that_are_killed_are_replaced(
     assert errors.count("a worker ended (exit code -9); its chunk is redone") == 3
 
 
+@pytest.mark.long
 @pytest.mark.faults
 def test_a_full_disk_is_reported_and_the_run_continues_later(
     undisturbed: dict[str, bytes], tmp_path: Path

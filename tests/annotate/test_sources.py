@@ -253,6 +253,7 @@ def parquet(**columns: object) -> bytes:
     return output.getvalue()
 
 
+@pytest.mark.long
 def test_memory_is_limited_before_parquet_is_decoded() -> None:
     repeated = parquet(html=["x" * 4_750_000] * 64)
     expanded = parquet(html=["x" * 300_000_000])

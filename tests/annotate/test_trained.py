@@ -51,6 +51,7 @@ def pages(path: Path) -> str:
     return str(write_pages(path / "pages.jsonl.gz", found))
 
 
+@pytest.mark.long
 def test_entities_of_a_trained_disambiguator(disambiguator: Path, tmp_path: Path) -> None:
     source = pages(tmp_path)
     settings: dict[str, Any] = {

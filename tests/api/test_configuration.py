@@ -52,6 +52,7 @@ def test_dots_and_nested_mappings_are_the_same() -> None:
     assert compose(nested, compose({})) == compose(nested)
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12))
 def test_a_text_is_taken_literally(text: str) -> None:

@@ -33,6 +33,7 @@ def model(demo_run: Path) -> bsmeta.LanguageModel:
     return bsmeta.load(demo_run, "causal_lm")
 
 
+@pytest.mark.long
 def test_scores_are_those_of_evaluate(
     demo_run: Path, model: bsmeta.LanguageModel, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ SHORT = {
 }
 
 
+@pytest.mark.long
 def test_a_model_is_trained_and_its_run_is_returned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +77,7 @@ def test_any_program_runs_with_its_arguments(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.long
 def test_an_interruption_saves_the_run(tmp_path: Path) -> None:
     """In a process of its own, which gets one Ctrl+C after the first step."""
     code = (

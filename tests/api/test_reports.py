@@ -50,6 +50,7 @@ def test_a_notebook_shows_the_page(
     assert attributes["sandbox"] is None  # present, and without permissions
 
 
+@pytest.mark.long
 def test_models_are_compared_and_mistakes_refused(demo_run: Path, tmp_path: Path) -> None:
     checkpoints = [checkpoint.folder for checkpoint in bsmeta.open_run(demo_run).checkpoints()]
     report = bsmeta.evaluate_model(checkpoints, {**FEW, "out_dir": str(tmp_path / "pair")})

@@ -59,6 +59,7 @@ def test_batches_are_those_of_training(demo_run: Path, config: CausalLMConfig) -
         assert [batch.targets for batch in step] == line["targets"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", [0, 2, 3])
 def test_a_loaded_state_continues_exactly(config: CausalLMConfig, place: int) -> None:
     """At the start, after a step, and in the middle of one; loaded twice, by way of JSON."""
@@ -120,6 +121,7 @@ def test_a_loader_of_torch_yields_the_batches(config: CausalLMConfig) -> None:
         taken(DataLoader(stream, batch_size=None, num_workers=2), 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_stateful_loader_saves_and_loads_the_position(
     config: CausalLMConfig, num_workers: int

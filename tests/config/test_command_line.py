@@ -82,11 +82,11 @@ def test_variables_that_are_not_in_utf_8_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--config-name", "dem"], "(did you mean demo?): demo, v2 in "),
+        (["--config-name", "dem"], "(did you mean demo?): demo, quick_run, v2 in "),
         (["--config-name", "mine/own.yaml"], "Fix: --config-dir mine --config-name own"),
         (["--config-dir", "mie"], "which is not there, expected a folder of configurations (did"),
         (["--config-dir", "mine/own.yaml"], "which is a file, expected a folder"),
-        (["--config-dir", "mine", "--config-name", "x"], "own in {mine}; demo, v2 in "),
+        (["--config-dir", "mine", "--config-name", "x"], "own in {mine}; demo, quick_run, v2 in "),
         (["--config-name"], "expected one argument"),
         (["--config-name", "demo", "--info", "everything"], "invalid choice: 'everything'"),
     ],

@@ -79,7 +79,7 @@ def test_exit_codes_and_no_files_beside_the_run(tmp_path: Path) -> None:
     assert missing.returncode == 2
     trained = (  # without those of other programs, such as annotate
         "classification, demo, demo_classification, demo_disambiguation, demo_spelling, "
-        "demo_spelling_words, disambiguation, sec, sed_sequence, sed_words, v2"
+        "demo_spelling_words, disambiguation, quick_run, sec, sed_sequence, sed_words, v2"
     )
     assert f"expected a configuration: {trained} in" in missing.stderr
     unknown = start(tmp_path, "--config-name", "demo", "task=translation", "check_only=true")
@@ -122,6 +122,7 @@ def without_reader(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.long
 def test_a_program_whose_output_is_closed_ends_quietly() -> None:
     """As `python experiments/study.py … --dry-run | head -1` does."""
     study = "experiments/studies/meco_small.yaml"

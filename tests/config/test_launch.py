@@ -256,6 +256,7 @@ def test_a_file_that_cannot_be_read_is_refused() -> None:
     assert [problem.found for problem in problems] == ["Input/output error"]
 
 
+@pytest.mark.long
 def test_the_file_that_accelerate_config_writes_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "default.yaml"
     command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "config", "default"]

@@ -53,6 +53,7 @@ def test_a_file_of_ones_own_wins_over_the_projects(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_train_sh_takes_a_file_of_ones_own(tmp_path: Path) -> None:
     write(tmp_path / "mine", demo="defaults: [causal_lm_config, _self_]\nout_dir: runs/mine\n")
     code, output = run(tmp_path, "train.sh", BSMETA_CONFIG="mine/demo.yaml")

@@ -99,6 +99,7 @@ def test_every_recipe_goes_with_both_configurations_and_their_launch_files(
         assert checked(config_name, file, f"+recipes={recipe}", *more) is not None
 
 
+@pytest.mark.long
 def test_every_configuration_is_composed_with_its_schema() -> None:
     schemas = [schema for _, schema, _ in PROGRAMS]
     for file in sorted((REPOSITORY / "hydra_configs").glob("*.yaml")):

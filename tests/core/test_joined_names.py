@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+import pytest
+
 from tests.conftest import REPOSITORY
 
 PACKAGE = REPOSITORY / "bsmeta"
@@ -188,6 +190,9 @@ JOINS = {
         "folder / f'{TOKEN}{secrets.token_hex(8)}'": "drawn here",
         "folder / name": "drawn by another rank",
     },
+    "quick/command.py": {"folder / name": "one of two constants"},
+    "quick/folder.py": {"folder / name": "a constant, or a name in this folder"},
+    "quick/training.py": {"folder / name": "one of the constants of the module"},
     "training/rng.py": {
         "folder / 'rng' / f'rank{rank}.pt'": "a number",
     },
@@ -294,6 +299,7 @@ def modules() -> Iterator[tuple[str, ast.AST]]:
         yield file.relative_to(PACKAGE).as_posix(), ast.parse(file.read_text(encoding="utf-8"))
 
 
+@pytest.mark.long
 def test_every_joined_name_is_listed() -> None:
     unlisted, listed_for_nothing = [], []
     for module, tree in modules():

@@ -198,6 +198,7 @@ def test_a_config_file_alone_is_checked(tmp_path: Path) -> None:
         read_model_config(tmp_path / "shape.json")
 
 
+@pytest.mark.long
 def test_a_model_of_the_hub_with_code_is_refused(tmp_path: Path) -> None:
     """Which is in the cache: there is no network. The copy to change is named."""
     model = tmp_path / "models--owner--name"
@@ -231,6 +232,7 @@ AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokenizer_class", [None, "AutoModelForCausalLM", "AutoConfig"])
 def test_no_question_is_asked_whatever_the_files_are(
     tokenizer_class: str | None, folder: Path, tmp_path: Path

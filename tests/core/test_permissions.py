@@ -107,6 +107,7 @@ def speller(data: Path, folder: Path) -> list[list[str]]:
     return [["train.py", *keys]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("programs", [language_model, classifier, disambiguator, speller])
 def test_all_files_of_runs(
     programs: Callable[[Path, Path], list[list[str]]], mask: str, launch: Launch, tmp_path: Path

@@ -149,6 +149,7 @@ CASES: dict[str, tuple[int, Callable[[Path], object]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_each_part_of_long_work_is_reported(case: str, shard: Path, reported: list[int]) -> None:
     parts, work = CASES[case]
@@ -173,6 +174,7 @@ def test_processor_time_is_progress_of_a_library(
             child.wait()
 
 
+@pytest.mark.long
 def test_waiting_is_no_progress_of_a_library(
     monkeypatch: pytest.MonkeyPatch, reported: list[int]
 ) -> None:

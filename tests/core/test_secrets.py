@@ -202,6 +202,7 @@ TEXTS = st.text() | st.lists(st.text(max_size=3) | st.sampled_from(FRAGMENTS)).m
 NAMES = st.text() | st.sampled_from(["Token", "password", "key", "sig"])
 
 
+@pytest.mark.long
 @given(
     st.recursive(
         TEXTS | st.integers() | st.floats(allow_nan=False) | st.none(),

@@ -28,6 +28,7 @@ def test_stream(launch: Callable[..., subprocess.CompletedProcess[str]], own: st
     assert 0.9 < result["fill"] <= 1.0
 
 
+@pytest.mark.long
 def test_stream_measures_every_backend(
     launch: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

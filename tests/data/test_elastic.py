@@ -111,6 +111,7 @@ def marked(number: int) -> ParameterSet:
     return pytest.param(number, marks=marks, id="-".join(map(str, COMBINATIONS[number])))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", map(marked, range(len(COMBINATIONS))))
 def test_three_legs(folder: Path, whole: Run, number: int) -> None:
     legs: list[Run] = []

@@ -209,6 +209,7 @@ def suffix_of(name: str) -> str:
     return FORMATS[name][0].replace(".", r"\.")
 
 
+@pytest.mark.long
 def test_parquet_from_the_hub(
     hub: Hub, folders: dict[str, Path], tmp_path: Path, whole: Run
 ) -> None:

@@ -101,6 +101,7 @@ def with_workers(faults: Iterable[str], *quick: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("fault", "workers"), found)
 
 
+@pytest.mark.long
 @with_workers(OUTLASTED, "all of them")
 def test_what_is_outlasted(
     stored: Hub, tmp_path: Path, whole: Run, fault: str, workers: int

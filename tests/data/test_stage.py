@@ -136,6 +136,7 @@ def test_an_interrupted_copy_continues_at_the_missing_byte(stored: Hub, tmp_path
     assert len(asked) == len(SIZES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_program_continues(hub: Hub, tmp_path: Path, kill: signal.Signals) -> None:
     """Also with a file that was complete when the process was killed."""

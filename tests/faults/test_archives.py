@@ -150,7 +150,11 @@ MALICIOUS: dict[str, tuple[str, Make, str]] = {
         lambda path: zipped(path, ("l", b"/etc"), mode=stat.S_IFLNK | 0o777),
         "'l': a link or a device",
     ),
-    "twice": ("tgz", lambda path: tar(path, ("a", b"1"), ("a", b"2")), "'a': a path that is there"),
+    "twice": (
+        "tgz",
+        lambda path: tar(path, ("a", b"1"), ("a", b"2")),
+        "'a': a path that already exists",
+    ),
     "file and folder": ("tgz", lambda path: tar(path, ("a", b"1"), ("a/b", b"2")), "'a/b': a path"),
     "bomb": ("tar.gz", lambda path: tar(path, ("a", bytes(MOST + 1))), "more than 1,000,000 bytes"),
     "two files": (
@@ -334,6 +338,7 @@ COSTLY: dict[str, tuple[str, Callable[[], bytes], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", COSTLY)
 def test_row_17_memory_is_limited_before_it_is_used(name: str) -> None:
     suffix, make, message = COSTLY[name]

@@ -88,6 +88,7 @@ def test_row_10_nothing_is_lost_or_doubled_by_a_hub_that_fails_and_comes_back(
     assert same_run(disturbed, whole)
 
 
+@pytest.mark.long
 def test_row_10_a_token_that_is_refused(start: Start, hub: Hub, tmp_path: Path) -> None:
     run = begin(start, hub, tmp_path / "run", processes=1, HF_TOKEN="hf_of_someone_else")
     assert run.wait() == 2, run.errors[-3000:]

@@ -102,6 +102,7 @@ def saved(out_dir: Path, step: int) -> Path:
     return out_dir / f"checkpoint-{step}step"
 
 
+@pytest.mark.long
 def test_row_6_checkpoints_without_a_model(job: Job, tmp_path: Path, launch: Launch) -> None:
     """They resume the same run, are refused by `evaluate.py`, and can be exported by a resume."""
     whole, run, alone = job.folder / "whole", tmp_path / "run", tmp_path / "alone"

@@ -79,6 +79,7 @@ def test_row_4_a_signal_to_one_rank(
     assert same_run(stopped, whole)
 
 
+@pytest.mark.long
 @ZERO2  # data parallel: tests/training/test_trainer.py
 def test_row_6_a_resumed_run_is_the_same_run(complete: Start, tmp_path: Path, stage: str) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
@@ -90,6 +91,7 @@ def test_row_6_a_resumed_run_is_the_same_run(complete: Start, tmp_path: Path, st
     assert same_run(resumed, whole)
 
 
+@pytest.mark.long
 @all_stages("fsdp2")  # data parallel: test_language_model
 def test_row_6_checkpoints_without_a_model_resume_the_same_run(
     start: Start, complete: Start, tmp_path: Path, stage: str
@@ -138,6 +140,7 @@ def test_row_6_the_first_step_after_a_resume_with_several_processes(
     assert same_run(resumed, whole)
 
 
+@pytest.mark.long
 @all_stages("", "fsdp2")
 def test_row_7_two_then_one_then_four_processes(
     complete: Start, tmp_path: Path, stage: str
@@ -302,6 +305,7 @@ def test_row_14_a_rank_that_stands_still_ends_the_job(
     assert kind == "stop" or "in die" in stacks
 
 
+@pytest.mark.long
 def test_row_14_a_stop_does_not_wait_long_for_a_silent_rank(start: Start, tmp_path: Path) -> None:
     """Rank 0 waits for rank 1 in native code, where no Python handler of a signal can run."""
     run = start(tmp_path, fault="stop:5:1")
@@ -327,6 +331,7 @@ def without(secrets: Iterable[str], folder: Path) -> set[str]:
     return {file.name for file in files}
 
 
+@pytest.mark.long
 def test_row_16_secrets_of_the_command_line_reach_no_file(start: Start, tmp_path: Path) -> None:
     """Neither Hydra's own files about many runs, nor what trackers keep of the command line."""
     secrets = {"HF_TOKEN": "hf-secret-of-a-test", "WANDB_API_KEY": "wandb-secret-" + 40 * "0"}
@@ -386,6 +391,7 @@ def test_row_18_yaml_runs_no_code(start: Start, tmp_path: Path, text: str) -> No
     assert not proof.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["async_save=false", "async_save=true"])
 def test_row_21_a_folder_that_is_deleted_during_the_run(
     complete: Start, tmp_path: Path, key: str
@@ -449,6 +455,7 @@ def no_locks(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(library)
 
 
+@pytest.mark.long
 def test_row_20_two_runs_in_one_folder_that_the_lock_lets_in(
     start: Start, tmp_path: Path, no_locks: str
 ) -> None:

@@ -63,6 +63,7 @@ def killed_after_each_phase(
     assert not list(killed.glob("tmp-*"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["async_save=false", slow("async_save=true")])
 def test_row_1_killed_in_a_save(start: Start, complete: Start, tmp_path: Path, key: str) -> None:
     phases = ("state", "manifest", "commit")
@@ -128,6 +129,7 @@ def saved(
 DAMAGES = [*map(slow, (half, one_byte_less, empty, flip_a_bit, Path.unlink)), zero_tail]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_row_2_a_damaged_file_is_named_and_the_one_before_taken(
     complete: Start, tmp_path: Path, saved: tuple[str, Path], damage: Callable[[Path], None]
@@ -232,6 +234,7 @@ def test_row_9_a_full_disk(start: Start, small_disk: Path, key: str, stage: str)
     assert checkpoints(small_disk / "run") == ["checkpoint-2step"]
 
 
+@pytest.mark.long
 def test_row_9_full_in_the_middle_of_a_save(start: Start, complete: Start, tmp_path: Path) -> None:
     """No file may grow beyond 60 kB: the optimizer of the wide model does not fit."""
     complete(tmp_path / "run", "max_train_steps=2", processes=1, TOY_WIDTH="3000")
@@ -263,6 +266,7 @@ def test_row_9_a_save_that_fails_for_another_reason(
     assert checkpoints(tmp_path / "run") == ["checkpoint-2step"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [0, 1], ids=["rehearsal", "step 2"])
 @ENGINES
 def test_row_9_a_rank_that_is_killed_in_a_save_is_named(
@@ -378,6 +382,7 @@ def test_row_19_a_missing_state_file(
     assert f"{file}: is missing" in status(tmp_path / "run")["message"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [PLAIN, FSDP], ids=["ddp", "fsdp2"])
 def test_asynchronous_saves_resume_exactly(complete: Start, tmp_path: Path, stage: str) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"

@@ -81,6 +81,7 @@ def test_row_4_a_signal_to_the_launcher(
     assert same_run(stopped, whole)
 
 
+@pytest.mark.long
 def test_row_4_a_signal_while_the_output_is_lost(tmp_path: Path) -> None:
     """`… | tee log` takes Ctrl-C, too, and ends first."""
     reading, writing = os.pipe()

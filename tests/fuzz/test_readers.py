@@ -93,6 +93,7 @@ def cpu_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+@pytest.mark.long
 def test_every_reader_reads_or_refuses_changed_files() -> None:
     assert "\n\n".join(findings(read_round(QUICK, seed=0)).values()) == ""
 

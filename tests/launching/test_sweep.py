@@ -86,6 +86,7 @@ def test_the_printed_commands_can_be_pasted(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_the_table_is_sorted_and_has_unfinished_runs_last(tmp_path: Path) -> None:
     finished(tmp_path, ("0.001", "[url]"), loss=3.0, bits=2.5)
     finished(tmp_path, ("0.004", "[url]"), loss=4.0, bits=2.25)

@@ -78,6 +78,7 @@ def test_a_wrong_call_is_refused(
     assert (code, message in output) == (2, True), output
 
 
+@pytest.mark.long
 def test_a_master_that_is_not_there(tmp_path: Path) -> None:
     variables = {**MACHINE_1, "BSMETA_MASTER_PORT": free_port(), "BSMETA_START_TIMEOUT": "2"}
     code, output = run(tmp_path, "several_machines.sh", BSMETA_CONFIG="demo", **variables)
@@ -86,6 +87,7 @@ def test_a_master_that_is_not_there(tmp_path: Path) -> None:
     assert "Expected the address of machine 0 (BSMETA_MASTER_ADDR)" in output
 
 
+@pytest.mark.long
 def test_a_machine_that_does_not_come(tmp_path: Path) -> None:
     variables = {**MACHINE_0, "BSMETA_MASTER_PORT": free_port(), "BSMETA_START_TIMEOUT": "3"}
     code, output = run(tmp_path, "several_machines.sh", BSMETA_CONFIG="demo", **variables)
@@ -170,6 +172,7 @@ def test_machine_files_that_differ_are_refused_on_both_machines(
         assert message in output
 
 
+@pytest.mark.long
 def test_two_machines_of_one_number_are_refused(tmp_path: Path) -> None:
     port, machines = free_port(), []
     for rank in (1, 1, 0):
@@ -212,6 +215,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     assert f"port {port} of this machine is in use; choose another" in output
 
 
+@pytest.mark.long
 def test_a_wrong_number_of_processes(tmp_path: Path) -> None:
     out_dir = f"out_dir={tmp_path / 'run'}"
     variables = {"BSMETA_CONFIG": "demo", "BSMETA_PROCESSES": "2", "BSMETA_WORLD_SIZE": "3"}
@@ -220,6 +224,7 @@ def test_a_wrong_number_of_processes(tmp_path: Path) -> None:
     assert "WORLD_SIZE in the environment: found 2, expected 3, as BSMETA_WORLD_SIZE" in output
 
 
+@pytest.mark.long
 @NO_GPU
 def test_a_launch_for_gpus_without_any(tmp_path: Path) -> None:
     """Refused by the script, and by the training itself where no script was used."""

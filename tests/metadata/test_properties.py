@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
@@ -165,6 +166,7 @@ def without_spans(rendered: Rendered) -> str:
     return kept + rendered.body[previous:]
 
 
+@pytest.mark.long
 @budget(max_examples=300)
 @given(cases())
 def test_the_body_and_its_spans_agree_with_the_slow_way(case: tuple) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from bsmeta.core.errors import DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.quick.documents import Page, PageSet, drop_copies, list_repeated_types, read_pages
 from bsmeta.quick.pages import list_page_files
 from tests.quick.pages import make_row, make_text, write_rows
@@ -65,6 +66,24 @@ def test_exact_and_near_copies_of_earlier_pages_are_left_out(tmp_path: Path) -> 
     kept = drop_copies(page_set, tmp_path / "none", near=False)
     assert [page.text for page in kept.pages] == [*texts, *pages[5:]]
     assert not (tmp_path / "none").exists()
+
+
+def test_without_the_extra_near_copies_are_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasketch", None)  # as if it were not installed
+    for module in ("bsmeta.annotate.duplicates", "bsmeta.annotate.signatures"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    page_set = PageSet([Page("a", {}), Page("b", {}), Page("a", {})])
+
+    kept = drop_copies(page_set, tmp_path, near=None)
+    assert [page.text for page in kept.pages] == ["a", "b"]
+    assert kept.notes == [
+        "Near copies of a page were not looked for: import of datasketch halted; None in "
+        "sys.modules, which is installed by: pip install 'bsmeta[annotate]'."
+    ]
+    with pytest.raises(ConfigurationError, match=r"near_copies=true: .*pip install 'bsmeta"):
+        drop_copies(page_set, tmp_path, near=True)
 
 
 def test_values_that_stand_in_the_text_are_named() -> None:

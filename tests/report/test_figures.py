@@ -24,6 +24,7 @@ def texts_of(page: Path) -> list[str]:
     return [node.text() for node in tree.css("svg text")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "marks"), cases(WITH_FIGURES, "figures 0", "figures 1"))
 def test_names_are_drawn_as_they_are(
     kind: str, marks: str, report_page: Callable[[str, str], Path]

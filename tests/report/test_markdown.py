@@ -160,6 +160,7 @@ def check_document(source: str, plain: str) -> None:
     assert not ACTING.search(source)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "marks"), cases(MARKDOWN_KINDS, *ALL_MARKS))
 def test_names_are_text_in_reports(
     kind: str, marks: str, report_page: Callable[[str, str], Path]
@@ -183,7 +184,9 @@ def test_names_are_text_in_pages(
     ]
     tags, plain = ({node.tag for node in tree.css("*")} for tree in trees)
     assert tags <= plain | {"strong", "code", "iframe", "pre", "section", "br", "input", "label"}
-    assert not trees[0].css("script, img, a[href^='javascript:']")
+    assert not trees[0].css("img, a[href^='javascript:']")
+    scripts = [node.text() for node in trees[0].css("script")]
+    assert scripts == [node.text() for node in trees[1].css("script")]
 
 
 @cache
@@ -291,5 +294,6 @@ def test_all_documents_are_written_here() -> None:
     }
     # The last two write none of data: the page about the keys, and the weights beside a card.
     assert writers == {
-        "page.py", "report.py", "results.py", "model_card.py", "reference.py", "manifest.py"
+        "page.py", "report.py", "results.py", "command.py", "model_card.py", "reference.py",
+        "manifest.py",
     }  # fmt: skip

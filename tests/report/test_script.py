@@ -308,6 +308,7 @@ def test_documents_are_filtered_by_words_and_menus(
     assert opened.run(SHOWN_ROWS) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("marks", ["figures 0", "markup 0", "markup 1", "markup 2", "markup 3"])
 def test_names_stay_texts_among_the_documents(
     marks: str, opened: Browser, report_page: Callable[[str, str], Path]

@@ -55,6 +55,7 @@ def results(
     return compute_results(study)
 
 
+@pytest.mark.long
 def test_a_difference_that_depends_on_the_machine_is_named(study: StudyConfig) -> None:
     found = results(study, ["a"] * 6 + ["b"] * 6, {"a": 0.0, "b": 0.02})
     by_name = {(tested.name, tested.factor): tested for tested in found.conditions}

@@ -25,6 +25,7 @@ def test_at_most_five_percent_of_studies_give_a_false_verdict(
     assert found.count <= binom.ppf(1 - RARE, STUDIES, 0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("noise", SCRIPT["NOISES"][:2], ids=lambda noise: noise.name)
 @pytest.mark.parametrize("seeds", [3, 8])
 def test_an_effect_is_found_as_often_as_predicted(seeds: int, noise: object) -> None:

@@ -133,6 +133,7 @@ def test_an_older_declaration_is_one_of_documents(study: StudyConfig) -> None:
         declare_study(replace(study, cluster="host"))
 
 
+@pytest.mark.long
 def test_a_report_over_hosts(study: StudyConfig) -> None:
     sites = ["a.org"] * 8 + ["b.org"] * 8 + [""] * 4
     results = compute_results(replace(keep(study, sites), cluster="host"))
@@ -171,6 +172,7 @@ def results_with_correlated_hosts(study: StudyConfig) -> Results:
     return compute_results(study)
 
 
+@pytest.mark.long
 def test_the_report_shows_what_hosts_would_change(study: StudyConfig) -> None:
     results = results_with_correlated_hosts(study)
     assert (results.claims[0].verdict, results.by_host[0].verdict) == ("supported", "undecided")

@@ -86,6 +86,7 @@ def test_a_study_starts_the_runs_of_its_file_in_order(tmp_path: Path) -> None:
     assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.long
 def test_the_printed_commands_can_be_pasted(tmp_path: Path) -> None:
     sep = 'data_config.metadata_config.metadata_sep=" ; $x \'s"'
     study_file(tmp_path, overrides=["max_train_steps=20", sep])
@@ -140,6 +141,7 @@ def test_the_table_shows_how_far_the_runs_are(tmp_path: Path) -> None:
     assert "short 3 waits 0 0 0 –" in rows
 
 
+@pytest.mark.long
 def test_only_the_runs_of_a_chosen_seed_are_started(tmp_path: Path) -> None:
     study_file(tmp_path, out_dir=str(tmp_path / "study"))
     for name in ("none-seed1", "url-seed1", "short-seed1"):
@@ -246,6 +248,7 @@ def test_values_that_a_run_would_refuse_are_found_before_the_first_run(tmp_path:
         check_study(loaded(tmp_path, arms=arms, overrides=[]))
 
 
+@pytest.mark.long
 def test_a_type_that_an_arm_is_not_trained_with_is_found_before_the_first_run(
     tmp_path: Path,
 ) -> None:

@@ -266,6 +266,7 @@ def test_a_claim_about_a_task_is_tested_against_machine_and_order_in_its_sign(
     assert TARGETS == (1000, 2000, 4000)
 
 
+@pytest.mark.long
 def test_a_report_needs_neither_the_harness_nor_the_models(
     scored: StudyConfig,
     tmp_path: Path,
@@ -299,6 +300,7 @@ def test_a_report_needs_neither_the_harness_nor_the_models(
     assert (Path(scored.out_dir) / "claims.png").exists()
 
 
+@pytest.mark.long
 def test_the_page_has_the_tasks_of_claims_before_what_is_exploratory(scored: StudyConfig) -> None:
     write_report(compute_results(scored), Path("study.yaml"), {}, [])
     text = (Path(scored.out_dir) / "report.md").read_text()

@@ -49,6 +49,7 @@ def write_distribution(folder: Path, name: str, tasks: str, module: str = "") ->
     return folder
 
 
+@pytest.mark.long
 def test_a_task_of_another_distribution_trains_and_resumes(tmp_path: Path) -> None:
     started = train(tmp_path / "run")
     assert started.returncode == 0, started.stderr[-3000:]
@@ -70,6 +71,7 @@ def test_the_best_checkpoint_is_checked_by_the_table_of_the_distribution(tmp_pat
     )
 
 
+@pytest.mark.long
 def test_programs_that_the_task_does_not_offer_name_those_that_do(tmp_path: Path) -> None:
     assert train(tmp_path / "run").returncode == 0
     (tmp_path / "run" / "model" / "config.json").write_text("{}")
@@ -157,6 +159,7 @@ def test_a_taken_name_is_refused_also_where_the_task_of_this_package_runs(tmp_pa
     assert "task=causal_lm is defined twice" in refused.stderr
 
 
+@pytest.mark.long
 def test_a_folder_that_is_opened_adds_no_task(tmp_path: Path) -> None:
     """Only the import path counts: a run or a model with a distribution in it is data."""
     assert train(tmp_path / "run").returncode == 0

@@ -110,6 +110,7 @@ def test_after_a_process_killed_while_compiling_the_next_one_compiles(
     assert [file.suffix for file in sorted(folder.iterdir())] == [".so", ".lock"]
 
 
+@pytest.mark.long
 @pytest.mark.faults
 def test_the_file_of_a_process_killed_in_torch_holds_up_nobody(
     environment: dict[str, str], tmp_path: Path
@@ -126,6 +127,7 @@ def test_the_file_of_a_process_killed_in_torch_holds_up_nobody(
     assert stale.exists()
 
 
+@pytest.mark.long
 def test_a_library_that_is_there_is_loaded_from_a_folder_that_cannot_be_written(
     compiled: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_damaged_state_is_named(content: bytes, tmp_path: Path) -> None:
         check_states(tmp_path)
 
 
+@pytest.mark.long
 def test_the_converter_imports_nothing_from_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

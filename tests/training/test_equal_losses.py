@@ -43,6 +43,7 @@ CHUNKED = {"loss_chunk_logits": 30 * 4096}  # of the 128 targets of a micro-batc
 TIMES = ("data_wait_s", "step_s", "tokens_per_s", "memory_gb")
 
 
+@pytest.mark.long
 def test_a_bare_loop_and_every_optional_kernel(launch: Launch, tmp_path: Path) -> None:
     """8 steps in float32 of 2 x 2 sequences of 64 tokens."""
     variants = [
@@ -81,6 +82,7 @@ def test_a_bare_loop_and_every_optional_kernel(launch: Launch, tmp_path: Path) -
         assert f"bsmeta: {name}" in names
 
 
+@pytest.mark.long
 def test_a_step_that_is_not_finite_is_left_out_under_every_optimizer(
     launch: Launch, tmp_path: Path
 ) -> None:

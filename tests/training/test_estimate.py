@@ -169,6 +169,7 @@ def xl_gib(model: GPT2LMHeadModel) -> float:
     return round(estimate_activations(shape, half=True, copies=True).layers / 2**30, 1)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts by the rules of CUDA in any case")
 def test_autocast_of_cuda_keeps_more_than_that_of_a_cpu() -> None:
     assert xl_gib(gpt2_xl(fused=False)) == 40.4
@@ -356,6 +357,7 @@ def estimate_xl(folder: Path, *keys: str) -> str:
     return " ".join(ended.stdout.split())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the card may be here")
 def test_an_estimate_for_a_card_that_is_not_here(tmp_path: Path) -> None:
     keys = ("estimate_card=A100-40GB", "async_save=true")

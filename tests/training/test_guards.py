@@ -186,6 +186,7 @@ def events(out_dir: Path, *names: str) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.long
 def test_two_processes_end_at_the_same_step_resumed_or_not(launch: Launch, tmp_path: Path) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     arguments = (

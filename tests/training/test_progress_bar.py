@@ -11,6 +11,7 @@ from tests.terminal import run_in_terminal
 from tests.warm import REPOSITORY
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [80, 120])
 def test_step_and_time_left_have_room(width: int, tmp_path: Path) -> None:
     code, received = run_in_terminal(

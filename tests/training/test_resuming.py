@@ -181,6 +181,7 @@ def test_a_branch_equals_the_run_that_was_never_stopped(
     assert (stable / "metrics.jsonl").read_bytes() == logged
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_no_run_may_decay_from_is_refused(tmp_path: Path) -> None:
     """In its own folder, in a decay, and with other data; the folders stay as they are."""
     stable, decayed = tmp_path / "stable", tmp_path / "decayed"

@@ -60,6 +60,7 @@ def test_a_finished_model_is_uploaded(server: HubServer, run_folder: Path) -> No
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("server", "problem", "timeout_s"),
     [(401, "401", STUCK_S), (500, "500", STUCK_S), ("hang", "given up after 3 seconds", 3)],

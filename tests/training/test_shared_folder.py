@@ -60,6 +60,7 @@ def machines(tmp_path: Path) -> list[Path]:
     return folders
 
 
+@pytest.mark.long
 def test_two_working_folders_are_refused_before_the_first_step(machines: list[Path]) -> None:
     ended = train(machines, "out_dir=run")
     host = socket.gethostname()
@@ -100,6 +101,7 @@ def test_one_path_on_two_file_systems_is_refused(tmp_path: Path) -> None:
     assert f"rank 1 on {socket.gethostname()} has {out_dir}" in outputs[0]
 
 
+@pytest.mark.long
 def test_a_shared_folder_is_left_without_traces(machines: list[Path], tmp_path: Path) -> None:
     ended = train(machines, f"out_dir={tmp_path}/run")
     assert [code for code, _ in ended] == [0, 0], ended
@@ -113,6 +115,7 @@ def test_a_shared_folder_is_left_without_traces(machines: list[Path], tmp_path: 
     assert [event["step"] for event in events if event["event"] == "save"] == [2]
 
 
+@pytest.mark.long
 def test_a_save_that_cannot_succeed_fails_before_the_first_step(
     machines: list[Path], small_disk: Path
 ) -> None:

@@ -17,6 +17,7 @@ CORES = len(os.sched_getaffinity(0))
 OFFLOAD = '{"stage": 2, "offload_optimizer": {"device": "cpu"}}'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("zero", "processes", "threads", "expected"),
     [

@@ -137,6 +137,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_a_process_that_stands_still_leaves_stacks_and_a_status(tmp_path: Path) -> None:
     done = run(STANDING_STILL, str(tmp_path))
     assert done.returncode == 1
@@ -146,6 +147,7 @@ def test_a_process_that_stands_still_leaves_stacks_and_a_status(tmp_path: Path) 
     assert (status["state"], status["exit_code"], status["step"]) == ("failed", 1, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("closed", [(), ("closed",)])
 def test_it_ends_where_nothing_can_be_written(tmp_path: Path, closed: tuple[str, ...]) -> None:
     (tmp_path / "stacks-rank0.txt").mkdir()

@@ -266,6 +266,7 @@ def test_only_two_stars_of_a_glob_match_across_folders(
     assert Pattern("hf", "owner/name", pattern).matches(file) is expected
 
 
+@pytest.mark.long
 def test_the_environment_names_endpoint_and_token(files: Hub, tmp_path: Path) -> None:
     files.token = TOKEN
     command = [

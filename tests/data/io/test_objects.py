@@ -108,6 +108,7 @@ def read(ref: FileRef) -> bytes:
         return file.read()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("train_file", "expected"),
     [
@@ -142,6 +143,7 @@ def test_a_listing_of_several_pages(
     assert sum("continuation-token" in query for _, query, _ in s3.requests) == 2
 
 
+@pytest.mark.long
 def test_only_names_with_the_beginning_of_a_pattern_are_requested(
     s3: S3Server, tmp_path: Path
 ) -> None:
@@ -153,6 +155,7 @@ def test_only_names_with_the_beginning_of_a_pattern_are_requested(
     assert "prefix=web%2Fpart-&" in path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "key",
     ["web//data.jsonl", "web/./data.jsonl", "web/../data.jsonl", "web/a\tb.jsonl", "web/a%41+?#&"],
@@ -176,6 +179,7 @@ def test_the_held_out_object_is_left_out_by_its_name(s3: S3Server, tmp_path: Pat
     assert str(path) == held_out
 
 
+@pytest.mark.long
 def test_the_content_in_blocks_and_from_the_cache(s3: S3Server, tmp_path: Path) -> None:
     ref = one(s3, tmp_path)
     assert read(ref) == CONTENT
@@ -219,6 +223,7 @@ def test_an_outage_is_named(s3: S3Server, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_ignored", [False, True])
 def test_an_object_that_is_overwritten(s3: S3Server, tmp_path: Path, is_ignored: bool) -> None:
     """Also where the server ignores the condition on the ETag."""
@@ -236,6 +241,7 @@ def test_an_object_that_is_overwritten(s3: S3Server, tmp_path: Path, is_ignored:
     assert read(one(s3, tmp_path, CONTENT[::-1])) == CONTENT[::-1]
 
 
+@pytest.mark.long
 def test_an_object_that_is_deleted(s3: S3Server, tmp_path: Path) -> None:
     ref = one(s3, tmp_path)
     s3.client.delete_object(Bucket=BUCKET, Key="web/data.jsonl")
@@ -243,6 +249,7 @@ def test_an_object_that_is_deleted(s3: S3Server, tmp_path: Path) -> None:
         read(ref)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("status", "code", "message"),
     [
@@ -265,6 +272,7 @@ def test_refusals_are_named_and_not_tried_again(
     assert len(s3.requests) == 1
 
 
+@pytest.mark.long
 def test_an_answer_that_is_no_listing(s3: S3Server, tmp_path: Path) -> None:
     s3.faults = [lambda environ: (200, {}, b"<html>sign in</html>")]
     with pytest.raises(DataError, match="after 5 failures .*: the answer is not a listing, but ht"):
@@ -296,6 +304,7 @@ def test_wrong_names(s3: S3Server, tmp_path: Path) -> None:
         names(tmp_path, "s3:///web/b.jsonl")
 
 
+@pytest.mark.long
 def test_without_credentials(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are not signed: a public bucket can be read, another is refused."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -335,6 +344,7 @@ def test_no_secret_is_said(s3: S3Server, tmp_path: Path, caplog: pytest.LogCaptu
     assert not any(secret in said for secret in (SECRET, "Signature", "AKIA"))
 
 
+@pytest.mark.long
 def test_credentials_of_a_file_are_hidden_from_then_on(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,6 +390,7 @@ def test_requests_go_through_a_proxy(
     assert read(shard.path) == CONTENT
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "AWS_CA_BUNDLE"])
 def test_certificates_are_checked_with_the_bundle_of_the_environment(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str

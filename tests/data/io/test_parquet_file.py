@@ -59,6 +59,7 @@ NESTED = parquet(
 )
 
 
+@pytest.mark.long
 def test_the_byte_that_ended_the_process(tmp_path: Path) -> None:
     """The codec of the column `n` becomes another type of Thrift."""
     assert len(SMALL) == 727
@@ -69,6 +70,7 @@ def test_the_byte_that_ended_the_process(tmp_path: Path) -> None:
             assert failures([outcome]) == []
 
 
+@pytest.mark.long
 @pytest.mark.faults
 @pytest.mark.parametrize("reader", [read_for_training, read_for_annotation])
 def test_each_byte_changed(reader: Reader) -> None:
@@ -84,6 +86,7 @@ def test_nested_columns_changed_at_random(reader: Reader, count: int) -> None:
     assert failures(read_all(reader, inputs, intact=NESTED, name="a.parquet")) == []
 
 
+@pytest.mark.long
 def test_each_byte_changed_of_a_table() -> None:
     """Tables are CSV or JSON lines; a Parquet file is refused, with whatever beginning."""
     inputs = changed_bytes(SMALL, values=())

@@ -128,6 +128,7 @@ def test_nulls_of_a_fixed_width_have_bytes_in_memory() -> None:
     assert bounds(file).max_rows == 4
 
 
+@pytest.mark.long
 def test_lists_that_repeat_a_long_text_are_read_as_indices() -> None:
     file = written({"html": ["a"], "list": [["x" * MB] * 1000]})
     assert bounds(file) == Bounds(ROWS, (1,))

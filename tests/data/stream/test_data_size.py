@@ -36,6 +36,7 @@ def test_small_shards_are_counted_exactly(tmp_path: Path) -> None:
     assert not size.is_tokenized
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"])
 def test_large_shards_are_estimated_from_their_beginning(suffix: str, tmp_path: Path) -> None:
     rows = texts(40_000)

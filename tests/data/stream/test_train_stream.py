@@ -320,6 +320,7 @@ def test_loader_processes_pass_over_the_signals_of_others(folder: Path) -> None:
     assert not any(worker.is_running() for worker in workers)
 
 
+@pytest.mark.long
 def test_a_script_that_fails_does_not_wait_for_its_loader_processes(folder: Path) -> None:
     script = (
         "import sys\n"

@@ -67,6 +67,7 @@ def global_steps(
     return documents, {"fingerprint": ranks[0].fingerprint, **merged}  # as the trainer saves it
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ORDERS)
 def test_global_batches_are_the_same_for_every_launch(kind: str) -> None:
     order = ORDERS[kind]

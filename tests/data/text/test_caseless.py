@@ -47,6 +47,7 @@ def test_the_caseless_form_of_a_text(text: str, expected: str) -> None:
     assert make_caseless(text) == expected
 
 
+@pytest.mark.long
 def test_every_character_has_one_caseless_form() -> None:
     for number in range(sys.maxunicode + 1):
         character = chr(number)

@@ -150,7 +150,7 @@ def test_a_prefix_that_is_cut_keeps_its_boundary() -> None:
     rendered = Renderer(config).render(document, config.metadata_list)
     tokenizer = special_tokenizer(config)
     (one,) = DocumentEncoder(tokenizer, DataConfig(metadata_config=config)).encode([rendered])
-    assert one.prefix_cut
+    assert one.prefix_is_cut
     assert len(one.prefix_ids) == 4
     assert tokenizer.decode([one.prefix_ids[-1]]) == "<|text|>"
 

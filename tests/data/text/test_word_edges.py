@@ -105,6 +105,7 @@ NO_ALIASES = {
     "annotate/descriptions.py": "markup and the first words of English descriptions",
     "config/cards.py": "names of graphics cards",
     "config/schema_types.py": "names of Python types",
+    "quick/columns.py": "markup at the beginning of a text",
     "report/figures.py": "attributes of SVG",
     "report/markdown.py": "addresses that Markdown would link",
     "tasks/classification/classifier.py": "words as features, as published",
@@ -117,6 +118,7 @@ def modules() -> list[Module]:
     return read_modules()
 
 
+@pytest.mark.long
 def test_only_one_file_decides_where_words_end() -> None:
     with_edges = set()
     with_automata = set()

@@ -35,6 +35,7 @@ def nested(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.long
 def test_two_processes_train_a_model_with_a_vision_tower(nested: Path, tmp_path: Path) -> None:
     launch = REPOSITORY / "experiments/accelerate/cpu.yaml"
     keys = [*KEYS, f"model_config_file={nested}", f"out_dir={tmp_path}/run"]

@@ -65,6 +65,7 @@ def trained_on(folder: Path, rank: int) -> set[str]:
     return {name.partition(":")[0] for name in named}
 
 
+@pytest.mark.long
 def test_one_rank_lists_and_samples_and_a_restart_reads_only_what_it_needs(
     launch: Launch, shards: Path, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_one_rank_lists_and_samples_and_a_restart_reads_only_what_it_needs(
     assert {*files(tmp_path / "again", 1)} == trained_on(tmp_path / "again", 1)
 
 
+@pytest.mark.long
 def test_a_bucket_is_listed_by_one_rank(launch: Launch, shards: Path, tmp_path: Path) -> None:
     """The other reads the objects that the first has listed."""
     access = {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": SECRET}

@@ -112,7 +112,7 @@ MALFORMED: dict[str, tuple[bytes, dict[str, Any], str]] = {
     # the encoding
     "not the declared encoding": (
         TABLE + b"caf\xe9,left,x,y\n", {"csv_encoding": "utf-8"},
-        r"not text in csv_encoding=utf-8 \(.*correct the file, or declare the encoding",
+        r"not text in csv_encoding=utf-8 \(.*correct the file, or declare its encoding",
     ),
     "an unknown encoding": (TABLE, {"csv_encoding": "utf8x"}, r"csv_encoding=utf8x: there is no"),
     "no text encoding": (TABLE, {"csv_encoding": "base64"}, r"csv_encoding=base64: there is no"),

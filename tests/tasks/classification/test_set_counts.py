@@ -52,6 +52,7 @@ def test_scores_of_each_label() -> None:
     }
 
 
+@pytest.mark.long
 @given(SETS)
 def test_scores_are_those_of_scikit_learn(sets: tuple[np.ndarray, np.ndarray]) -> None:
     truth, guess = sets

@@ -124,6 +124,7 @@ def test_a_text_of_two_groups_is_in_the_later_split_only() -> None:
     assert leave_out_duplicates(texts, splits).tolist() == [3, 1, 2, 3, 0, 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split_by", [None, "address"])
 @pytest.mark.skipif(not LEANINGS.exists(), reason=f"{LEANINGS} is not on this machine")
 def test_the_splits_of_the_addresses(tmp_path: Path, split_by: str | None) -> None:

@@ -247,6 +247,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         open_examples(data_config(csv, database=str(tmp_path / "file/a.sqlite")), TOKENIZER)
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     csv = write_leanings(tmp_path)
     script = (

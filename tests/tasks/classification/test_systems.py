@@ -100,6 +100,7 @@ def assert_predicts_what_was_reported(run: Path, csv_file: Path) -> None:
             assert share == pytest.approx(float(theirs[f"probabilities.{label}"]), abs=2e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("table", "chosen", "parts", "kill_at"),
     [
@@ -128,6 +129,7 @@ def test_auto_exports_the_system_that_the_table_needs(
     assert fine_tuned.description.method == "fine_tune"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["linear", "frozen", "combined", "fine_tune"])
 def test_each_method_predicts_from_its_folder_what_it_reported(
     launch: Launch, tmp_path: Path, encoder: Path, method: str

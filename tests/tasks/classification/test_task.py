@@ -83,6 +83,7 @@ def test_all_chunks_of_a_text_are_trained_on_with_its_label(examples: Examples) 
         assert 3 <= len(chunk.ids) <= 16
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_steps_are_the_same_for_every_launch(

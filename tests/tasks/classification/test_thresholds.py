@@ -34,6 +34,7 @@ def test_of_equally_good_thresholds_the_one_nearest_to_a_half_is_chosen() -> Non
     assert find_best_threshold(probabilities, truth) == pytest.approx(0.7)
 
 
+@pytest.mark.long
 @given(PAIRS.filter(lambda pairs: any(is_true for _, is_true in pairs)))
 def test_no_other_threshold_has_a_better_f1(pairs: list[tuple[float, bool]]) -> None:
     probabilities = np.array([probability for probability, _ in pairs])

@@ -87,6 +87,7 @@ def test_the_report_again_beside_a_model_that_reads_only_titles(
     assert "no effect with a checkpoint of task=disambiguation" in refused.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trained_layers", [0, 1])
 def test_a_run_with_a_frozen_entity_encoder_is_evaluated_after_training(
     launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, trained_layers: int

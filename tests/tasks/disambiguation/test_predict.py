@@ -47,6 +47,7 @@ def sentence(theme: str, word: str) -> str:
     return f"the {CONTEXTS[theme][0]} near {word} with {CONTEXTS[theme][1]}"
 
 
+@pytest.mark.long
 def test_mentions_given_and_detected(run_folder: Path) -> None:
     task, folder = open_task(str(run_folder), {})
     assert isinstance(task, Predicts)

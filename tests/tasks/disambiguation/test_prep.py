@@ -235,6 +235,7 @@ def test_aliases_of_lines_are_found_in_any_case_and_composition(
     ) in caplog.messages
 
 
+@pytest.mark.long
 def test_any_number_of_processes_builds_the_same(
     open_lines: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def mentions(rows: list[dict[str, Any]]) -> set[str]:
     return {f"{row['sent_idx_unq']}:{n}" for row in rows for n in range(len(row["aliases"]))}
 
 
+@pytest.mark.long
 def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
     launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, encoder: Path
 ) -> None:

@@ -409,6 +409,7 @@ def another(value: Any) -> Any:
     return "CONSTANT_WITH_WARMUP" if "_WITH_" in str(value) else "other"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("file", "schema"),
     [("graph", SedWordsConfig), ("correction", SecConfig), ("tuning", SedSequenceConfig)],

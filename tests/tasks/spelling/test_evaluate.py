@@ -135,6 +135,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.long
 def test_a_run_ends_with_a_report_on_its_test_sets(trained: Path) -> None:
     report = json.loads((trained / "evaluation/evaluation.json").read_text())
     (result,) = report["test_sets"]
@@ -150,6 +151,7 @@ def test_a_run_ends_with_a_report_on_its_test_sets(trained: Path) -> None:
     assert "Finds the words of a text that have a spelling error." in card
 
 
+@pytest.mark.long
 def test_evaluate_and_predict_use_the_trained_model(
     trained: Path, launch: Launch, tmp_path: Path
 ) -> None:
@@ -246,6 +248,7 @@ ENDS = ["\r\n", "\r\n", "\n", "\r\n", "\r"]
 LINES = ["\ufeffteh  cat", "", "\tsat\ton", "teh mat", "and"]
 
 
+@pytest.mark.long
 def test_a_corrected_text_keeps_its_lines_and_line_ends(
     corrector: Path, launch: Launch, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def test_samples_of_several_sets_have_limits_and_no_copies(tmp_path: Path) -> No
     assert len({*texts}) == 50
 
 
+@pytest.mark.long
 def test_samples_do_not_live_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is allocated is what is read at once: 1 MB of a file to hash, a batch of samples."""
     monkeypatch.setattr("bsmeta.tasks.spelling.samples.BATCH_SAMPLES", 100)

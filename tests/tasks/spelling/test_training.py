@@ -23,6 +23,7 @@ SLOW = pytest.mark.slow
 TASKS = ["sec", pytest.param("sed_words", marks=SLOW), pytest.param("sed_sequence", marks=SLOW)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", TASKS)
 def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
     launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, task: str

@@ -231,6 +231,7 @@ def test_real_lines_keep_their_punctuation(group: str) -> None:
             assert punctuation(candidate) == punctuation(token)
 
 
+@pytest.mark.long
 def test_the_program_leaves_punctuation_as_it_is(launch: Launch, tmp_path: Path) -> None:
     run = tmp_path / "run"
     launch(TRAIN, *arguments("sec", tmp_path, run))

@@ -84,6 +84,7 @@ def test_a_run_folder_is_evaluated_and_reported(
     assert f"{both['difference']:+.4f}" in printed
 
 
+@pytest.mark.long
 def test_intervals_over_hosts_are_reported(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,6 +140,7 @@ def test_keys_change_what_is_evaluated(
     assert report["data"]["max_seq_len"] == 32
 
 
+@pytest.mark.long
 def test_the_newest_checkpoint_stands_in_for_a_final_model(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +204,7 @@ def test_a_folder_without_a_tokenizer_is_refused(
     assert f"checkpoint={run_folder}: there is no tokenizer (it would have 1 tokens" in message
 
 
+@pytest.mark.long
 def test_everything_at_once_makes_one_page(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +263,7 @@ def test_one_document_has_no_interval(
     assert "over one document, so there is no interval" in printed
 
 
+@pytest.mark.long
 def test_a_model_of_other_windows_is_described_by_its_own(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,6 +169,7 @@ def write_run(folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_run_and_its_evaluation_say_what_is_lost(launch: Launch, tmp_path: Path) -> None:
     train, evaluate = (PACKAGE / f"{name}.py" for name in ("train", "evaluate"))
     keys = write_run(tmp_path)

@@ -15,6 +15,7 @@ from bsmeta.data.io.shards import Shard, add_sample_hashes, fingerprint_shards
 from tests.tasks.causal_lm.evaluation.conftest import call, documents, write_shard
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "listed", ["in a checkpoint", "by the configuration", "under another name"]
 )

@@ -74,6 +74,7 @@ def trained_on(
         yield batch.documents, chunks[: len(chunks) - (batch.tokens < len(tensors["input_ids"]))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_documents_have_the_chunks_that_the_stream_trains_on(epoch: int) -> None:
     overrides = [ONE_SHARD, *ONE_STREAM, "limit=1000", f"epoch={epoch}"]
