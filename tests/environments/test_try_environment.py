@@ -27,6 +27,7 @@ def test_the_tutorial_is_tried_up_to_its_first_table(tmp_path: Path) -> None:
         "bsmeta init .                # copies the sample, the configurations and the launch files",
         "check_only",
         "four steps",
+        "tutorial: cat > split.py <<'END'",
         "tutorial: mkdir -p configs",
         "tutorial: bsmeta train --config-dir configs --config-name mine check_only=true",
         "tutorial: bsmeta explain --config-dir configs --config-name mine limit=2",
