@@ -1,4 +1,4 @@
-"""Downloads the files that a manifest lists, verifies and unpacks them.
+"""Downloads, verifies and unpacks the files listed in a manifest.
 
 python bsmeta/download.py manifest=manifest.json folder=data
 python bsmeta/download.py manifest=manifest.json folder=data mirror=https://example.org/wiki

@@ -14,7 +14,7 @@ from bsmeta.core.errors import ConfigurationError
 
 
 def format_override_value(value: Any) -> str:
-    """Formats a value as it stands after the equals sign of an override, with quotes around texts.
+    """Formats a value for the right-hand side of an override; strings are quoted.
 
     Texts are literal: `${…}` in them is not resolved.
 

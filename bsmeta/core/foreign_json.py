@@ -178,7 +178,7 @@ def _replace_constants(content: bytes) -> bytes:
 
 
 def _replace_halves(content: bytes, replacement: str) -> bytes:
-    """Replaces each half of a surrogate pair, whether it is an escape or three bytes."""
+    """Replaces lone surrogates, whether escaped or written as three bytes."""
     if not any(start in content for start in (b"\\ud", b"\\uD", b"\xed")):
         return content
 

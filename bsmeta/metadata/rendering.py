@@ -388,7 +388,7 @@ class Renderer:
         return [token for token in dict.fromkeys(tokens) if token]
 
     def _render_global_texts(self, key: str, records: Sequence[Record]) -> list[str]:
-        """Renders the global ones of a type's records."""
+        """Renders a type's global records."""
         metadata_type = self._types[key]
         if metadata_type.always_present:
             records = [Record(value="")]

@@ -150,10 +150,10 @@ def find_device() -> Device:
 
 
 def choose_vocabulary_size(text_bytes: int, device: Device) -> int | None:
-    """Returns the size of a vocabulary to train on this much text; None: the text is too short.
+    """Returns the vocabulary size to train on this much text; None if the text is too short.
 
-    A token needs some hundred occurrences to be learned. In models as small as a CPU trains, a
-    large vocabulary would take most of the time.
+    A token must occur about a hundred times to be learned. In models small enough for a CPU, a
+    large vocabulary would dominate the compute.
     """
     if text_bytes < MIN_TOKENIZER_BYTES:
         return None
@@ -216,7 +216,7 @@ def count_weights(shape: Shape, vocabulary_size: int) -> int:
 
 
 def compute_inner_size(hidden_size: int) -> int:
-    """Returns the width within a layer: 8/3 of the model's, as in Llama, a multiple of 16."""
+    """Returns the feed-forward width: 8/3 of the hidden size, as in Llama, a multiple of 16."""
     return round(8 * hidden_size / 3 / 16) * 16
 
 

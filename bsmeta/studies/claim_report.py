@@ -145,7 +145,7 @@ def make_claim_table(results: Results) -> Table:
 
 
 def make_host_table(results: Results) -> Table:
-    """Makes the table of the claims with hosts as the units, beside the declared verdicts."""
+    """Makes the table of each claim's declared verdict beside its verdict clustered by host."""
     study = results.study
     note = (
         "The verdicts are about other documents of the same hosts, as declared. Over hosts: the "

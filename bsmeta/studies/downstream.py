@@ -68,8 +68,8 @@ def score_model(
 
     Args:
         model: A folder that `from_pretrained` loads.
-        device: torch's name of the device.
-        made_tasks: Folder of tasks that were made of held-out pages.
+        device: A torch device string, such as `cuda:0`.
+        made_tasks: Folder of the tasks generated from held-out pages.
 
     Raises:
         ConfigurationError: If a task is unknown or has no accuracy, or a prompt has a field that

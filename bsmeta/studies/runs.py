@@ -293,8 +293,8 @@ class Progress:
 def list_runs(study: StudyConfig) -> list[Run]:
     """Lists all runs in the order in which they are made; arms come after the arms they need.
 
-    With `random_order`, the order of the seeds follows from a hash, so it is the same on every
-    machine, and a seed that is added leaves the order of the others as it is.
+    With `random_order`, seeds are sorted by a hash: the order is the same on every machine, and
+    adding a seed does not reorder the others.
     """
     folder = Path(study.out_dir)
     seeds = list(study.seeds)

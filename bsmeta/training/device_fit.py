@@ -68,7 +68,7 @@ class Need:
     per_row: float
 
     def max_rows(self, usable: float) -> float:
-        """Returns the largest number of rows that fit; 0: not even one, infinite: any."""
+        """Returns the largest number of rows that fits; 0 if none does, infinity if any does."""
         if self.per_row <= 0:
             return math.inf if self.size <= usable else 0
         return max(0, self.rows + math.floor((usable - self.size) / self.per_row))

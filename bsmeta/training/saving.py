@@ -238,7 +238,7 @@ class Saver:
         full disk, a model that cannot be written or read.
 
         Raises:
-            CheckpointError: If the content of a file differs from the written one.
+            CheckpointError: If a file reads back differently from what was written.
         """
         folder = self._run_folder.path / checkpoint.REHEARSAL
         try:

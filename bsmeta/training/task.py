@@ -161,7 +161,7 @@ class Task(ABC):
         """Receives the survey of rank 0 on every rank, for the next `train_stream`."""
 
     def rate_scale(self, name: str) -> float:
-        """Returns the factor of the learning rate of a parameter, by its name."""
+        """Returns the learning-rate multiplier of the parameter with this name."""
         return 1.0
 
     def flops_per_token(self, model: nn.Module) -> float:

@@ -307,7 +307,7 @@ class FileSet:
         return lambda done: self.advance(f"{activity} {entry.path}", done, total)
 
     def _record_path(self, entry: Entry) -> Path:
-        """Returns the path of the record that an entry is complete."""
+        """Returns the path of the file that marks an entry as complete."""
         return self._resolve(f"{STATE_FOLDER}/{entry.target}.json")
 
     def _describe_target(self, entry: Entry) -> dict[str, Any]:

@@ -378,7 +378,7 @@ class Share:
         return (shard_runs * self.run + offsets).tolist()
 
     def find_window(self, document: int, count: int) -> int:
-        """Returns the index of the window of the stream's first document from `document` on.
+        """Returns the index of the window with the stream's first document at or after `document`.
 
         Args:
             document: The number of a document in the shard.

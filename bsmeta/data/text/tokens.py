@@ -543,7 +543,7 @@ class TokenMarks(NamedTuple):
 
 
 def slice_plain_tokens(length: int) -> TokenMarks:
-    """Returns the marks of text tokens, as slices of shared read-only arrays."""
+    """Returns the marks of text tokens, as views of cached read-only arrays."""
     size = max(1 << (length - 1).bit_length(), 1 << 12)  # few sizes, as all stay in memory
     token_types, run, targets = _make_plain_tokens(size)
     return TokenMarks(token_types[:length], run[:length], targets[:length])

@@ -153,7 +153,7 @@ def compute_sample_f1(classified: Classified) -> np.ndarray:
 
 
 def _require_samples(classified: Classified) -> SampleTotals:
-    """Returns the sums over texts, which metrics of several labels require."""
+    """Returns the per-text sums, which exist only for multi-label results."""
     assert classified.samples is not None, "a metric of several labels, of texts with one label"
     return classified.samples
 

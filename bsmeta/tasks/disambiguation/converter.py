@@ -465,7 +465,7 @@ def _apply_rule(
     """Applies a rule to a value of any type.
 
     Raises:
-        ConfigurationError: If the rule cannot convert the value, or others that it reads.
+        ConfigurationError: If the rule cannot convert the value, or another that it depends on.
     """
     try:
         return rule(value, source)

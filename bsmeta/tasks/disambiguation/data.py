@@ -283,7 +283,7 @@ class RunData:
 
 @dataclass(frozen=True)
 class Comparisons:
-    """The comparisons of mentions with the entities of a micro-batch, which are columns.
+    """The mentions (rows) and the entities (columns) of a micro-batch that are compared.
 
     An entity may have two columns, with and without its title.
     """

@@ -61,7 +61,7 @@ def find_output_embedding(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def open_scorer(model: nn.Module, device: torch.device) -> Iterator[Scorer]:
-    """Yields a scorer for a model, wrapped or not, which is in evaluation mode in the context."""
+    """Yields a scorer for a model, which stays in evaluation mode until the context exits."""
     was_training = model.training
     model.eval()
     with disable_planned_attention():
