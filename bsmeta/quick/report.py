@@ -73,10 +73,13 @@ def make_sentence(result: Result, types: Sequence[str], pages: int, held_out: in
         held_out: Number of held-out pages.
     """
     main = result.main
+    # Between two trained models there is chance, too; within one model, with its controls, is not.
+    between_models = result.compare(result.text, result.base).value
     parts = [
         _describe_main(result, main, types),
         _describe_control(result, main),
-        "both models have one seed, and another may differ by more than metadata does",
+        "both models have one seed, and another may differ by more than metadata does (reading "
+        f"text alone, these two differ by {between_models:+.4f})",
         _describe_needs(result, main, pages, held_out),
     ]
     sentence = "; ".join(parts) + "."

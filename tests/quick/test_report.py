@@ -64,7 +64,8 @@ def test_the_sentence_of_a_clear_difference() -> None:
         f"{interval.low:+.4f} to {interval.high:+.4f}); compared with its strongest control "
         "(separator alone), the content of the metadata saves bits (-0.2000, "
         f"{gain.low:+.4f} to {gain.high:+.4f}); both models have one seed, and another may differ "
-        "by more than metadata does; to show a difference of this size with a power of 80%, 2 "
+        "by more than metadata does (reading text alone, these two differ by +0.0000); to "
+        "show a difference of this size with a power of 80%, 2 "
         "held-out documents suffice, and it would take 5 seeds if it varies over seeds by half of "
         "its size (standard deviation), 10 if by all of it (bsmeta study)."
     )
