@@ -1,9 +1,9 @@
 """Finds the text and the metadata among the columns of unknown pages, and says why.
 
-A column is a candidate for the text or for a metadata type by its name: that of the type, of its
-columns in the published form (`metadata_website_desc`), or a usual other name. The values of the
+A column is a candidate for the text or for a metadata type by its name: the name of the type, its
+column in the published form (`metadata_website_desc`), or another usual name. The values of the
 first rows then decide: a column whose values do not fit is left, with the reason. Nothing is taken
-silently: `make_column_table` shows every column, with what was made of it.
+silently: `make_column_table` shows every column and its use.
 
 Only types about a whole page are taken. Records about places in the text (tags, entities) need more
 than a small model sees; `bsmeta train` takes them.
@@ -156,7 +156,7 @@ def list_types(columns: Mapping[str, str], types: Sequence[str] | None) -> list[
 
 
 def make_column_table(choices: Sequence[ColumnChoice], rows: int) -> Table:
-    """Shows every column: what it is taken as, or why it is left."""
+    """Makes the table of all columns: the use of each, or why it is ignored."""
     heads = [Column("column"), Column("taken as"), Column("rows with it"), Column("because")]
     heads.append(Column("first value"))
     table = Table(f"Columns of the first {rows:,} rows", "", heads)
@@ -240,10 +240,10 @@ def _describe_missing_text(
     columns: Mapping[str, list[Any]], prose: Sequence[str], left: Mapping[str, str]
 ) -> str:
     """Explains why no column is the text, and how to name one."""
-    listed = []
+    descriptions = []
     for path, values in columns.items():
         reason = left.get(path) or _find_text_fault(values) or "long texts"
-        listed.append(f"{path} ({reason.removeprefix('not the text: ')})")
+        descriptions.append(f"{path} ({reason.removeprefix('not the text: ')})")
     html = [path for path, values in columns.items() if _find_text_fault(values) == "markup"]
 
     problem = "no column of the first rows is the text of a page"
@@ -256,8 +256,9 @@ def _describe_missing_text(
             "metadata of them, which bsmeta quick shards reads"
         )
     names = ", ".join(TEXT_NAMES[:5])
+    columns_found = "; ".join(descriptions) or "no column"
     return (
-        f"pages: {problem}; found {'; '.join(listed) or 'no column'}; expected a column such as "
+        f"pages: {problem}; found {columns_found}; expected a column such as "
         f"{names}, with texts of at least {MIN_TEXT_CHARACTERS} characters. {fix}"
     )
 
@@ -386,9 +387,10 @@ _FAULTS: dict[str, Callable[[str | int | float], str]] = {
 
 
 def _make_plain(value: Any) -> str | int | float | None:
-    """Returns a value as a text or a number; of records, the first about the page; else None.
+    """Converts a value to a string or a number; None if it holds neither.
 
-    The items of a list of plain values are joined, such as the authors of a page.
+    Of a list of records, the first record about the page counts. The items of a list of plain
+    values, such as the authors of a page, are joined by commas.
     """
     if isinstance(value, list):
         for record in value:
@@ -409,7 +411,7 @@ def _is_local(record: Mapping[str, Any]) -> bool:
 def _select_types(
     types: Sequence[str], taken: dict[str, tuple[str, str]], left: dict[str, str]
 ) -> None:
-    """Keeps only the types that the user wants, and the URL, which tells sites apart.
+    """Keeps only the types that the user wants, and the URL, by which sites are held out.
 
     Raises:
         ConfigurationError: If one of them was not found.
@@ -424,7 +426,7 @@ def _select_types(
             )
     for path, (name, _) in [*taken.items()]:
         if name == ADDRESS_KEY and name not in types:
-            taken[path] = (name, "only tells sites apart: metadata_list leaves it out")
+            taken[path] = (name, "only to hold out sites: metadata_list leaves it out")
         elif name not in (TEXT, *types):
             left[path] = f"{name}, which metadata_list leaves out"
             del taken[path]

@@ -90,12 +90,12 @@ def find_data(config: QuickConfig, folder: Path) -> tuple[Data, list[str]]:
     claim_folder(config, folder, page_set.pages)
     page_set = drop_copies(page_set, folder / "copies", near=config.near_copies)
     pages = page_set.pages
-    chosen = hold_out(pages, config)
-    training = [pages[number] for number in chosen.training]
-    held_out = [pages[number] for number in chosen.held_out]
+    split = hold_out(pages, config)
+    training = [pages[number] for number in split.training]
+    held_out = [pages[number] for number in split.held_out]
     data = Data(_list_shared_types(types, training, held_out), training, held_out)
-    notes = [*files.notes, *page_set.notes, *_list_notes(data, types, chosen)]
-    print_summary(_list_page_rows(files, page_set, chosen), notes)
+    notes = [*files.notes, *page_set.notes, *_list_notes(data, types, split)]
+    print_summary(_list_page_rows(files, page_set, split), notes)
     return data, notes
 
 
@@ -150,18 +150,18 @@ def report_result(
     print_report([table], [*notes, sentence], [*files, folder / EVALUATION / HTML])
 
 
-def _list_page_rows(files: PageFiles, page_set: PageSet, chosen: HeldOut) -> list[Row]:
+def _list_page_rows(files: PageFiles, page_set: PageSet, split: HeldOut) -> list[Row]:
     """Describes the pages for a table: how many are used, held out and left out, and why."""
     names = {SITE: "whole sites", DOCUMENT: "documents, not sites"}
     left_out = ", ".join(f"{count:,} ({reason})" for reason, count in page_set.left_out.items())
-    more = f"; more are in the files (max_documents={files.limit:,})" if files.has_more else ""
+    rest = f"; more are in the files (max_documents={files.limit:,})" if files.has_more else ""
     others = f" and {len(files.paths) - 1:,} more" if len(files.paths) > 1 else ""
     return [
         ("files", f"{files.paths[0]}{others}"),
-        ("pages", f"{len(page_set.pages):,}{more}"),
+        ("pages", f"{len(page_set.pages):,}{rest}"),
         ("left out", left_out or "none"),
-        ("training", f"{len(chosen.training):,} pages"),
-        ("held out", f"{len(chosen.held_out):,} pages: {names[chosen.unit]} ({chosen.reason})"),
+        ("training", f"{len(split.training):,} pages"),
+        ("held out", f"{len(split.held_out):,} pages: {names[split.unit]} ({split.reason})"),
     ]
 
 
@@ -186,16 +186,16 @@ def _list_shared_types(
     )
 
 
-def _list_notes(data: Data, types: Sequence[str], chosen: HeldOut) -> list[str]:
-    """Returns what a reader of the result must know about the data.
+def _list_notes(data: Data, types: Sequence[str], split: HeldOut) -> list[str]:
+    """Lists the caveats about the data, for the reader of the result.
 
     Args:
         types: The types that were found.
     """
     notes = []
-    if chosen.unit == DOCUMENT:
+    if split.unit == DOCUMENT:
         notes.append(
-            f"Documents were held out, not sites ({chosen.reason}): the result holds for other "
+            f"Documents were held out, not sites ({split.reason}): the result holds for other "
             "pages of the same sites, and says nothing about other sites."
         )
     absent = [name for name in types if name not in data.types]

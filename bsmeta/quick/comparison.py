@@ -1,10 +1,10 @@
-"""Compares the two models on the held-out pages: differences, intervals, and what more data takes.
+"""Compares the two models on the held-out pages: differences, intervals, and needed pages.
 
 Every reading of the held-out text is compared with the same one: the model that was trained on text
 alone, reading text alone. Both models have trained on the same text, so the reading with metadata
 differs from it by metadata in training and in reading. The controls show the trained model other
 prefixes instead: the values of another page, junk words, or a bare separator. What the metadata
-gains over its strongest control is its content; the rest is form.
+gains over its strongest control is due to its content; the rest is form.
 
 The interval is Student's, with the jackknife over documents or, if there are enough, over hosts.
 """
@@ -69,7 +69,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Difference:
-    """Bits per byte of a reading minus those of another.
+    """Bits per byte of a reading minus bits per byte of another.
 
     Attributes:
         interval: Its 95% interval over the units; None for a single unit.
@@ -226,8 +226,8 @@ def count_needed_units(difference: Difference) -> int | None:
     if difference.interval is None or difference.value == 0:
         return None
     quantiles = ndtri(1 - ALPHA / 2) + ndtri(POWER)
-    needed = quantiles**2 * difference.unit_variance / difference.value**2
-    return max(math.ceil(needed), 2) if needed <= MAX_NEEDED_UNITS else None
+    num_needed = quantiles**2 * difference.unit_variance / difference.value**2
+    return max(math.ceil(num_needed), 2) if num_needed <= MAX_NEEDED_UNITS else None
 
 
 def count_needed_seeds_by_deviation(

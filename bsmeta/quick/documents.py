@@ -114,27 +114,29 @@ def drop_copies(page_set: PageSet, folder: Path, *, near: bool | None) -> PageSe
         ConfigurationError: If `near` is true, and the extra is not installed.
     """
     seen: set[str] = set()
-    kept = PageSet([], Counter(page_set.left_out))
+    distinct = PageSet([], Counter(page_set.left_out))
     for page in page_set.pages:
         if page.text in seen:
-            kept.left_out["the text of an earlier page"] += 1
+            distinct.left_out["the text of an earlier page"] += 1
             continue
         seen.add(page.text)
-        kept.pages.append(page)
+        distinct.pages.append(page)
     if near is False:
-        return kept
+        return distinct
 
     try:
-        near_copies = _find_near_copies(kept.pages, folder)
+        near_copies = _find_near_copies(distinct.pages, folder)
     except MissingExtraError as error:
         if near:
             raise ConfigurationError(f"near_copies=true: {error}") from error
-        kept.notes.append(f"Near copies of a page were not looked for: {error}.")
-        return kept
-    kept.pages = [page for number, page in enumerate(kept.pages) if number not in near_copies]
+        distinct.notes.append(f"Near copies of a page were not looked for: {error}.")
+        return distinct
+    distinct.pages = [
+        page for number, page in enumerate(distinct.pages) if number not in near_copies
+    ]
     if near_copies:
-        kept.left_out["nearly the text of an earlier page"] = len(near_copies)
-    return kept
+        distinct.left_out["nearly the text of an earlier page"] = len(near_copies)
+    return distinct
 
 
 class MissingExtraError(ImportError):

@@ -111,7 +111,7 @@ def read_sizes(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise _make_damage_error(folder / PLAN, str(error)) from error
     if not isinstance(plan, dict):
-        raise _make_damage_error(folder / PLAN, "no JSON object")
+        raise _make_damage_error(folder / PLAN, "not a JSON object")
     return plan
 
 
@@ -121,4 +121,4 @@ def write_sizes(folder: Path, plan: dict[str, Any]) -> None:
 
 
 def _make_damage_error(file: Path, reason: str) -> DataError:
-    return DataError(f"{file} is damaged: {reason}; set overwrite_out_dir=true to begin anew")
+    return DataError(f"{file} is damaged: {reason}; set overwrite_out_dir=true to start over")

@@ -30,10 +30,10 @@ MIN_PAGES = 10
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The numbers of the held-out pages and of the training pages, in order.
+    """The indices of the held-out pages and of the training pages, in order.
 
     Attributes:
-        unit: What was held out: `site` or `document`.
+        unit: The unit that was held out: `site` or `document`.
         reason: Why it is that unit.
     """
 
@@ -64,21 +64,20 @@ def hold_out(pages: Sequence[Page], config: QuickConfig) -> HeldOut:
         )
     if config.split_by == DOCUMENT or (config.split_by == AUTO and fault):
         reason = fault if config.split_by == AUTO else "split_by=document"
-        chosen = _choose_documents(pages, config)
-        return _divide(pages, chosen, DOCUMENT, reason)
+        return _divide(pages, _choose_documents(pages, config), DOCUMENT, reason)
 
     sites = _choose_sites(hosts, config, len(pages))
-    chosen = {number for number, page in enumerate(pages) if page.host in sites}
-    return _divide(pages, chosen, SITE, f"{len(hosts):,} sites")
+    of_sites = {number for number, page in enumerate(pages) if page.host in sites}
+    return _divide(pages, of_sites, SITE, f"{len(hosts):,} sites")
 
 
 def _find_site_fault(pages: Sequence[Page], hosts: Mapping[str, int]) -> str:
     """Returns why sites cannot be held out; "" if they can."""
-    known = sum(hosts.values())
+    num_known = sum(hosts.values())
     if not hosts:
         return "no page has a URL"
-    if known < MIN_KNOWN_SHARE * len(pages):
-        return f"only {known:,} of {len(pages):,} pages have a URL"
+    if num_known < MIN_KNOWN_SHARE * len(pages):
+        return f"only {num_known:,} of {len(pages):,} pages have a URL"
     if len(hosts) == 1:
         return f"all pages are of one site, {next(iter(hosts))}"
     if len(hosts) < MIN_SITES:
@@ -89,24 +88,24 @@ def _find_site_fault(pages: Sequence[Page], hosts: Mapping[str, int]) -> str:
 def _choose_sites(hosts: Mapping[str, int], config: QuickConfig, count: int) -> set[str]:
     """Chooses sites until they have enough pages, and are enough for an interval.
 
-    Sites that alone have more than half of those pages are trained on, because the held-out pages
-    must not be those of one site.
+    Sites that alone have more than half of these pages are trained on, because the held-out pages
+    must be of several sites.
     """
-    wanted = min(config.held_out_share * count, config.max_held_out)
+    target = min(config.held_out_share * count, config.max_held_out)
     enough_sites = min(FEW_CLUSTERS, max(len(hosts) // 2, 1))
-    small = [host for host in sorted(hosts) if hosts[host] <= wanted / 2]
-    candidates = small if len(small) >= 2 else sorted(hosts)[:-1]
+    small = [host for host in sorted(hosts) if hosts[host] <= target / 2]
+    candidates = small if len(small) >= 2 else sorted(hosts)[:-1]  # one is left to train on
 
-    chosen: set[str] = set()
+    sites: set[str] = set()
     held_out = 0
     for index in np.random.default_rng(config.seed).permutation(len(candidates)):
         host = candidates[index]
-        is_enough = held_out >= wanted and len(chosen) >= enough_sites
-        if chosen and (is_enough or held_out + hosts[host] > count / 2):
+        is_enough = held_out >= target and len(sites) >= enough_sites
+        if sites and (is_enough or held_out + hosts[host] > count / 2):
             break
-        chosen.add(host)
+        sites.add(host)
         held_out += hosts[host]
-    return chosen
+    return sites
 
 
 def _choose_documents(pages: Sequence[Page], config: QuickConfig) -> set[int]:
@@ -116,22 +115,23 @@ def _choose_documents(pages: Sequence[Page], config: QuickConfig) -> set[int]:
         groups.setdefault(page.address or f" {number}", []).append(number)
 
     share = math.ceil(config.held_out_share * len(pages))
-    wanted = max(min(share, config.max_held_out, len(pages) - 2), 2)
-    chosen: set[int] = set()
+    target = max(min(share, config.max_held_out, len(pages) - 2), 2)
+
+    held_out: set[int] = set()
     names = [*groups]
     for index in np.random.default_rng(config.seed).permutation(len(names)):
-        if len(chosen) >= wanted:
+        if len(held_out) >= target:
             break
-        chosen.update(groups[names[index]])
-    return chosen
+        held_out.update(groups[names[index]])
+    return held_out
 
 
-def _divide(pages: Sequence[Page], chosen: set[int], unit: str, reason: str) -> HeldOut:
-    training = [number for number in range(len(pages)) if number not in chosen]
-    if not training or not chosen:
+def _divide(pages: Sequence[Page], held_out: set[int], unit: str, reason: str) -> HeldOut:
+    training = [number for number in range(len(pages)) if number not in held_out]
+    if not training or not held_out:
         raise DataError(
             f"pages: holding out by {unit} leaves {len(training)} pages to train on and "
-            f"{len(chosen)} to evaluate; expected some of both; use split_by=document, or more "
+            f"{len(held_out)} to evaluate; expected some of both; use split_by=document, or more "
             "pages of different URLs"
         )
-    return HeldOut(sorted(chosen), training, unit, reason)
+    return HeldOut(sorted(held_out), training, unit, reason)

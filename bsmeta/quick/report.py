@@ -17,6 +17,10 @@ from bsmeta.report.page import COUNT, Cell, Column, Table
 BITS = "{:.4f}".format
 DIFFERENCE = "{:+.4f}".format
 
+CHANCE_SHARE = 0.5
+"""Share of the difference of both models, from which on it may be chance if it is already there
+where both read text alone."""
+
 NO_CONCLUSION = "No conclusion is possible: "
 """The beginning of the sentence about too few pages."""
 
@@ -73,14 +77,13 @@ def make_sentence(result: Result, types: Sequence[str], pages: int, held_out: in
         held_out: Number of held-out pages.
     """
     main = result.main
-    # Between two trained models there is chance, too; within one model, with its controls, is not.
     between_models = result.compare(result.text, result.base).value
+    may_be_chance = abs(between_models) >= CHANCE_SHARE * abs(main.value) > 0
     parts = [
         _describe_main(result, main, types),
         _describe_control(result, main),
-        "both models have one seed, and another may differ by more than metadata does (reading "
-        f"text alone, these two differ by {between_models:+.4f})",
-        _describe_needs(result, main, pages, held_out),
+        _describe_chance(between_models, may_be_chance=may_be_chance),
+        _describe_seeds(main) if may_be_chance else _describe_needs(result, main, pages, held_out),
     ]
     sentence = "; ".join(parts) + "."
     count = len(result.base.bits)
@@ -131,30 +134,63 @@ def _describe_control(result: Result, main: Difference) -> str:
     return f"compared with its strongest control ({control}), {verdict} ({difference})"
 
 
+def _describe_chance(between_models: float, *, may_be_chance: bool) -> str:
+    """Says how far apart the two models are without metadata to read, and what that means.
+
+    Two models that were trained differently also differ by chance. What one model gains over its
+    controls does not.
+
+    Args:
+        between_models: Difference of the two models where both read text alone.
+    """
+    if may_be_chance:
+        return (
+            f"both models have one seed, and much of their difference ({between_models:+.4f}) is "
+            "already there where both read text alone: it may be chance, which the interval over "
+            "held-out pages does not include"
+        )
+    return (
+        "both models have one seed, and another may differ by more than metadata does (reading "
+        f"text alone, these two differ by {between_models:+.4f})"
+    )
+
+
+def _describe_seeds(main: Difference) -> str:
+    """Says how many seeds would show this difference, where more pages would not."""
+    return (
+        "more pages do not show whether it is; with a power of 80%, it would take "
+        f"{_list_needed_seeds(main)}"
+    )
+
+
+def _list_needed_seeds(main: Difference) -> str:
+    half, full = (_format_count(count) for count in count_needed_seeds_by_deviation(main))
+    return (
+        f"{half} seeds if it varies over seeds by half of its size (standard deviation), "
+        f"{full} if by all of it (bsmeta study)"
+    )
+
+
 def _describe_needs(result: Result, main: Difference, pages: int, held_out: int) -> str:
     """Says how many pages and seeds would show this difference with a power of 80%."""
-    seeds = [_format_count(count) for count in count_needed_seeds_by_deviation(main)]
-    over_seeds = (
-        f"{seeds[0]} seeds if it varies over seeds by half of its size (standard deviation), "
-        f"{seeds[1]} if by all of it (bsmeta study)"
-    )
-    needed = count_needed_units(main)
-    if needed is None:
+    over_seeds = _list_needed_seeds(main)
+    needed_units = count_needed_units(main)
+    if needed_units is None:
         return (
             "it is too small, or the pages are too few, to say how many would show it with a power "
             f"of 80%; and it would take {over_seeds}"
         )
 
     # Of hosts, the held-out ones; the share of pages that is held out stays the same.
-    all_pages = round(needed / main.units * pages)
-    if needed <= main.units:
+    all_pages = round(needed_units / main.units * pages)
+    if needed_units <= main.units:
         return (
-            f"to show a difference of this size with a power of 80%, {needed:,} held-out "
+            f"to show a difference of this size with a power of 80%, {needed_units:,} held-out "
             f"{result.unit} suffice, and it would take {over_seeds}"
         )
     return (
-        f"to show a difference of this size with a power of 80%, it would take {needed:,} held-out "
-        f"{result.unit} instead of {main.units:,} (about {all_pages:,} pages like these "
+        f"to show a difference of this size with a power of 80%, it would take {needed_units:,} "
+        f"held-out {result.unit} instead of {main.units:,} (about {all_pages:,} pages like these "
         f"{pages:,}, {held_out:,} of which were held out), and {over_seeds}"
     )
 

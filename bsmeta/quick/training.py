@@ -49,7 +49,11 @@ class Data:
 
 @dataclass(frozen=True)
 class Plan:
-    """What both runs share: their sizes, and the tokenizer, a folder or `hf://` name."""
+    """The settings that both runs share.
+
+    Attributes:
+        tokenizer: A folder, or a name on the Hub.
+    """
 
     sizes: Sizes
     tokenizer: str
@@ -65,7 +69,7 @@ def make_plan(config: QuickConfig, data: Data, device: Device, folder: Path) -> 
             return Plan(msgspec.convert(saved_sizes, Sizes), tokenizer)
         except msgspec.ValidationError as error:
             raise DataError(
-                f"{folder / PLAN}: {error}; set overwrite_out_dir=true to begin anew"
+                f"{folder / PLAN}: {error}; set overwrite_out_dir=true to start over"
             ) from error
 
     text_tokens, vocabulary_size = count_tokens(tokenizer, data.training)

@@ -138,9 +138,9 @@ def test_requested_columns_are_taken_as_they_are() -> None:
         find_columns(ROWS, {"url": "ur"})
 
 
-def test_wanted_types_are_selected_and_the_url_still_tells_sites_apart() -> None:
+def test_wanted_types_are_selected_and_sites_are_still_held_out_by_url() -> None:
     choices = choose({}, types=["title"])
-    assert choices["url"].reason == "only tells sites apart: metadata_list leaves it out"
+    assert choices["url"].reason == "only to hold out sites: metadata_list leaves it out"
     assert choices["date"].reason == "timestamp, which metadata_list leaves out"
     columns = map_choices([*choices.values()])
     assert columns == {"text": "text", "url": "url", "title": "title"}

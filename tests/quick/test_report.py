@@ -71,6 +71,24 @@ def test_the_sentence_of_a_clear_difference() -> None:
     )
 
 
+def test_a_difference_that_is_there_without_metadata_may_be_chance() -> None:
+    """The interval over pages excludes 0, and more pages would not help."""
+    result = make_result(own=1.5, text=1.6)
+    assert result.main.excludes_zero
+    sentence = make_sentence(result, ["url"], 200, 40)
+    assert (
+        "both models have one seed, and much of their difference (-0.4000) is already there where "
+        "both read text alone: it may be chance, which the interval over held-out pages does not "
+        "include; more pages do not show whether it is; with a power of 80%, it would take 5 seeds "
+        "if it varies"
+    ) in sentence
+    assert "suffice" not in sentence
+
+    sentence = make_sentence(make_result(own=1.5, text=1.8), ["url"], 200, 40)
+    assert "another may differ by more than metadata does" in sentence
+    assert "held-out documents suffice" in sentence
+
+
 def test_a_small_difference_says_how_many_pages_it_takes() -> None:
     sentence = make_sentence(make_result(own=1.995, spread=0.05), ["url"], 200, 40)
     assert "which includes no difference" in sentence

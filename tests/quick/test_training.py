@@ -74,7 +74,7 @@ def test_a_plan_is_kept(tmp_path: Path) -> None:
     assert make_plan(QuickConfig(), DATA, faster, tmp_path) == plan
 
     (tmp_path / "plan.json").write_text('{"steps": "many"}')
-    with pytest.raises(DataError, match=r"plan.json: .*; set overwrite_out_dir=true to begin anew"):
+    with pytest.raises(DataError, match=r"plan.json: .*; set overwrite_out_dir=true to start over"):
         make_plan(QuickConfig(), DATA, CPU, tmp_path)
 
 
