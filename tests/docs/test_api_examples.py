@@ -18,7 +18,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 @pytest.mark.slow
 def test_the_examples_run(tmp_path: Path) -> None:
     blocks = BLOCK.findall((REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8"))
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     script = tmp_path / "examples.py"
     # The page opens the run of `make demo`, which would take minutes: its own short run serves.
     code = "\n".join(blocks).replace('open_run("runs/demo")', 'open_run("runs/first")')
