@@ -290,7 +290,8 @@ def hold_write_lock(path: Path, work: str, lock: Path | None = None) -> Iterator
         lock: The lock file, whose folder is created if it is missing; None: beside `path`.
 
     Raises:
-        DataError: If the file or folder cannot be written, such as on a full disk.
+        DataError: If the file or folder cannot be written, such as on a full disk. Errors of the
+            work that name another file, such as a source that cannot be read, pass unchanged.
     """
     lock = lock or path.with_name(f"{path.name}.lock")
     try:
@@ -298,6 +299,10 @@ def hold_write_lock(path: Path, work: str, lock: Path | None = None) -> Iterator
         with hold_lock(lock, work):
             yield
     except OSError as error:
+        if isinstance(error.filename, str):
+            named = Path(error.filename)  # the file, its folder, or one that leads to it
+            if not _is_inside(named, path.parent) and not _is_inside(path, named):
+                raise
         free = format_bytes(measure_free_bytes(path))
         raise DataError(
             f"{path} cannot be written: {error} ({free} are free there); free some space, or name "

@@ -1,4 +1,4 @@
-"""Names from outside: one function joins them to a folder."""
+"""Names from outside: one function joins them to a folder; the lock of what is written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.files import UnsafeNameError, find_name_fault, join_inside
+from bsmeta.core.files import UnsafeNameError, find_name_fault, hold_write_lock, join_inside
 from tests.core.hostile_names import HARMLESS_NAMES, HOSTILE_NAMES
 
 
@@ -72,3 +72,24 @@ def test_a_name_is_refused_or_inside(name: str) -> None:
     assert PurePosixPath(joined).is_relative_to(folder)
     assert joined != folder
     assert name.isprintable() or all(not 0 <= ord(character) < 32 for character in name)
+
+
+def test_only_errors_of_the_written_file_say_that_it_cannot_be_written(tmp_path: Path) -> None:
+    written = tmp_path / "out" / "table"
+    with (
+        pytest.raises(DataError, match=f"{written} cannot be written: .*No such file"),
+        hold_write_lock(written, "the table"),
+    ):
+        (written / "missing" / "part").write_bytes(b"")
+
+    source = tmp_path / "source.jsonl"
+    with pytest.raises(FileNotFoundError), hold_write_lock(written, "the table"):
+        source.read_bytes()
+
+    (tmp_path / "file").write_bytes(b"")
+    below_a_file = tmp_path / "file" / "folder" / "table"
+    with (
+        pytest.raises(DataError, match=f"{below_a_file} cannot be written: "),
+        hold_write_lock(below_a_file, "the table"),
+    ):
+        raise AssertionError("the lock cannot be made")
