@@ -133,18 +133,21 @@ def find_start_problems(
         )
         yield Problem("data_config.num_streams", HYDRA, str(streams), expected, fix)
 
-    # Keys that need evaluations, with their values if they are set.
+    yield from _find_missing_evaluation_problems(config)
+    yield from find_speed_problems(config, launch, document)
+
+
+def _find_missing_evaluation_problems(config: CausalLMConfig) -> Iterator[Problem]:
+    """Yields a problem for each key that needs evaluations, if there is no held-out file."""
     values = {
         "keep_best_by": config.keep_best_by if config.eval_steps else None,
         "start_with_eval": config.start_with_eval or None,
     }
     for key, value in values.items():
         if value is not None and config.data_config.validation_file is None:
-            expected = "no evaluation, because there is no held-out file"
+            expected = "no value, because no evaluation takes place without a held-out file"
             fix = f"data_config.validation_file=FILE, or leave {key} out"
             yield Problem(key, HYDRA, format_value(value), expected, fix)
-
-    yield from find_speed_problems(config, launch, document)
 
 
 def find_speed_problems(

@@ -546,14 +546,16 @@ def _read_sets(database: Path, sets: Any, label_count: int) -> list[tuple[int, .
         raise _make_damaged_error(database, f"its sets of labels: {error}") from error
 
     for numbers in label_sets:
-        if any(not 0 <= number < label_count for number in numbers):
-            raise _make_damaged_error(database, "a set has a label that is not there")
+        for number in numbers:
+            if not 0 <= number < label_count:
+                reason = f"a set of labels has the number {number}, expected 0 to {label_count - 1}"
+                raise _make_damaged_error(database, reason)
     return label_sets
 
 
 def _make_damaged_error(database: Path, reason: str) -> DataError:
     return DataError(
-        f"{database} is damaged, or no database of this task ({reason}); delete it to build it "
+        f"{database} is damaged, or not a database of this task ({reason}); delete it to build it "
         "again from the CSV file, or name another file with data_config.database"
     )
 

@@ -459,7 +459,7 @@ def test_a_damaged_set_of_labels_is_refused(tmp_path: Path) -> None:
     database = read_table(write_json(tmp_path / "a.jsonl", make_rows(60))).database
     with sqlite3.connect(database) as connection:
         connection.execute("UPDATE facts SET value = '[[0, 7]]' WHERE name = 'label_sets'")
-    with pytest.raises(DataError, match="a set has a label that is not there"):
+    with pytest.raises(DataError, match="a set of labels has the number 7, expected 0 to [1-6]"):
         read_table(tmp_path / "a.jsonl")
 
 
