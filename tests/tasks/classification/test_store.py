@@ -178,7 +178,8 @@ def test_a_damaged_database_is_named(tmp_path: Path, how: str) -> None:
             connection.execute("CREATE TABLE other (a)")
     else:
         database.write_text("text,label\n")
-    with pytest.raises(DataError, match=r"leanings.sqlite is damaged, or not a database .* delete it"):
+    message = r"leanings.sqlite is damaged, or not a database .* delete it"
+    with pytest.raises(DataError, match=message):
         open_examples(data_config(csv), TOKENIZER)
 
 
