@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from bsmeta.config.checks import CheckedRun, check_run
+from bsmeta.config.checked_run import CheckedRun
+from bsmeta.config.checks import check_run
 from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.hydra_files import shorten_path
-from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.startup_table import list_launch_notes, list_table_rows, print_summary
 from bsmeta.config.steps import set_branch_length
@@ -40,67 +40,64 @@ def main(config: RunConfig, composition: Composition = NOTHING) -> int:
     status_folder = None if config.check_only or config.estimate else Path(config.out_dir)
 
     with record_refusal(status_folder):
-        checked = check_run(config, os.environ, TASKS, composition)
-        entry = TASKS[config.task]
-        sampled = [*entry.sample_rows(config)] if runs_shared_checks() else []
+        run = check_run(config, os.environ, TASKS, composition)
+        sampled = [*run.entry.sample_rows(config)] if runs_shared_checks() else []
     if read_rank() == 0:
-        print_table(config, composition, checked.launch, sampled)
+        print_table(run, composition, sampled)
 
     if config.check_only:
         return 0
     if getattr(config, "prep_only", False):  # a key of tasks that read tables
-        entry.prepare(config)
+        run.entry.prepare(config)
         return 0
     if config.estimate:
-        estimate(config, checked)
+        estimate(run)
         return 0
-    return train(config, checked)
+    return train(run)
 
 
-def print_table(
-    config: RunConfig, composition: Composition, launch: Launch, sampled: Sequence[Row]
-) -> None:
+def print_table(run: CheckedRun, composition: Composition, sampled: Sequence[Row]) -> None:
     """Prints the start-up table, and notes on settings that are valid but probably unintended.
 
     Args:
         sampled: Rows about the data.
     """
-    entry = TASKS[config.task]
     notes = [
-        *list_launch_notes(launch),
-        *entry.notes(config, composition),
-        *entry.start_notes(config, launch),
+        *list_launch_notes(run.launch),
+        *run.entry.notes(run.config, composition),
+        *run.entry.start_notes(run.config, run.launch),
     ]
-    files = [*map(shorten_path, composition.files)]
-    print_summary(list_table_rows(config, launch, entry, files, sampled), notes)
+    files = [shorten_path(file) for file in composition.files]
+    print_summary(list_table_rows(run, files, sampled), notes)
 
 
-def estimate(config: RunConfig, checked: CheckedRun) -> None:
+def estimate(run: CheckedRun) -> None:
     """Prints the resources that the run would need."""
     release_signals()
-    task = TASKS[config.task].make(config)
+    task = run.entry.make(run.config)
 
     from bsmeta.training.estimate import estimate_run
 
-    estimate_run(config, task, checked, is_main=read_rank() == 0)
+    estimate_run(run, task, is_main=read_rank() == 0)
 
 
-def train(config: RunConfig, checked: CheckedRun) -> int:
+def train(run: CheckedRun) -> int:
     """Prints the memory that the run needs, then trains; returns the exit code."""
+    out_dir = Path(run.config.out_dir)
     stop = StopRequest()
-    stop.install(partial(record_stopped_start, Path(config.out_dir)), PARENT_PID)
+    stop.install(partial(record_stopped_start, out_dir), PARENT_PID)
 
     # Accelerate takes seconds to import, so an invalid configuration is refused first.
-    with record_refusal(Path(config.out_dir)):
-        task = TASKS[config.task].make(config)
+    with record_refusal(out_dir):
+        task = run.entry.make(run.config)
         if read_rank() == 0:
             from bsmeta.training.estimate import print_memory
 
-            print_memory(config, task, checked)
+            print_memory(run, task)
 
     from bsmeta.training.run import run_training
 
-    return run_training(config, task, checked.deepspeed_config, stop, checked.launch.reshards)
+    return run_training(run.config, task, run.deepspeed_config, stop, run.launch.reshards)
 
 
 if __name__ == "__main__":

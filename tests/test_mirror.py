@@ -15,6 +15,7 @@ METRICS = "the tables of all tasks are compared"
 EXCEPTIONS = {
     "__main__.py": ("test_cli.py", "calls `cli.main`"),
     "config/causal_lm.py": ("config/test_schema.py", KEYS),
+    "config/checked_run.py": ("config/test_checks.py", "the value that the checks return"),
     "config/composition.py": ("config/test_interpolation.py", "needs what Hydra has composed"),
     "config/copying.py": ("config/test_schema.py", KEYS),
     "config/downloading.py": ("config/test_schema.py", KEYS),

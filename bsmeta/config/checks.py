@@ -4,8 +4,8 @@ Hydra owns every value. The DeepSpeed JSON may say `"auto"` or repeat the value,
 DeepSpeed would otherwise fill in silently must be present. The launch (the file or the environment
 of `accelerate launch`) must agree as well.
 
-`check_run` reports all problems at once. Without problems, it returns the launch, and the DeepSpeed
-configuration with every value filled in.
+`check_run` reports all problems at once. Without problems, it returns a `CheckedRun`, whose
+DeepSpeed configuration has every value filled in.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bsmeta.config.checked_run import CheckedRun
 from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.config.launch_checks import find_fsdp_problems, find_launch_problems
@@ -60,19 +61,6 @@ _CARD_FORMS = {
 """For each list on the model card: a pattern of its entries, what they are, and an example."""
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckedRun:
-    """The launch and the DeepSpeed configuration of a run that has passed all checks.
-
-    Attributes:
-        deepspeed_config: Without `"auto"`, and without the optimizer and the scheduler, which the
-            trainer builds itself; None without DeepSpeed.
-    """
-
-    launch: Launch
-    deepspeed_config: dict[str, Any] | None
 
 
 def check_run(
@@ -128,7 +116,7 @@ def check_launch(
     raise_problems(problems)
 
     filled = None if deepspeed is None else deepspeed.fill_values()
-    return CheckedRun(launch=launch, deepspeed_config=filled)
+    return CheckedRun(config=config, entry=entry, launch=launch, deepspeed_config=filled)
 
 
 def _read_num_workers(config: RunConfig) -> int:

@@ -12,28 +12,28 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
+from bsmeta.config.checked_run import CheckedRun
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import WSD, RunConfig
 from bsmeta.config.steps import BatchPlan
-from bsmeta.config.task_entry import Row, TaskEntry
+from bsmeta.config.task_entry import Row
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
 
 
 def list_table_rows(
-    config: RunConfig,
-    launch: Launch,
-    entry: TaskEntry,
-    files: Sequence[str] = (),
-    sampled: Sequence[Row] = (),
+    run: CheckedRun, files: Sequence[str] = (), sampled: Sequence[Row] = ()
 ) -> list[Row]:
     """Lists the rows of the table: names and values, with batch sizes in rows, lengths in steps.
 
+    The run's task adds rows, and replaces rows of the same name.
+
     Args:
-        entry: The run's task, which adds rows or replaces rows of the same name.
         files: The files that the configuration was composed from.
         sampled: Rows about the data (`TaskEntry.sample_rows`).
     """
+    config = run.config
+    launch = run.launch
     first_rows = {
         "configuration": ", ".join(files) or "–",
         "run folder": config.out_dir,
@@ -48,7 +48,7 @@ def list_table_rows(
         "checkpoints": _describe_checkpoints(config),
     }
     # A row of the task with the name of another row replaces it, in its place.
-    task_rows = dict([*entry.summary(config, launch), *sampled])
+    task_rows = dict([*run.entry.summary(config, launch), *sampled])
     other_task_rows = {name: value for name, value in task_rows.items() if name not in last_rows}
     return [*(first_rows | other_task_rows | last_rows | task_rows).items()]
 

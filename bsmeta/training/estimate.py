@@ -38,8 +38,8 @@ from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from bsmeta.config.checks import CheckedRun
-from bsmeta.config.schema import OPTIMIZERS, OptimizerEntry, RunConfig
+from bsmeta.config.checked_run import CheckedRun
+from bsmeta.config.schema import OPTIMIZERS, OptimizerEntry
 from bsmeta.config.startup_table import print_summary
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.errors import ConfigurationError, UserError
@@ -363,21 +363,20 @@ class Forecast:
         states: Weights, gradients and optimizer states by engine.
     """
 
-    def __init__(
-        self, config: RunConfig, shape: Shape, checked: CheckedRun, device: Device | None
-    ) -> None:
+    def __init__(self, run: CheckedRun, shape: Shape, device: Device | None) -> None:
+        config = run.config
         self._config = config
         self._shape = shape
         self._device = device
         self._half = config.mixed_precision != "no"
         self._flops_per_token = compute_flops_per_token(shape.model)
 
-        self._processes = checked.launch.num_processes
+        self._processes = run.launch.num_processes
         plan = replace(BatchPlan.of(config, self._processes), micro_batch=shape.rows)
         self.step_tokens = plan.global_batch * shape.length
 
-        zero = (checked.deepspeed_config or {}).get("zero_optimization", {})
-        self.stage: Stage = zero.get("stage") if checked.launch.fsdp is None else "FSDP2"
+        zero = (run.deepspeed_config or {}).get("zero_optimization", {})
+        self.stage: Stage = zero.get("stage") if run.launch.fsdp is None else "FSDP2"
 
         entry = OPTIMIZERS[config.optimizer_type]
         optimizer_size = count_optimizer_bytes(shape.model, entry)
@@ -623,16 +622,17 @@ class Probe:
         console.print(table)
 
 
-def probe_run(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
+def probe_run(run: CheckedRun, task: Task) -> Probe:
     """Runs a few steps as the run would, in a temporary folder; all ranks call it."""
-    schedule = Schedule.of(config, task.steps_per_epoch(checked.launch.num_processes))
+    config = run.config
+    schedule = Schedule.of(config, task.steps_per_epoch(run.launch.num_processes))
     steps = min(config.estimate_steps, schedule.max_steps)
     # The first steps also open the data streams, fill caches, and choose kernels.
     warm_up = steps // 2
 
     with tempfile.TemporaryDirectory(prefix="bsmeta-estimate-") as folder:
         silent = replace(config, trackers=[], profile=False, log_documents=False, out_dir=folder)
-        accelerator = create_accelerator(silent, checked.deepspeed_config, checked.launch.reshards)
+        accelerator = create_accelerator(silent, run.deepspeed_config, run.launch.reshards)
         processes = Processes.of_group(accelerator.device)
         stop = StopRequest()
         with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
@@ -643,7 +643,7 @@ def probe_run(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
         return Probe(schedule.max_steps, steps - warm_up, warm_up, metrics, held)
 
 
-def print_memory(config: RunConfig, task: Task, checked: CheckedRun) -> None:
+def print_memory(run: CheckedRun, task: Task) -> None:
     """Prints the memory that a run needs and the memory of the device, before it begins (rank 0).
 
     Nothing is printed for a model that cannot be counted, or whose shape depends on the data.
@@ -657,7 +657,7 @@ def print_memory(config: RunConfig, task: Task, checked: CheckedRun) -> None:
 
     try:
         shape = task.shape()
-        forecast = None if shape is None else Forecast(config, shape, checked, find_device(None))
+        forecast = None if shape is None else Forecast(run, shape, find_device(None))
     except UserError:
         raise
     except Exception as error:  # any error of a model while it is counted
@@ -665,18 +665,23 @@ def print_memory(config: RunConfig, task: Task, checked: CheckedRun) -> None:
         return
 
     if forecast is not None:
-        memory = DeviceMemory.of_launch(checked.launch)
-        print_summary(
-            list_memory_rows(forecast, memory), [*list_memory_notes(forecast, memory, config)]
-        )
+        _print_device_memory(forecast, run)
 
 
-def estimate_run(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: bool) -> None:
+def _print_device_memory(forecast: Forecast, run: CheckedRun) -> None:
+    """Prints the memory that a run needs beside the memory of this device."""
+    memory = DeviceMemory.of_launch(run.launch)
+    rows = list_memory_rows(forecast, memory)
+    print_summary(rows, [*list_memory_notes(forecast, memory, run.config)])
+
+
+def estimate_run(run: CheckedRun, task: Task, *, is_main: bool) -> None:
     """Prints the resources that the run will need (rank 0).
 
     Raises:
         ConfigurationError: If the task cannot describe its model without loading it.
     """
+    config = run.config
     shape = task.shape()
     if shape is None:
         raise ConfigurationError(
@@ -686,19 +691,16 @@ def estimate_run(config: RunConfig, task: Task, checked: CheckedRun, *, is_main:
 
     device = find_device(config.estimate_card)
     console = Console(soft_wrap=False, highlight=False)
-    forecast = Forecast(config, shape, checked, device) if is_main else None
+    forecast = Forecast(run, shape, device) if is_main else None
     if forecast is not None:
         forecast.show(console)
         if device is None:  # otherwise its memory is in the lines above
-            memory = DeviceMemory.of_launch(checked.launch)
-            print_summary(
-                list_memory_rows(forecast, memory), [*list_memory_notes(forecast, memory, config)]
-            )
+            _print_device_memory(forecast, run)
 
     is_here = config.estimate_card is None or (device is not None and device.is_here)
     if config.estimate_steps and is_here:
         with explain_device_errors(config):
-            measured = probe_run(config, task, checked)
+            measured = probe_run(run, task)
         if forecast is not None:
             measured.show(console, forecast)
 

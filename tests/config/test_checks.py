@@ -97,8 +97,10 @@ def run_check(
     launch: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """Checks the agreeing three with changes; the filled DeepSpeed configuration."""
-    found = check_launch(*made(tmp_path, hydra, document, launch), TASKS["causal_lm"])
-    return found.deepspeed_config
+    config, read_launch = made(tmp_path, hydra, document, launch)
+    run = check_launch(config, read_launch, TASKS["causal_lm"])
+    assert (run.config, run.launch, run.entry) == (config, read_launch, TASKS["causal_lm"])
+    return run.deepspeed_config
 
 
 def made(

@@ -7,11 +7,20 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checked_run import CheckedRun
 from bsmeta.config.data import DataConfig
 from bsmeta.config.launch import Launch
+from bsmeta.config.schema import RunConfig
 from bsmeta.config.startup_table import list_table_rows, print_summary
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.classification.config import ClassificationConfig
+
+
+def list_rows(config: RunConfig, launch: Launch) -> dict[str, str]:
+    """Returns the rows of the table for a run that has not been checked."""
+    entry = TASKS[config.task]
+    run = CheckedRun(config=config, entry=entry, launch=launch, deepspeed_config=None)
+    return dict(list_table_rows(run))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +61,7 @@ def test_intervals_in_the_start_up_table(
 ) -> None:
     launch = Launch(source="test", num_processes=1)
     config = CausalLMConfig(data_config=DataConfig(validation_file="x"), **values)
-    rows = dict(list_table_rows(config, launch, TASKS["causal_lm"]))
+    rows = list_rows(config, launch)
     assert rows["evaluation"] == evaluations
     assert rows["checkpoints"] == (checkpoints or "1 an epoch, and at the end; the last 3 are kept")
 
@@ -67,7 +76,7 @@ def test_intervals_in_the_start_up_table(
 )
 def test_processes_in_the_start_up_table(processes: int, kind: str, text: str) -> None:
     launch = Launch(source="test", num_processes=processes, distributed_type=kind)
-    assert dict(list_table_rows(CausalLMConfig(), launch, TASKS["causal_lm"]))["launch"] == text
+    assert list_rows(CausalLMConfig(), launch)["launch"] == text
 
 
 @pytest.mark.parametrize(
@@ -76,9 +85,7 @@ def test_processes_in_the_start_up_table(processes: int, kind: str, text: str) -
 )
 def test_the_length_in_the_start_up_table(epochs: float | None, expected: str) -> None:
     config = ClassificationConfig(max_train_steps=50, num_train_epochs=epochs)
-    rows = dict(
-        list_table_rows(config, Launch(source="test", num_processes=1), TASKS["classification"])
-    )
+    rows = list_rows(config, Launch(source="test", num_processes=1))
     assert rows["steps"] == expected
 
 

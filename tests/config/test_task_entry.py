@@ -61,8 +61,9 @@ def test_nothing_is_asked_of_a_task_that_it_does_not_have(tmp_path: Path) -> Non
     with pytest.raises(ConfigurationError, match="1 problem in .*\n1. batch_max_length in"):
         check_launch(config, LAUNCH, ROWS)
     config = replace(config, batch_max_length=64)
-    assert check_launch(config, LAUNCH, ROWS).deepspeed_config is None
-    rows = dict(list_table_rows(config, LAUNCH, ROWS))
+    run = check_launch(config, LAUNCH, ROWS)
+    assert run.deepspeed_config is None
+    rows = dict(list_table_rows(run))
     assert rows["global batch"] == ("rows vary; 1 (accumulation) x 2 (processes) = 2 micro-batches")
     assert rows["steps"] == "those of 2 epochs"
     assert "model" not in rows

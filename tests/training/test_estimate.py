@@ -24,13 +24,14 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from transformers.activations import NewGELUActivation
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import CheckedRun
+from bsmeta.config.checked_run import CheckedRun
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import OPTIMIZERS
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.batch import StepData
 from bsmeta.models.layers import list_layers, recompute_activations
+from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training.cuda_rules import follow_cuda_rules
 from bsmeta.training.estimate import (
@@ -386,19 +387,20 @@ class BreakingStream(ToyStream):
         raise DataError("shard 7 cannot be read")
 
 
-CHECKED = CheckedRun(
-    launch=Launch(source="the environment", num_processes=1), deepspeed_config=None
-)
+def check_nothing(config: CausalLMConfig) -> CheckedRun:
+    """Returns a run of one process that has not been checked."""
+    launch = Launch(source="the environment", num_processes=1)
+    return CheckedRun(config=config, entry=TASKS["causal_lm"], launch=launch, deepspeed_config=None)
 
 
 def test_a_probe_reports_data_that_cannot_be_read() -> None:
     config = CausalLMConfig(max_train_steps=8, num_warmup_steps=1, estimate_steps=4)
     with pytest.raises(DataError, match="shard 7 cannot be read"):
-        probe_run(config, BreakingTask(config), CHECKED)
+        probe_run(check_nothing(config), BreakingTask(config))
     AcceleratorState._reset_state(reset_partial_state=True)  # other tests begin with their own
 
 
 def test_a_task_that_does_not_describe_its_model_is_refused_with_the_reason() -> None:
     config = CausalLMConfig(task="spelling")
     with pytest.raises(ConfigurationError, match="task=spelling does not describe its model"):
-        estimate_run(config, ToyTask(config), CHECKED, is_main=True)
+        estimate_run(check_nothing(config), ToyTask(config), is_main=True)
