@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bsmeta.config.checks import find_value_problems
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.composition import NOTHING
 from bsmeta.config.override_values import format_override_value
@@ -14,6 +13,7 @@ from bsmeta.config.saved_runs import change_keys
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.schema_choice import choose_schema, list_offered
 from bsmeta.config.task_entry import find_entry
+from bsmeta.config.value_checks import find_value_problems
 from bsmeta.core.errors import ConfigurationError, raise_problems, suggest_nearest
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import find_bound_problems

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import find_value_problems
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.groups import list_group_options
+from bsmeta.config.value_checks import find_value_problems
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.checks import find_metadata_problems
 

@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import find_value_problems
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.config.steps import set_branch_length
+from bsmeta.config.value_checks import find_value_problems
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.manifest import Manifest, describe_file, write_manifest
 from bsmeta.training.checkpoint import FORMAT, Checkpoint

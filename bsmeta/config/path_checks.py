@@ -1,0 +1,102 @@
+"""Checks of paths and of names on the Hub: the run folder, models, tokenizers, and input files."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from bsmeta.config.schema import PretrainedConfig, RunConfig
+from bsmeta.config.steps import explain_export, lacks_model
+from bsmeta.core.errors import HYDRA, Problem, format_value, suggest_nearest
+
+
+def find_folder_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yields problems with the run folder and the checkpoint to resume from."""
+    if config.accelerate_config_file is None:  # else the launch may be on another machine
+        yield from _find_run_folder_problems(config.out_dir)
+
+    resume = config.resume_from_checkpoint_dir
+    if resume not in (None, "latest") and not Path(str(resume)).expanduser().is_dir():
+        key = "resume_from_checkpoint_dir"
+        yield describe_missing_file(key, resume, "latest, or a checkpoint folder", f"{key}=latest")
+
+
+def _find_run_folder_problems(name: str) -> Iterator[Problem]:
+    """Yields a problem if the run folder cannot be created or written; creates nothing."""
+    path = Path(name).absolute()
+    folder = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+    location = "" if folder == path else f"below {folder}, which is "
+
+    try:
+        is_folder = stat.S_ISDIR(folder.stat().st_mode)
+    except OSError as error:  # a dangling or circular link
+        found = f"{location}a link that leads nowhere ({error.strerror})"
+    else:
+        if is_folder and os.access(folder, os.W_OK | os.X_OK):
+            return
+        found = f"{location}{'a folder that you may not write' if is_folder else 'a file'}"
+
+    yield Problem("out_dir", HYDRA, found, "a folder, or a new name", "out_dir=runs/first")
+
+
+def uses_model_name(config: PretrainedConfig) -> bool:
+    """Whether the weights or the tokenizer come from `model_name`."""
+    return None in (config.model_config_file, config.tokenizer_name)
+
+
+def find_model_problems(config: PretrainedConfig) -> Iterator[Problem]:
+    """Yields problems with missing local files; names on the Hub (OWNER/NAME) are not checked."""
+    for key in ("model_config_file", "model_name", "tokenizer_name"):
+        name = getattr(config, key)
+        is_used = key != "model_name" or uses_model_name(config)
+        if name is None or not is_used or not is_path(name) or os.path.exists(name):
+            continue
+
+        folder = Path(name).parent
+        if Path(name).name == "model" and lacks_model(folder):
+            yield describe_missing_file(
+                key, name, "a folder, or a name on the Hub", explain_export(folder)
+            )
+            continue
+
+        expected = "the JSON of a transformers config" if key == "model_config_file" else "a folder"
+        yield describe_missing_file(
+            key, name, f"{expected}, or a name on the Hub", f"correct {key}"
+        )
+
+
+def is_on_machine(name: str) -> bool:
+    """Whether a model or tokenizer is on this machine: a folder, or in the cache of the Hub."""
+    from huggingface_hub import try_to_load_from_cache  # slow to import, and rarely needed
+
+    if is_path(name) or os.path.isdir(name):
+        return os.path.isdir(name)
+    files = ("tokenizer.json", "tokenizer_config.json", "config.json")
+    try:
+        return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
+    except ValueError:  # no name that the Hub accepts
+        return False
+
+
+def is_offline() -> bool:
+    """Whether the environment forbids access to the Hub."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def is_path(name: str) -> bool:
+    """Whether a name is a path rather than one on the Hub (OWNER/NAME)."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith(".json")
+
+
+def describe_missing_file(key: str, name: object, expected: str, fix: str) -> Problem:
+    """Returns the problem of a missing file, with the most similar name in its folder."""
+    folder = Path(str(name)).parent
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    suggestion = suggest_nearest(Path(str(name)).name, names)
+    return Problem(
+        key, HYDRA, f"{format_value(name)}, which is not there{suggestion}", expected, fix
+    )

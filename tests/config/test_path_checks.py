@@ -1,0 +1,42 @@
+"""Run folders that cannot be created or written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.path_checks import find_folder_problems
+
+
+def describe_folder(out_dir: Path) -> list[str]:
+    """Returns the descriptions of a run folder by the checks; [] if they accept it."""
+    problems = find_folder_problems(CausalLMConfig(out_dir=str(out_dir)))
+    return [problem.found for problem in problems if problem.key == "out_dir"]
+
+
+def test_a_run_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    nowhere = "a link that leads nowhere "
+    assert describe_folder(tmp_path / "file") == ["a file"]
+    assert describe_folder(tmp_path / "file" / "run") == [f"below {tmp_path}/file, which is a file"]
+    assert describe_folder(tmp_path / "loop") == [nowhere + "(Too many levels of symbolic links)"]
+    assert describe_folder(tmp_path / "dangling") == [nowhere + "(No such file or directory)"]
+    assert describe_folder(tmp_path / "loop" / "run") == [
+        f"below {tmp_path}/loop, which is {nowhere}(Too many levels of symbolic links)"
+    ]
+    assert describe_folder(tmp_path / "new" / "run") == []
+
+
+def test_a_run_folder_without_write_permission_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The superuser may write everywhere, so that the answer of the system is replaced."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    below = f"below {tmp_path}, which is "
+    assert describe_folder(tmp_path) == ["a folder that you may not write"]
+    assert describe_folder(tmp_path / "run") == [below + "a folder that you may not write"]
