@@ -34,10 +34,10 @@ def explain_device_errors(config: RunConfig) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        explained = _explain_error(error, config)
-        if explained is None:
+        explanation = _explain_error(error, config)
+        if explanation is None:
             raise
-        raise explained from error
+        raise explanation from error
 
 
 def _explain_error(error: Exception, config: RunConfig) -> Exception | None:
@@ -68,7 +68,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _is_about_memory(text: str) -> bool:
-    return any(words in text for words in _OUT_OF_MEMORY_MARKS)
+    return any(mark in text for mark in _OUT_OF_MEMORY_MARKS)
 
 
 def _suggest_smaller_steps(config: RunConfig) -> Iterator[str]:
