@@ -147,7 +147,7 @@ def list_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Compa
 
 
 def _list_chosen_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Comparison]:
-    """Returns the comparisons of `chosen`, each of types joined by +."""
+    """Returns a comparison for each entry of `chosen`, whose types are joined by +."""
     problems: list[str] = []
     comparisons = []
     for entry in config.chosen:
@@ -192,9 +192,9 @@ class StyledRenderer:
         self._renderer = Renderer(config)
 
     def render(self, document: Document, types: Sequence[str]) -> Rendered:
-        """Renders a document with its metadata of these types; the text alone without a prefix.
+        """Renders a document with its metadata of these types, or only its text if it has none.
 
-        Only the style of training has local metadata at its places, because it is content.
+        Only the training style inserts local metadata into the text.
         """
         if self._style == TRAINING:
             return self._renderer.render(document, types)
@@ -221,13 +221,12 @@ class StyledRenderer:
             return plain
 
         # Start and end may be special tokens, as in training; the words may not.
-        configured = np.array([[0, len(start)], [len(whole) - len(end), len(whole)]], np.int32) - (
-            len(whole) - len(prefix)
-        )
+        marker_spans = np.array([[0, len(start)], [len(whole) - len(end), len(whole)]], np.int32)
+        num_stripped = len(whole) - len(prefix)
         return replace(
             plain,
             prefix=prefix,
-            prefix_own=configured.clip(min=0),
+            prefix_own=(marker_spans - num_stripped).clip(min=0),
             prefix_spans=np.array([[0, len(prefix)]], np.int32),
             prefix_token_types=rendered.prefix_token_types[:1],
             lead=rendered.lead,
@@ -245,10 +244,11 @@ class StyledRenderer:
         if not fields:
             return plain
 
-        *strings, last = fields.values()
-        strings = [field + config.metadata_sep for field in strings]
-        strings.append(last + config.metadata_prefix_sep)
-        bounds = np.cumsum([0, *map(len, strings)], dtype=np.int32)
+        *first_fields, last_field = fields.values()
+        strings = [field + config.metadata_sep for field in first_fields]
+        strings.append(last_field + config.metadata_prefix_sep)
+        lengths = [len(string) for string in strings]
+        bounds = np.cumsum([0, *lengths], dtype=np.int32)
         token_types = [1 + config.metadata_list.index(key) for key in fields]
         return replace(
             plain,
@@ -261,11 +261,12 @@ class StyledRenderer:
 
 
 def _draw_junk(prefix: str, min_characters: int) -> str:
-    """Draws random words of at least this length in total, the same for the same prefix."""
+    """Draws random words of at least `min_characters` in total; a prefix always gets the same."""
     rng = random.Random(xxhash.xxh3_64_intdigest(prefix.encode("utf-8", "surrogatepass")))
     words = ""
     while len(words) < min_characters:
-        words += (" " if words else "") + rng.choice(WORDS)
+        separator = " " if words else ""
+        words += separator + rng.choice(WORDS)
     return words
 
 

@@ -71,7 +71,7 @@ def show_extreme_documents(
 
 
 def compute_differences(totals: np.ndarray) -> np.ndarray:
-    """Computes the bits per byte with minus without metadata of each document.
+    """Computes each document's bits per byte with metadata minus bits per byte without.
 
     Args:
         totals: float64 [documents, COLUMNS].
