@@ -72,7 +72,7 @@ report needs. Several processes:
 
 
 def main() -> None:
-    """Runs the program that the first argument names, with the other arguments."""
+    """Runs the program named by the first command-line argument, with the other arguments."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     arguments = sys.argv[2:]
     if name in PROGRAMS:

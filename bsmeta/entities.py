@@ -111,6 +111,7 @@ def _open_encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
     assert isinstance(task, EntityDisambiguator)
 
     def encode_range(start: int, end: int) -> None:
+        """Encodes rows `start` to `end - 1` of the table."""
         predictor = task.predictor(task.load(folder).eval())
         predictor.embeddings.get(np.arange(start, end))
 

@@ -40,7 +40,7 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 def main(config: PredictConfig) -> int:
-    """Predicts all records; returns the exit code, 75 if a signal ended the prediction."""
+    """Predicts all records, or changes a text; returns the exit code, 75 if a signal ended it."""
     makes_table = config.output is not None and config.output.endswith(".csv")
     if config.spreadsheet_safe and not makes_table:
         raise ConfigurationError(
@@ -173,6 +173,7 @@ def _find_changes(model: Predictor, text: str) -> list[Any]:
 
 
 def _write_output(output: Path, content: str) -> None:
+    """Writes a file atomically, in UTF-8."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replace_atomically(output) as part:

@@ -102,10 +102,10 @@ them | they must be equal |
 
 def format_reference() -> str:
     """Returns the Markdown of docs/configuration.md."""
-    parts = [INTRODUCTION, _describe_groups(), OWNED_ELSEWHERE]
+    sections = [INTRODUCTION, _describe_groups(), OWNED_ELSEWHERE]
     for program, schema, config_name in PROGRAMS:
-        parts += _describe_program(program, schema, config_name)
-    return "\n".join(parts)
+        sections += _describe_program(program, schema, config_name)
+    return "\n".join(sections)
 
 
 def _describe_program(program: str, schema: type, config_name: str) -> Iterator[str]:

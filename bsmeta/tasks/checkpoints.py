@@ -133,7 +133,7 @@ def _find_model(folder: Path, checkpoint: str) -> Path:
 
 
 def _find_config(model: Path) -> Path | None:
-    """Returns the path of the configuration of the model's run, or of the model's recipe."""
+    """Returns the path of the run's `config.yaml`, or else of the model's recipe, if any."""
     folders = [model]
     resolved = model.resolve()
     if resolved.name == "model":  # otherwise a config.yaml above it belongs to something else

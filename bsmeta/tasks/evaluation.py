@@ -35,8 +35,8 @@ def evaluate_checkpoints(config: EvaluateConfig) -> list[Path]:
         location.name: read_task(location, config.training_config) for location in locations
     }
     if len(set(task_by_checkpoint.values())) > 1:
-        found = ", ".join(f"{name} ({task})" for name, task in task_by_checkpoint.items())
-        raise ConfigurationError(f"checkpoint: expected checkpoints of one task; found {found}")
+        pairs = ", ".join(f"{name} ({task})" for name, task in task_by_checkpoint.items())
+        raise ConfigurationError(f"checkpoint: expected checkpoints of one task; found {pairs}")
 
     task = task_by_checkpoint[locations[0].name]
     check_program("evaluate.py", task, TASKS)

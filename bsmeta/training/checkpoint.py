@@ -81,9 +81,9 @@ class TrainerState(GuardsState, total=False):
 def name_damaged_file(
     file: Path, *, other_errors: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Raises a `CheckpointError` that names the file for any error about its content.
+    """Context that turns any error about the content of `file` into a `CheckpointError`.
 
-    Exhausted GPU memory and the loss of a rank are not errors of the file.
+    Its message names the file. Exhausted GPU memory and a lost rank are not errors of the file.
 
     Args:
         other_errors: Further types of errors that do not come from the file.
@@ -126,6 +126,7 @@ class Checkpoint:
         return self._read_json(DATA_STATE_FILE)
 
     def _read_json(self, name: str) -> dict[str, Any]:
+        """Reads a file of the checkpoint that holds a JSON object."""
         file = self.folder / name
         with name_damaged_file(file):
             content = parse_json(file.read_bytes())
@@ -165,6 +166,7 @@ class Writer:
         processes.on_main(self._begin)
 
     def _begin(self) -> None:
+        """Creates the temporary folder (rank 0)."""
         shutil.rmtree(self.folder, ignore_errors=True)
         # Without the parents: if the run folder is deleted, only `RunFolder.keep` may rebuild it,
         # with the files that mark it as the folder of a run. Without them it would be taken for a
@@ -192,6 +194,7 @@ class Writer:
         return Checkpoint(self._final, self.step)
 
     def _describe_file(self, file: str) -> FileEntry:
+        """Makes a file durable on the disk, and returns its size and hash."""
         sync_to_disk(self.folder / file)
         return describe_file(self.folder / file)
 
@@ -284,7 +287,7 @@ def _inspect_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], l
 def find_newest_intact(
     checkpoints: list[Checkpoint], processes: Processes
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Finds the newest intact checkpoint in the list of rank 0, which is sorted oldest first.
+    """Finds the newest intact checkpoint in rank 0's list, which is sorted oldest first.
 
     Every rank gets the same result: the checkpoint, if there is one, and the faults of newer ones.
     """

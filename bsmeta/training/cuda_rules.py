@@ -39,7 +39,7 @@ FLOAT32_RESULT_OPERATIONS = (
 
 @contextmanager
 def follow_cuda_rules() -> Iterator[None]:
-    """Makes operations on the CPU save the same tensors for the backward pass as on CUDA.
+    """Context in which operations on the CPU save the same tensors for the backward pass as CUDA.
 
     It affects the whole process. Results differ from CUDA, so use it only on tensors without
     values.
@@ -68,8 +68,9 @@ def _wrap_in_float32(operation: Any) -> Callable[..., Any]:
 
     def compute(*arguments: Any, **keywords: Any) -> Any:
         with torch.autocast("cpu", enabled=False):
-            widened = {name: _widen_argument(value) for name, value in keywords.items()}
-            return operation(*map(_widen_argument, arguments), **widened)
+            wide_arguments = [_widen_argument(value) for value in arguments]
+            wide_keywords = {name: _widen_argument(value) for name, value in keywords.items()}
+            return operation(*wide_arguments, **wide_keywords)
 
     return compute
 

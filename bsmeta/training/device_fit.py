@@ -87,13 +87,13 @@ def describe_fit(
     recomputes: bool,
     rows_key: str | None,
 ) -> list[str]:
-    """Describes whether a launch fits on a device, and alternatives that do.
+    """Returns lines that say whether a launch fits on a device, and which alternatives do.
 
     Args:
         plain: Need of the launch without recomputation.
         recomputing: Need with gradient_checkpointing; None: the task does not have it.
         engines: Bytes that the same micro-batch takes under the other engines, by launch file.
-        recomputes: Whether the configuration has gradient_checkpointing.
+        recomputes: Whether gradient_checkpointing is on in the configuration.
         rows_key: The key that sets the rows; None: they vary.
     """
     need = recomputing if recomputing is not None and recomputes else plain
@@ -132,6 +132,7 @@ def _list_remedies(*, can_recompute: bool) -> list[str]:
 
 
 def _describe_rows(need: Need, device: Device) -> str:
+    """Describes the number of rows that fit on a device: `any`, `up to 8`, `none`."""
     rows = need.max_rows(device.usable)
     if rows == math.inf:
         return "any"

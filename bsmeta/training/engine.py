@@ -45,7 +45,7 @@ class Engine(ABC):
     """The interface of an engine to the loop. All ranks call each method together.
 
     Attributes:
-        name: Identifies the engine that a checkpoint belongs to.
+        name: Name of the engine, which a checkpoint records.
         scales_loss: Whether the loss is scaled (fp16); such an engine skips non-finite gradients.
         unwrapped_model: The model without the wrappers of the engine.
     """

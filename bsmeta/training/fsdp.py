@@ -364,7 +364,7 @@ class _Reader(dcp.FileSystemReader):
 
 @contextmanager
 def _raise_first_error() -> Iterator[None]:
-    """Raises the error of the first rank that failed instead of torch's collection of errors."""
+    """Context that raises the error of the first rank that failed, not torch's set of errors."""
     try:
         yield
     except CheckpointException as error:  # not an Exception

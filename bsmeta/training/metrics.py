@@ -384,6 +384,7 @@ class Screen:
             self._show_event(kind, step, values)
 
     def _show_step(self, step: int, values: dict[str, Any]) -> None:
+        """Updates the bar, or prints a line if the last one is old enough."""
         metrics = (
             f"loss {values['loss']:.4f}",
             f"lr {values['learning_rate']:.2e}",
@@ -398,15 +399,16 @@ class Screen:
             self._print(f"step {step}/{self._total}  {'  '.join(metrics)}")
 
     def _show_event(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """Prints a line with the values of an event, of an evaluation only the first few."""
         items = _flatten_values(values)
-        if kind == "eval":  # the first few are enough; all are in metrics.jsonl
+        if kind == "eval":
             numbers = [(name, value) for name, value in items if isinstance(value, float)]
             items = numbers[:_MAX_METRICS_SHOWN]
-        text = "  ".join(
-            f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in items
-        )
-        self._print(f"step {step}/{self._total}  {kind}  {text}")
+
+        words = []
+        for name, value in items:
+            words.append(f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}")
+        self._print(f"step {step}/{self._total}  {kind}  {'  '.join(words)}")
 
     def _print(self, text: str) -> None:
         if self._bar is not None:
@@ -446,10 +448,11 @@ def start_trackers(accelerator: Any, config: RunConfig, folder: Path, step: int)
     # Otherwise tensorboard would import TensorFlow if it is installed (0.5 GB, seconds).
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))
 
-    settings = {  # in the form that trackers expect: one level, plain values
-        name: value if _is_plain(value) else str(value)
-        for name, value in _flatten_values(redact_values(dataclasses.asdict(config)))
-    }
+    # Trackers expect settings on one level, with plain values.
+    settings = {}
+    for name, value in _flatten_values(redact_values(dataclasses.asdict(config))):
+        settings[name] = value if _is_plain(value) else str(value)
+
     try:
         accelerator.init_trackers(
             redact(config.run_name),
@@ -470,7 +473,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def make_tracker_arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]:
-    """Returns the arguments of each tracker's library, with which a resumed run stays one run."""
+    """Returns arguments for each tracker with which a resumed run continues the same run there."""
     name = ensure_run_name(folder)
     digest = xxhash.xxh3_128_hexdigest(name.encode())
     is_resumed = step > 0

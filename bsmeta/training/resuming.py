@@ -240,7 +240,7 @@ def check_task(saved: Checkpoint, task: str) -> None:
 
 
 def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: BatchPlan) -> None:
-    """Refuses a launch that would not continue the same run."""
+    """Refuses a launch with another engine or another global batch than the checkpoint's."""
     if state["engine"] != engine:
         raise ConfigurationError(
             f"{saved.folder} was saved by {state['engine']}, this run is {engine}; resume with "

@@ -78,7 +78,7 @@ class Retention:
 
         Checkpoints of later steps are left alone, because this run has not written them.
         """
-        self._verified[written.folder] = _Verification(_read_stamps(written.folder), True)
+        self._verified[written.folder] = _Verification(_read_stamps(written.folder), is_intact=True)
         candidates = [
             saved for saved in list_checkpoints(self._out_dir) if saved.step <= written.step
         ]
@@ -92,7 +92,7 @@ class Retention:
         return self._find_best(list_checkpoints(self._out_dir))
 
     def _select_retained(self, checkpoints: list[Checkpoint]) -> set[Checkpoint]:
-        """Selects the checkpoints to keep among the run's past, sorted oldest first.
+        """Selects the checkpoints to keep; `checkpoints` are sorted oldest first.
 
         As few checkpoints as possible are verified, because their files may have to be read.
         """

@@ -707,7 +707,7 @@ class ProcessLog(logging.Handler):
             self._write(line)
 
     def _write(self, line: str) -> None:
-        """Writes a line; on a full disk it is lost, and the run ends where it needs the space."""
+        """Writes a line; it is lost if the disk is full, which ends the run at its next save."""
         if self.file is not None:
             with suppress(OSError):
                 self.file.append(line)

@@ -327,8 +327,8 @@ class Saver:
 def _is_about_deleted_folder(error: Exception, folder: Path) -> bool:
     """Whether a save failed because its folder has been deleted, or is being deleted.
 
-    Torch's and safetensors' writers have their own errors for a missing folder. While it is being
-    deleted, entry by entry, others of its entries still exist.
+    Torch's and safetensors' writers have their own errors for a missing folder. During a deletion,
+    only some entries of the folder may be missing.
     """
     return (
         isinstance(error, FileNotFoundError)

@@ -54,11 +54,11 @@ class _Fetched:
     def iterate_on_device(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yields the tensors of each micro-batch, ready for the device's current stream."""
         if self.copied is not None:
-            current = torch.cuda.current_stream()
-            current.wait_event(self.copied)
+            stream = torch.cuda.current_stream()
+            stream.wait_event(self.copied)
             for tensors in self.inputs:
                 for tensor in tensors.values():
-                    tensor.record_stream(current)  # otherwise its memory would be reused too early
+                    tensor.record_stream(stream)  # otherwise its memory would be reused too early
 
         yield from self.inputs
 

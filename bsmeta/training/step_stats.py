@@ -174,8 +174,8 @@ class ReducedStats:
     """A step's statistics, summed over all ranks; on the device until they are read.
 
     In the tensor, `StepStats.pack` is followed by `LossSums.pack`, if there are losses, and by the
-    gradient norm, if it is on the device. The norm is appended after the all-reduce: it is of the
-    global batch already.
+    gradient norm, if it is on the device. The norm is appended after the all-reduce, because it is
+    already the norm of the global batch.
     """
 
     def __init__(

@@ -200,7 +200,7 @@ class Task(ABC):
 
 
 def compute_flops_per_token(model: nn.Module) -> float:
-    """Forward and backward FLOPs of one token: 6 per parameter (Kaplan et al. 2020, section 2.1).
+    """Returns FLOPs per token, forward and backward: 6 per parameter (Kaplan et al. 2020, 2.1).
 
     Embeddings that are only looked up do not count, unless they are also the output layer.
     Attention over the context is left out: documents packed into a sequence do not attend to each
@@ -340,7 +340,8 @@ def run_on_all_ranks(
             last_logged = time.monotonic()
             logger.info("scoring: %d of %d batches", first_of_round, len(batches))
 
-    results_by_item: list[Any] = [None] * sum(map(len, batches))
+    num_items = sum(len(batch) for batch in batches)
+    results_by_item: list[Any] = [None] * num_items
     for results_by_batch in context.gather(results_of_rank):
         for number, results in results_by_batch.items():
             for item, result in zip(batches[number].tolist(), results, strict=True):

@@ -135,6 +135,7 @@ class Trainer:
         return model
 
     def _make_step_runner(self) -> StepRunner:
+        """Creates the runner of the steps, from the parts of this trainer."""
         return StepRunner(
             self.task,
             self.engine,
@@ -201,6 +202,7 @@ class Trainer:
             self.run_folder.process_log.open(self.run_folder.path)
 
     def _log_resume(self, resume: Resume) -> None:
+        """Logs the checkpoint that the run resumes from, and the settings that differ from it."""
         self.tracker.record_event(
             "resume",
             self.progress.step,
@@ -277,6 +279,7 @@ class Trainer:
             self.tracker.record_event("stop", self.progress.step, reason=self.stop.name)
 
     def _is_done(self) -> bool:
+        """Whether the run has reached its last step or stops early."""
         return self.guards.early_stopping.is_due or self.progress.step == self.schedule.max_steps
 
     # --- one step ---------------------------------------------------------------------------
@@ -360,6 +363,7 @@ class Trainer:
             self.tracker.record_event("exposure", step, phase=self._phase, **exposure)
 
     def _start_tracking(self) -> Tracker:
+        """Starts the trackers on rank 0; returns the tracker of this rank."""
         step = self.progress.step
         self.processes.on_main(
             lambda: start_trackers(self.accelerator, self.config, self.run_folder.path, step)
@@ -376,6 +380,7 @@ class Trainer:
     # --- evaluation and checkpoints -----------------------------------------------------------
 
     def _evaluate_and_save_if_due(self) -> None:
+        """Evaluates and saves after the steps for which the schedule asks."""
         step = self.progress.step
         must_evaluate = self.schedule.evaluates(step)
         must_save = self.schedule.saves(step)
@@ -448,10 +453,10 @@ class Trainer:
         A run that began with the checkpoint of another run needs its own to resume, unless it is
         done.
         """
-        last = self._last_checkpoint
-        if last is None or last.step != self.progress.step:
+        checkpoint = self._last_checkpoint
+        if checkpoint is None or checkpoint.step != self.progress.step:
             return False
-        return self._is_done() or last.folder.parent.resolve() == self.run_folder.path
+        return self._is_done() or checkpoint.folder.parent.resolve() == self.run_folder.path
 
     def _rehearse_save(self) -> None:
         """Saves and loads the state once before the first step of a run of several processes.

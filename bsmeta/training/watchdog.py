@@ -186,6 +186,7 @@ class Watchdog:
         return time.monotonic() - min(silences, default=float("inf"))
 
     def _send_beat(self) -> None:
+        """Publishes a heartbeat of this rank."""
         self._count += 1
         phase = self._phase
         silent_s = time.monotonic() - self._last_progress()
@@ -227,8 +228,8 @@ class Watchdog:
 
     def _find_silent_ranks(self, before: dict[int, Beat], after: dict[int, Beat]) -> set[int]:
         """Returns the other ranks that sent no heartbeat between two reads."""
-        others = set(range(self._processes.size)) - {self._processes.rank}
-        return {rank for rank in others if after.get(rank) == before.get(rank)}
+        other_ranks = set(range(self._processes.size)) - {self._processes.rank}
+        return {rank for rank in other_ranks if after.get(rank) == before.get(rank)}
 
     def _describe_cause(self, beats: dict[int, Beat]) -> str:
         """Names the silent ranks, or otherwise the slowest rank."""
@@ -257,6 +258,7 @@ class Watchdog:
         return f"Longest without progress: rank {slowest}. What the ranks do: {phases}"
 
     def _read_beats(self) -> dict[int, Beat]:
+        """Returns the last heartbeat of each rank that has sent one."""
         return {rank: Beat(**beat) for rank, beat in self._read_published("beat").items()}
 
     # --- reports between ranks --------------------------------------------------------------

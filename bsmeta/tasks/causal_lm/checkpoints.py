@@ -69,7 +69,7 @@ def read_run_config(
 
 
 class OpenedModel:
-    """A language model whose configuration is read at once, and its weights on first use.
+    """A language model; its configuration is read immediately, its weights on first use.
 
     Args:
         training_config: The `config.yaml` of its run; None: the one beside it.

@@ -229,7 +229,7 @@ def _find_missing_gpu_problems(
 
 
 def find_file_problems(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields a problem for each missing model file, and for data that this machine would read.
+    """Yields a problem for each missing file of the model, and of data that this machine reads.
 
     The Hub and other remote file systems are not queried; the run itself does that.
     """
@@ -365,14 +365,14 @@ def find_positions_problems(
         return
 
     key = "data_config.metadata_config.max_seq_len"
-    current = format_value(length)
+    current_value = format_value(length)
     expected = f"at most {positions}, the positions of the model ({source})"
     fix = f"{key}={positions}"
     if room:
-        current += f" and {room} of metadata"
+        current_value += f" and {room} of metadata"
         expected += ", with the tokens of metadata (data_config.row_metadata_budget)"
         fix = f"{key}={positions // 2} data_config.row_metadata_budget={positions // 2}"
-    yield Problem(key, HYDRA, current, expected, fix)
+    yield Problem(key, HYDRA, current_value, expected, fix)
 
 
 def list_summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:

@@ -219,10 +219,10 @@ def _compare_ids(
     comparison.num_other_ids += 1
     if not comparison.difference:
         start = _find_first_difference(ids, expected)
-        shown = slice(start, start + _TOKENS_SHOWN)
+        shown_part = slice(start, start + _TOKENS_SHOWN)
         comparison.difference = (
-            f"{tokenizer.convert_ids_to_tokens(ids[shown])} instead of "
-            f"{tokenizer.convert_ids_to_tokens(expected[shown])}"
+            f"{tokenizer.convert_ids_to_tokens(ids[shown_part])} instead of "
+            f"{tokenizer.convert_ids_to_tokens(expected[shown_part])}"
         )
 
 
@@ -293,7 +293,7 @@ def _make_sample(document: Document, renderer: Renderer, config: MetadataConfig)
             content[key] = [record.value for record in records if not record.is_local()]
 
     text = rendered.text[:MAX_TEXT_CHARS]
-    plain = replace(
+    text_rendering = replace(
         rendered,
         text=text,
         body=text,
@@ -301,7 +301,7 @@ def _make_sample(document: Document, renderer: Renderer, config: MetadataConfig)
         span_token_types=NO_TOKEN_TYPES,
         own=NO_SPANS,
     )
-    return Sample(content, plain)
+    return Sample(content, text_rendering)
 
 
 def _spells_out(sample: Sample, special_tokens: set[str]) -> bool:

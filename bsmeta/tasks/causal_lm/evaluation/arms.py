@@ -125,10 +125,13 @@ def list_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Compa
     Raises:
         ConfigurationError: If a name is unknown; the message lists all names.
     """
-    plain = plan_comparisons(config.comparisons, types) + _list_chosen_comparisons(config, types)
+    requested = plan_comparisons(config.comparisons, types)
+    requested += _list_chosen_comparisons(config, types)
 
     # Comparisons with the text alone are repeated for each control, and for the prompt style.
-    repeated = [comparison for comparison in plain if comparison.group in ("all", "each", "chosen")]
+    repeated = [
+        comparison for comparison in requested if comparison.group in ("all", "each", "chosen")
+    ]
 
     against_nothing = []
     against_control = []
@@ -143,7 +146,7 @@ def list_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Compa
         for comparison in repeated:
             arm = replace(comparison.test, style=PROMPT)
             prompts.append(comparison.vary(PROMPT, test=arm))
-    return [TEXT_ALONE, *plain, *against_nothing, *against_control, *prompts]
+    return [TEXT_ALONE, *requested, *against_nothing, *against_control, *prompts]
 
 
 def _list_chosen_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Comparison]:
@@ -215,14 +218,16 @@ class StyledRenderer:
         if self._style == FORM:
             num_characters = len(rendered.prefix) - len(start) - len(end)
             words = _draw_junk(rendered.prefix, num_characters)
-        whole = start + words + end
-        prefix = whole.lstrip()  # without words, the end may begin with a blank
+        full_prefix = start + words + end
+        prefix = full_prefix.lstrip()  # without words, the end may begin with a blank
         if not rendered.prefix or not prefix:
             return plain
 
         # Start and end may be special tokens, as in training; the words may not.
-        marker_spans = np.array([[0, len(start)], [len(whole) - len(end), len(whole)]], np.int32)
-        num_stripped = len(whole) - len(prefix)
+        marker_spans = np.array(
+            [[0, len(start)], [len(full_prefix) - len(end), len(full_prefix)]], np.int32
+        )
+        num_stripped = len(full_prefix) - len(prefix)
         return replace(
             plain,
             prefix=prefix,

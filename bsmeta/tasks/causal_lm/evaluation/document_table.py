@@ -69,22 +69,22 @@ def make_document_table(report: Report) -> Table:
 
 
 def _share_rows(model: ModelReport, limit: int) -> Iterator[tuple[Row, int]]:
-    """Yields the comparisons of a model, its main one first, each with its share of a limit."""
-    main = find_main_row(model)
-    if main is None or main.comparison.name not in model.totals:
+    """Yields the comparisons of a model, the main one first, each with its number of rows."""
+    main_row = find_main_row(model)
+    if main_row is None or main_row.comparison.name not in model.totals:
         return
 
-    others = [
+    other_rows = [
         row
         for row in model.rows
-        if row.compares and row is not main and row.comparison.name in model.totals
+        if row.compares and row is not main_row and row.comparison.name in model.totals
     ]
-    main_limit = limit // 2 if others else limit
-    yield main, main_limit
+    main_limit = limit // 2 if other_rows else limit
+    yield main_row, main_limit
 
-    remaining = limit - len(_select_documents(model, main, main_limit))
-    for row in others:
-        yield row, remaining // len(others)
+    remaining = limit - len(_select_documents(model, main_row, main_limit))
+    for row in other_rows:
+        yield row, remaining // len(other_rows)
 
 
 def _select_documents(model: ModelReport, row: Row, limit: int) -> list[int]:
@@ -96,7 +96,7 @@ def _select_documents(model: ModelReport, row: Row, limit: int) -> list[int]:
 def _make_row(
     model: ModelReport, row: Row, index: int, *, has_several: bool, has_hosts: bool
 ) -> list[Cell]:
-    """Makes the cells of a document in a comparison; the flags are of the optional columns."""
+    """Makes the cells of a document in a comparison; the flags say which columns the table has."""
     sums = model.totals[row.comparison.name][index]
     bits_without = float(sums[NATS_WITHOUT]) / math.log(2) / float(sums[BYTES])
     bits_with = float(sums[NATS_WITH]) / math.log(2) / float(sums[BYTES])

@@ -78,7 +78,7 @@ def describe_over_hosts(model: ModelReport, row: Row) -> list[str]:
 
 
 def find_strongest_control(model: ModelReport, row: Row) -> Control | None:
-    """Returns the control that leaves the least to the content of the row's metadata, if any."""
+    """Returns the control that leaves the smallest effect to the content; None without controls."""
     controls = []
     for rows in list_controls(model):
         control = rows.control_row.metrics

@@ -324,14 +324,14 @@ class PairedEvaluation:
     def _read_block(self, scorer: Scorer, block: Block, failures: list[str]) -> list[Reading]:
         """Returns the readings of the block's renderings; adds non-finite scores to `failures`."""
         # Before the model's first call: all ranks issue collective calls in the same order.
-        states = self._ranks.gather((len(block.batches), failures))
-        self._refuse_failures([rank_failures for _, rank_failures in states])
+        rank_states = self._ranks.gather((len(block.batches), failures))
+        self._refuse_failures([rank_failures for _, rank_failures in rank_states])
 
         windows = chain.from_iterable(block.batches)
         values = chain.from_iterable(scorer.score(block.batches))
         scores = {window.key: value for window, value in zip(windows, values, strict=True)}
 
-        max_batches = max(num_batches for num_batches, _ in states)
+        max_batches = max(num_batches for num_batches, _ in rank_states)
         for _ in range(max_batches - len(block.batches)):
             scorer.call_dummy()
 
@@ -357,15 +357,15 @@ class PairedEvaluation:
         if not names:
             return
 
-        others = ""
+        remainder = ""
         if len(names) > MAX_FAILURES_SHOWN:
-            others = f"\n  and {len(names) - MAX_FAILURES_SHOWN} more"
+            remainder = f"\n  and {len(names) - MAX_FAILURES_SHOWN} more"
         raise DataError(
             "the model's log-probabilities are not finite (NaN or infinite), so there is "
             "nothing to compare; expected a checkpoint with finite weights, or "
             "precision=float32. Documents and arms:\n  "
             + "\n  ".join(names[:MAX_FAILURES_SHOWN])
-            + others
+            + remainder
         )
 
     def _sum_block(self, block: Block, readings: list[Reading]) -> Iterator[DocumentSums]:

@@ -251,16 +251,16 @@ def _group_by_line(rows: Sequence[Row]) -> dict[str, list[_Point]]:
 
 def _draw_difference(axes: Axes, height: float, point: _Point) -> None:
     """Draws one difference with both its intervals; each variant has its marker."""
-    outer = tables.find_simultaneous_interval(point.metrics)
+    simultaneous_interval = tables.find_simultaneous_interval(point.metrics)
     color = MUTED
-    if outer is not None and outer.excludes_zero:
-        color = GOOD if outer.high < 0 else BAD
+    if simultaneous_interval is not None and simultaneous_interval.excludes_zero:
+        color = GOOD if simultaneous_interval.high < 0 else BAD
     figures.draw_interval(
         axes,
         height,
         tables.estimate_difference(point.metrics),
         Look(color, "o" if point.variant is None else VARIANTS[point.variant]),
-        outer=outer,
+        outer=simultaneous_interval,
         size=7.0 if point.variant is None else 5.0,
     )
 
@@ -274,9 +274,9 @@ def draw_positions(model: ModelReport) -> Figure:
     """
     compared = [row for row in model.rows if row.compares]
     rows = [row for row in compared if row.comparison.group in CURVE_GROUPS] or compared
-    main = rows[0]
+    main_row = rows[0]
     control_names = [
-        f"{control}/{main.comparison.subject}"
+        f"{control}/{main_row.comparison.subject}"
         for control in tables.CONTROL_WORDS
         if control != FORM
     ]
@@ -288,10 +288,12 @@ def draw_positions(model: ModelReport) -> Figure:
 
     figure, panels = figures.create_figure(4.6, panels=2, shares_y=False)
     for axes, attribute in zip(panels, ("positions", "contexts"), strict=True):
-        bins = getattr(main, attribute)
+        bins = getattr(main_row, attribute)
         for row, style in looks:
             with figures.draw_series(axes, tables.label_row(row)):
-                _draw_bins(axes, list(bins), getattr(row, attribute), style, has_band=row is main)
+                _draw_bins(
+                    axes, list(bins), getattr(row, attribute), style, has_band=row is main_row
+                )
         axes.axhline(0, color=INK, linewidth=1)
         axes.grid(axis="y")
         names = [

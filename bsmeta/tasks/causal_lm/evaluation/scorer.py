@@ -50,13 +50,13 @@ def find_output_embedding(model: nn.Module) -> nn.Module:
     Raises:
         ConfigurationError: If the model has none, so it is not a language model.
     """
-    inner = unwrap_model(model)
-    get_head = getattr(inner, "get_output_embeddings", None)
+    bare_model = unwrap_model(model)
+    get_head = getattr(bare_model, "get_output_embeddings", None)
     head = get_head() if callable(get_head) else None
     if not isinstance(head, nn.Module):
         raise ConfigurationError(
-            f"{type(inner).__name__} has no output embedding: only causal language models can be "
-            "evaluated in bits per byte. Give a checkpoint of the causal_lm task."
+            f"{type(bare_model).__name__} has no output embedding: only causal language models can "
+            "be evaluated in bits per byte. Give a checkpoint of the causal_lm task."
         )
     return head
 

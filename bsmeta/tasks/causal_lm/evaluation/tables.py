@@ -322,8 +322,8 @@ def make_checkpoint_table(report: Report) -> Table:
     for model in report.models:
         text = model.find_row(TEXT)
         bits = text.metrics.bits_per_byte_without if text and text.metrics else None
-        main = find_main_row(model)
-        cells = _format_cells(main, heads) if main else [None] * len(heads)
+        main_row = find_main_row(model)
+        cells = _format_cells(main_row, heads) if main_row else [None] * len(heads)
         table.rows.append([model.checkpoint, bits, *cells])
     return table
 
@@ -412,16 +412,21 @@ def _make_bin_table(
 
 def _select_binned_rows(model: ModelReport) -> list[Row]:
     """Selects the comparisons of two different arms, and the controls of the main comparison."""
-    main = find_main_row(model)
-    control_rows = [control.control_row for control in list_controls(model) if control.row is main]
+    main_row = find_main_row(model)
+    control_rows = [
+        control.control_row for control in list_controls(model) if control.row is main_row
+    ]
     return [row for row in (*rank_rows(model), *control_rows) if row.compares]
 
 
 def make_slice_table(model: ModelReport) -> Table:
     """Makes the table of the main comparison over each slice."""
-    main = find_main_row(model)
-    description = label_row(main) if main else "text alone"
-    name = main.comparison.name if main else TEXT
+    main_row = find_main_row(model)
+    description = "text alone"
+    name = TEXT
+    if main_row is not None:
+        description = label_row(main_row)
+        name = main_row.comparison.name
 
     note = f"The comparison shown is: {description}. Intervals are not corrected for their number."
     heads = (DOCUMENTS, BYTES, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)

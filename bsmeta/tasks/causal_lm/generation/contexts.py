@@ -137,8 +137,9 @@ def check_metadata(metadata: Mapping[str, Any], config: MetadataConfig) -> None:
     Raises:
         ConfigurationError: If a type or a value is invalid.
     """
-    given = {key: value for key, value in metadata.items() if value is not None}
-    for key, value in given.items():
+    for key, value in metadata.items():
+        if value is None:
+            continue
         check_type(key, f"metadata.{key}", config)
         problem = _describe_value_problem(key, value, config)
         if problem is not None:

@@ -114,8 +114,8 @@ class Decoder:
             cache = output.past_key_values
             tokens = batch.choose_tokens(output.logits[:, -1, : self._vocabulary].double())
 
-            states = zip(continuations, tokens.tolist(), draws, limits, strict=True)
-            for continuation, token, draw, limit in states:
+            rows = zip(continuations, tokens.tolist(), draws, limits, strict=True)
+            for continuation, token, draw, limit in rows:
                 if not continuation.finished:
                     self._add_token(continuation, token, draw, limit)
             yield continuations
@@ -242,6 +242,6 @@ def draw_tokens(
     cumulative = torch.where(is_in_nucleus, probabilities, 0.0).cumsum(dim=-1)
 
     position = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)
-    last = is_in_nucleus.sum(dim=-1, keepdim=True) - 1
-    position = torch.where(is_greedy, 0, torch.minimum(position, last))
+    last_position = is_in_nucleus.sum(dim=-1, keepdim=True) - 1
+    position = torch.where(is_greedy, 0, torch.minimum(position, last_position))
     return order.gather(1, position)[:, 0]

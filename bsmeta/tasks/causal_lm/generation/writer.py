@@ -86,16 +86,16 @@ class Writer:
 
     def _generate_pieces(self, prepared: _PreparedRequest) -> Iterator[str]:
         """Yields the characters that each new token completes."""
-        written = ""
+        yielded_text = ""
         draws = list(_list_draws([prepared]))
         for (continuation,) in self._decoder.extend_texts(draws):
             text = self._decode(continuation, prepared.context)
             if not continuation.finished:
                 # Bytes of an incomplete character, which the next tokens may complete.
                 text = text.rstrip("\N{REPLACEMENT CHARACTER}")
-            if len(text) > len(written):
-                yield text[len(written) :]
-                written = text
+            if len(text) > len(yielded_text):
+                yield text[len(yielded_text) :]
+                yielded_text = text
 
     def _decode(self, continuation: Continuation, context: Context) -> str:
         """Returns the text of a continuation, after the prompt."""
