@@ -326,7 +326,7 @@ def test_held_out_documents_are_those_of_training(
             continue
         names += [documents.name(index) for index in range(len(documents))]
         left_out.update(documents.left_out)
-        columns.update(documents.columns())
+        columns.update(documents.list_types())
 
     bad = REASONS[form] if types else {}
     assert find_keys(form, names) == {*KEYS[form]} - {*bad}

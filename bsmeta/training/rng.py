@@ -14,7 +14,7 @@ from bsmeta.training.checkpoint import name_damaged_file
 
 
 def capture_rng(device: torch.device) -> dict[str, Any]:
-    """Captures Python's, numpy's and torch's generator states, in plain types.
+    """Returns the states of the generators of Python, numpy and torch, in plain types.
 
     Args:
         device: The device of this rank. Other visible GPUs belong to other ranks, which save their
@@ -44,12 +44,11 @@ def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int, device: to
 
     Args:
         saved_ranks: Number of ranks that saved the checkpoint. A higher rank has no saved states
-            and seeds its generators with `seed`: its dropout is new, its data is not.
+            and seeds its generators with `seed`, which affects dropout but not the data.
         device: The device of this rank. Its index may differ from the saving run.
 
     Raises:
-        CheckpointError: If the file of a rank that saved the checkpoint is missing, or holds
-            something else.
+        CheckpointError: If the file of a rank that saved the checkpoint is missing or damaged.
     """
     if rank >= saved_ranks:
         torch.manual_seed(seed)

@@ -236,4 +236,4 @@ def test_documents_of_an_evaluation(folders: dict[str, Path], name: str) -> None
     assert [document.text for document in found] == [document.text for document in expected]
     assert [list(documents.numbers) for documents in (found, expected)] == [list(range(50))] * 2
     assert found.carried == expected.carried
-    assert found.columns() == expected.columns() == ["html", "title", "url"]
+    assert found.list_types() == expected.list_types() == ["html", "title", "url"]
