@@ -47,10 +47,12 @@ class Engine(ABC):
     Attributes:
         name: Name of the engine, which a checkpoint records.
         scales_loss: Whether the loss is scaled (fp16); such an engine skips non-finite gradients.
+        holds_all_weights: Whether this rank has every weight whole, and not a shard of each.
         unwrapped_model: The model without the wrappers of the engine.
     """
 
     scales_loss: bool
+    holds_all_weights: bool = True
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         self.accelerator = accelerator

@@ -28,6 +28,7 @@ class DeepSpeedEngine(Engine):
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         super().__init__(accelerator, model, optimizer)
         self.scales_loss = accelerator.mixed_precision == "fp16"
+        self.holds_all_weights = self.model.zero_optimization_stage() < 3
         # Writing or reading a file counts as progress, but not the barriers around it.
         file_engine = self.model.checkpoint_engine
         file_engine.save = report_opaque_work()(file_engine.save)

@@ -74,6 +74,8 @@ _OPCODES_PER_REPORT = 1 << 20  # between reports of progress
 class FSDPEngine(PlainEngine):
     """Torch's own optimizer on parameters that `fully_shard` has sharded over the ranks."""
 
+    holds_all_weights = False
+
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         super().__init__(accelerator, model, optimizer)
         if accelerator.native_amp:

@@ -1,4 +1,4 @@
-"""States of the random number generators in a checkpoint, one file per rank."""
+"""States of the random number generators: captured, set, and in a checkpoint a file per rank."""
 
 from __future__ import annotations
 
@@ -30,6 +30,21 @@ def capture_rng(device: torch.device) -> dict[str, Any]:
     }
 
 
+def set_rng(states: dict[str, Any], device: torch.device) -> None:
+    """Sets the generators to the states that `capture_rng` returned."""
+    version, values, python_gauss = states["python"]
+    random.setstate((version, tuple(values), python_gauss))
+
+    kind, state, position, has_gauss, gauss = states["numpy"]
+    array = np.array(state, dtype=np.uint32)
+    np.random.set_state((kind, array, position, has_gauss, gauss))  # noqa: NPY002
+
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] and device.type == "cuda":
+        (state_of_device,) = states["cuda"]
+        torch.cuda.set_rng_state(state_of_device, device)
+
+
 def write_rng(states: dict[str, Any], folder: Path, rank: int) -> None:
     """Writes the states of one rank to a checkpoint."""
     torch.save(states, _locate_rng_file(folder, rank))
@@ -59,16 +74,4 @@ def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int, device: to
         raise CheckpointError(f"{file}: is missing, but {saved_ranks} ranks saved")
 
     with name_damaged_file(file):
-        states = torch.load(file, map_location="cpu", weights_only=True)
-
-        version, values, python_gauss = states["python"]
-        random.setstate((version, tuple(values), python_gauss))
-
-        kind, state, position, has_gauss, gauss = states["numpy"]
-        array = np.array(state, dtype=np.uint32)
-        np.random.set_state((kind, array, position, has_gauss, gauss))  # noqa: NPY002
-
-        torch.set_rng_state(states["torch"])
-        if states["cuda"] and device.type == "cuda":
-            (state_of_device,) = states["cuda"]
-            torch.cuda.set_rng_state(state_of_device, device)
+        set_rng(torch.load(file, map_location="cpu", weights_only=True), device)

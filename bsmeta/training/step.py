@@ -24,6 +24,7 @@ import torch
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.core.signals import StopRequest, WaitEnded
 from bsmeta.data.batch import StepData, Stream
+from bsmeta.training.corruption import CorruptionCheck
 from bsmeta.training.device_copy import copy_to
 from bsmeta.training.engine import Engine
 from bsmeta.training.optimization import set_learning_rate
@@ -67,6 +68,7 @@ class StepRunner:
     """Runs the steps of this rank. All ranks call each method together.
 
     Args:
+        corruption: Checks some steps for silent data corruption.
         rates: The learning rate of each step; no data is fetched after the last one.
         stop: Records whether this rank was asked to stop; also ends the wait for data.
         saver: Reports whether a checkpoint of this rank could not be written.
@@ -83,6 +85,7 @@ class StepRunner:
         saver: Saver,
         watchdog: Watchdog,
         profile: Profile,
+        corruption: CorruptionCheck,
         *,
         max_norm: float,
         lag: int,
@@ -97,6 +100,7 @@ class StepRunner:
         self._saver = saver
         self._watchdog = watchdog
         self._profile = profile
+        self._corruption = corruption
 
         self._steps: Iterator[StepData] = iter(())
         self._next: _Fetched | None = None
@@ -199,7 +203,11 @@ class StepRunner:
         engine = self._engine
         engine.model.train()
         losses = []
-        inputs = fetched.iterate_on_device()
+        inputs = [*fetched.iterate_on_device()]
+        if self._corruption.is_due(step):
+            with self._enter_phase(step, "check for corruption"):
+                self._corruption.check(step, inputs[0])
+
         for batch, tensors in zip(fetched.data.micro_batches, inputs, strict=True):
             with engine.accelerator.accumulate(engine.model):
                 with self._enter_phase(step, "forward pass"), engine.accelerator.autocast():

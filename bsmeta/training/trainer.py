@@ -30,6 +30,7 @@ from bsmeta.training.checkpoint import (
     name_damaged_file,
     name_folder,
 )
+from bsmeta.training.corruption import CorruptionCheck
 from bsmeta.training.distributed import GarbageCollection
 from bsmeta.training.engines import make_engine
 from bsmeta.training.guards import Guards
@@ -144,6 +145,9 @@ class Trainer:
             self.saver,
             self.watchdog,
             self.profile,
+            CorruptionCheck(
+                self.task, self.engine, self.processes, self.config.corruption_check_steps
+            ),
             max_norm=self.config.gradient_clipping or float("inf"),
             lag=self._lag,
         )
