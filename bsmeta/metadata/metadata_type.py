@@ -269,16 +269,16 @@ class MetadataType:
         ends_in_literal = field is None and len(parts) > 1
         return first, last if ends_in_literal else ""
 
-    def global_text(self, record: Record) -> str | None:
+    def render_global(self, record: Record) -> str | None:
         """Renders a global record; returns None to leave it out."""
-        value = self._value(record)
+        value = self._render_value(record)
         if value is None:
             return None
         if self._template is not None:
             return self._template.format_map({"key": self.key, "value": value})
         return f"{self.label or self.key}{self._separator}{value}"
 
-    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
+    def render_local(self, record: Record, length: int) -> tuple[str, str] | None:
         """Returns the strings to insert at the start and end of a local record's span.
 
         Args:
@@ -290,14 +290,14 @@ class MetadataType:
         text = f"{self.key}{self._separator}{self._bucketing(record.value)}"
         return f"[{text}]", f"[/{text}]"
 
-    def local_texts(
+    def render_locals(
         self, records: Sequence[Record], lengths: Sequence[int]
     ) -> list[tuple[str, str] | None]:
-        """Renders several local records; see `local_text`."""
-        return list(map(self.local_text, records, lengths))
+        """Renders several local records; see `render_local`."""
+        return list(map(self.render_local, records, lengths))
 
-    def chat_form(self) -> ChatForm:
-        """Returns the form of global records in a chat template, equal to `global_text`.
+    def make_chat_form(self) -> ChatForm:
+        """Returns the form of global records in a chat template, equal to `render_global`.
 
         A class that overrides the rendering overrides this, too; otherwise its records are left to
         code, and the template refuses them.
@@ -310,7 +310,7 @@ class MetadataType:
             return split_template(self._template)
         return ((f"{self.label or self.key}{self._separator}", "value"),)
 
-    def _value(self, record: Record) -> str | None:
+    def _render_value(self, record: Record) -> str | None:
         """Renders the value of a global record; returns None to leave the record out."""
         return self._bucketing(record.value)
 
@@ -320,43 +320,43 @@ class MetadataType:
         return ()
 
     @classmethod
-    def problems(cls, config: MetadataConfig) -> Iterator[Problem]:
+    def find_problems(cls, config: MetadataConfig) -> Iterator[Problem]:
         """Yields a problem for each invalid setting that only this type has."""
         yield from ()
 
     @classmethod
-    def sample_rate(cls, config: MetadataConfig) -> float:
+    def get_sample_rate(cls, config: MetadataConfig) -> float:
         """Returns the probability that the type is a sampling candidate."""
         return 1.0 if cls.sample_rate_key is None else getattr(config, cls.sample_rate_key)
 
     @classmethod
-    def dropout(cls, key: str, config: MetadataConfig) -> float:
+    def compute_dropout(cls, key: str, config: MetadataConfig) -> float:
         """Returns the probability that the type is dropped before sampling."""
-        return 1.0 - (1.0 - config.metadata_dropout.get(key, 0.0)) * cls.sample_rate(config)
+        return 1.0 - (1.0 - config.metadata_dropout.get(key, 0.0)) * cls.get_sample_rate(config)
 
     @classmethod
-    def weight(cls, key: str, config: MetadataConfig) -> float:
+    def find_weight(cls, key: str, config: MetadataConfig) -> float:
         """Returns the sampling weight, which is configured by the type's key or a column's name."""
         weights = config.random_sample_metadata_weights
         return next((weights[name] for name in (key, *cls.columns) if name in weights), 1.0)
 
     @classmethod
-    def prompt_value(cls, value: str) -> str:
+    def format_for_prompt(cls, value: str) -> str:
         """Returns a value as shown in an English prompt."""
         return value.replace("_", " ") if cls.is_listed else value
 
     @classmethod
-    def group(cls, value: str, config: MetadataConfig) -> str | None:
+    def find_group(cls, value: str, config: MetadataConfig) -> str | None:
         """Returns the group of texts with this value (a host, a year); None if it has none."""
         return value
 
     @classmethod
-    def value_of_group(cls, group: str, config: MetadataConfig) -> str:
+    def make_group_value(cls, group: str, config: MetadataConfig) -> str:
         """Returns the value with which a model is conditioned on a group."""
         return group
 
     @classmethod
-    def example_record(cls, key: str) -> Record:
+    def make_example_record(cls, key: str) -> Record:
         """Returns a record about `EXAMPLE_TEXT`, for the example in model cards."""
         value = 1 if cls.example is None else cls.example
         if not cls.is_local:

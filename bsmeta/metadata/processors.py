@@ -44,7 +44,7 @@ class Timestamp(MetadataType):
         super().__init__(key, config)
         self._record_separator = config.metadata_sep
 
-    def global_text(self, record: Record) -> str | None:
+    def render_global(self, record: Record) -> str | None:
         year, month = format_year_and_month(str(record.value))
         if self._template is not None:
             fields = {"key": self.key, "value": record.value, "year": year, "month": month or ""}
@@ -55,7 +55,7 @@ class Timestamp(MetadataType):
             parts.append(f"Month: {month}")
         return self._record_separator.join(parts)
 
-    def chat_form(self) -> ChatForm:
+    def make_chat_form(self) -> ChatForm:
         if self._template is not None:
             parts = self._split_form()
             return ChatForm(kind="date", parts=parts, parts_of_year=parts)
@@ -64,7 +64,7 @@ class Timestamp(MetadataType):
         return ChatForm(kind="date", parts=(year, month), parts_of_year=(year,))
 
     @classmethod
-    def group(cls, value: str, config: MetadataConfig) -> str | None:
+    def find_group(cls, value: str, config: MetadataConfig) -> str | None:
         """Returns the year."""
         return str(format_year_and_month(value)[0])
 
@@ -82,21 +82,21 @@ class Url(MetadataType):
         super().__init__(key, config)
         self._granularity = config.url_granularity
 
-    def _value(self, record: Record) -> str | None:
+    def _render_value(self, record: Record) -> str | None:
         return make_url_readable(str(record.value), self._granularity)
 
-    def chat_form(self) -> ChatForm:
+    def make_chat_form(self) -> ChatForm:
         if self._granularity not in ("full", "host", "path"):
             reason = f"url_granularity={self._granularity} takes code"
             return ChatForm(kind="code", reason=reason)
         return ChatForm(kind="address", parts=self._split_form(), part=self._granularity)
 
     @classmethod
-    def prompt_value(cls, value: str) -> str:
+    def format_for_prompt(cls, value: str) -> str:
         return unquote_plus(value)
 
     @classmethod
-    def group(cls, value: str, config: MetadataConfig) -> str | None:
+    def find_group(cls, value: str, config: MetadataConfig) -> str | None:
         """Returns the host, or the part that the model was trained with if it is less specific."""
         part = config.url_granularity
         if part not in ("registered_domain", "suffix", "path"):
@@ -104,7 +104,7 @@ class Url(MetadataType):
         return make_url_readable(value, part)
 
     @classmethod
-    def value_of_group(cls, group: str, config: MetadataConfig) -> str:
+    def make_group_value(cls, group: str, config: MetadataConfig) -> str:
         return group if config.url_granularity == "path" else f"https://{group}/"
 
 
@@ -162,7 +162,7 @@ class Entity(MetadataType):
     example = "Ada_Lovelace"
     example_span = (0, 12)
 
-    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
+    def render_local(self, record: Record, length: int) -> tuple[str, str] | None:
         return "", f" [[{str(record.value).replace('_', ' ')}]]"
 
 
@@ -180,7 +180,7 @@ class EntityParagraph(MetadataType):
         super().__init__(key, config)
         self._at_start = config.entity_setting == "beg"
 
-    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
+    def render_local(self, record: Record, length: int) -> tuple[str, str] | None:
         text = f" |{str(record.value).replace('_', ' ')}|"
         return (text, "") if self._at_start else ("", text)
 
@@ -239,10 +239,10 @@ class Html(MetadataType):
             )
         }
 
-    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
-        return self.local_texts([record], [length])[0]
+    def render_local(self, record: Record, length: int) -> tuple[str, str] | None:
+        return self.render_locals([record], [length])[0]
 
-    def local_texts(
+    def render_locals(
         self, records: Sequence[Record], lengths: Sequence[int]
     ) -> list[tuple[str, str] | None]:
         # One loop without function calls, for speed: a page has hundreds of tags.
@@ -309,7 +309,7 @@ class Html(MetadataType):
         return f"<{tag}{text}>", f"</{tag}>"
 
     @classmethod
-    def problems(cls, config: MetadataConfig) -> Iterator[Problem]:
+    def find_problems(cls, config: MetadataConfig) -> Iterator[Problem]:
         rules = config.html_parser_config
         section = "html_parser_config"
         name_list = "tags_to_remove_alone_tag_name"
@@ -335,7 +335,7 @@ class BasicStartLocal(MetadataType):
     example = "note: "
     example_span = (0, 4)
 
-    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
+    def render_local(self, record: Record, length: int) -> tuple[str, str] | None:
         return str(record.value), ""
 
 
@@ -355,10 +355,10 @@ class MetaTokens(MetadataType):
         self._tokens = [f"<|meta_{number}|>" for number in range(config.num_meta_tokens)]
         self.literals = "".join(self._tokens), ""
 
-    def global_text(self, record: Record) -> str | None:
+    def render_global(self, record: Record) -> str | None:
         return "".join(self._tokens)
 
-    def chat_form(self) -> ChatForm:
+    def make_chat_form(self) -> ChatForm:
         return ChatForm(kind="constant", text="".join(self._tokens))
 
     @property

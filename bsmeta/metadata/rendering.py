@@ -1,37 +1,24 @@
-"""Samples a document's metadata types, chooses their values, and renders the text of the model.
+"""Renders a document with some of its metadata types: the text that a model reads.
 
-Second and third stage of the flow (line -> document -> sampled types -> rendered text). Every
-choice of types is drawn from the generator passed in (one per document); none depends on the
-content of the records. Global records form the prefix (or, if appended, the suffix); local records
-are inserted into the text. The model reads `prefix + lead + body + suffix`.
-
-Values of other documents show the benefit of the content of metadata. A shuffled value is another
-document's (and may happen to be the same); a wrong value is another document's and differs from
-this document's; a matched value is a wrong value of similar length, so that it takes up a similar
-share of the context. A model can be trained on shuffled values (`metadata_values`), but not on the
-others: if a type has few values, a wrong one reveals the right one. Constant and random tokens
-replace the tokens of a prefix one by one.
+Third stage of the flow (line -> document -> sampled types -> rendered text). Global records form
+the prefix (or, if appended, the suffix); local records are inserted into the text. The model reads
+`prefix + lead + body + suffix`.
 """
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from bsmeta.config.metadata import MetadataConfig, choose_separators
 from bsmeta.core.errors import raise_problems
 from bsmeta.metadata.checks import find_metadata_problems
 from bsmeta.metadata.document import Document
-from bsmeta.metadata.metadata_type import MATCHED, OWN, SHUFFLED
-from bsmeta.metadata.processors import find_type, make_types
+from bsmeta.metadata.processors import make_types
 from bsmeta.metadata.records import Record, select_local_records
 from bsmeta.metadata.spans import (
     LocalTags,
@@ -47,174 +34,6 @@ TokenTypes = NDArray[np.uint8]
 
 NO_SPANS: Spans = np.zeros((0, 2), np.int32)
 NO_TOKEN_TYPES: TokenTypes = np.zeros(0, np.uint8)
-
-
-class TypeChance(NamedTuple):
-    """How a metadata type is sampled.
-
-    Attributes:
-        always_present: Whether documents have the type without having a record of it.
-        dropout: The probability that the type is dropped.
-        weight: Its sampling weight.
-    """
-
-    key: str
-    always_present: bool
-    dropout: float
-    weight: float
-
-
-class TypeSampler:
-    """Draws the metadata types of documents."""
-
-    def __init__(self, config: MetadataConfig) -> None:
-        self._probability = config.metadata_probability
-        self._draws_some = config.random_sample_metadata
-        self._chances = [  # computed once: sampling runs for every document
-            TypeChance(key, find_type(key).always_present, chance["left_out"], chance["weight"])
-            for key, chance in compute_chances(config).items()
-        ]
-
-    def draw(self, document: Document, rng: random.Random) -> tuple[str, ...]:
-        """Draws the types that a document is rendered with.
-
-        The document gets any metadata with probability `metadata_probability`. Then
-        `metadata_dropout` and the type's own sample rate each drop types at random; of the n
-        remaining types, k (uniform in 1..n) are drawn without replacement, with probability
-        proportional to `random_sample_metadata_weights`.
-
-        Args:
-            document: The candidates are the types of its records.
-
-        Returns:
-            Keys in the order of `metadata_list`; `()` for none.
-        """
-        if rng.random() >= self._probability:
-            return ()
-
-        candidates = [
-            (key, weight)
-            for key, always_present, dropout, weight in self._chances
-            if (always_present or document.has(key)) and rng.random() >= dropout
-        ]
-        if not self._draws_some:
-            return tuple(key for key, _ in candidates)
-
-        drawable = [(key, weight) for key, weight in candidates if weight > 0]
-        if not drawable:
-            return ()
-        count = rng.randint(1, len(drawable))
-
-        # Sequential weighted draws without replacement are equivalent to taking the smallest of
-        # exponential variables with those rates (Efraimidis and Spirakis 2006).
-        arrival_times = {key: -math.log(1.0 - rng.random()) / weight for key, weight in drawable}
-        earliest = frozenset(sorted(arrival_times, key=arrival_times.__getitem__)[:count])
-        return tuple(key for key, _ in candidates if key in earliest)
-
-
-def compute_chances(config: MetadataConfig) -> dict[str, dict[str, float]]:
-    """Returns the sampling weight of each type and its probability of being left out."""
-    return {
-        key: {
-            "weight": find_type(key).weight(key, config),
-            "left_out": find_type(key).dropout(key, config),
-        }
-        for key in config.metadata_list
-    }
-
-
-class Documents(Protocol):
-    """Documents by index."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Document: ...
-
-
-class Donors:
-    """Chooses the document (the donor) from which each metadata type of a document is taken.
-
-    The documents form a random cycle; each document takes each type from the next document in the
-    cycle that has it (so if all documents have all types, all values come from one document).
-
-    Args:
-        documents: Read once.
-    """
-
-    def __init__(self, documents: Documents, types: Sequence[str], seed: int) -> None:
-        self._documents = documents
-        self._types = tuple(types)
-        self._order = np.random.default_rng(seed).permutation(len(documents))
-        self._rank = np.argsort(self._order)  # of each document in the order
-
-        self._digests = np.zeros((len(self._types), len(documents)), dtype=np.uint64)
-        self._lengths = np.zeros((len(self._types), len(documents)), dtype=np.int64)
-        for index in range(len(documents)):
-            document = documents[index]
-            for row, key in enumerate(self._types):
-                records = document.records(key)
-                self._digests[row, index] = _hash_values(records)
-                self._lengths[row, index] = sum(len(str(record.value)) for record in records)
-
-    def replace_values(self, index: int, document: Document, values: str) -> Document:
-        """Returns a document with its own, shuffled, wrong or matched values.
-
-        A type without a donor among the other documents is left out.
-        """
-        if values == OWN:
-            return document
-
-        records: dict[str, list[Record]] = {}
-        for row, key in enumerate(self._types):
-            if not document.has(key):
-                continue
-            donor = self._find_donor(row, index, values)
-            if donor is None:
-                continue
-            donated = _replace_values(document.records(key), self._documents[donor].records(key))
-            if donated:
-                records[key] = donated
-        return Document(document.text, document.url, records)
-
-    def _find_donor(self, row: int, index: int, values: str) -> int | None:
-        """Finds the donor of a type (a row) for a document; None if there is none."""
-        rank = int(self._rank[index])
-        cycle = np.roll(self._order, -rank)[1:]  # starts at the next document
-        digests = self._digests[row]
-        is_usable = digests[cycle] != 0
-        if values != SHUFFLED:
-            is_usable &= digests[cycle] != digests[index]
-        donors = cycle[is_usable]
-        if not len(donors):
-            return None
-
-        if values == MATCHED:
-            distances = np.abs(self._lengths[row, donors] - self._lengths[row, index])
-            return int(donors[np.argmin(distances)])
-        return int(donors[0])
-
-
-def _hash_values(records: Sequence[Record]) -> int:
-    """Hashes the values of a type; 0 if there are none."""
-    if not records:
-        return 0
-    values: list[Any] = [(record.value, record.html_attrs) for record in records]
-    return xxhash.xxh3_64_intdigest(msgspec.json.encode(values)) or 1
-
-
-def _replace_values(records: Sequence[Record], donated: Sequence[Record]) -> list[Record]:
-    """Returns the donor's global records, and its local values, in turn, at a document's spans."""
-    replaced = [record for record in donated if not record.is_local()]
-    donated_local = select_local_records(donated)
-    if not donated_local:
-        return replaced
-
-    for number, record in enumerate(select_local_records(records)):
-        source = donated_local[number % len(donated_local)]
-        replaced.append(
-            msgspec.structs.replace(record, value=source.value, html_attrs=source.html_attrs)
-        )
-    return replaced
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that would take four times as long to create
@@ -392,7 +211,7 @@ class Renderer:
         metadata_type = self._types[key]
         if metadata_type.always_present:
             records = [Record(value="")]
-        texts = [metadata_type.global_text(record) for record in records if not record.is_local()]
+        texts = [metadata_type.render_global(record) for record in records if not record.is_local()]
         return [text for text in texts if text]
 
     def _render_local_tags(self, key: str, records: Sequence[Record], text: str) -> LocalTags:
@@ -400,7 +219,7 @@ class Renderer:
         spans = read_spans(key, records, len(text))
         relative = read_relative_positions(key, records)
         lengths = (spans[:, 1] - spans[:, 0]).tolist()
-        pairs = self._types[key].local_texts(records, lengths)
+        pairs = self._types[key].render_locals(records, lengths)
         kept_pairs = [pair for pair in pairs if pair is not None]
         if len(kept_pairs) < len(pairs):
             is_kept = np.array([pair is not None for pair in pairs])

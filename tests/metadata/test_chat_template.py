@@ -257,7 +257,7 @@ def test_dates_in_iso_notation_are_read(date: Any, notation: str) -> None:
 class Shouted(Title):
     """Overrides the rendering of a type, but not its form."""
 
-    def _value(self, record: Record) -> str | None:
+    def _render_value(self, record: Record) -> str | None:
         return str(record.value).upper()
 
 

@@ -138,7 +138,7 @@ def _format_messages(config: MetadataConfig) -> list[str]:
         metadata_type = metadata_types[key]
         form = find_chat_form(metadata_type, config)
         if form.kind != "code" and not metadata_type.is_local:
-            example = metadata_type.example_record(key)
+            example = metadata_type.make_example_record(key)
             values[key] = metadata_type.always_present or example.value
 
     lines = [f'{{"role": "text", "content": {_format_literal(PROMPT)}}},']
@@ -192,7 +192,7 @@ def render_example(config: MetadataConfig) -> Rendered:
 
 def _render_types(renderer: Renderer, *keys: str) -> Rendered:
     """Renders the example text with the example values of some types."""
-    records = {key: [find_type(key).example_record(key)] for key in keys}
+    records = {key: [find_type(key).make_example_record(key)] for key in keys}
     return renderer.render(Document(EXAMPLE_TEXT, None, records), keys)
 
 

@@ -263,7 +263,7 @@ def _make_samples(config: DataConfig, lines: Mapping[str, Sequence[bytes]]) -> I
             with contextlib.suppress(BadDocument):
                 yield _make_sample(decoder.decode(line), renderer, metadata)
 
-    records = {key: [find_type(key).example_record(key)] for key in metadata.metadata_list}
+    records = {key: [find_type(key).make_example_record(key)] for key in metadata.metadata_list}
     for key in metadata.metadata_list:
         with contextlib.suppress(BadDocument):  # the example of a type need not suit its settings
             yield _make_sample(

@@ -32,9 +32,10 @@ from bsmeta.data.stream.reasons import refine_error
 from bsmeta.data.stream.stages.render import check_length
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
 from bsmeta.metadata.document import Document
+from bsmeta.metadata.donors import Documents
 from bsmeta.metadata.processors import map_columns
 from bsmeta.metadata.records import BadDocument
-from bsmeta.metadata.rendering import Documents, Renderer
+from bsmeta.metadata.rendering import Renderer
 
 LINE_BATCH_SIZE = 256
 

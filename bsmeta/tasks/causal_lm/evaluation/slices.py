@@ -111,7 +111,9 @@ def _find_group(document: Document, key: str) -> str | None:
     if metadata_type.is_address and document.url:
         values.insert(0, document.url)
     try:
-        return metadata_type.group(values[0], MetadataConfig()) if values and values[0] else None
+        return (
+            metadata_type.find_group(values[0], MetadataConfig()) if values and values[0] else None
+        )
     except BadDocument:  # not a valid value of the type: the document is in none of its slices
         return None
 
