@@ -134,10 +134,12 @@ def _describe_groups() -> str:
 def _make_table(keys: list[Key]) -> str:
     lines = ["| key | type | values | default | meaning | owner |", "|---|---|---|---|---|---|"]
     for key in keys:
-        twins = ", ".join(f"`{twin}`" for twin in (key.about.deepspeed or "").split(", ") if twin)
+        twins = ", ".join(
+            f"`{twin}`" for twin in (key.declaration.deepspeed or "").split(", ") if twin
+        )
         owner = f"Hydra; {twins} in the JSON" if twins else "Hydra"
         name = key.name.rpartition(".")[2]
-        values = f"`{key.about.values}`" if key.about.values else ""
+        values = f"`{key.declaration.values}`" if key.about.values else ""
         cells = [f"`{name}`", f"`{key.type}`", values, f"`{key.default}`", key.meaning, owner]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])

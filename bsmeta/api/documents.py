@@ -227,7 +227,7 @@ class DocumentReader:
         rendered = self.render_types(decoded, self._types if types is None else types)
         if self._metadata.without_metadata_same_context:
             rendered = rendered.without_metadata()
-        return RenderedDocument(rendered.whole, rendered.prefix, rendered.types)
+        return RenderedDocument(rendered.full_text, rendered.prefix, rendered.types)
 
     def render_types(self, document: Document, types: Sequence[str]) -> Rendered:
         """Renders a decoded document; types that it does not have are skipped.

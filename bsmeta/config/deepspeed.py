@@ -33,7 +33,7 @@ from bsmeta.core.errors import (
     look_up,
     suggest_nearest,
 )
-from bsmeta.core.keys import about, iterate_leaves
+from bsmeta.core.keys import get_declaration, iterate_leaves
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.secrets import declare_secrets_in
 
@@ -268,13 +268,13 @@ class DeepSpeedJson:
     def _list_equal_keys(self) -> Iterator[_SharedKey]:
         """Yields the keys of the JSON that have the same value as a key of the schema."""
         for name, section, field in iterate_leaves(self._config):
-            deepspeed_key = about(field).deepspeed
+            deepspeed_key = get_declaration(field).deepspeed
             if deepspeed_key is not None and ", " not in deepspeed_key:
                 yield _SharedKey(
                     key=deepspeed_key,
                     owner=f"{name} of Hydra",
                     value=getattr(section, field.name),
-                    default=about(field).deepspeed_default,
+                    default=get_declaration(field).deepspeed_default,
                     override=_make_override_formatter(name),
                 )
 

@@ -15,7 +15,13 @@ from typing import Any
 
 from bsmeta.config.groups import list_group_options
 from bsmeta.config.schema_types import describe_type, find_entry_schema
-from bsmeta.core.keys import About, about, iterate_leaves, read_meanings, read_type_hints
+from bsmeta.core.keys import (
+    Declaration,
+    get_declaration,
+    iterate_leaves,
+    read_meanings,
+    read_type_hints,
+)
 
 _MIN_COLUMNS = 40  # columns of a page of help
 
@@ -59,7 +65,7 @@ class Key:
     type: str
     default: str
     meaning: str
-    about: About
+    declaration: Declaration
     entries: Any
 
 
@@ -68,13 +74,13 @@ def list_keys(schema: type) -> Iterator[Key]:
     for name, section, field in iterate_leaves(schema()):
         owner: Any = type(section)
         value_type = read_type_hints(owner)[field.name]
-        declaration = about(field)
+        declaration = get_declaration(field)
         yield Key(
             name=name,
             type=describe_type(value_type),
             default=_format_yaml(getattr(section, field.name)),
             meaning=declaration.meaning or read_meanings(owner).get(field.name, ""),
-            about=declaration,
+            declaration=declaration,
             entries=find_entry_schema(value_type),
         )
 
@@ -88,7 +94,7 @@ def list_sections(schema: type) -> list[tuple[str, list[Key]]]:
     topic = "Keys"
     for key in list_keys(schema):
         section = key.name.rpartition(".")[0]
-        topic = key.about.heading or topic
+        topic = key.declaration.heading or topic
         sections.setdefault(f"`{section}`" if section else topic, []).append(key)
         if key.entries is not None:
             sections[f"Entries of `{key.name}`"] = list(list_keys(key.entries))
@@ -154,8 +160,8 @@ def _describe_keys(heading: str, keys: list[Key]) -> list[str]:
     """Lists keys below their heading, each with its meaning on a second line."""
     lines = [heading, "-" * len(heading)]
     for key in keys:
-        twin = f"  [DeepSpeed: {key.about.deepspeed}]" if key.about.deepspeed else ""
-        values = f"  ({key.about.values})" if key.about.values else ""
+        twin = f"  [DeepSpeed: {key.declaration.deepspeed}]" if key.about.deepspeed else ""
+        values = f"  ({key.declaration.values})" if key.about.values else ""
         lines.append(f"{key.name}: {key.type} = {key.default}{values}")
         lines.append(f"    {key.meaning}{twin}")
     return [*lines, ""]

@@ -91,7 +91,7 @@ def render_model_card(
         messages=_format_messages(metadata),
         front_matter=_make_front_matter(config, results),
         room=compute_metadata_room(data),
-        example=rendered.whole,
+        example=rendered.full_text,
         alone={
             markdown.format_code_cell(key): _render_alone(key, metadata)
             for key in metadata.metadata_list
@@ -220,7 +220,7 @@ def _render_alone(key: str, config: MetadataConfig) -> str:
         rendered = _render_types(Renderer(config), key)
     except BadDocument:
         return ""
-    return markdown.format_code_cell(redact(rendered.whole))
+    return markdown.format_code_cell(redact(rendered.full_text))
 
 
 def _describe_training(config: CausalLMConfig, step: dict[str, Any] | None) -> dict[str, str]:

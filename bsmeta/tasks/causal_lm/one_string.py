@@ -197,7 +197,7 @@ def compare_with_training(
         elif not metadata.special_tokens_in_text and _spells_out(sample, special):
             comparison.num_written += 1
         else:
-            string = f"{bos}{rendered.whole}{tokenizer.eos_token}"
+            string = f"{bos}{rendered.full_text}{tokenizer.eos_token}"
             _compare_ids(document, string, tokenizer, comparison)
             if template is not None:
                 _compare_strings(sample, string, tokenizer, template, comparison)
@@ -295,7 +295,7 @@ def _make_sample(document: Document, renderer: Renderer, config: MetadataConfig)
         body=text,
         spans=NO_SPANS,
         span_token_types=NO_TOKEN_TYPES,
-        own=NO_SPANS,
+        configured=NO_SPANS,
     )
     return Sample(content, plain)
 

@@ -13,7 +13,7 @@ from bsmeta.config.launch import Launch
 from bsmeta.config.schema import PretrainedConfig, TableDataConfig
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, format_value, look_up
-from bsmeta.core.keys import inherited, key
+from bsmeta.core.keys import inherit_key, key
 
 ENTITY_TEXT = ("title", "types", "relations", "description")
 """The possible parts of the text of an entity, in order."""
@@ -116,7 +116,7 @@ class DisambiguationDataConfig(TableDataConfig):
         "per_device: it is that of each",
         choices=("total", "per_device"),
     )
-    per_device_eval_batch_size: int = inherited(TableDataConfig, "per_device_eval_batch_size", 64)
+    per_device_eval_batch_size: int = inherit_key(TableDataConfig, "per_device_eval_batch_size", 64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class DisambiguationConfig(PretrainedConfig):
     micro_batch_key: ClassVar[str | None] = "data_config.batch_size"
     batch_scope_key: ClassVar[str | None] = "data_config.batch_scope"
 
-    task: str = inherited(PretrainedConfig, "task", "disambiguation")
+    task: str = inherit_key(PretrainedConfig, "task", "disambiguation")
     data_config: DisambiguationDataConfig = key(
         DisambiguationDataConfig, "the sentences and the entities"
     )

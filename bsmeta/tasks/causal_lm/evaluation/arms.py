@@ -227,7 +227,7 @@ class StyledRenderer:
         return replace(
             plain,
             prefix=prefix,
-            prefix_own=configured.clip(min=0),
+            prefix_configured=configured.clip(min=0),
             prefix_spans=np.array([[0, len(prefix)]], np.int32),
             prefix_token_types=rendered.prefix_token_types[:1],
             lead=rendered.lead,

@@ -65,7 +65,7 @@ class Contexts:
             prefix=head.prefix,
             prefix_spans=head.prefix_spans,
             prefix_token_types=head.prefix_token_types,
-            prefix_own=head.prefix_own,
+            prefix_configured=head.prefix_configured,
             lead=head.lead,
             body=prompt,
         )

@@ -124,11 +124,11 @@ def test_form_keeps_the_special_tokens_of_training() -> None:
     )
     document = page(1, title="How to knit a hat")
     junk = StyledRenderer("form", config).render(document, ("title",))
-    parts = [junk.prefix[start:end] for start, end in junk.prefix_own.tolist()]
+    parts = [junk.prefix[start:end] for start, end in junk.prefix_configured.tolist()]
     assert parts == ["<|start|>", "<|text|>"]
     bare = StyledRenderer("separator", config).render(document, ("title",))
     assert (bare.prefix, bare.lead) == ("<|start|><|text|>", "")
-    assert bare.prefix_own.tolist() == [[0, 9], [9, 17]]
+    assert bare.prefix_configured.tolist() == [[0, 9], [9, 17]]
 
     prompt = StyledRenderer("prompt", config).render(document, ("title",))
     assert (prompt.prefix, prompt.lead) == ("Title: How to knit a hat.", " ")
