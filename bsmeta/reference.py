@@ -139,7 +139,7 @@ def _make_table(keys: list[Key]) -> str:
         )
         owner = f"Hydra; {twins} in the JSON" if twins else "Hydra"
         name = key.name.rpartition(".")[2]
-        values = f"`{key.declaration.values}`" if key.about.values else ""
+        values = f"`{key.declaration.values}`" if key.declaration.values else ""
         cells = [f"`{name}`", f"`{key.type}`", values, f"`{key.default}`", key.meaning, owner]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.composition import NOTHING, Composition
+from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.config.launch_checks import find_fsdp_problems, find_launch_problems
 from bsmeta.config.learning_rate import RatePlan
@@ -79,7 +79,7 @@ def check_run(
     config: RunConfig,
     environ: Mapping[str, str],
     tasks: Mapping[str, TaskEntry],
-    composition: Composition = NOTHING,
+    composition: Composition = EMPTY_COMPOSITION,
 ) -> CheckedRun:
     """Checks that the configuration is consistent with itself, this launch and the DeepSpeed JSON.
 
@@ -104,7 +104,7 @@ def check_launch(
     config: RunConfig,
     launch: Launch,
     entry: TaskEntry,
-    composition: Composition = NOTHING,
+    composition: Composition = EMPTY_COMPOSITION,
 ) -> CheckedRun:
     """Runs the checks of `check_run` for a given launch."""
     problems = [*composition.problems, *_find_launch_free_problems(config, entry, composition)]
@@ -147,7 +147,9 @@ def _find_launch_free_problems(
     yield from find_folder_problems(config)
 
 
-def find_value_problems(config: RunConfig, composition: Composition = NOTHING) -> Iterator[Problem]:
+def find_value_problems(
+    config: RunConfig, composition: Composition = EMPTY_COMPOSITION
+) -> Iterator[Problem]:
     """Yields problems with single values and with combinations of values."""
     yield from find_bound_problems(config)
 

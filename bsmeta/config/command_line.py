@@ -20,7 +20,7 @@ from bsmeta.config.launch import ENVIRONMENT
 from bsmeta.config.misfits import COMMAND_LINE, suggest_key
 from bsmeta.config.overrides import extract_key
 from bsmeta.config.schema_choice import is_for_program
-from bsmeta.config.schema_types import store_name
+from bsmeta.config.schema_types import format_schema_name
 from bsmeta.core.errors import Problem, find_similar, format_value, raise_problems, suggest_nearest
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import describe_undecodable, iterate_leaves
@@ -81,7 +81,7 @@ def read_command_line(
     folder = _resolve_folder(parsed.config_path)
     own_folder = _resolve_folder(parsed.config_dir)
     name = str(parsed.config_name or config_name)
-    schema_names = {store_name(offered) for offered in (schema, *schemas)}
+    schema_names = {format_schema_name(offered) for offered in (schema, *schemas)}
     missing = [*_find_missing_files(folder or CONFIG_FOLDER, own_folder, name, schema_names)]
     if missing:
         raise_problems([*problems, *missing])

@@ -31,7 +31,7 @@ from bsmeta.config.hydra_files import ConfigReader, shorten_path
 from bsmeta.config.interpolation import finish_configuration
 from bsmeta.config.misfits import COMMAND_LINE, Misfit
 from bsmeta.config.overrides import Override, find_value, read_overrides
-from bsmeta.config.schema_types import store_name
+from bsmeta.config.schema_types import format_schema_name
 from bsmeta.config.structures import open_structure
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, raise_problems
 from bsmeta.core.files import ROOT
@@ -129,7 +129,7 @@ def _store_schema(schema: type) -> None:
     YAML files that were written for a parent thus fit the schema, too. The defaults are stored as
     plain values, which Hydra merges much faster; `fill_section` restores the types.
     """
-    name, *parents = map(store_name, filter(dataclasses.is_dataclass, schema.__mro__))
+    name, *parents = map(format_schema_name, filter(dataclasses.is_dataclass, schema.__mro__))
     ConfigStore.instance().store(name=name, node=dataclasses.asdict(schema()))
     for parent in parents:  # only by reference: Hydra copies the whole store for each composition
         ConfigStore.instance().store(name=parent, node={"defaults": [name, "_self_"]})
@@ -243,7 +243,7 @@ class _Composer:
         deleted = {override.name for override in self._overrides if override.deletes}
         missing = {*read_type_hints(self._schema)} - deleted - {*self.written}
         if missing and not self._problems_of_files:
-            name = store_name(self._schema)
+            name = format_schema_name(self._schema)
             expected = f"the schema of {self._schema.__name__} as its first entry"
             fix = f"defaults: [{name}, …, _self_], as in hydra_configs/demo.yaml"
             problem = Problem("defaults", HYDRA, "no schema", expected, fix)

@@ -73,7 +73,7 @@ class Composition:
                 yield name
 
 
-NOTHING = Composition()
+EMPTY_COMPOSITION = Composition()
 """The composition of a configuration that was built in Python."""
 
 

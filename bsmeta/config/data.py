@@ -29,13 +29,13 @@ EXTRACTORS = ("resiliparse", "trafilatura")
 BY_TEXT = "text"
 """The `row_budget` under which rows are packed by their text tokens alone."""
 
-SCHEME = "hf://"
+HUB_SCHEME = "hf://"
 """The scheme of the address of a file on the Hugging Face Hub."""
 
 OBJECT_STORES = ("s3://", "gs://", "az://")
 """The schemes of the addresses of objects in buckets."""
 
-REMOTE = (SCHEME, *OBJECT_STORES)
+REMOTE_SCHEMES = (HUB_SCHEME, *OBJECT_STORES)
 """The schemes of files that are read in ranges, without downloading them first."""
 
 _HELD_OUT_KEY = "data_config.validation_file"
@@ -102,7 +102,7 @@ class DataConfig:
     per_device_eval_batch_size: int = key(8, at_least=1)
     """sequences of max_seq_len in an evaluation batch of one process"""
     reader: str = key("native", choices=("native", "tf"))
-    """reader of addresses (SCHEME://…); tf: TensorFlow, with all of its file systems"""
+    """reader of addresses (HUB_SCHEME://…); tf: TensorFlow, with all of its file systems"""
     prepared: str | None = key(None, is_path=True)
     """folder of python -m bsmeta.data.prepare: the same batches, already packed"""
     packing: str = key("best_fit", choices=("best_fit", "pad"))
@@ -245,7 +245,7 @@ def resolve_in_dataset(entry: str, config: DataConfig) -> str:
         return entry
     folder = find_local_dataset(config)
     if folder is None:
-        return f"{SCHEME}datasets/{config.dataset_name}/{entry}"
+        return f"{HUB_SCHEME}datasets/{config.dataset_name}/{entry}"
     return os.path.join(glob.escape(folder) if glob.has_magic(entry) else folder, entry)
 
 
@@ -343,13 +343,13 @@ def _find_address_problems(config: DataConfig) -> Iterator[Problem]:
         printable_entry = format_url(entry)
         scheme = address[0].lower()
         is_read_by_tensorflow = config.reader == "tf" and name != _HELD_OUT_KEY
-        if is_read_by_tensorflow and scheme in (SCHEME, *_WEB_SCHEMES):
+        if is_read_by_tensorflow and scheme in (HUB_SCHEME, *_WEB_SCHEMES):
             expected = "a path or address that TensorFlow reads (data_config.reader=tf)"
             fix = "data_config.reader=native"
             yield Problem(name, HYDRA, format_value(printable_entry), expected, fix)
-        elif not is_read_by_tensorflow and scheme not in REMOTE:
+        elif not is_read_by_tensorflow and scheme not in REMOTE_SCHEMES:
             stores = "s3://BUCKET/…, gs://BUCKET/… or az://CONTAINER/…"
-            expected = f"a path, or {SCHEME}datasets/OWNER/NAME/…, {stores}"
+            expected = f"a path, or {HUB_SCHEME}datasets/OWNER/NAME/…, {stores}"
             fix = _suggest_readable_entry(name, scheme, printable_entry[len(scheme) :])
             yield Problem(name, HYDRA, f"{format_value(printable_entry)} ({scheme})", expected, fix)
 
@@ -395,7 +395,7 @@ def _list_file_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
 
 def _takes_revision(entry: str) -> bool:
     """Whether an entry is read from the Hub and does not name a revision itself."""
-    return entry.startswith(SCHEME) and "@" not in "/".join(entry.split("/")[:5])
+    return entry.startswith(HUB_SCHEME) and "@" not in "/".join(entry.split("/")[:5])
 
 
 def _describe_refusal(config: DataConfig, name: str, expected: str, fix: str) -> Problem:

@@ -34,16 +34,16 @@ from bsmeta.config.hydra_options import accept_any_help_text
 from bsmeta.config.interpolation import finish_configuration
 from bsmeta.config.overrides import Override, describe_repetitions, extract_key, read_overrides
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.schema_choice import choose_schema, list_offered
+from bsmeta.config.schema_choice import choose_schema, list_offered_schemas
 from bsmeta.config.structures import open_structure
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, format_value, raise_problems
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import find_bound_problems, iterate_leaves
-from bsmeta.core.process import exit_code, exit_process
+from bsmeta.core.process import exit_process, run_and_report
 from bsmeta.core.rank import read_rank
-from bsmeta.core.secrets import HIDDEN, declare_secrets_in, redact
+from bsmeta.core.secrets import REDACTED, declare_secrets_in, redact
 from bsmeta.core.terminal import screen_output
-from bsmeta.core.versions import list_version_lines
+from bsmeta.core.versions import format_versions
 
 Config = TypeVar("Config")
 Call = Callable[[Composed], int]
@@ -70,15 +70,15 @@ def run_entry_point(
         config_name: The file of `hydra_configs/` that is used without `--config-name`.
         takes_composition: Call `main(config, composition)` instead, also if composing has found
             problems, so that it reports its own along with them; it must then raise.
-        list_more: Lists the schemas of other distributions (see `list_offered`).
+        list_more: Lists the schemas of other distributions (see `list_offered_schemas`).
     """
     arguments = sys.argv[1:]
     if "--version" in arguments:
-        sys.exit(exit_code(lambda: print(list_version_lines())))
+        sys.exit(run_and_report(lambda: print(format_versions())))
     built_in = [schemas] if isinstance(schemas, type) else schemas
     offered: list[type[Config] | str] = []
-    error_code = exit_code(
-        lambda: offered.extend(list_offered(arguments, built_in, config_name, list_more))
+    error_code = run_and_report(
+        lambda: offered.extend(list_offered_schemas(arguments, built_in, config_name, list_more))
     )
     if error_code:
         sys.exit(error_code)
@@ -87,11 +87,11 @@ def run_entry_point(
     if {"--help", "-h"} & set(arguments):
         program = os.path.basename(sys.argv[0])
         page = format_help(schema, program, config_name, all_keys="all" in arguments)
-        sys.exit(exit_code(lambda: print(wrap_page(page))))
+        sys.exit(run_and_report(lambda: print(wrap_page(page))))
 
     call = _make_call(main, schema, takes_composition=takes_composition)
     _log_to_console()
-    exit_process(exit_code(lambda: _run_command_line(schema, config_name, call, offered)))
+    exit_process(run_and_report(lambda: _run_command_line(schema, config_name, call, offered)))
 
 
 def _make_call(main: Callable[..., int | None], schema: type, *, takes_composition: bool) -> Call:
@@ -123,7 +123,7 @@ def _find_redacted_values(config: Any) -> Iterator[Problem]:
         return
     for name, section, field in iterate_leaves(config):
         value = getattr(section, field.name)
-        if HIDDEN in str(value):
+        if REDACTED in str(value):
             expected = "the value with its secret, which no run saves with its configuration"
             yield Problem(name, HYDRA, format_value(value), expected, f"pass {name}=VALUE again")
 
@@ -217,7 +217,7 @@ def _run_by_hydra(
         ]
         result = Composed(values, written, tuple(reader.files), overridden, problems)
         # An exception would leave this function through Hydra, which prints a report of its own.
-        exit_codes.append(exit_code(lambda: call(result)))
+        exit_codes.append(run_and_report(lambda: call(result)))
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra exits with 1 before we can report the error
     folder = str(CONFIG_FOLDER)

@@ -160,8 +160,8 @@ def _describe_keys(heading: str, keys: list[Key]) -> list[str]:
     """Lists keys below their heading, each with its meaning on a second line."""
     lines = [heading, "-" * len(heading)]
     for key in keys:
-        twin = f"  [DeepSpeed: {key.declaration.deepspeed}]" if key.about.deepspeed else ""
-        values = f"  ({key.declaration.values})" if key.about.values else ""
+        twin = f"  [DeepSpeed: {key.declaration.deepspeed}]" if key.declaration.deepspeed else ""
+        values = f"  ({key.declaration.values})" if key.declaration.values else ""
         lines.append(f"{key.name}: {key.type} = {key.default}{values}")
         lines.append(f"    {key.meaning}{twin}")
     return [*lines, ""]

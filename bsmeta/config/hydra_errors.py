@@ -10,7 +10,7 @@ from hydra.errors import MissingConfigException
 from bsmeta.config.groups import list_group_options
 from bsmeta.config.hydra_files import ConfigReader, shorten_path
 from bsmeta.config.misfits import HELP
-from bsmeta.config.schema_types import store_name
+from bsmeta.config.schema_types import format_schema_name
 from bsmeta.core.errors import HYDRA, Problem, find_closest, format_value, suggest_nearest
 
 # Advice on "+key=value" cannot work, because the schema is closed; the rest does not help a user.
@@ -49,7 +49,7 @@ def describe_problem_of_files(error: Exception, reader: ConfigReader, schema: ty
     group, _, option = error.missing_cfg_file.rpartition("/")
     if not group:
         suggestion = suggest_nearest(
-            option, [*_list_files_beside(error, reader), store_name(schema)]
+            option, [*_list_files_beside(error, reader), format_schema_name(schema)]
         )
         expected = f"a file of a config folder, or a schema{suggestion}"
         return Problem("defaults", file, format_value(option), expected, "correct it, or delete it")

@@ -162,11 +162,11 @@ def read_launch(environ: Mapping[str, str], accelerate_config_file: str | None =
         ConfigurationError: If a variable, the file or one of its values cannot be read.
     """
     if accelerate_config_file is not None:
-        return _read_launch_file(find_file(accelerate_config_file))
+        return _read_launch_file(resolve_project_file(accelerate_config_file))
     return _read_environment(environ)
 
 
-def find_file(name: str) -> Path:
+def resolve_project_file(name: str) -> Path:
     """Resolves a path in the working folder, or in the project if the file exists only there."""
     path = Path(name).expanduser()
     shipped = ROOT / path
@@ -215,7 +215,7 @@ def _read_environment(environ: Mapping[str, str]) -> Launch:
         # For several processes, Accelerate sets the address, and torchrun WORLD_SIZE as well.
         lacks_world_size=by_accelerate and not is_launched and {*_ADDRESS_VARIABLES} <= {*environ},
         zero_options={name: environ[name] for name in ZERO_VARIABLES if name in environ},
-        deepspeed_config_file=find_file(json_file) if json_file else None,
+        deepspeed_config_file=resolve_project_file(json_file) if json_file else None,
         zero3_init=None if zero3_init is None else zero3_init.lower() in _TRUE_TEXTS,
         fsdp=fsdp,
         mixed_precision=precision,
@@ -282,7 +282,7 @@ def _read_launch_file(path: Path) -> Launch:
         gpus=0 if hides_gpus else None,
         distributed_type=engine,
         use_cpu=content.get("use_cpu") is True,
-        deepspeed_config_file=find_file(str(json_file)) if json_file else None,
+        deepspeed_config_file=resolve_project_file(str(json_file)) if json_file else None,
         zero3_init=None if zero3_init is None else str(zero3_init).lower() in _TRUE_TEXTS,
         fsdp=fsdp,
         mixed_precision=precision,

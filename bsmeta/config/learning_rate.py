@@ -52,7 +52,7 @@ class RatePlan:
         """Creates the plan of a run with this number of steps."""
         warm_up_steps = config.num_warmup_steps
         if config.warmup_share is not None:
-            warm_up_steps = _steps_of(config.warmup_share, max_steps)
+            warm_up_steps = _count_share_steps(config.warmup_share, max_steps)
 
         shape: str | None = config.lr_scheduler_type
         decay_start = None
@@ -61,7 +61,7 @@ class RatePlan:
         elif shape == WSD:
             decay_steps = config.num_decay_steps
             if decay_steps is None:
-                decay_steps = max(1, _steps_of(config.decay_share, max_steps))
+                decay_steps = max(1, _count_share_steps(config.decay_share, max_steps))
             decay_start = max_steps - decay_steps
             shape = config.decay_shape
 
@@ -79,7 +79,7 @@ class RatePlan:
         """Whether the decay would begin before the warm-up ends."""
         return self.decay_start is not None and self.decay_start < self.warm_up_steps
 
-    def rate(self, step: int) -> float:
+    def compute_rate(self, step: int) -> float:
         """Returns the learning rate of a step, from 1 to `max_steps`."""
         if step <= self.warm_up_steps:
             return self.peak * step / self.warm_up_steps
@@ -91,6 +91,6 @@ class RatePlan:
         return self.peak * (self.lowest + (1.0 - self.lowest) * SHAPES[self.shape](progress))
 
 
-def _steps_of(share: float, max_steps: int) -> int:
+def _count_share_steps(share: float, max_steps: int) -> int:
     """Returns a share of the steps; 0 for a share that is not finite, which the checks refuse."""
     return round(share * max_steps) if math.isfinite(share) else 0

@@ -56,12 +56,12 @@ def compute_values(table: MetricTable[Measured], measured: Measured) -> dict[str
     return {name: value for name, value in values.items() if value is not None}
 
 
-def training_rows(table: MetricTable[Measured]) -> MetricTable[Measured]:
+def select_training_rows(table: MetricTable[Measured]) -> MetricTable[Measured]:
     """Returns the rows of the metrics that evaluations during training report."""
     return {name: row for name, row in table.items() if row.in_training}
 
 
-def report_rows(table: MetricTable[Measured]) -> MetricTable[Measured]:
+def select_report_rows(table: MetricTable[Measured]) -> MetricTable[Measured]:
     """Returns the rows of the metrics that the tables of a report show."""
     return {name: row for name, row in table.items() if row.in_report}
 
@@ -76,7 +76,7 @@ def make_metric_table(config: RunConfig | type[RunConfig]) -> MetricTable[Any] |
 
 def list_card_metrics(config: RunConfig) -> list[str]:
     """Lists the metrics that the model card of a run shows; [] without a table."""
-    rows = training_rows(make_metric_table(config) or {})
+    rows = select_training_rows(make_metric_table(config) or {})
     return [name for name, row in rows.items() if row.in_card]
 
 
@@ -85,4 +85,4 @@ def list_best_metrics(config: RunConfig) -> list[str] | None:
     table = make_metric_table(config)
     if table is None:
         return None
-    return [name for name, row in training_rows(table).items() if row.better is not None]
+    return [name for name, row in select_training_rows(table).items() if row.better is not None]

@@ -25,7 +25,7 @@ from bsmeta.config.saved import (
     unshield_interpolations,
 )
 from bsmeta.config.schema import DEFAULT_TASK, RunConfig
-from bsmeta.config.schema_types import store_name
+from bsmeta.config.schema_types import format_schema_name
 from bsmeta.config.structures import open_structure
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.core.errors import ConfigurationError, raise_problems
@@ -42,7 +42,7 @@ def format_yaml(config: Any) -> str:
     Its defaults list names the schema, so that Hydra accepts the file as a configuration, too:
     `train.py --config-dir FOLDER --config-name config` starts the same run again.
     """
-    values = {"defaults": [store_name(type(config)), "_self_"]}
+    values = {"defaults": [format_schema_name(type(config)), "_self_"]}
     values |= change_texts(redact_values(dataclasses.asdict(config)), escape_interpolations)
     values.pop("trust_checkpoint", None)  # given with each call, never in a file
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

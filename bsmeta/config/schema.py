@@ -49,7 +49,7 @@ class OptimizerEntry:
     """An optimizer.
 
     Attributes:
-        place: The class, as `module:name`, imported when the optimizer is built.
+        class_path: The class, as `module:name`, imported when the optimizer is built.
         options: Computes the options of the class from the configuration.
         keys: The keys that the options depend on.
         state_values: Returns the number of float32 values kept for a parameter of a given shape;
@@ -61,7 +61,7 @@ class OptimizerEntry:
             tried. Others are refused there.
     """
 
-    place: str
+    class_path: str
     options: Callable[[RunConfig], Mapping[str, Any]]
     state_values: Callable[[Sequence[int], bool], int]
     keys: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class OptimizerEntry:
 
     def load(self) -> Callable[..., Any]:
         """Imports the class."""
-        loaded: Callable[..., Any] = resolve_name(self.place)
+        loaded: Callable[..., Any] = resolve_name(self.class_path)
         return loaded
 
 
@@ -94,7 +94,7 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
     # Loshchilov and Hutter 2019. The fused kernel passes over the weights once, which is several
     # times as fast, on a CPU as well.
     ADAMW: OptimizerEntry(
-        place="torch.optim:AdamW",
+        class_path="torch.optim:AdamW",
         options=lambda config: {**_describe_adam(config), "fused": True},
         keys=_ADAM_KEYS,
         state_values=lambda shape, _: _count_adam_values(shape),
@@ -104,7 +104,7 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
     # Jordan et al. 2024 for the matrices of repeated layers, AdamW for the rest; scaled as in Liu
     # et al. 2025 (arXiv 2502.16982), so that both use the learning rate of AdamW.
     "muon": OptimizerEntry(
-        place="bsmeta.training.optimization:MuonWithAdamW",
+        class_path="bsmeta.training.optimization:MuonWithAdamW",
         options=lambda config: {**_describe_adam(config), "momentum": config.momentum},
         keys=(*_ADAM_KEYS, "momentum"),
         state_values=lambda shape, in_layers: (
@@ -116,14 +116,14 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
     # Shazeer and Stern 2018: keeps the second moment of a matrix by rows and columns, which torch
     # 2.13 cannot compute for shards.
     "adafactor": OptimizerEntry(
-        place="torch.optim:Adafactor",
+        class_path="torch.optim:Adafactor",
         options=lambda _: {},
         state_values=lambda shape, _: _count_factored_values(shape),
     ),
     # Not torch's fused kernel: if it skips the first step, it later starts from a momentum that was
     # never written.
     "sgd": OptimizerEntry(
-        place="torch.optim:SGD",
+        class_path="torch.optim:SGD",
         options=lambda config: {"momentum": config.momentum},
         keys=("momentum",),
         state_values=lambda shape, _: math.prod(shape),

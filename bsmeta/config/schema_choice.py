@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import yaml
 
 from bsmeta.config.hydra_options import make_option_parser
-from bsmeta.config.schema_types import store_name
+from bsmeta.config.schema_types import format_schema_name
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.parsing import parse_yaml
@@ -36,14 +36,14 @@ def find_schema(
     arguments: Sequence[str], schemas: Sequence[type[Config] | str], config_name: str
 ) -> type[Config] | str | None:
     """Returns the schema that `choose_schema` chooses; None if the configuration names none."""
-    schemas_by_name = {store_name(schema): schema for schema in schemas}
+    schemas_by_name = {format_schema_name(schema): schema for schema in schemas}
     for name in _read_configurations(arguments, config_name):
         if name in schemas_by_name:
             return schemas_by_name[name]
     return None
 
 
-def list_offered(
+def list_offered_schemas(
     arguments: Sequence[str],
     schemas: Sequence[type[Config] | str],
     config_name: str,

@@ -8,7 +8,7 @@ import typing
 from typing import Any
 
 
-def store_name(schema: type | str) -> str:
+def format_schema_name(schema: type | str) -> str:
     """Returns the name of a schema in defaults lists: `causal_lm_config` for `CausalLMConfig`."""
     name = schema.rpartition(":")[2] if isinstance(schema, str) else schema.__name__
     border = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"

@@ -25,7 +25,7 @@ ModelUse = Literal["flag_words", "predict_label", "detect_entities", "encode_ent
 """A use of a model by another program: by an annotator, or by `entities.py`."""
 
 
-def imported(name: str) -> Callable[..., Any]:
+def defer_import(name: str) -> Callable[..., Any]:
     """Returns a function that imports `module:attribute` when it is called, and calls it."""
 
     def call(*arguments: Any) -> Any:

@@ -13,9 +13,9 @@ _UP = 1  # IFF_UP of Linux's if.h
 def listen_on_loopback() -> None:
     """Makes Gloo listen on the loopback interface if all processes are on this machine.
 
-    By default, Gloo listens at the address of the host name, which other machines may reach. Anyone
-    who connects takes part: Gloo asks for no password, and ranks exchange objects as pickles. A
-    user can name another interface in GLOO_SOCKET_IFNAME.
+    By default, Gloo listens at the address of the host name, which other machines may reach. It
+    accepts every connection without a password, and ranks exchange objects as pickles. A user can
+    name another interface in GLOO_SOCKET_IFNAME.
     """
     world_size = os.environ.get("WORLD_SIZE")
     if world_size is None or os.environ.get("LOCAL_WORLD_SIZE") != world_size:

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import BY_TEXT, SCHEME, compute_metadata_room, iterate_train_entries
+from bsmeta.config.data import BY_TEXT, HUB_SCHEME, compute_metadata_room, iterate_train_entries
 from bsmeta.config.metadata import MetadataConfig, configure_phases
 from bsmeta.config.metric_table import list_card_metrics
 from bsmeta.config.saved import change_texts, escape_interpolations
@@ -197,7 +197,7 @@ def _render_types(renderer: Renderer, *keys: str) -> Rendered:
 
 
 def _make_front_matter(config: CausalLMConfig, results: Mapping[str, float]) -> str:
-    prefix = f"{SCHEME}datasets/"  # of entries hf://datasets/owner/name@revision/…
+    prefix = f"{HUB_SCHEME}datasets/"  # of entries hf://datasets/owner/name@revision/…
     datasets = []
     for _, entry in iterate_train_entries(config.data_config):
         if entry.startswith(prefix):

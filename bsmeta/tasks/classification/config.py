@@ -19,7 +19,7 @@ from bsmeta.config.checks import (
     is_on_machine,
     is_path,
 )
-from bsmeta.config.composition import NOTHING, Composition
+from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import MAX_SEED, PretrainedConfig, TableDataConfig
 from bsmeta.config.task_entry import Row
@@ -152,7 +152,7 @@ class ClassificationConfig(PretrainedConfig):
 
 
 def find_value_problems(
-    config: ClassificationConfig, _: Composition = NOTHING
+    config: ClassificationConfig, _: Composition = EMPTY_COMPOSITION
 ) -> Iterator[Problem]:
     """Yields the problems of a configuration that do not depend on the launch."""
     yield from _find_table_problems(config)

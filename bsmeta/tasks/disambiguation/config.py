@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bsmeta.config.checks import describe_missing_file, find_model_problems
-from bsmeta.config.composition import NOTHING, Composition
+from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import PretrainedConfig, TableDataConfig
 from bsmeta.config.task_entry import Row
@@ -223,7 +223,7 @@ class DisambiguationConfig(PretrainedConfig):
 
 
 def find_value_problems(
-    config: DisambiguationConfig, _: Composition = NOTHING
+    config: DisambiguationConfig, _: Composition = EMPTY_COMPOSITION
 ) -> Iterator[Problem]:
     """Yields the problems of a configuration that do not depend on the launch."""
     yield from _find_file_problems(config)

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar, cast
 
 from bsmeta.config.checks import describe_missing_file, find_model_problems
-from bsmeta.config.composition import NOTHING, Composition
+from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import Row
@@ -222,7 +222,7 @@ class SecConfig(SpellingConfig):
 
 
 def find_value_problems(
-    config: SpellingConfig, composition: Composition = NOTHING
+    config: SpellingConfig, composition: Composition = EMPTY_COMPOSITION
 ) -> Iterator[Problem]:
     """Yields the problems with the values of keys, before the launch is known."""
     yield from _find_published_problems(config, composition)
@@ -458,7 +458,9 @@ def list_summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
     ]
 
 
-def list_notes(config: SpellingConfig, composition: Composition = NOTHING) -> Iterator[str]:
+def list_notes(
+    config: SpellingConfig, composition: Composition = EMPTY_COMPOSITION
+) -> Iterator[str]:
     """Yields a note for each setting of a published configuration that has no effect here."""
     unread = composition.list_unread_keys("document", checked=[_VARIANT])
     if unread:
