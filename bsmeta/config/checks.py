@@ -121,7 +121,7 @@ def check_launch(
         problems += unreadable
         if document is not None:
             deepspeed = DeepSpeedJson(document, config, launch)
-            problems += deepspeed.problems({problem.key for problem in unreadable})
+            problems += deepspeed.find_problems({problem.key for problem in unreadable})
 
     problems += find_loop_problems(config, launch, document, entry)
     problems += entry.start_problems(config, launch, document)
