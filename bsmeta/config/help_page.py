@@ -102,9 +102,9 @@ def list_sections(schema: type) -> list[tuple[str, list[Key]]]:
         if key.entry_schema is not None:
             sections[f"Entries of `{key.name}`"] = list(list_keys(key.entry_schema))
 
-    topics = [item for item in sections.items() if not item[0].startswith(("`", "Entries"))]
-    inner_sections = [item for item in sections.items() if item not in topics]
-    return topics + inner_sections
+    inner_headings = [heading for heading in sections if heading.startswith(("`", "Entries"))]
+    topics = [heading for heading in sections if heading not in inner_headings]
+    return [(heading, sections[heading]) for heading in topics + inner_headings]
 
 
 def format_help(schema: type, program: str, config_name: str, *, all_keys: bool = True) -> str:

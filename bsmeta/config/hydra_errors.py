@@ -22,7 +22,7 @@ _UNHELPFUL_LINES = (
 
 
 def explain_error(error: BaseException) -> str:
-    """Returns the messages of Hydra's error and of its cause in one line, without useless advice."""
+    """Returns the messages of Hydra's error and its cause in one line, without useless advice."""
     stripped_lines = [line.strip() for line in _join_messages(error).splitlines()]
     lines = dict.fromkeys(line for line in stripped_lines if line)
     return "; ".join(line for line in lines if not line.startswith(_UNHELPFUL_LINES))
