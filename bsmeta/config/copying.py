@@ -10,7 +10,7 @@ from bsmeta.core.keys import key
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig(CausalLMConfig):
-    """A preparation of the training sequences of a run with these keys."""
+    """Settings to prepare the training sequences of a run with these keys."""
 
     out: str | None = key(None, is_path=True, heading="What to prepare")
     """folder to write, for data_config.prepared of the run"""
@@ -22,7 +22,7 @@ class PrepareConfig(CausalLMConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig(CausalLMConfig):
-    """A copy of the files of a run with these keys to a disk."""
+    """Settings to copy the files of a run with these keys to a disk."""
 
     out: str | None = key(None, is_path=True, heading="What to copy")
     """folder to write, on a disk of this machine or a shared one"""

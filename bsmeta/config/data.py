@@ -102,7 +102,7 @@ class DataConfig:
     per_device_eval_batch_size: int = key(8, at_least=1)
     """sequences of max_seq_len in an evaluation batch of one process"""
     reader: str = key("native", choices=("native", "tf"))
-    """reader of addresses (HUB_SCHEME://…); tf: TensorFlow, with all of its file systems"""
+    """reader of addresses (SCHEME://…); tf: TensorFlow, with all of its file systems"""
     prepared: str | None = key(None, is_path=True)
     """folder of python -m bsmeta.data.prepare: the same batches, already packed"""
     packing: str = key("best_fit", choices=("best_fit", "pad"))

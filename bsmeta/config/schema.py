@@ -98,8 +98,8 @@ def _count_factored_values(shape: Sequence[int]) -> int:
 
 
 OPTIMIZERS: dict[str, OptimizerEntry] = {
-    # Loshchilov and Hutter 2019. The fused kernel reads the weights only once, which makes it several
-    # times as fast, also on a CPU.
+    # Loshchilov and Hutter 2019. The fused kernel reads the weights once only, which is several
+    # times faster, on a CPU as well.
     ADAMW: OptimizerEntry(
         class_path="torch.optim:AdamW",
         options=lambda config: {**_make_adam_options(config), "fused": True},
