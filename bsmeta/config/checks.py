@@ -27,9 +27,9 @@ from bsmeta.config.machine_checks import find_machine_problems
 from bsmeta.config.metric_table import list_best_metrics
 from bsmeta.config.schema import (
     ADAMW,
+    DEEPSPEED_OPTIMIZERS,
     OPTIMIZERS,
     TRACKERS,
-    UNDER_DEEPSPEED,
     WSD,
     ModelCardConfig,
     PretrainedConfig,
@@ -252,8 +252,8 @@ def find_loop_problems(
     optimizer = OPTIMIZERS.get(config.optimizer_type)
     if launch.deepspeed and optimizer is not None and not optimizer.by_element:
         expected = (
-            f"{UNDER_DEEPSPEED} under DeepSpeed, which cuts the parameters into parts without a "
-            "shape"
+            f"{DEEPSPEED_OPTIMIZERS} under DeepSpeed, which cuts the parameters into parts without "
+            "a shape"
         )
         fix = f"optimizer_type={ADAMW}, or a launch file without DeepSpeed"
         yield _describe_refusal(config, "optimizer_type", expected, fix)

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.composition import Composition
 from bsmeta.config.filling import fill_section
-from bsmeta.config.from_file import MISSING
+from bsmeta.config.from_file import UNSET_MARK
 from bsmeta.config.hydra_errors import describe_problem_of_files
 from bsmeta.config.hydra_files import ConfigReader, shorten_path
 from bsmeta.config.interpolation import finish_configuration
@@ -80,7 +80,7 @@ class Composed:
     problems: list[Problem]
 
     def make_composition(self, problems: Sequence[Problem]) -> Composition:
-        """Returns the configuration as it was written, with some problems."""
+        """Returns the configuration as it was written, together with its problems."""
         return Composition(
             values=self.written,
             files=self.files,
@@ -305,7 +305,7 @@ class _Composer:
         """Returns the problem of a misfit that a file sets."""
         for package, file in reversed(self._list_files_in_merge_order()):
             content = self._reader.files[file].content
-            if find_value(package, content, misfit.path) is MISSING:
+            if find_value(package, content, misfit.path) is UNSET_MARK:
                 continue
             if misfit.expected is None and misfit.path == (package.partition(".")[0],):
                 expected = (

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.from_file import MISSING, NO_VALUE
+from bsmeta.config.from_file import NO_VALUE, UNSET_MARK
 from bsmeta.config.interpolation import find_texts
-from bsmeta.core.errors import MISSING as ABSENT
-from bsmeta.core.errors import Problem, look_up
+from bsmeta.core.errors import MISSING, Problem, look_up
 
 _KEY = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 _BRACE = re.compile(r"\$\{|[{}]")
@@ -72,7 +71,7 @@ class Composition:
             name, _, fallback = (part.strip() for part in arguments.partition(","))
             if not _KEY.fullmatch(name) or (fallback and not is_select):
                 yield from self._find_keys_in(body)  # the arguments of another resolver
-            elif is_select and look_up(self.values, name) in (ABSENT, MISSING, NO_VALUE):
+            elif is_select and look_up(self.values, name) in (MISSING, UNSET_MARK, NO_VALUE):
                 yield from self._find_keys_in(fallback)
             else:
                 yield name

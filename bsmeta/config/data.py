@@ -157,7 +157,7 @@ class DataConfig:
 
 
 def compute_metadata_room(config: DataConfig) -> int:
-    """Returns the number of metadata tokens that a row may have besides `max_seq_len` tokens."""
+    """Returns the number of metadata tokens that a row may have beyond `max_seq_len`."""
     if config.row_budget != BY_TEXT or not config.metadata_config.metadata_list:
         return 0
     if config.row_metadata_budget is None:
@@ -318,32 +318,30 @@ def _find_source_problems(config: DataConfig) -> Iterator[Problem]:
         key = f"data_config.sources.{number}"
         yield from _find_column_problems(f"{key}.columns", source.columns)
 
-        if not re.fullmatch(r"[\w.-]+", source.name):
-            expected = "a name of letters, digits, dots, hyphens and underscores"
-            yield Problem(
-                f"{key}.name", HYDRA, format_value(source.name), expected, f"{key}.name=web"
-            )
-        elif source.name in names[:number]:
-            expected = "a name of its own: another source has this one"
-            yield Problem(
-                f"{key}.name",
-                HYDRA,
-                format_value(source.name),
-                expected,
-                f"rename one {source.name}",
-            )
+        yield from _find_source_name_problems(f"{key}.name", source.name, names[:number])
 
         if not source.train_file:
+            found = format_value(source.train_file)
             fix = f"{key}.train_file=FOLDER/*.jsonl.gz (or a list of files)"
-            yield Problem(
-                f"{key}.train_file", HYDRA, format_value(source.train_file), "its shards", fix
-            )
+            yield Problem(f"{key}.train_file", HYDRA, found, "its shards", fix)
 
     yield from _find_weight_problems([source.weight for source in config.sources])
 
     if config.sources and config.train_file is not None:
         expected = "null, because data_config.sources names the shards"
         yield _describe_refusal(config, "train_file", expected, "data_config.train_file=null")
+
+
+def _find_source_name_problems(
+    key: str, name: str, earlier_names: Sequence[str]
+) -> Iterator[Problem]:
+    """Yields a problem if the name of a source has invalid characters, or is not unique."""
+    if not re.fullmatch(r"[\w.-]+", name):
+        expected = "a name of letters, digits, dots, hyphens and underscores"
+        yield Problem(key, HYDRA, format_value(name), expected, f"{key}=web")
+    elif name in earlier_names:
+        expected = "a name of its own: another source has this one"
+        yield Problem(key, HYDRA, format_value(name), expected, f"rename one {name}")
 
 
 def _find_weight_problems(weights: Sequence[float]) -> Iterator[Problem]:

@@ -350,18 +350,18 @@ class DeepSpeedJson:
 
     def _find_scheduler_problems(self, scheduler: Any) -> Iterator[Problem]:
         """Yields a problem if the scheduler is not equivalent to Hydra's `lr_scheduler_type`."""
-        hydra_type = self._config.lr_scheduler_type
-        equivalent = _SCHEDULERS.get(hydra_type)
-        if hydra_type == WSD:
+        schedule = self._config.lr_scheduler_type
+        equivalent = _SCHEDULERS.get(schedule)
+        if schedule == WSD:
             expected = f"no scheduler block: DeepSpeed has no lr_scheduler_type={WSD} of Hydra"
             yield self._describe_problem("scheduler.type", expected, "delete the scheduler block")
         elif equivalent not in (None, scheduler):  # None: refused by the checks of Hydra's values
             suggestion = suggest_nearest(scheduler, [equivalent])
-            expected = f"{equivalent} (lr_scheduler_type={hydra_type} of Hydra){suggestion}"
+            expected = f"{equivalent} (lr_scheduler_type={schedule} of Hydra){suggestion}"
             fix = f'write "type": "{equivalent}", or delete the scheduler block'
-            for other_type, name in _SCHEDULERS.items():
+            for other_schedule, name in _SCHEDULERS.items():
                 if name == scheduler:
-                    fix += f", or pass lr_scheduler_type={other_type}"
+                    fix += f", or pass lr_scheduler_type={other_schedule}"
             yield self._describe_problem("scheduler.type", expected, fix)
 
     def _find_zero_problems(self) -> Iterator[Problem]:
@@ -564,11 +564,13 @@ def _load_pydantic_models() -> dict[str, type[BaseModel]]:
 
 def _find_renamed_keys(model: type[BaseModel], content: Mapping[str, Any]) -> dict[str, str]:
     """Returns the new names of the keys in a block that DeepSpeed has renamed, by old name."""
-    new_names = {}
+    new_names: dict[str, str] = {}
     for name, field in model.model_fields.items():
-        extra = field.json_schema_extra
-        if name in content and isinstance(extra, dict) and extra.get("deprecated"):
-            new_names[name] = str(extra["new_param"])
+        schema_extra = field.json_schema_extra
+        if name not in content or not isinstance(schema_extra, dict):
+            continue
+        if schema_extra.get("deprecated"):
+            new_names[name] = str(schema_extra["new_param"])
     return new_names
 
 

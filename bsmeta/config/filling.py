@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config.from_file import MISSING, NO_VALUE
+from bsmeta.config.from_file import NO_VALUE, UNSET_MARK
 from bsmeta.config.misfits import Misfit, Names, join_key
 from bsmeta.config.schema_types import describe_type, drop_none, find_entry_schema
 from bsmeta.config.structures import open_structure, unlock
@@ -134,7 +134,7 @@ def _set_field(section: DictConfig, value: Any, value_type: Any, path: Names) ->
             yield from misfits
             return
 
-    if value in (MISSING, NO_VALUE):
+    if value in (UNSET_MARK, NO_VALUE):
         yield Misfit(
             path=path, value=NO_VALUE, expected=f"a value of type {describe_type(value_type)}"
         )

@@ -28,11 +28,11 @@ from bsmeta.config.yaml_values import parse_values
 from bsmeta.core.errors import ConfigurationError, suggest_nearest
 from bsmeta.core.files import CONFIG_FOLDER
 
-MISSING = "???"
+UNSET_MARK = "???"
 """OmegaConf's mark of a value that another file or the command line must set."""
 
 NO_VALUE = "??? (no value)"
-"""Replaces `MISSING` while files are composed; see `Expansion.expand`."""
+"""Replaces `UNSET_MARK` while files are composed; see `Expansion.expand`."""
 
 # The path may have two levels of braces, as in `${oc.env:NAME,${oc.env:OTHER,default}}`.
 _FROM_FILE = re.compile(r"\$\{from_file:((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
@@ -72,7 +72,7 @@ class Expansion:
             return {key: self.expand(value, f"{where}: {key}") for key, value in values.items()}
         if isinstance(values, list):
             return [self.expand(value, where) for value in values]
-        if values == MISSING:
+        if values == UNSET_MARK:
             return NO_VALUE
         if not isinstance(values, str):
             return values

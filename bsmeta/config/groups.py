@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bsmeta.core.files import CONFIG_FOLDER
 
-PARTS = "parts"
+PARTS_FOLDER = "parts"
 """The folder of `hydra_configs/` that is no group: `${from_file:…}` includes its files."""
 
 
@@ -12,6 +12,6 @@ def list_group_options() -> dict[str, list[str]]:
     """Returns the choices of each group, sorted, by group."""
     groups: dict[str, list[str]] = {}
     for folder in sorted(CONFIG_FOLDER.iterdir()):
-        if folder.is_dir() and folder.name != PARTS:
+        if folder.is_dir() and folder.name != PARTS_FOLDER:
             groups[folder.name] = sorted(file.stem for file in folder.glob("*.yaml"))
     return groups

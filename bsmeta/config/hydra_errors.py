@@ -9,7 +9,7 @@ from hydra.errors import MissingConfigException
 
 from bsmeta.config.groups import list_group_options
 from bsmeta.config.hydra_files import ConfigReader, shorten_path
-from bsmeta.config.misfits import HELP
+from bsmeta.config.misfits import HELP_ADVICE
 from bsmeta.config.schema_types import format_schema_name
 from bsmeta.core.errors import HYDRA, Problem, find_closest, format_value, suggest_nearest
 
@@ -51,7 +51,7 @@ def describe_problem_of_files(error: Exception, reader: ConfigReader, schema: ty
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _describe_missing_entry(error, error.missing_cfg_file, reader, schema)
     expected = "something that Hydra can compose"
-    fix = f"correct it; {HELP}"
+    fix = f"correct it; {HELP_ADVICE}"
     return Problem("defaults", _find_file(error, reader), explain_error(error), expected, fix)
 
 

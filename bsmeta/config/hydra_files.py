@@ -25,7 +25,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from bsmeta.config.from_file import Expansion
-from bsmeta.config.groups import PARTS
+from bsmeta.config.groups import PARTS_FOLDER
 from bsmeta.config.yaml_values import parse_values
 from bsmeta.core.errors import ConfigurationError, format_value
 from bsmeta.core.files import CONFIG_FOLDER
@@ -92,7 +92,7 @@ class ConfigReader:
 
     def is_group(self, name: str) -> bool:
         """Whether a name is that of a group: a folder whose files are choices."""
-        if name in self.keys or name == PARTS:
+        if name in self.keys or name == PARTS_FOLDER:
             return False
         return any((folder / name).is_dir() for folder in self.folders)
 
@@ -130,7 +130,7 @@ class RecordingSource(FileConfigSource):
 
     def is_group(self, config_path: str) -> bool:
         """Whether a path is that of a group; see `ConfigReader.keys`."""
-        if config_path in self.reader.keys or config_path == PARTS:
+        if config_path in self.reader.keys or config_path == PARTS_FOLDER:
             return False
         return super().is_group(config_path)
 

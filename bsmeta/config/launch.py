@@ -210,8 +210,8 @@ def _read_environment(environ: Mapping[str, str]) -> Launch:
     for name in ("MEGATRON_LM", "FSDP", "DEEPSPEED"):  # the last one wins
         if is_on(f"ACCELERATE_USE_{name}"):
             engine = name
-    fsdp = _read_fsdp_variables(environ) if engine == "FSDP" else None
 
+    fsdp = _read_fsdp_variables(environ) if engine == "FSDP" else None
     unset: list[str] = []
     if num_processes > 1 or fsdp is not None:
         unset = [name for name in _RENDEZVOUS_VARIABLES if name not in environ]
@@ -296,6 +296,7 @@ def _read_launch_file(path: Path) -> Launch:
     unsupported = [name for name in content if name in EMPTY_FILE_KEYS and content[name]]
     if fsdp_fields and fsdp is None:
         unsupported.append("fsdp_config")
+
     hides_gpus = content.get("use_cpu") is True or str(content.get("gpu_ids", "")).startswith("-1")
     dynamo = content.get("dynamo_config") or {}
 

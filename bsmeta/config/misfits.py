@@ -16,7 +16,7 @@ Names = tuple[Any, ...]
 """A path: the names of sections, from the outermost one on, and the name of a key."""
 
 COMMAND_LINE = "the command line"
-HELP = "see --help for every key"
+HELP_ADVICE = "see --help for every key"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Misfit:
 
         found = format_value(self.value) if written is None else written
         return Problem(
-            self.key, where, found, f"{self.expected} ({self.reason})", f"correct it; {HELP}"
+            self.key, where, found, f"{self.expected} ({self.reason})", f"correct it; {HELP_ADVICE}"
         )
 
 
@@ -94,7 +94,7 @@ def describe_unknown_key(
     similar_siblings = difflib.get_close_matches(name, siblings, n=1, cutoff=0.8)
     suggestion = similar_siblings[0] if similar_siblings else suggest_key(name, schema)
     if suggestion is None:
-        fix = f"drop it; {HELP}"
+        fix = f"drop it; {HELP_ADVICE}"
     else:
         expected += f" (did you mean {suggestion}?)"
         fix = f"write {suggestion}, or drop it"

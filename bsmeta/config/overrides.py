@@ -13,11 +13,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException
 
-from bsmeta.config.from_file import MISSING, Expansion
+from bsmeta.config.from_file import UNSET_MARK, Expansion
 from bsmeta.config.groups import list_group_options
 from bsmeta.config.hydra_errors import explain_error
 from bsmeta.config.hydra_files import ConfigReader
-from bsmeta.config.misfits import COMMAND_LINE, HELP, Names, describe_unknown_key
+from bsmeta.config.misfits import COMMAND_LINE, HELP_ADVICE, Names, describe_unknown_key
 from bsmeta.core.errors import Problem, find_closest, format_value, suggest_nearest
 from bsmeta.core.keys import list_key_names
 from bsmeta.core.parsing import YAMLLoader, parse_yaml
@@ -162,7 +162,7 @@ class Override:
     def sets(self, path: Names) -> bool:
         """Whether the override sets a key, a section that contains it, or a part of its value."""
         assert self._parsed is not None
-        return self.sets_key and find_value(self.name, self._parsed.value(), path) is not MISSING
+        return self.sets_key and find_value(self.name, self._parsed.value(), path) is not UNSET_MARK
 
     def explain_refusal(self, error: Exception) -> Problem:
         """Returns the problem of an override that Hydra refuses to combine with the files.
@@ -190,7 +190,7 @@ class Override:
         elif not is_unlisted:
             options = []
         if not options:
-            return self._describe_problem(self.value, message, f"correct it; {HELP}")
+            return self._describe_problem(self.value, message, f"correct it; {HELP_ADVICE}")
 
         expected = f"one of {', '.join(options)}{suggest_nearest(self.value, options)}"
         plus = "+" if self.text.startswith("+") or is_unlisted else ""
@@ -211,7 +211,8 @@ class Override:
         except HydraException as error:
             reason = str(error).partition("\n")[0]
             expected = f"key=value in Hydra's grammar ({reason})"
-            fix = f"put the value within two kinds of quotes: \"{name}='{self.value}'\"; {HELP}"
+            quoted = f"\"{name}='{self.value}'\""
+            fix = f"put the value within two kinds of quotes: {quoted}; {HELP_ADVICE}"
             yield self._describe_problem(self.value, expected, fix)
             return
 
@@ -257,7 +258,7 @@ def find_value(name: str, content: Any, path: Names) -> Any:
         path: The path in the whole configuration.
 
     Returns:
-        The value at the path, or the value that replaces a section of the path; `MISSING` if the
+        The value at the path, or the value that replaces a section of the path; `UNSET_MARK` if the
         content sets neither.
     """
     sections = name.split(".") if name else []
@@ -267,7 +268,7 @@ def find_value(name: str, content: Any, path: Names) -> Any:
     for part in path:
         if isinstance(content, Mapping):
             entries = {str(key): value for key, value in content.items()}
-            content = entries.get(str(part), MISSING)
+            content = entries.get(str(part), UNSET_MARK)
         elif isinstance(content, list) and isinstance(part, int) and part < len(content):
             content = content[part]
     return content

@@ -139,10 +139,10 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
 }
 
 
-UNDER_DEEPSPEED = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.by_element)
+DEEPSPEED_OPTIMIZERS = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.by_element)
 """The names of the optimizers that work under DeepSpeed, for messages."""
 
-UNDER_FSDP2 = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.takes_shards)
+FSDP2_OPTIMIZERS = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.takes_shards)
 """The names of the optimizers that work under FSDP2, for messages."""
 
 
@@ -197,7 +197,7 @@ class RunConfig:
     optimizer_type: str = key(
         ADAMW,
         "update rule; muon: for the matrices of repeated layers, with adamw for the rest (under "
-        f"DeepSpeed: {UNDER_DEEPSPEED}; under FSDP2: {UNDER_FSDP2})",
+        f"DeepSpeed: {DEEPSPEED_OPTIMIZERS}; under FSDP2: {FSDP2_OPTIMIZERS})",
         choices=tuple(OPTIMIZERS),
         heading="Optimizer, schedule and batch",
     )

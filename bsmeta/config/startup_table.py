@@ -85,10 +85,10 @@ def _print_notes(console: Console, notes: Sequence[str]) -> None:
 
 def _describe_batch(plan: BatchPlan) -> str:
     """Describes the global batch as a product of micro-batch, accumulation and processes."""
-    split = f"{plan.accumulation} (accumulation) x {plan.processes} (processes)"
+    factors = f"{plan.accumulation} (accumulation) x {plan.processes} (processes)"
     if plan.key is None:
-        return f"rows vary; {split} = {plan.global_batch:,} micro-batches"
-    return f"{plan.micro_batch} (micro-batch) x {split} = {plan.global_batch:,} rows"
+        return f"rows vary; {factors} = {plan.global_batch:,} micro-batches"
+    return f"{plan.micro_batch} (micro-batch) x {factors} = {plan.global_batch:,} rows"
 
 
 def _describe_length(max_steps: int, epochs: float | None) -> str:
@@ -167,14 +167,14 @@ def _describe_checkpoints(config: RunConfig) -> str:
     occasions.append("and at the end" if occasions else "at the end")
 
     count = config.keep_last_checkpoints
-    kept = {0: "all are", 1: "the last is"}.get(count, f"the last {count} are")
+    retained = {0: "all are", 1: "the last is"}.get(count, f"the last {count} are")
 
     exports = ""
     if config.export_steps is not None:
         interval = f"every {config.export_steps:,} steps" if config.export_steps else "in none"
         exports = f"; model/ {interval}"
 
-    return f"{', '.join(occasions)}; {kept} kept{exports}"
+    return f"{', '.join(occasions)}; {retained} kept{exports}"
 
 
 def list_launch_notes(launch: Launch) -> Iterator[str]:

@@ -52,13 +52,7 @@ class Schedule:
                 after the last step, or if an interval is given per epoch and the task has no
                 epochs.
         """
-        max_steps = config.max_train_steps
-        if config.num_train_epochs is not None:
-            epoch_steps = _require_epochs("num_train_epochs", steps_per_epoch)
-            max_steps = max(1, round(config.num_train_epochs * epoch_steps))
-        if steps_per_epoch == 0:
-            max_steps = 0
-
+        max_steps = _compute_max_steps(config, steps_per_epoch)
         if RatePlan.of(config, max_steps).decays_in_warm_up:
             raise ConfigurationError(
                 f"lr_scheduler_type={WSD}: warm-up and decay are longer than the run, which has "
@@ -104,6 +98,16 @@ class Schedule:
         if self.save_steps and step % self.save_steps == 0:
             return True
         return step in self.extra_steps
+
+
+def _compute_max_steps(config: RunConfig, steps_per_epoch: int | None) -> int:
+    """Returns the number of steps of a run; see `Schedule.of`."""
+    if steps_per_epoch == 0:
+        return 0
+    if config.num_train_epochs is None:
+        return config.max_train_steps
+    epoch_steps = _require_epochs("num_train_epochs", steps_per_epoch)
+    return max(1, round(config.num_train_epochs * epoch_steps))
 
 
 def exports_model(export_steps: int | None, step: int) -> bool:

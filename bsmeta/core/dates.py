@@ -64,7 +64,7 @@ def _parse_by_dateutil(value: str, default: datetime) -> datetime:
 
 
 def _read_offset(name: str | None, offset_s: int | None) -> int | None:
-    """Returns the offset of a time zone in seconds; None for a mere name, or more than a day."""
+    """Returns a time zone's offset in seconds; None if it has only a name, or is a day or more."""
     if offset_s is None or abs(offset_s) >= _DAY_S:
         return None
     return offset_s

@@ -71,14 +71,14 @@ class TrainingError(RuntimeError):
 def explain_missing_extra(
     error: BaseException, python: tuple[int, int] = sys.version_info[:2]
 ) -> ConfigurationError | None:
-    """Returns the error to report for a missing module that an extra of the package installs.
+    """Explains the error for a missing module that an extra of the package installs.
 
     Args:
         error: Any error.
         python: Version of Python for which the extra would be installed: major and minor.
 
     Returns:
-        None if the error is any other.
+        The error to report; None if the given error is any other.
     """
     if not isinstance(error, ModuleNotFoundError):
         return None

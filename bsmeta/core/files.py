@@ -95,7 +95,7 @@ def join_inside(folder: Path, name: str, source: str, *, follow_links: bool = Fa
 
 
 def find_name_fault(name: str) -> str | None:
-    """Returns why a name cannot be the relative path of a file; None if it can.
+    """Returns the reason why a name cannot be the relative path of a file; None if it can be.
 
     The rules of all operating systems apply, whichever one this process runs on.
     """
@@ -228,7 +228,7 @@ def is_full_disk_error(error: BaseException | None) -> bool:
 
 
 def explain_full_disk(error: BaseException) -> DataError | None:
-    """Returns the error to report for one that a full disk has caused; None for other errors.
+    """Explains an error that a full disk has caused; returns None for other errors.
 
     A failed write does not name its file, so the message lists all file systems that are full.
     """
@@ -245,7 +245,7 @@ def explain_full_disk(error: BaseException) -> DataError | None:
 
 
 def explain_long_name(error: BaseException) -> DataError | None:
-    """Returns the error to report for one that a too long name has caused; None for others."""
+    """Explains the error for a name that is too long; returns None for other errors."""
     if not isinstance(error, OSError) or error.errno != errno.ENAMETOOLONG:
         return None
 
@@ -283,7 +283,7 @@ def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextmanager
 def hold_write_lock(path: Path, work: str, lock: Path | None = None) -> Iterator[None]:
-    """Holds the lock of a file or folder that one process at a time writes.
+    """Holds a lock during the block, in which only one process at a time writes a file or folder.
 
     Args:
         work: The work done under the lock, as a noun phrase; see `hold_lock`.

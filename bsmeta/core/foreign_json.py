@@ -153,13 +153,13 @@ def _decode_values(content: bytes) -> dict[str, Any]:
 
 
 def _decode_float(digits: str) -> float | msgspec.Raw:
-    """Converts the digits of a number to a float; keeps those of a number beyond its range."""
+    """Converts digits to a float; returns them undecoded if the number is beyond its range."""
     number = float(digits)
     return number if math.isfinite(number) else msgspec.Raw(digits.encode())
 
 
 def repair_json(content: bytes) -> bytes:
-    """Repairs JSON as in `split_columns`."""
+    """Replaces everything that standard JSON in UTF-8 does not allow, as `split_columns` does."""
     repaired = _replace_halves(_replace_constants(content), _REPLACEMENT)
     return repaired.decode(errors="replace").encode()
 

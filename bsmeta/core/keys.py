@@ -318,9 +318,9 @@ def describe_undecodable(key: str, value: object, where: str = HYDRA) -> Problem
 
 
 def list_bound_lines(section: Any, prefix: str = "") -> list[str]:
-    """Describes each value that `find_bound_problems` finds in one line.
+    """Formats the problems of `find_bound_problems` as lines, for programs that do not train.
 
-    For programs without a report of problems; see there for the arguments.
+    The arguments are the same.
     """
     return [
         f"{problem.key}={problem.found}: expected {problem.expected}"
@@ -329,10 +329,10 @@ def list_bound_lines(section: Any, prefix: str = "") -> list[str]:
 
 
 def refuse_out_of_bounds(section: Any, prefix: str = "") -> None:
-    """Refuses values that `find_bound_problems` finds; see there for the arguments.
+    """Refuses a section with invalid values. The arguments are those of `find_bound_problems`.
 
     Raises:
-        ConfigurationError: With a line for each.
+        ConfigurationError: With a line for each invalid value.
     """
     lines = list_bound_lines(section, prefix)
     if lines:

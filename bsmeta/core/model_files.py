@@ -224,7 +224,7 @@ def _check_files(source: str | Path) -> str | None:
 
 
 def _list_checked_files(source: str | Path) -> _CheckedFiles:
-    """Lists the files to check of a model: in a folder, a single file, or in a Hub repository."""
+    """Lists the files to check of a model in a folder, in a single file, or on the Hub."""
     path = Path(source)
     if path.is_dir():
         texts = [file for file in sorted(path.iterdir()) if file.suffix in _TEXT_SUFFIXES]
@@ -385,5 +385,5 @@ def _name_damaged_files(source: str | Path) -> Iterator[None]:
 
 
 def _explain_damage(source: str | Path, error: BaseException) -> DataError:
-    """Returns the error to report for the error that a damaged file has caused."""
+    """Explains an error that a damaged file has caused."""
     return DataError(f"{source}: one of its files is damaged ({type(error).__name__}: {error})")

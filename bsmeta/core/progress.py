@@ -109,7 +109,7 @@ def report_each(items: Iterable[Item]) -> Iterator[Item]:
 
 @contextmanager
 def hold_lock(lock: Path | str, work: str) -> Iterator[None]:
-    """Holds the lock of a lock file, which the system releases if this process dies.
+    """Locks a file during the block; the system releases the lock if this process dies.
 
     Waiting counts as progress, because a live process holds the lock and has its own watchdog.
 
@@ -255,7 +255,7 @@ class _TerminalBar:
 
 
 class _PlainLines:
-    """Lines on standard error in place of a bar, where it is no terminal."""
+    """Lines on standard error that replace the bar if it is no terminal."""
 
     def __init__(self, name: str, total: float) -> None:
         self._name = name

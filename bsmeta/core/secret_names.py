@@ -149,7 +149,7 @@ def is_secret_variable(name: str, value: str) -> bool:
 
 
 def looks_random(value: str) -> bool:
-    """Whether a value looks like a key: it has a long run of alternating letters and digits."""
+    """Whether a value looks like a key: a long run that mixes lowercase, capitals and digits."""
     for run in _RUN.findall(value):
         subruns = _SUBRUN.findall(run)
         has_digits = any(subrun.isdigit() for subrun in subruns)
@@ -195,7 +195,7 @@ def _is_template(value: str) -> bool:
 
 
 def _is_number(value: str) -> bool:
-    """Whether a value is a number; logs have many, and in JSON no text may replace one."""
+    """Whether a value is a number. Logs are full of them, and in JSON they must stay numbers."""
     try:
         float(value)
     except ValueError:

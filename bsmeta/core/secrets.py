@@ -182,7 +182,7 @@ def _collect_known_secrets(
 
 @lru_cache(maxsize=1024)
 def _compile_pattern(secret: str) -> re.Pattern[str]:
-    """Returns the pattern of a secret, which matches a short one only as a whole word."""
+    """Returns the pattern of a secret; a short secret is matched only as a whole word."""
     pattern = re.escape(secret)
     min_chars = _MIN_LETTERS_ONLY_PART_CHARS if secret.isalpha() else _MIN_PART_CHARS
     if len(secret) < min_chars:

@@ -35,7 +35,7 @@ def takes_chat_template(config: MetadataConfig) -> bool:
 def render_chat_template(
     config: MetadataConfig, *, has_bos: bool = False, bare_lead: str | None = None
 ) -> str:
-    """Returns the template in Jinja.
+    """Returns the chat template of a configuration, in Jinja.
 
     Args:
         has_bos: Whether documents begin with the tokenizer's BOS token.

@@ -52,7 +52,7 @@ def find_metadata_problems(config: MetadataConfig) -> list[Problem]:
 
 
 def _find_prefix_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields a problem for an unusable boundary token, and for a limit of the prefix's length."""
+    """Yields a problem for an unusable boundary token, and for a prefix that fills a sequence."""
     token = config.metadata_boundary_token
     if token and (token.split() != [token] or token.isalnum()):
         key = "metadata_boundary_token"
@@ -94,16 +94,15 @@ def _find_phase_sampling_problems(phase: MetadataConfig, key_prefix: str) -> Ite
     if not types or not phase.metadata_probability > 0:
         return
 
-    dropped = {name for name, chance in phase.metadata_dropout.items() if chance >= 1}
-    dropped.update(name for name in types if find_type(name).get_sample_rate(phase) <= 0)
-    if dropped.issuperset(types):
+    dropped_types = {name for name, chance in phase.metadata_dropout.items() if chance >= 1}
+    dropped_types.update(name for name in types if find_type(name).get_sample_rate(phase) <= 0)
+    has_weight = any(find_type(name).find_weight(name, phase) for name in types)
+    if dropped_types.issuperset(types):
         content = f"{', '.join(types)} left out of every document"
         expected = "a type that can be sampled"
         fix = "a chance below 1 (for text alone: metadata_probability=0)"
         yield make_problem(f"{key_prefix}metadata_dropout", content, expected, fix)
-    elif phase.random_sample_metadata and not any(
-        find_type(name).find_weight(name, phase) for name in types
-    ):
+    elif phase.random_sample_metadata and not has_weight:
         key = f"{key_prefix}random_sample_metadata_weights"
         expected = "a type of metadata_list that can be sampled"
         fix = "give one of them a weight (for text alone: metadata_probability=0)"
@@ -135,7 +134,7 @@ def _find_substitute_problems(config: MetadataConfig) -> Iterator[Problem]:
 
 
 def _find_type_list_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields a problem for each invalid type in `metadata_list`, and each unlisted type."""
+    """Yields a problem for each invalid entry of `metadata_list`, and for types missing in it."""
     types = config.metadata_list
     keys_by_column = map_columns()
     if len(types) > MAX_TYPES:
@@ -238,7 +237,7 @@ def _find_bucket_problems(config: MetadataConfig) -> Iterator[Problem]:
 
 
 def _find_schedule_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields a problem for a phase in the wrong place, wrong shares, and unlisted types."""
+    """Yields a problem for a misplaced `at_decay`, for wrong shares, and for unlisted types."""
     for index, phase in enumerate(config.schedule):
         if phase.at_decay and (index == 0 or index + 1 < len(config.schedule)):
             expected = "false: only the last of several phases may begin with the decay"
@@ -327,7 +326,7 @@ def list_metadata_notes(config: MetadataConfig) -> list[str]:
 
 
 def _list_absent_types(config: MetadataConfig, known_types: Set[str]) -> dict[str, list[str]]:
-    """Lists the types that weights and special tokens name in vain, by setting."""
+    """Returns the types without effect that weights and special tokens name, by setting."""
     keys_by_column = map_columns()
     absent_types: dict[str, list[str]] = {}
     absent_types["random_sample_metadata_weights"] = [

@@ -20,7 +20,8 @@ from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Line, PartialLine, Record
 from bsmeta.metadata.spans import Int64, read_relative_positions, read_spans
 
-ALL = "all"
+WHOLE_TEXT = "all"
+"""The `data_config.content` that keeps the whole text of a page."""
 
 
 class _Line(msgspec.Struct, gc=False):

@@ -30,7 +30,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.foreign_json import ForeignDecoder
 from bsmeta.metadata.annotated_columns import CONTENT_SPANS
-from bsmeta.metadata.content import ALL, KeptText, read_content_spans
+from bsmeta.metadata.content import WHOLE_TEXT, KeptText, read_content_spans
 from bsmeta.metadata.document import NO_COLUMN, Document, Undecoded, group_records, is_empty
 from bsmeta.metadata.processors import ADDRESS_KEY, LONGEST_COLUMN, find_type, map_columns
 from bsmeta.metadata.records import (
@@ -61,7 +61,7 @@ ADDRESS_FIELD = "address_column"
 _CUT_OUT = msgspec.Raw(MARK)
 _LONGEST_KEY = f'"metadata_{LONGEST_COLUMN}"'.encode()
 
-TEXT = "text"
+TEXT_KEY = "text"
 """The name under which `columns` maps the text."""
 
 SOURCE_KEY = "source"
@@ -102,7 +102,9 @@ class Decoder(ABC):
             columns: Names or dotted paths, without the column of content spans.
             lazy_keys: The key of the type of each lazy column, by column.
         """
-        self.columns = frozenset(columns if self._content == ALL else {*columns, CONTENT_SPANS})
+        self.columns = frozenset(
+            columns if self._content == WHOLE_TEXT else {*columns, CONTENT_SPANS}
+        )
         self.lazy_columns = frozenset(lazy_keys)
         self._lazy_keys = lazy_keys
 
@@ -117,7 +119,7 @@ class Decoder(ABC):
                 `wrong_type`; also the reasons of `KeptText` and `read_content_spans`.
         """
         document = self._decode_line(line)
-        if self._content != ALL:
+        if self._content != WHOLE_TEXT:
             document.keep(KeptText(document.text, read_content_spans(line, self._content)))
         if self._source is not None and not document.has(SOURCE_KEY):
             document.add(SOURCE_KEY, self._source)
@@ -140,7 +142,7 @@ class Decoder(ABC):
 
 
 def make_decoder(
-    config: MetadataConfig, columns: Mapping[str, str], source: str = "", content: str = ALL
+    config: MetadataConfig, columns: Mapping[str, str], source: str = "", content: str = WHOLE_TEXT
 ) -> Decoder:
     """Returns the decoder for a corpus.
 
@@ -212,7 +214,7 @@ class DocumentDecoder(Decoder):
     takes precedence if a line has both. A record without a `key` gets the key of its column.
     """
 
-    def __init__(self, config: MetadataConfig, source: str = "", content: str = ALL) -> None:
+    def __init__(self, config: MetadataConfig, source: str = "", content: str = WHOLE_TEXT) -> None:
         super().__init__(config, source, content)
         columns = _list_columns(config)
         keys_by_column = map_columns()
@@ -359,7 +361,7 @@ class MappingDecoder(Decoder):
         self, config: MetadataConfig, columns: Mapping[str, str], source: str, content: str
     ) -> None:
         super().__init__(config, source, content)
-        self._text_path = columns.get(TEXT, TEXT)
+        self._text_path = columns.get(TEXT_KEY, TEXT_KEY)
         paths = {key: columns[key] for key in columns if key in config.metadata_list}
         lazy_paths = {key: path for key, path in paths.items() if find_type(key).is_lazy}
         value_paths = {key: path for key, path in paths.items() if key not in lazy_paths}
@@ -484,12 +486,12 @@ def _make_getter(path: str) -> Callable[[Any], Any]:
 
 def _add_leaf(tree: _FieldTree, path: str, leaf: Any) -> None:
     """Adds the type of the value at a path, unless the path or its beginning has a type already."""
-    *outer, last = path.split(".")
-    for name in outer:
+    *outer_names, last_name = path.split(".")
+    for name in outer_names:
         tree = tree.setdefault(name, {})
         if not isinstance(tree, dict):
             return
-    tree.setdefault(last, leaf)
+    tree.setdefault(last_name, leaf)
 
 
 def _build_struct(tree: _FieldTree) -> type[msgspec.Struct]:

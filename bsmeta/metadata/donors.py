@@ -25,7 +25,7 @@ _NO_RECORDS = 0
 
 
 class Documents(Protocol):
-    """Documents by index."""
+    """A sequence of documents, each of which may be read when it is accessed."""
 
     def __len__(self) -> int: ...
 

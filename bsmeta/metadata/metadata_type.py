@@ -156,8 +156,8 @@ class Bucketing:
         if self._bounds:
             # `:g` would write a million as 1e+06.
             bounds = [f"{Decimal(str(bound)).normalize():f}" for bound in self._bounds]
-            between = [f"{low}-{high}" for low, high in itertools.pairwise(bounds)]
-            self._labels = [f"<{bounds[0]}", *between, f">={bounds[-1]}"]
+            intervals = [f"{low}-{high}" for low, high in itertools.pairwise(bounds)]
+            self._labels = [f"<{bounds[0]}", *intervals, f">={bounds[-1]}"]
 
     def render(self, value: str | int | float) -> str:
         """Renders a value.

@@ -31,7 +31,7 @@ _MAX_CACHED_TAGS = 1 << 14
 
 
 class Timestamp(MetadataType):
-    """`Year: 2018 | Month: December` regardless of `metadata_key_value_sep`, as published."""
+    """A date: `Year: 2018 | Month: December`, whatever `metadata_key_value_sep` is."""
 
     template_fields = frozenset({"key", "value", "year", "month"})
     takes_buckets = False
@@ -70,7 +70,7 @@ class Timestamp(MetadataType):
 
 
 class Url(MetadataType):
-    """`url: foo.bar/Year 2021/`: the address, or a part of it, with %-escapes decoded."""
+    """An address, or a part of it, with %-escapes decoded: `url: foo.bar/Year 2021/`."""
 
     is_address = True
     takes_buckets = False
@@ -109,14 +109,14 @@ class Url(MetadataType):
 
 
 class Title(MetadataType):
-    """`Title: …`."""
+    """The title of a document: `Title: …`."""
 
     label = "Title"
     example = "The first program"
 
 
 class WebsiteDescription(MetadataType):
-    """`Website Description: …`."""
+    """The description of a document's website: `Website Description: …`."""
 
     columns = ("website_desc",)
     label = "Website Description"
@@ -125,7 +125,7 @@ class WebsiteDescription(MetadataType):
 
 
 class Datasource(MetadataType):
-    """`Datasource: example.de > forum > 21 new project`."""
+    """The source of a document: `Datasource: example.de > forum > 21 new project`."""
 
     columns = ("generation_datasource",)
     label = "Datasource"
@@ -134,7 +134,7 @@ class Datasource(MetadataType):
 
 
 class Length(MetadataType):
-    """`Text Length: 123` for the text; `[length: 12]…[/length: 12]` for a sentence."""
+    """A number of characters: `Text Length: 123`; of a sentence: `[length: 12]…[/length: 12]`."""
 
     columns = ("generation_length_text", "generation_length_sentence")
     measures_text = True
@@ -144,7 +144,7 @@ class Length(MetadataType):
 
 
 class Paragraph(MetadataType):
-    """`[paragraph: 1]…[/paragraph: 1]`."""
+    """A paragraph: `[paragraph: 1]…[/paragraph: 1]`."""
 
     is_lazy = True
     is_local = True
@@ -152,7 +152,7 @@ class Paragraph(MetadataType):
 
 
 class Entity(MetadataType):
-    """`Biden [[Joe Biden]] studied at …`."""
+    """An entity after its mention: `Biden [[Joe Biden]] studied at …`."""
 
     is_lazy = True
     is_local = True
@@ -167,7 +167,7 @@ class Entity(MetadataType):
 
 
 class EntityParagraph(MetadataType):
-    """` |Joe Biden|` at the start or the end of the paragraph that mentions the entity."""
+    """An entity at the start or the end of the paragraph that mentions it: ` |Joe Biden|`."""
 
     is_lazy = True
     is_local = True
@@ -206,7 +206,7 @@ class LengthRange(NamedTuple):
 
 
 class Html(MetadataType):
-    """`<b class:level1 id:4>…</b>`, with the tags and attributes that the configuration keeps."""
+    """An html tag with the attributes that are kept: `<b class:level1 id:4>…</b>`."""
 
     is_lazy = True
     is_longest = True
@@ -301,12 +301,11 @@ class Html(MetadataType):
             detail = f"<{tag}> has {len(decoded.attrs)} attributes, {len(decoded.values)} values"
             raise BadDocument("html_attributes_mismatch", detail)
 
-        text = "".join(
-            f" {name}:{'' if value is None else value}"
-            for name, value in zip(decoded.attrs, decoded.values, strict=True)
-            if self._kept_attributes is None or name in self._kept_attributes
-        )
-        return f"<{tag}{text}>", f"</{tag}>"
+        opening = f"<{tag}"
+        for name, value in zip(decoded.attrs, decoded.values, strict=True):
+            if self._kept_attributes is None or name in self._kept_attributes:
+                opening += f" {name}:{'' if value is None else value}"
+        return f"{opening}>", f"</{tag}>"
 
     @classmethod
     def find_problems(cls, config: MetadataConfig) -> Iterator[Problem]:

@@ -30,7 +30,7 @@ from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import describe_position, find_validation_path, read_remote_settings
 from bsmeta.data.stream.reasons import refine_error
 from bsmeta.data.stream.stages.render import check_length
-from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
+from bsmeta.metadata.decoding import TEXT_KEY, Decoder, make_decoder
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.donors import Documents
 from bsmeta.metadata.processors import map_columns
@@ -148,7 +148,7 @@ class HeldOutDocuments:
         They are mapped by the configuration, or else named `metadata_…`.
         """
         if self._config.columns:
-            return sorted(key for key in self._config.columns if key != TEXT)
+            return sorted(key for key in self._config.columns if key != TEXT_KEY)
 
         names: set[str] = set()
         for index in range(len(self)):
