@@ -225,7 +225,7 @@ class _Composer:
         """Composes `written` from the files and some overrides.
 
         Returns:
-            The error with which Hydra refuses; None if there is none.
+            Hydra's error; None if it composes them.
         """
         GlobalHydra.instance().clear()
         self._reader.clear()

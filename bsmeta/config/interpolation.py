@@ -120,8 +120,9 @@ def _convert_value(section: DictConfig | ListConfig, name: Any, value_type: Any)
         value = parse_yaml(value)
         if not isinstance(value, (list, dict)):
             raise TypeError(f"not {describe_type(value_type)}")
-        for misfit in find_misread_booleans(value, value_type):
-            raise TypeError(misfit.expected)
+        misread_boolean = next(find_misread_booleans(value, value_type), None)
+        if misread_boolean is not None:
+            raise TypeError(misread_boolean.expected)
     elif OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=True)  # it may itself contain interpolations
 

@@ -69,7 +69,7 @@ class Schedule:
             )
 
         def compute_interval(key: str, steps: int) -> int:
-            """Returns an interval in steps; computes it if a key sets the times per epoch."""
+            """Returns an interval in steps; a key that counts times in an epoch has precedence."""
             times_per_epoch: int | None = getattr(config, key)
             if times_per_epoch is None:
                 return steps

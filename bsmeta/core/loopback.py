@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _LOOPBACK_FLAGS = Path("/sys/class/net/lo/flags")
-_UP = 1  # IFF_UP of Linux's if.h
+_INTERFACE_UP = 1  # IFF_UP of Linux's if.h
 
 
 def listen_on_loopback() -> None:
@@ -22,5 +22,5 @@ def listen_on_loopback() -> None:
         return
 
     with suppress(OSError, ValueError):  # not on Linux
-        if int(_LOOPBACK_FLAGS.read_text(), 16) & _UP:
+        if int(_LOOPBACK_FLAGS.read_text(), 16) & _INTERFACE_UP:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

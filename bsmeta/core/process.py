@@ -121,17 +121,17 @@ def _format_error(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def run_stoppable(action: Callable[[], object], *, continues: str = "") -> int:
+def run_stoppable(action: Callable[[], object], *, continuation: str = "") -> int:
     """Runs an action that SIGTERM ends as Ctrl-C does, and returns the exit code.
 
     Args:
-        continues: The work that a repetition of the call continues, for the message.
+        continuation: The words that follow "the same call continues" in the message.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         action()
     except KeyboardInterrupt:
-        print(f"stopped; the same call continues {continues}".rstrip(), file=sys.stderr)
+        print(f"stopped; the same call continues {continuation}".rstrip(), file=sys.stderr)
         return EXIT_PREEMPTED
     return 0
 

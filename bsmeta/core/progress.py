@@ -56,10 +56,7 @@ class Show(Protocol):
 
 
 class _Progress:
-    """The time of the last report, in memory that is shared with forked processes.
-
-    These are the workers of loaders and pools.
-    """
+    """The time of the last report, in memory that forked processes (workers) share."""
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None

@@ -130,7 +130,7 @@ class Console(rich.console.Console):
 
     @property
     def file(self) -> IO[str]:
-        """The stream that is written to, without its screen."""
+        """The stream to which the console writes, without its screen."""
         return _unwrap_stream(super().file)
 
     @file.setter
@@ -240,7 +240,7 @@ def write_data(text: str, *, is_styled: bool = False) -> None:
 
 
 def _screen_stream(stream: TextIO) -> TextIO:
-    """Returns a stream with a screen; None (closed by the caller) stays None."""
+    """Returns a stream that makes its text printable; None (closed by the caller) stays None."""
     if stream is None or isinstance(stream, ScreenedStream):
         return stream
 
@@ -251,7 +251,7 @@ def _screen_stream(stream: TextIO) -> TextIO:
 
 
 def _make_lossy(stream: TextIO) -> TextIO:
-    """Returns a screened stream that discards the output that a stream cannot write."""
+    """Returns a screened stream that ignores the write errors of a stream."""
     lossy = cast("TextIO", LossyStream(_unwrap_stream(stream)))
     return cast("TextIO", ScreenedStream(lossy))
 

@@ -299,9 +299,9 @@ def find_row_budget_problems(config: DataConfig) -> list[Problem]:
 def list_metadata_notes(config: MetadataConfig) -> list[str]:
     """Returns a note for each setting that has no effect.
 
-    Such a setting names types that are not in `metadata_list`, or that ignore it. It is no problem,
-    so that models that were trained with it can still be used. Weights name keys or columns.
-    Special tokens may name any known type, because a configuration may serve several values of
+    Such a setting names types that are not in `metadata_list`, or that ignore it. It is allowed, so
+    that models that were trained with it can still be used. Weights name keys or columns. Special
+    tokens may name any known type, because a configuration may serve several values of
     `metadata_list`.
     """
     if not config.metadata_list or not config.metadata_probability > 0:

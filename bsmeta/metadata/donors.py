@@ -120,10 +120,10 @@ def _hash_values(records: Sequence[Record]) -> int:
 
 
 def _replace_records(records: Sequence[Record], donated: Sequence[Record]) -> list[Record]:
-    """Returns the records of a type with which a document is rendered.
+    """Returns the records that replace a document's records of a type.
 
     These are the donor's global records, and the document's local records with the donor's local
-    values, which are repeated if the document has more records.
+    values, which are repeated if the document has more local records than the donor.
     """
     replaced_records = [record for record in donated if not record.is_local()]
     donated_local = select_local_records(donated)
