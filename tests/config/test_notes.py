@@ -13,7 +13,6 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.launch import Launch
 from bsmeta.config.loop_checks import find_loop_problems
-from bsmeta.config.metric_table import make_metric_table
 from bsmeta.config.startup_table import list_launch_notes
 from bsmeta.core.changed_values import replace_values
 from bsmeta.tasks import TASKS
@@ -119,7 +118,7 @@ def test_what_the_run_cannot_do_is_refused(values: dict[str, Any], keys: list[st
 
 def test_the_figures_are_those_of_the_evaluation() -> None:
     known = {*PairedMetrics.__dataclass_fields__, "text_bits_per_byte"}
-    assert known.issuperset(make_metric_table(CausalLMConfig) or ())
+    assert known.issuperset(load_metric_table(CausalLMConfig) or ())
 
 
 @pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions"])

@@ -19,7 +19,7 @@ from bsmeta.config.launch import ENVIRONMENT, Launch
 from bsmeta.config.schema_types import find_entry_schema
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.keys import About, about, find_bound_problems, iterate_leaves
+from bsmeta.core.keys import Declaration, find_bound_problems, get_declaration, iterate_leaves
 from bsmeta.reference import PROGRAMS
 from bsmeta.studies.config import StudyConfig, load_study
 from bsmeta.tasks import TASKS
@@ -50,7 +50,7 @@ def filled(schema: type) -> Any:
     return schema(**values)
 
 
-def wrong(values: About, kind: str) -> Iterator[Any]:
+def wrong(values: Declaration, kind: str) -> Iterator[Any]:
     """Values just out of bounds, of a key of this type."""
     if values.choices:
         yield "nothing like it"
@@ -75,7 +75,7 @@ def broken(schema: type) -> Iterator[tuple[str, Any, Any]]:
     """Every key with a bound or choices: its name in a message, a wrong value, and the config."""
     config = filled(schema)
     for name, owner, field in iterate_leaves(config):
-        values = about(field)
+        values = get_declaration(field)
         if not values.values:
             continue
         kind = str(typing.get_type_hints(type(owner))[field.name])

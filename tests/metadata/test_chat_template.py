@@ -92,7 +92,7 @@ def test_all_pages_of_the_sample_read_as_in_training(settings: dict[str, Any]) -
     pages = read_pages(config)
     assert len(pages) == 59
     for page in pages:
-        expected = renderer.render(page, config.metadata_list).whole
+        expected = renderer.render(page, config.metadata_list).full_text
         assert len(expected) > len(page.text)
         assert chat(config, list_values(page, config), page.text) == f"{expected}<eos>"
 
@@ -195,7 +195,7 @@ def render_both(config: MetadataConfig, key: str, value: Any) -> tuple[str | Non
     trained: str | None = None
     templated: str | None = None
     try:
-        trained = f"{Renderer(config).render(document, [key]).whole}<eos>"
+        trained = f"{Renderer(config).render(document, [key]).full_text}<eos>"
         templated = chat(config, {key: value}, "A")
     except (BadDocument, jinja2.TemplateError):
         pass
@@ -257,7 +257,7 @@ def test_dates_in_iso_notation_are_read(date: Any, notation: str) -> None:
 class Shouted(Title):
     """Overrides the rendering of a type, but not its form."""
 
-    def _value(self, record: Record) -> str | None:
+    def _render_value(self, record: Record) -> str | None:
         return str(record.value).upper()
 
 

@@ -32,7 +32,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import UserError
 from bsmeta.core.exit_codes import EXIT_USER_ERROR
 from bsmeta.core.files import explain_full_disk, refuse_undecodable
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import run_and_report
 from bsmeta.core.progress import report_each
 from bsmeta.data.io.cache import Arrays, Cache
 from bsmeta.data.io.compression import (
@@ -422,4 +422,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(run_and_report(main))

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import xxhash
 
-from bsmeta.config.data import REMOTE, DataConfig, check_data, resolve_in_dataset
+from bsmeta.config.data import REMOTE_SCHEMES, DataConfig, check_data, resolve_in_dataset
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import refuse_undecodable
 from bsmeta.core.progress import report_each
@@ -206,7 +206,7 @@ def list_entry_files(entry: str, config: DataConfig) -> list[str | FileRef]:
         ConfigurationError: If the entry is a malformed URL.
         DataError: If there is no such file, or a server refuses or cannot be reached.
     """
-    if entry.startswith(REMOTE) or (config.reader == "tf" and "://" in entry):
+    if entry.startswith(REMOTE_SCHEMES) or (config.reader == "tf" and "://" in entry):
         return [*_list_remote(entry, config, "data_config.train_file")]
     return [os.path.abspath(path) for path in _expand_local(entry)]
 
@@ -291,7 +291,7 @@ def find_validation_path(config: DataConfig) -> str | FileRef | None:
     if not config.validation_file:
         return None
     entry = resolve_in_dataset(config.validation_file, config)
-    if not entry.startswith(REMOTE):
+    if not entry.startswith(REMOTE_SCHEMES):
         return entry
 
     native = replace(config, reader="native")
@@ -318,7 +318,9 @@ def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
     name = os.path.basename(str(path))
     held_out = resolve_in_dataset(config.validation_file or "", config)
     held_out_name = os.path.basename(held_out)
-    if name == held_out_name or (held_out.startswith(REMOTE) and fnmatch(name, held_out_name)):
+    if name == held_out_name or (
+        held_out.startswith(REMOTE_SCHEMES) and fnmatch(name, held_out_name)
+    ):
         return True
     return any(fnmatch(name, pattern) or fnmatch(str(path), pattern) for pattern in config.exclude)
 

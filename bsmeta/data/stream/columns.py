@@ -39,7 +39,7 @@ from bsmeta.data.io.shards import (
     list_shards,
     select_shards,
 )
-from bsmeta.metadata.decoding import SOURCE_KEY, TEXT, make_decoder
+from bsmeta.metadata.decoding import SOURCE_KEY, TEXT_KEY, make_decoder
 from bsmeta.metadata.metadata_type import CONFIG_KEY
 from bsmeta.metadata.processors import PROCESSORS, find_type, map_columns
 from bsmeta.metadata.records import UNREADABLE, BadDocument
@@ -198,7 +198,7 @@ def find_unknown_type_problems(
     configs = build_source_configs(config)
     mapped: set[str] = set()
     for data in configs.values():
-        mapped |= {key for key in data.columns if key != TEXT}
+        mapped |= {key for key in data.columns if key != TEXT_KEY}
 
     unknown = _find_unmapped_types(config, mapped)
     unmapped_sources = [shards for name, shards in sources.items() if not configs[name].columns]
@@ -282,7 +282,7 @@ def find_missing_path_problems(
         name: The source; "" without a mixture.
     """
     key = name_source_key(config, name, "columns")
-    columns = {TEXT: TEXT, **build_source_configs(config)[name].columns}
+    columns = {TEXT_KEY: TEXT_KEY, **build_source_configs(config)[name].columns}
     problems: list[Problem] = []
     for max_shards in NUM_SAMPLED_SHARDS:
         rows = map(_decode_object, _read_first_lines(shards, max_shards, NUM_CHECKED_DOCUMENTS))
@@ -338,7 +338,7 @@ def _make_path_problem(
     available = sorted(value_paths)
     inside = [candidate for candidate in available if candidate.startswith(f"{path}.")]
     similar_paths = _find_similar_paths(path, available) or _find_similar_paths(name, available)
-    if name == TEXT and not similar_paths:
+    if name == TEXT_KEY and not similar_paths:
         similar_paths = [candidate for candidate in TEXT_NAMES if candidate in value_paths]
     best_path = next(iter((*inside, *similar_paths)), find_similar(path, available))
 
@@ -358,7 +358,7 @@ def _make_path_problem(
     expected = f"one of their columns: {columns}{ellipsis}{hint}"
 
     fix = f"{key}.{name}={best_path or 'COLUMN'}"
-    if best_path is None and name != TEXT:
+    if best_path is None and name != TEXT_KEY:
         fix += f", or leave {name} out of metadata_list, if the documents have none"
     return Problem(f"{key}.{name}", HYDRA, content, expected, fix)
 
@@ -424,7 +424,7 @@ def _describe_missing_types(config: DataConfig, source: str, types: set[str]) ->
 
     lacks_all = len(missing) == len(metadata.metadata_list)
     consequence = "; it would train on text alone" if lacks_all else ""
-    columns = [name for name in config.columns if name != TEXT] or _list_types_in(lines)
+    columns = [name for name in config.columns if name != TEXT_KEY] or _list_types_in(lines)
     hint = ""
     if not config.columns:
         plain = [name for name in missing if _is_plain(name, lines)]

@@ -28,7 +28,7 @@ from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_start import explain_no_document
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import describe_non_file, describe_position, find_validation_path
-from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
+from bsmeta.metadata.decoding import TEXT_KEY, Decoder, make_decoder
 from bsmeta.metadata.document import NO_COLUMN, Document
 from bsmeta.metadata.processors import ADDRESS_KEY
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Line
@@ -108,7 +108,7 @@ class HeldOutFingerprints:
         """
         kind = CACHE_KIND
         if columns:  # the fingerprints depend on the columns of texts and URLs
-            paths = (columns.get(TEXT, TEXT), columns.get(ADDRESS_KEY, ADDRESS_KEY))
+            paths = (columns.get(TEXT_KEY, TEXT_KEY), columns.get(ADDRESS_KEY, ADDRESS_KEY))
             kind = f"{CACHE_KIND}-{xxhash.xxh3_64_hexdigest(repr(paths).encode())}"
 
         arrays = cache.load(path, kind)

@@ -42,7 +42,8 @@ from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.checks import find_row_budget_problems
 from bsmeta.metadata.decoding import Decoder, make_decoder
 from bsmeta.metadata.metadata_type import SHUFFLED
-from bsmeta.metadata.rendering import Rendered, TypeSampler
+from bsmeta.metadata.rendering import Rendered
+from bsmeta.metadata.sampling import TypeSampler
 
 
 class WindowMaker:

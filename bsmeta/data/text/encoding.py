@@ -276,8 +276,8 @@ class DocumentEncoder:
         bodies = self._bodies.encode(rendered)
 
         # The prefixes and suffixes that exist, each with its parts from the configuration.
-        outer = [(document.prefix, document.prefix_own) for document in rendered]
-        outer += [(document.suffix, document.suffix_own) for document in rendered]
+        outer = [(document.prefix, document.prefix_configured) for document in rendered]
+        outer += [(document.suffix, document.suffix_configured) for document in rendered]
         outer = [(text, parts) for text, parts in outer if text]
         outer_texts = [text for text, _ in outer]
         tokens = iter(self._tokenizer.encode(outer_texts, lambda index: outer[index][1]))

@@ -474,7 +474,7 @@ def _list_inserted_strings(rendered: Rendered) -> list[InsertedString]:
         strings.append(InsertedString(rendered.lead, is_configured=True))
     if len(rendered.spans):
         body = rendered.body
-        configured_starts = set(rendered.own[:, 0].tolist())
+        configured_starts = set(rendered.configured[:, 0].tolist())
         strings += [
             InsertedString(body[start:end], start in configured_starts)
             for start, end in rendered.spans.tolist()
@@ -499,7 +499,9 @@ def count_tokens_before(tokens: Tokens, positions: np.ndarray) -> np.ndarray:
 def _find_configured_parts(rendered: Rendered) -> np.ndarray:
     """Returns the parts of lead and body that come from the configuration (int[m, 2])."""
     lead = len(rendered.lead)
-    return np.concatenate(([[0, lead]], rendered.own + lead)) if lead else rendered.own
+    return (
+        np.concatenate(([[0, lead]], rendered.configured + lead)) if lead else rendered.configured
+    )
 
 
 def _find_characters_in_body(rendered: Rendered, tokens: Tokens) -> Characters:

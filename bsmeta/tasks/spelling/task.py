@@ -22,7 +22,7 @@ import transformers
 from scipy.special import expit
 from torch import nn
 
-from bsmeta.config.metric_table import compute_values, training_rows
+from bsmeta.config.metric_table import compute_values, select_training_rows
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_each
@@ -357,7 +357,7 @@ class WordDetection(SpellingTask):
         losses = np.logaddexp(0, np.where(all_labels > 0, -all_logits, all_logits))
         false_alarms = float((np.concatenate(clean_logits) > 0).mean())
         judged = Judged(counts, false_alarms, float(losses.mean()))
-        values = compute_values(training_rows(DETECTION_METRICS), judged)
+        values = compute_values(select_training_rows(DETECTION_METRICS), judged)
         return make_metrics(DETECTION_METRICS, values)
 
     def _compute_logits(

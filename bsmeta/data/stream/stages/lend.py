@@ -10,9 +10,9 @@ from bsmeta.data.stream.stages.items import ReadDocument
 from bsmeta.data.stream.window import Window
 from bsmeta.metadata.decoding import Decoder
 from bsmeta.metadata.document import Document
+from bsmeta.metadata.donors import Donors
 from bsmeta.metadata.metadata_type import SHUFFLED
 from bsmeta.metadata.records import BadDocument, Line
-from bsmeta.metadata.rendering import Donors
 
 
 class Lender:

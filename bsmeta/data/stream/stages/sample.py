@@ -5,7 +5,7 @@ from __future__ import annotations
 from bsmeta.data import make_document_generator
 from bsmeta.data.stream.stages.items import ReadDocument
 from bsmeta.data.stream.window import Window
-from bsmeta.metadata.rendering import TypeSampler
+from bsmeta.metadata.sampling import TypeSampler
 
 
 class WindowSampler:
