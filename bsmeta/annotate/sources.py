@@ -217,9 +217,9 @@ def _read_rows(path: str, skip: int) -> Iterator[tuple[Item, int]]:
     try:
         with pa.OSFile(path) as file:
             source = ParquetSource(file)
-            total = max(source.ends[-1:] or [1])
+            total = max(source.group_ends[-1:] or [1])
 
-            for group, end in enumerate(source.ends):
+            for group, end in enumerate(source.group_ends):
                 if end <= skip:
                     number = end
                     continue
@@ -239,7 +239,7 @@ def _read_batches(
     """Yields the rows of a row group, cast to types that Python and JSON have."""
     bounds = bound_rows(file, source.describe_column_chunks(group), _MAX_BATCH_ROWS)
     for batch in source.read_batches(
-        group, None, bounds.max_rows, indexed=bounds.indexed, use_threads=True
+        group, None, bounds.max_rows, dictionary_leaves=bounds.dictionary_leaves, use_threads=True
     ):
         python_types = [_choose_python_type(column_type) for column_type in batch.schema.types]
         if python_types != batch.schema.types:

@@ -24,10 +24,10 @@ from bsmeta.data.table.text_file import (
     AUTO,
     GZIP_ERRORS,
     check_encoding,
-    find_encoding,
+    detect_encoding,
     make_not_text_error,
     open_text,
-    refuse_other_formats,
+    refuse_non_text,
 )
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class CSVFormat:
     notes: tuple[str, ...]
 
 
-def find_format(
+def detect_format(
     path: Path,
     required: Sequence[str],
     *,
@@ -84,10 +84,10 @@ def find_format(
         DataError: If the file is empty, or not a CSV file.
         ConfigurationError: If a required column is missing, or occurs twice.
     """
-    refuse_other_formats(path)
+    refuse_non_text(path)
     notes = []
     if encoding == AUTO:
-        encoding, note = find_encoding(path)
+        encoding, note = detect_encoding(path)
         if note:
             notes.append(note)
 

@@ -29,7 +29,7 @@ from bsmeta.data.table.csv_file import (
     BadRows,
     CSVFormat,
     Row,
-    find_format,
+    detect_format,
     read_rows,
 )
 from bsmeta.data.table.text_file import (
@@ -105,7 +105,7 @@ def read_record_rows(
     if path.name.endswith(JSON_LINES):
         check_encoding(encoding)
         return _read_json_rows(path, required, "utf-8" if encoding == AUTO else encoding)
-    form = find_format(path, required, separator=separator, encoding=encoding)
+    form = detect_format(path, required, separator=separator, encoding=encoding)
     return _read_csv_rows(path, form)
 
 

@@ -70,7 +70,7 @@ class StepOrder(ABC):
         """Returns the rows of each step of an epoch, which is counted from 0."""
 
 
-class FixedSize(StepOrder):
+class FixedSizeSteps(StepOrder):
     """Makes steps of `batch_size` rows; the last step of an epoch has the remaining rows.
 
     Raises:
@@ -96,10 +96,10 @@ class FixedSize(StepOrder):
         return permute(self._num_rows, derive_seed(self._seed, "rows", epoch))
 
 
-class SimilarLengths(FixedSize):
+class SimilarLengthSteps(FixedSizeSteps):
     """Makes steps of `batch_size` rows of similar length, which need little padding.
 
-    An epoch's rows are shuffled and divided into groups of `SORTED_STEPS` steps. Each group is
+    An epoch's rows are shuffled and divided into groups of `STEPS_PER_GROUP` steps. Each group is
     sorted by length and cut into steps; then the steps are shuffled. One step of an epoch has the
     remaining rows.
 
@@ -107,7 +107,7 @@ class SimilarLengths(FixedSize):
         lengths: Number of tokens of each row, int[rows].
     """
 
-    SORTED_STEPS = 50
+    STEPS_PER_GROUP = 50
 
     def __init__(self, lengths: np.ndarray, batch_size: int, seed: int) -> None:
         super().__init__(len(lengths), batch_size, seed)
@@ -115,13 +115,13 @@ class SimilarLengths(FixedSize):
 
     def order_epoch(self, epoch: int) -> EpochOrder:
         shuffled = self._shuffle(epoch)
-        groups = np.arange(len(shuffled)) // (self.SORTED_STEPS * self._batch_size)
+        groups = np.arange(len(shuffled)) // (self.STEPS_PER_GROUP * self._batch_size)
         rows = shuffled[np.lexsort((self._lengths[shuffled], groups))]
         slices = permute(self.steps_per_epoch, derive_seed(self._seed, "steps", epoch))
         return EpochOrder(rows, self._bounds, slices)
 
 
-class TokenBudget(StepOrder):
+class TokenBudgetSteps(StepOrder):
     """Groups rows of similar length into steps whose padded tokens fill a budget.
 
     An epoch's rows are shuffled, ordered by bucket (`length // span`), from long to short, and cut

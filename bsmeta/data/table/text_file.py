@@ -15,13 +15,13 @@ from isal import igzip, isal_zlib
 
 from bsmeta.core.errors import ConfigurationError, DataError, suggest_nearest
 from bsmeta.core.progress import report_progress
-from bsmeta.data.io.compression import GZIP_MARK
+from bsmeta.data.io.compression import GZIP_MAGIC
 from bsmeta.data.io.file_start import find_format_name, is_markup, is_sqlite_start
 
 GZIP_ERRORS: Any = (EOFError, BadGzipFile, isal_zlib.error)  # zlib's error has no type
 AUTO = "auto"
 
-_BLOCK = 1 << 20  # bytes
+_BLOCK_BYTES = 1 << 20  # bytes
 _NUM_HEAD_BYTES = 1 << 16  # first bytes of a file, by which other formats are recognized
 _REPORT_INTERVAL = 1000  # lines between progress reports
 _MAX_LISTED_LINES = 5  # in a message
@@ -68,7 +68,7 @@ def open_bytes(path: Path) -> tuple[BinaryIO, io.BufferedReader]:
         suggestion = suggest_nearest(path.name, names)
         raise DataError(f"{path} cannot be read: {error.strerror}{suggestion}") from error
 
-    if file.peek(2)[:2] == GZIP_MARK:
+    if file.peek(2)[:2] == GZIP_MAGIC:
         return cast(BinaryIO, igzip.GzipFile(fileobj=file)), file
     return file, file
 
@@ -108,7 +108,7 @@ def check_encoding(encoding: str) -> None:
         ) from error
 
 
-def refuse_other_formats(path: Path) -> None:
+def refuse_non_text(path: Path) -> None:
     """Checks that a file is not in a format other than text, such as Parquet, a workbook or HTML.
 
     Raises:
@@ -157,7 +157,7 @@ def _detect_utf16(head: bytes) -> str | None:
     return None
 
 
-def find_encoding(path: Path) -> tuple[str, str | None]:
+def detect_encoding(path: Path) -> tuple[str, str | None]:
     """Detects the encoding of a file by reading all of it.
 
     Other encodings than UTF-8, UTF-16 and UTF-32 are not guessed, because a wrong guess would
@@ -171,7 +171,7 @@ def find_encoding(path: Path) -> tuple[str, str | None]:
     """
     content, file = open_bytes(path)
     with file, content:
-        head = content.peek(_BLOCK)  # type: ignore[attr-defined]
+        head = content.peek(_BLOCK_BYTES)  # type: ignore[attr-defined]
         for mark, name in _MARKS.items():
             if head.startswith(mark):
                 note = None if name == "utf-8-sig" else f"encoding: {name}, from its mark"
@@ -231,7 +231,7 @@ def _survey_utf8(content: BinaryIO) -> _UTF8Survey:
     num_parts = 0
     try:
         while True:
-            part = content.readline(_BLOCK)  # a longer line is read in several parts
+            part = content.readline(_BLOCK_BYTES)  # a longer line is read in several parts
             num_parts += 1
             if num_parts % _REPORT_INTERVAL == 0:
                 report_progress()

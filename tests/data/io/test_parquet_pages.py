@@ -132,7 +132,7 @@ def test_nulls_of_a_fixed_width_have_bytes_in_memory() -> None:
 def test_lists_that_repeat_a_long_text_are_read_as_indices() -> None:
     file = written({"html": ["a"], "list": [["x" * MB] * 1000]})
     assert bounds(file) == Bounds(ROWS, (1,))
-    (batch,) = ParquetSource(file).read_batches(0, None, ROWS, indexed=(1,))
+    (batch,) = ParquetSource(file).read_batches(0, None, ROWS, dictionary_leaves=(1,))
     assert measure_list_bytes(batch.column("html")) == 0
     assert measure_list_bytes(batch.column("list")) == 1000 * MB > MAX_LIST_BYTES
 
