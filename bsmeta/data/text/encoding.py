@@ -442,10 +442,9 @@ def make_filler(tokenizer: PreTrainedTokenizerBase, values: str) -> Filler | Non
     they are the same in every epoch, like the text's own metadata.
     """
     if values == CONSTANT:
-        words = np.array(
-            tokenizer.encode(" ".join(FREQUENT_WORDS), add_special_tokens=False), np.int32
-        )
-        return lambda count, _: np.resize(words, count)
+        text = " ".join(FREQUENT_WORDS)
+        constant_ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+        return lambda count, _: np.resize(constant_ids, count)
 
     if values != RANDOM:
         return None
