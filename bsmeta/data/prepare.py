@@ -117,7 +117,7 @@ class PreparedStreams:
         self._manifest = read_manifest(self._folder)
         self._vocabulary_size = len(tokenizer)
         self._schema = make_stream_schema(config, self._vocabulary_size)
-        self._live: LiveStreams | None = None
+        self._live_streams: LiveStreams | None = None
         self._open_live = partial(LiveStreams, config, tokenizer, seed, phases, survey)
 
         if survey.failure is not None:
@@ -186,16 +186,16 @@ class PreparedStreams:
         Raises:
             DataError: If they cannot be opened.
         """
-        if self._live is None:
+        if self._live_streams is None:
             try:
-                self._live = self._open_live()
+                self._live_streams = self._open_live()
             except UserError as error:
                 raise DataError(
                     f"stream {stream} has used up the prepared epochs ({self._manifest.epochs}) "
                     f"of data_config.prepared={self._folder}, and cannot continue with the shards "
                     f"themselves: {error}; prepare more epochs, or make the shards available"
                 ) from error
-        return self._live
+        return self._live_streams
 
 
 class PreparedStream:
@@ -358,7 +358,7 @@ def _convert_like_json(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_stream_schema(config: DataConfig, vocabulary_size: int) -> pa.Schema:
-    """Returns the schema of a stream's file: lists of integers, in a row for each sequence.
+    """Returns the schema of a stream's file: a row of integer lists for each sequence.
 
     The integers have the smallest types that suffice for the configuration.
     """
@@ -390,7 +390,7 @@ class StreamWriter(Dataset):
     """
 
     def __init__(self, live: LiveStreams, schema: pa.Schema, epochs: int, folder: Path) -> None:
-        self._live = live
+        self._live_streams = live
         self._schema = schema
         self._epochs = epochs
         self._folder = folder
@@ -398,7 +398,7 @@ class StreamWriter(Dataset):
 
     def __len__(self) -> int:
         """Returns the number of streams."""
-        return len(self._live)
+        return len(self._live_streams)
 
     def __getitem__(self, stream: int) -> StreamEntry | UserError:
         if not 0 <= stream < len(self):
@@ -412,7 +412,7 @@ class StreamWriter(Dataset):
         """Writes a stream's file; returns its entry in the manifest."""
         path = self._folder / _name_stream_file(stream)
         entry = StreamEntry(sequences=0, tokens=0, documents=0, bytes=0, xxh3="")
-        sequences = self._live.iterate_sequences(stream, Position(), self._epochs)
+        sequences = self._live_streams.iterate_sequences(stream, Position(), self._epochs)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self._schema) as writer:
             while batch := list(itertools.islice(sequences, WRITE_BATCH_SIZE)):
                 rows = [self._to_row(sequence) for sequence in batch]

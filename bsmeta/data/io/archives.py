@@ -284,7 +284,7 @@ class _TarContent:
         self._header_budget: int | None = MAX_HEADER_BYTES
 
     def begin_header(self) -> None:
-        """Limits the next reads to the headers of a member."""
+        """Begins the headers of a member, whose total size is limited."""
         self._header_budget = MAX_HEADER_BYTES
 
     def end_header(self) -> None:

@@ -175,10 +175,7 @@ def _read_variables() -> Account:
 
 
 def _read_variable(*variables: str) -> tuple[str, str]:
-    """Returns the first of the environment variables that is set, and its value; "" and "" if none.
-
-    Surrounding white space is removed.
-    """
+    """Returns the name and the stripped value of the first variable that is set; else ("", "")."""
     for variable in variables:
         value = os.environ.get(variable, "").strip()
         if value:

@@ -38,7 +38,7 @@ from bsmeta.core.progress import report_progress
 from bsmeta.data.io.compression import LFS_MESSAGE, LFS_POINTER
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.files import open_file, refuse_bad_copy
-from bsmeta.data.io.parquet_file import DAMAGED, ColumnChunk, ParquetSource, is_selected
+from bsmeta.data.io.parquet_file import DAMAGE_ERRORS, ColumnChunk, ParquetSource, is_selected
 from bsmeta.data.io.shard_reader import ShardReader
 from bsmeta.metadata.records import Line, PartialLine
 
@@ -53,7 +53,7 @@ pa.set_memory_pool(pa.system_memory_pool())
 
 NO_ROWS = pa.record_batch([], names=[])
 
-UNSUPPORTED = (pa.ArrowNotImplementedError, TypeError)
+UNSUPPORTED_TYPE_ERRORS = (pa.ArrowNotImplementedError, TypeError)
 """Errors for types that cannot be decoded, or written as JSON."""
 
 
@@ -138,7 +138,7 @@ class ParquetReader(ShardReader):
         """Decodes the batch that contains a row; returns False if the shard has no such row.
 
         Raises:
-            DAMAGED: If the batch cannot be decoded.
+            DAMAGE_ERRORS: If the batch cannot be decoded.
         """
         assert self._source is not None
         group = bisect.bisect_right(self._source.group_ends, row)
@@ -181,9 +181,9 @@ class ParquetReader(ShardReader):
             yield
         except UserError:  # for example, if the Hub cannot be reached
             raise
-        except UNSUPPORTED as error:
+        except UNSUPPORTED_TYPE_ERRORS as error:
             raise self._make_unsupported_error(error) from error
-        except DAMAGED as error:
+        except DAMAGE_ERRORS as error:
             refuse_bad_copy(self.path)
             damaged_part = f"row group {self._group}" if self._source else "the footer"
             self.damage = f"{damaged_part} cannot be read: {error}"

@@ -24,7 +24,7 @@ _READ_OPTIONS: dict[str, Any] = {
     "page_checksum_verification": True,
 }
 
-DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError, RecursionError)
+DAMAGE_ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError, RecursionError)
 """Errors that Arrow raises for content that it cannot decode."""
 
 
@@ -79,7 +79,7 @@ class ParquetSource:
         group_ends: For each row group, the number of rows up to its end.
 
     Raises:
-        DAMAGED: If the footer cannot be read; methods raise it if a row group cannot be read.
+        DAMAGE_ERRORS: If the footer cannot be read; methods raise it if a row group cannot be read.
     """
 
     def __init__(self, file: BinaryIO | pa.NativeFile) -> None:
@@ -169,7 +169,7 @@ class ParquetSource:
             Whether Arrow then tried to read a page; if not, there is nothing to read.
 
         Raises:
-            DAMAGED: If the metadata is damaged, so that accessing it would end the process.
+            DAMAGE_ERRORS: If the metadata is damaged, so that accessing it would end the process.
         """
         self._empty_file.was_read = False
         batches = self._probe.iter_batches(
@@ -177,7 +177,7 @@ class ParquetSource:
         )
         try:
             next(batches, None)
-        except DAMAGED:
+        except DAMAGE_ERRORS:
             if not self._empty_file.was_read:
                 raise
         return self._empty_file.was_read

@@ -1,4 +1,4 @@
-"""Bounds the memory that the rows of a Parquet file need, before Arrow reads them.
+"""ReadLimits the memory that the rows of a Parquet file need, before Arrow reads them.
 
 A column of a row group is a sequence of pages. The header before each page states its size and its
 number of values. Arrow trusts the headers, and a file of 1 kB may decompress to 1 GB. Compression
@@ -76,7 +76,7 @@ _LONG_LIST = 15  # stands for a number of elements that follows
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ReadLimits:
     """The limits within which a row group can be read.
 
     Attributes:
@@ -143,9 +143,9 @@ class _PageTotals:
     dictionary: _Page | None = None
 
 
-def bound_rows(
+def compute_read_limits(
     file: BinaryIO | pa.NativeFile, chunks: Sequence[ColumnChunk], max_rows: int
-) -> Bounds:
+) -> ReadLimits:
     """Determines the limits within which a row group can be read.
 
     Args:
@@ -165,11 +165,11 @@ def bound_rows(
         leaf = chunk.leaf
         if not leaf.is_repeated:
             row_bytes += max(totals.value_bytes, totals.shared_bytes, leaf.width)
-        elif leaf.is_text and _may_copies_exceed(limit, file, chunk, totals):
+        elif leaf.is_text and _copies_may_exceed(limit, file, chunk, totals):
             dictionary_leaves.append(leaf.index)
 
     num_fitting = limit // max(row_bytes, 1)
-    return Bounds(max(min(num_fitting, max_rows), 1), tuple(dictionary_leaves))
+    return ReadLimits(max(min(num_fitting, max_rows), 1), tuple(dictionary_leaves))
 
 
 def _check_expansion(totals_by_chunk: Mapping[ColumnChunk, _PageTotals], file_size: int) -> int:
@@ -194,10 +194,10 @@ def _check_expansion(totals_by_chunk: Mapping[ColumnChunk, _PageTotals], file_si
     return max_decoded_bytes
 
 
-def _may_copies_exceed(
+def _copies_may_exceed(
     limit: int, file: BinaryIO | pa.NativeFile, chunk: ColumnChunk, totals: _PageTotals
 ) -> bool:
-    """Returns whether copies of the texts in lists may exceed the limit, all in one row.
+    """Returns whether copies of the texts in lists may exceed the limit if one row has them all.
 
     Raises:
         ValueError: If they may, and the texts are not in a dictionary that could be kept instead.
@@ -216,7 +216,7 @@ def measure_list_bytes(array: pa.Array, *, is_in_list: bool = False) -> int:
     """Measures the texts in the lists of an array as if dictionary indices were replaced by copies.
 
     Args:
-        array: A column of rows that was read with `Bounds.dictionary_leaves`.
+        array: A column of rows that was read with `ReadLimits.dictionary_leaves`.
         is_in_list: Whether the array consists of the values in a list.
 
     Returns:

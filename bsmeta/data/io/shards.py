@@ -41,7 +41,9 @@ SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl", ".json.gz", ".json.zst", PARQUE
 """Suffixes of the shards in a folder. A `.json` file may be anything; it is read only by name."""
 
 NUM_THREADS = 8  # for sampling shards; each takes a few milliseconds on a network file system
-CHUNK_SIZE = 16  # shards per task of a thread, as submitting a task may cost more than a sample
+SHARDS_PER_TASK = (
+    16  # shards per task of a thread, as submitting a task may cost more than a sample
+)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -178,7 +180,9 @@ def _stat_paths(paths: Sequence[str | FileRef]) -> list[_ListedFile]:
 
 def _map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Applies an I/O-bound function to items in threads; returns the results in order."""
-    chunks = [items[start : start + CHUNK_SIZE] for start in range(0, len(items), CHUNK_SIZE)]
+    chunks = [
+        items[start : start + SHARDS_PER_TASK] for start in range(0, len(items), SHARDS_PER_TASK)
+    ]
     results: list[Result] = []
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         chunk_results = pool.map(lambda chunk: [function(item) for item in chunk], chunks)

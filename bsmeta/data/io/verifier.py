@@ -39,7 +39,7 @@ class Verifier:
     def matches_hash(self) -> bool | None:
         """Returns whether the content has the listed hash.
 
-        None if the hashes differ, but the listed one may not be a hash of the content.
+        None if the hashes differ, but the store may list something else than a content hash.
         """
         if self.content_hash.hexdigest() == self.listed_hash:
             return True

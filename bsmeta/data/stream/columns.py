@@ -79,7 +79,7 @@ def find_column_problems(config: DataConfig) -> Iterator[Problem]:
 
 
 def find_document_problems(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
-    """Returns a problem if a source has no documents, or one for each path that they lack.
+    """Returns a problem if a source has no documents; otherwise one for each path they lack.
 
     Args:
         name: Name of the source; "" without a mixture.

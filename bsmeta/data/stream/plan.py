@@ -258,10 +258,10 @@ class SequenceOrder:
     """
 
     def __init__(self, weights: Sequence[float], num_streams: int) -> None:
-        self._sources = assign_period(tuple(compute_parts(weights)))
+        self._period_sources = assign_period(tuple(compute_parts(weights)))
         self._num_streams = num_streams
         self._is_mixture = len(weights) > 1
-        self._period = math.lcm(len(self._sources), num_streams)
+        self._period = math.lcm(len(self._period_sources), num_streams)
         self._offsets = lru_cache(maxsize=None)(self._compute_offsets)
         self.streams = range(len(weights) * num_streams)
 
@@ -269,7 +269,9 @@ class SequenceOrder:
         """Returns the stream of a sequence, by the sequence's index in the run."""
         stream = index % self._num_streams
         if self._is_mixture:
-            stream += int(self._sources[index % len(self._sources)]) * self._num_streams
+            stream += (
+                int(self._period_sources[index % len(self._period_sources)]) * self._num_streams
+            )
         return stream
 
     def find_index(self, stream: int, index_in_stream: int) -> int:
@@ -297,11 +299,11 @@ class SequenceOrder:
         t below S / gcd(D, S).
         """
         source, residue = divmod(stream, self._num_streams)
-        size = len(self._sources)
+        size = len(self._period_sources)
         divisor = math.gcd(size, self._num_streams)
         turns = self._num_streams // divisor
 
-        indices = np.flatnonzero(self._sources == source)
+        indices = np.flatnonzero(self._period_sources == source)
         indices = indices[(indices - residue) % divisor == 0]
 
         inverse = pow(size // divisor, -1, turns)
@@ -323,7 +325,7 @@ def assign_period(parts: tuple[int, ...]) -> np.ndarray:
         parts: p_i, the number of sequences of each source in a period; their sum is D.
     """
     size = sum(parts)
-    served = [0] * len(parts)
+    num_served = [0] * len(parts)
     sources = np.zeros(size, np.uint16)
 
     # Each source has one window at a time: in the first heap as (first index, source) until it
@@ -334,15 +336,15 @@ def assign_period(parts: tuple[int, ...]) -> np.ndarray:
     for index in range(size):
         while waiting and waiting[0][0] <= index:
             _, source = heapq.heappop(waiting)
-            end = divide_up((served[source] + 1) * size, parts[source])
+            end = divide_up((num_served[source] + 1) * size, parts[source])
             heapq.heappush(open_windows, (end, source))
 
         _, source = heapq.heappop(open_windows)
         sources[index] = source
 
-        served[source] += 1
-        if served[source] < parts[source]:
-            heapq.heappush(waiting, (served[source] * size // parts[source], source))
+        num_served[source] += 1
+        if num_served[source] < parts[source]:
+            heapq.heappush(waiting, (num_served[source] * size // parts[source], source))
     return sources
 
 

@@ -125,7 +125,7 @@ def survey_data(config: DataConfig) -> Survey:
 
 
 def _make_entries_absolute(config: DataConfig) -> dict[str, list[str]]:
-    """Returns the configured paths and globs of each source's shards, made absolute; URLs as is."""
+    """Returns the configured entries of each source: absolute paths and globs, and URLs."""
     entries: dict[str, list[str]] = {}
     for name, source_config in build_source_configs(config).items():
         entries[name] = [
@@ -136,7 +136,7 @@ def _make_entries_absolute(config: DataConfig) -> dict[str, list[str]]:
 
 
 def _set_remote_settings(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
-    """Returns shards of which the remote ones are read with the settings of this machine."""
+    """Returns the shards, with this machine's settings for reading remote shards."""
     settings = read_remote_settings(config)  # the cache folder may differ between machines
     return [
         replace(shard, path=replace(shard.path, settings=settings))
@@ -147,7 +147,7 @@ def _set_remote_settings(shards: Sequence[Shard], config: DataConfig) -> list[Sh
 
 
 def _set_local_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
-    """Returns shards of which the local ones have their paths on this machine.
+    """Returns the shards, with the paths of local shards on this machine.
 
     Raises:
         DataError: If this machine has other shards.

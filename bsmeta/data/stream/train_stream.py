@@ -476,7 +476,7 @@ def _iterate_micro_batches(
     *,
     is_narrow: bool,
 ) -> Iterator[PositionedBatch]:
-    """Yields the endless micro-batches of blocks that come from each loader process in turn.
+    """Yields endless micro-batches from blocks that the loader processes produce in turn.
 
     Raises:
         UserError: The error of a loader process.

@@ -116,7 +116,7 @@ def read_record_rows(
 
 
 def describe_missing_texts(record: Record, required: Sequence[str]) -> str | None:
-    """Returns a message with the required columns in which a record has no text; None if none."""
+    """Names the required columns in which a record has no text; None if it has all texts."""
     missing = []
     for name in required:
         value = record.get(name)

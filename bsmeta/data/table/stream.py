@@ -97,7 +97,7 @@ class FixedSizeSteps(StepOrder):
 
 
 class SimilarLengthSteps(FixedSizeSteps):
-    """Divides an epoch into steps of `batch_size` rows of similar length, to need little padding.
+    """Divides an epoch into steps of `batch_size` rows of similar length, to reduce padding.
 
     The rows of an epoch are shuffled and divided into groups of `STEPS_PER_GROUP` steps. Each group
     is sorted by length and cut into steps; then the steps are shuffled. One step of an epoch has

@@ -161,7 +161,7 @@ def _detect_utf16(head: bytes) -> str | None:
 
 
 def detect_encoding(path: Path) -> tuple[str, str | None]:
-    """Detects the encoding of a file, for which all of a file without a mark is read.
+    """Detects the encoding of a file; reads all of it if it has no byte order mark.
 
     Encodings other than UTF-8, UTF-16 and UTF-32 are not guessed, because a wrong guess would
     change the texts.
@@ -193,7 +193,7 @@ def detect_encoding(path: Path) -> tuple[str, str | None]:
 
 @dataclass
 class _UTF8Survey:
-    """Counts of the lines of a file by whether they are UTF-8.
+    """Counts of the valid and invalid UTF-8 lines of a file.
 
     Attributes:
         first_invalid_lines: The numbers of the first lines that are not UTF-8, from 1.

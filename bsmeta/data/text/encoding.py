@@ -40,11 +40,11 @@ from bsmeta.data.text.tokens import (
 from bsmeta.metadata.metadata_type import CONSTANT, RANDOM
 from bsmeta.metadata.rendering import Rendered
 
-Bools = NDArray[np.bool_]
+BoolArray = NDArray[np.bool_]
 Filler = Callable[[int, str], np.ndarray]
 """Returns n token ids without content (int32 [n]) for the prefix of a text, from n and the text."""
 
-TEXT_ONLY: Bools = np.arange(256) == 0
+TEXT_ONLY: BoolArray = np.arange(256) == 0
 """Whether each token type is in the loss under `row_budget=text`: only 0, the text."""
 
 FREQUENT_WORDS = [
@@ -77,7 +77,7 @@ class EncodedPrefix(NamedTuple):
 NO_PREFIX = EncodedPrefix(*NO_TOKENS, is_cut=False)
 
 
-def make_loss_tables(config: MetadataConfig) -> tuple[Bools, Bools]:
+def make_loss_tables(config: MetadataConfig) -> tuple[BoolArray, BoolArray]:
     """Determines which token types are in the loss: text (0) always, others as configured.
 
     Returns:
@@ -232,10 +232,10 @@ class DocumentEncoder:
         )
         self._fast_tokenizer = tokenizer.backend_tokenizer
 
-        self._eos = np.array([tokenizer.eos_token_id], np.int32)
-        self._bos = NO_IDS
+        self._eos_ids = np.array([tokenizer.eos_token_id], np.int32)
+        self._bos_ids = NO_IDS
         if metadata.bos_token and tokenizer.bos_token_id is not None:
-            self._bos = np.array([tokenizer.bos_token_id], np.int32)
+            self._bos_ids = np.array([tokenizer.bos_token_id], np.int32)
 
         self._outside_targets, self._body_targets = make_loss_tables(metadata)
         self._bodies: SeparateBodies | JointBodies = JointBodies(self._tokenizer)
@@ -261,7 +261,7 @@ class DocumentEncoder:
         separator_key = "metadata_prefix_sep"
         if metadata.metadata_boundary_token:
             separator_key = "metadata_boundary_token"
-        if not len(self._separator) < max_prefix_length <= max_seq_len - 2 - len(self._bos):
+        if not len(self._separator) < max_prefix_length <= max_seq_len - 2 - len(self._bos_ids):
             raise ConfigurationError(
                 f"data_config.metadata_config: a prefix of up to {max_prefix_length} tokens "
                 "(prefix_max_tokens, or half of max_seq_len) must hold more than "
@@ -376,13 +376,13 @@ class DocumentEncoder:
         """Joins the encoded parts of a document, with EOS and, if enabled, BOS."""
         prefix_ids, prefix_token_types, _ = prefix
         prefix_targets = self._outside_targets[prefix_token_types]
-        if len(self._bos):  # not metadata, and never a target, as it has no context
-            prefix_ids = np.concatenate((self._bos, prefix_ids))
+        if len(self._bos_ids):  # not metadata, and never a target, as it has no context
+            prefix_ids = np.concatenate((self._bos_ids, prefix_ids))
             prefix_token_types = np.insert(prefix_token_types, 0, 0)
             prefix_targets = np.insert(prefix_targets, 0, False)
 
         suffix_ids, suffix_token_types = suffix
-        ids = np.concatenate((body.ids, suffix_ids, self._eos))
+        ids = np.concatenate((body.ids, suffix_ids, self._eos_ids))
         token_types, runs, targets = slice_plain_tokens(len(ids))
         if len(rendered.spans) or len(suffix_ids):
             token_types, runs, targets = self._mark_metadata(body, suffix_token_types)
@@ -400,7 +400,7 @@ class DocumentEncoder:
             runs=runs,
             lead_length=body.lead_length,
             locate=partial(_locate_tokens, body, len(rendered.text), num_after=len(suffix_ids) + 1),
-            bos_length=len(self._bos),
+            bos_length=len(self._bos_ids),
             separator=self._separator,
             suffix_length=len(suffix_ids),
             prefix_is_cut=prefix.is_cut,

@@ -110,9 +110,9 @@ class LostTextFinder:
         self._unknown_id = _find_unknown_token(tokenizer, parts["model"])
         self._decode = _make_decoder(tokenizer, parts)
         # The text that the decoder inserts between any two words, such as the space of WordPiece.
-        self._gap = self._decode([BORDER, BORDER]).strip(BORDER)
-        self._decoded: dict[tuple[int, ...], str] = {}
-        self._compared: dict[tuple[str, str], np.ndarray] = {}
+        self._word_gap = self._decode([BORDER, BORDER]).strip(BORDER)
+        self._decoded_groups: dict[tuple[int, ...], str] = {}
+        self._comparisons: dict[tuple[str, str], np.ndarray] = {}
 
     def find(
         self, text: str, ids: np.ndarray, starts: np.ndarray, ends: np.ndarray
@@ -169,7 +169,7 @@ class LostTextFinder:
 
     def _decode_group(self, ids: tuple[int, ...]) -> str:
         """Returns the text of consecutive tokens, decoded between other tokens; cached."""
-        decoded = self._decoded.get(ids)
+        decoded = self._decoded_groups.get(ids)
         if decoded is not None:
             return decoded
 
@@ -177,23 +177,23 @@ class LostTextFinder:
         bordered = self._decode([BORDER, *tokens, BORDER])
         _, _, after_border = bordered.partition(BORDER)
         between, _, _ = after_border.rpartition(BORDER)
-        decoded = between.removesuffix(self._gap)
+        decoded = between.removesuffix(self._word_gap)
 
-        if len(self._decoded) > MAX_CACHED_PARTS:
-            self._decoded.clear()
-        self._decoded[ids] = decoded
+        if len(self._decoded_groups) > MAX_CACHED_PARTS:
+            self._decoded_groups.clear()
+        self._decoded_groups[ids] = decoded
         return decoded
 
     def _compare(self, part: str, decoded: str) -> np.ndarray:
         """Returns whether each character of a part is missing from its decoded text; cached."""
-        lost = self._compared.get((part, decoded))
+        lost = self._comparisons.get((part, decoded))
         if lost is not None:
             return lost
 
         lost = _find_missing(part, decoded)
-        if len(self._compared) > MAX_CACHED_PARTS:
-            self._compared.clear()
-        self._compared[part, decoded] = lost
+        if len(self._comparisons) > MAX_CACHED_PARTS:
+            self._comparisons.clear()
+        self._comparisons[part, decoded] = lost
         return lost
 
 

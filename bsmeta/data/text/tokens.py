@@ -233,7 +233,7 @@ class TextTokenizer:
         self._lengths = compute_byte_lengths(self._oracle)
         if self._lengths is not None:
             self._oracle.post_processor = None  # it would exclude spaces from the offsets
-        self._special = SpecialTokens(self._oracle)
+        self._special_tokens = SpecialTokens(self._oracle)
 
         if self._lengths is not None:
             self._backend = choose_backend(backend, self._oracle, [*sample, PROBE])
@@ -259,11 +259,11 @@ class TextTokenizer:
 
         # Few texts contain special tokens. So all are recognized at first, at full speed, and only
         # texts with a special token outside the parts are encoded a second time.
-        for index, token_indices in self._special.find(tokens):
+        for index, token_indices in self._special_tokens.find(tokens):
             parts = find_parts(index)
             if not are_all_inside(tokens[index], token_indices, parts):
                 lengths = self._lengths if self._keeps_bytes(texts[index]) else None
-                tokens[index] = self._special.encode(texts[index], parts, lengths)
+                tokens[index] = self._special_tokens.encode(texts[index], parts, lengths)
         return tokens
 
     def _encode_all(self, texts: Sequence[str]) -> list[Tokens]:
@@ -285,7 +285,7 @@ class TextTokenizer:
         return [Tokens(ids, text, characters=characters) for (ids, characters), text in pairs]
 
     def _keeps_bytes(self, text: str) -> bool:
-        """Returns whether the tokens of a text have its bytes, as no normalizer changes it."""
+        """Returns whether the tokens of a text have exactly its bytes: no normalizer changes it."""
         normalizer = self._oracle.normalizer
         return normalizer is None or normalizer.normalize_str(text) == text
 

@@ -72,7 +72,7 @@ class InseparableError(Exception):
 def check_separable(tokenizer: Tokenizer) -> None:
     """Checks that a tokenizer encodes both sides of every cut separately.
 
-    This is valid without truncation, padding and added special tokens.
+    This holds for encoding without truncation, padding and added special tokens.
 
     Raises:
         InseparableError: If this cannot be proved from its parts.

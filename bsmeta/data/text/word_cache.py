@@ -85,17 +85,17 @@ class WordCache:
     def __init__(self, tokenizer: Tokenizer) -> None:
         check_separable(tokenizer)
         self._tokenizer = tokenizer
-        self._special = SpecialPatterns(tokenizer)
-        self._recent: dict[bytes, bytes] = {}
-        self._older: dict[bytes, bytes] = {}
+        self._special_patterns = SpecialPatterns(tokenizer)
+        self._recent_entries: dict[bytes, bytes] = {}
+        self._older_entries: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
         """Returns the number of entries, at most 2 * MAX_GENERATION_WORDS."""
-        return len(self._recent) + len(self._older)
+        return len(self._recent_entries) + len(self._older_entries)
 
     def encode_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the token ids of each text (int32[n])."""
-        words = cut_words(texts, self._special)
+        words = cut_words(texts, self._special_patterns)
         if words is None:
             return [np.array(encoding.ids, np.int32) for encoding in self._encode(texts)]
 
@@ -107,7 +107,7 @@ class WordCache:
 
     def encode_with_characters(self, texts: Sequence[str]) -> list[tuple[np.ndarray, Characters]]:
         """Returns the token ids of each text (int32[n]), and the characters of its tokens."""
-        words = cut_words(texts, self._special)
+        words = cut_words(texts, self._special_patterns)
         if words is None:
             return [read_ids_and_characters(encoding) for encoding in self._encode(texts)]
 
@@ -149,8 +149,8 @@ class WordCache:
         Returns:
             The token table of each word; see `_encode_new`.
         """
-        recent = self._recent
-        older = self._older
+        recent = self._recent_entries
+        older = self._older_entries
         entries = [recent.get(key) for key in keys]
         missing = [index for index, entry in enumerate(entries) if entry is None]
 
@@ -176,10 +176,10 @@ class WordCache:
         When this is full, it becomes the older generation, and the previous older one is dropped.
         So the cache keeps the most recently used words.
         """
-        if len(self._recent) >= MAX_GENERATION_WORDS:
-            self._older = self._recent
-            self._recent = {}
-        self._recent[key] = entry
+        if len(self._recent_entries) >= MAX_GENERATION_WORDS:
+            self._older_entries = self._recent_entries
+            self._recent_entries = {}
+        self._recent_entries[key] = entry
 
     def _encode_new(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Encodes words, several as one text where possible, otherwise one by one.
@@ -237,7 +237,7 @@ class WordCache:
             characters of a token do not determine its word.
         """
         text = CARRIER + "".join(words)
-        if self._special.find_spans(text) or self._special.is_among(encoding.ids):
+        if self._special_patterns.find_spans(text) or self._special_patterns.is_among(encoding.ids):
             return None
 
         table = make_token_table(encoding)
@@ -265,7 +265,7 @@ class WordCache:
         if mark == BEGINNING:
             return Context("", word, [])
         if mark == AFTER_SPECIAL:
-            special = self._special.example
+            special = self._special_patterns.example
             return Context(special, word, [(0, len(special))])
 
         # The word itself is a special token.
@@ -280,10 +280,13 @@ class WordCache:
         Returns:
             None if the tokens of the carrier changed, or if an unexpected added token was formed.
         """
-        if self._special.find_spans(context.carrier + context.word) != context.special_spans:
+        if (
+            self._special_patterns.find_spans(context.carrier + context.word)
+            != context.special_spans
+        ):
             return None
         ids = encoding.ids
-        if ids[: len(carrier_ids)] != carrier_ids or self._special.is_among(ids):
+        if ids[: len(carrier_ids)] != carrier_ids or self._special_patterns.is_among(ids):
             return None
 
         table = make_token_table(encoding)[len(carrier_ids) :]
@@ -335,10 +338,10 @@ class SpecialPatterns:
                 if token.normalized and any(map(str.isspace, token.content[1:]))
             ]
 
-        self._normalized = {token_id for token_id, token in added.items() if token.normalized}
-        self._regular = re.compile(b"(" + build_alternatives(regular).encode() + b")")
-        self._irregular = re.compile(build_alternatives(contents).encode())
-        self._all = re.compile(build_alternatives([*regular, *contents]))
+        self._normalized_ids = {token_id for token_id, token in added.items() if token.normalized}
+        self._regular_pattern = re.compile(b"(" + build_alternatives(regular).encode() + b")")
+        self._irregular_pattern = re.compile(build_alternatives(contents).encode())
+        self._added_pattern = re.compile(build_alternatives([*regular, *contents]))
         self.example = regular[0] if regular else ""
         self.has_cut = any(" " in content for content in regular)
 
@@ -348,15 +351,15 @@ class SpecialPatterns:
         Returns:
             The segments; None if the text contains an added token that is not regular.
         """
-        return None if self._irregular.search(raw) else self._regular.split(raw)
+        return None if self._irregular_pattern.search(raw) else self._regular_pattern.split(raw)
 
     def find_spans(self, text: str) -> list[tuple[int, int]]:
         """Returns the spans of the added tokens in the original text, in characters."""
-        return [match.span() for match in self._all.finditer(text)]
+        return [match.span() for match in self._added_pattern.finditer(text)]
 
     def is_among(self, ids: Sequence[int]) -> bool:
         """Returns whether ids include an added token that is matched in normalized text."""
-        return not self._normalized.isdisjoint(ids)
+        return not self._normalized_ids.isdisjoint(ids)
 
 
 def build_alternatives(strings: Sequence[str]) -> str:
@@ -463,7 +466,7 @@ def _mark_texts(texts: Sequence[str], special: SpecialPatterns) -> MarkedTexts |
 
 
 def mark_segments(segments: Sequence[bytes]) -> list[bytes]:
-    """Puts a mark before each segment of a text; drops an empty one before a special token.
+    """Puts a mark before each segment of a text; drops an empty text before a special token.
 
     Args:
         segments: Text and special tokens in alternation, beginning with text.

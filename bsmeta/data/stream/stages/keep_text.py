@@ -21,7 +21,7 @@ def keep_text(
     guard: Guard,
     renderer: DocumentRenderer,
 ) -> Iterator[WindowDocument]:
-    """Yields the good documents, and without metadata the documents with bad metadata.
+    """Yields the good documents; yields documents with bad metadata without their metadata.
 
     Args:
         decoder: Decodes only the text of a line; None drops all bad documents.
