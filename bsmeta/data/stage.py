@@ -293,8 +293,8 @@ def _prepare_folder(folder: Path, files: Sequence[Shard]) -> dict[str, CopiedFil
     complete = _find_complete_copies(folder, files)
     with replace_atomically(folder / MANIFEST) as part:
         part.write_bytes(b"".join(map(_encode_line, complete.values())))
-    missing = [file for file in files if file.name not in complete]
-    _remove_other_files(folder, {MANIFEST, *complete, *map(name_part, missing)})
+    parts = [name_part(file) for file in files if file.name not in complete]
+    _remove_other_files(folder, {MANIFEST, *complete, *parts})
     return complete
 
 

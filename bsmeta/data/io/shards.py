@@ -41,9 +41,7 @@ SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl", ".json.gz", ".json.zst", PARQUE
 """Suffixes of the shards in a folder. A `.json` file may be anything; it is read only by name."""
 
 NUM_THREADS = 8  # for sampling shards; each takes a few milliseconds on a network file system
-SHARDS_PER_TASK = (
-    16  # shards per task of a thread, as submitting a task may cost more than a sample
-)
+ITEMS_PER_TASK = 16  # of a thread, because submitting a task may cost more than a sample
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -180,9 +178,8 @@ def _stat_paths(paths: Sequence[str | FileRef]) -> list[_ListedFile]:
 
 def _map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Applies an I/O-bound function to items in threads; returns the results in order."""
-    chunks = [
-        items[start : start + SHARDS_PER_TASK] for start in range(0, len(items), SHARDS_PER_TASK)
-    ]
+    starts = range(0, len(items), ITEMS_PER_TASK)
+    chunks = [items[start : start + ITEMS_PER_TASK] for start in starts]
     results: list[Result] = []
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         chunk_results = pool.map(lambda chunk: [function(item) for item in chunk], chunks)

@@ -65,7 +65,8 @@ def count_skipped(skipped: Counter[str], keys: Sequence[str]) -> np.ndarray:
         skipped: Number of skipped documents, by reason.
         keys: The metadata types of the run.
     """
-    by_reason = [float(skipped[reason]) for reason in (*list_reasons(keys), *GOOD_DOCUMENT_REASONS)]
+    reasons = [*list_reasons(keys), *GOOD_DOCUMENT_REASONS]
+    by_reason = [float(skipped[reason]) for reason in reasons]
     assert sum(by_reason) == skipped.total(), skipped
     used_documents = [0.0] * (_FIRST_TYPE + len(keys))
     metadata_left_out = [0.0]

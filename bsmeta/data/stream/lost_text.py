@@ -80,7 +80,7 @@ def measure_sample(
         sample_texts(config.data_config, lines),
         takes_written_tokens=config.data_config.metadata_config.special_tokens_in_text,
     )
-    raise_problems([*_find_lost_share_problems(config, lost)])
+    raise_problems(list(_find_lost_share_problems(config, lost)))
     return lost
 
 

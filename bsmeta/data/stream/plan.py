@@ -269,9 +269,8 @@ class SequenceOrder:
         """Returns the stream of a sequence, by the sequence's index in the run."""
         stream = index % self._num_streams
         if self._is_mixture:
-            stream += (
-                int(self._period_sources[index % len(self._period_sources)]) * self._num_streams
-            )
+            source = int(self._period_sources[index % len(self._period_sources)])
+            stream += source * self._num_streams
         return stream
 
     def find_index(self, stream: int, index_in_stream: int) -> int:

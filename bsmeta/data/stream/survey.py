@@ -195,9 +195,8 @@ def _check_streams_have_documents(
         ConfigurationError: If there are too many streams.
         DataError: If a stream has no documents because a shard contains none.
     """
-    portions = order_sequences(config).count_portions(
-        [*build_source_configs(config)].index(corpus.name)
-    )
+    source = list(build_source_configs(config)).index(corpus.name)
+    portions = order_sequences(config).count_portions(source)
     for stream, (shares, portion) in enumerate(zip(shares_by_stream, portions, strict=True)):
         # The number in the shard of the stream's first document in each share.
         first_documents = [share.list_documents(0, 1)[0] for share in shares]

@@ -241,14 +241,34 @@ def cut_metadata(chunk: Chunk, limit: int) -> Chunk:
     num_fitting = count_fitting_tokens(document.runs[tokens][inserted], room, num_appended)
     is_kept[inserted[:num_fitting]] = True
 
+    shorter = _select_tokens(document, tokens, is_kept, lead_length, num_appended)
+    if kept_prefix_length < prefix_length:
+        shorter = _cut_prefix(shorter, kept_prefix_length)
+    cut_chunk = replace(chunk, document=shorter, start=0, stop=len(shorter.ids), has_prefix=True)
+    cut_chunk.num_left_out += metadata_length - cut_chunk.metadata_length
+    return cut_chunk
+
+
+def _select_tokens(
+    document: EncodedDocument,
+    tokens: slice,
+    is_kept: np.ndarray,
+    lead_length: int,
+    num_appended: int,
+) -> EncodedDocument:
+    """Returns a document with some of the tokens after the prefix.
+
+    Args:
+        tokens: The part of the tokens from which they are selected.
+        is_kept: bool, whether each token of this part is kept.
+        lead_length: Number of lead tokens that are kept.
+        num_appended: Number of tokens of appended metadata in the part.
+    """
     suffix_length = 0
     if num_appended:
         suffix_length = int(is_kept[len(is_kept) - 1 - num_appended : -1].sum())
-    with_kept_prefix = document
-    if kept_prefix_length < prefix_length:
-        with_kept_prefix = _cut_prefix(document, kept_prefix_length)
-    shorter = replace(
-        with_kept_prefix,
+    return replace(
+        document,
         ids=document.ids[tokens][is_kept],
         token_types=document.token_types[tokens][is_kept],
         targets=document.targets[tokens][is_kept],
@@ -257,9 +277,6 @@ def cut_metadata(chunk: Chunk, limit: int) -> Chunk:
         suffix_length=suffix_length,
         locate=partial(_locate_kept_tokens, document, tokens, is_kept),
     )
-    cut_chunk = replace(chunk, document=shorter, start=0, stop=len(shorter.ids), has_prefix=True)
-    cut_chunk.num_left_out += metadata_length - cut_chunk.metadata_length
-    return cut_chunk
 
 
 def _locate_kept_tokens(

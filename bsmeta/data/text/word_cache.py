@@ -280,10 +280,8 @@ class WordCache:
         Returns:
             None if the tokens of the carrier changed, or if an unexpected added token was formed.
         """
-        if (
-            self._special_patterns.find_spans(context.carrier + context.word)
-            != context.special_spans
-        ):
+        text = context.carrier + context.word
+        if self._special_patterns.find_spans(text) != context.special_spans:
             return None
         ids = encoding.ids
         if ids[: len(carrier_ids)] != carrier_ids or self._special_patterns.is_among(ids):
@@ -474,12 +472,15 @@ def mark_segments(segments: Sequence[bytes]) -> list[bytes]:
     if len(segments) == 1:
         return [BEGINNING + segments[0]]
 
-    marks = itertools.cycle((SPECIAL, AFTER_SPECIAL))
     if segments[0]:
-        return [BEGINNING + segments[0], *map(bytes.__add__, marks, segments[1:])]
+        marked = [BEGINNING + segments[0], SPECIAL + segments[1]]
+    else:
+        marked = [SPECIAL_BEGINNING + segments[1]]
 
-    next(marks)
-    return [SPECIAL_BEGINNING + segments[1], *map(bytes.__add__, marks, segments[2:])]
+    marks = itertools.cycle((AFTER_SPECIAL, SPECIAL))
+    for mark, segment in zip(marks, segments[2:], strict=False):
+        marked.append(mark + segment)
+    return marked
 
 
 def _find_word_starts(

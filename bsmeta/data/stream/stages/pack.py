@@ -58,5 +58,7 @@ def encode_types(documents: Sequence[WindowDocument], metadata: MetadataConfig) 
     bits: dict[str, int] = {}
     if not metadata.without_metadata_same_context:
         bits = {key: 1 << index for index, key in enumerate(metadata.metadata_list)}
-    masks = [sum(bits.get(key, 0) for key in document.rendered.types) for document in documents]
-    return np.array(masks, np.int32)
+    masks = np.zeros(len(documents), np.int32)
+    for index, document in enumerate(documents):
+        masks[index] = sum(bits.get(key, 0) for key in document.rendered.types)
+    return masks
