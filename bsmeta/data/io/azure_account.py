@@ -184,7 +184,7 @@ def _read_variable(*variables: str) -> tuple[str, str]:
 
 
 def _make_account(
-    endpoint_variable: str,
+    source_variable: str,
     endpoint: str,
     name: str,
     key: str,
@@ -194,7 +194,7 @@ def _make_account(
     """Checks the values of an account, and returns it.
 
     Args:
-        endpoint_variable: Environment variable that contains the endpoint, for messages.
+        source_variable: Environment variable that contains the endpoint, for messages.
         key: The account key in base64.
         credentials_variable: Environment variable that contains the credentials.
 
@@ -203,7 +203,7 @@ def _make_account(
     """
     if not _is_endpoint(endpoint):
         raise ConfigurationError(
-            f"az://… cannot be read: the endpoint in {endpoint_variable}: found "
+            f"az://… cannot be read: the endpoint in {source_variable}: found "
             f"{format_url(endpoint)}, expected http(s)://HOST or, for an emulator, "
             "http://HOST:PORT/ACCOUNT, without user and query; correct it"
         )

@@ -38,7 +38,7 @@ class AzureBlobs(Bucket):
     """
 
     scheme = "az"
-    url_form = "az://CONTAINER/PATH"
+    syntax = "az://CONTAINER/PATH"
     server_variables = "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ENDPOINT"
 
     def __init__(self) -> None:

@@ -53,7 +53,7 @@ class FileRef:
 
     def __str__(self) -> str:
         commit = f"@{self.version}" if self.scheme == HUB else ""
-        return f"{make_root_url(self.scheme, self.container)}{commit}/{self.path}"
+        return f"{format_root(self.scheme, self.container)}{commit}/{self.path}"
 
     @property
     def store_path(self) -> str:
@@ -79,10 +79,10 @@ class FileRef:
             A dict of JSON types.
         """
         if self.scheme == HUB:
-            return {make_root_url(self.scheme, self.container): self.version, name: self.size}
+            return {format_root(self.scheme, self.container): self.version, name: self.size}
         return {name: {"bytes": self.size, "etag": self.etag}}
 
 
-def make_root_url(scheme: str, container: str) -> str:
+def format_root(scheme: str, container: str) -> str:
     """Returns the URL of a data set or a bucket."""
     return f"{scheme}://datasets/{container}" if scheme == HUB else f"{scheme}://{container}"

@@ -62,7 +62,7 @@ Page = TypeVar("Page")
 class Hub(Store):
     """The data sets on the Hub, or on a mirror (HF_ENDPOINT)."""
 
-    url_form = "hf://datasets/OWNER/NAME[@REVISION]/PATH"
+    syntax = "hf://datasets/OWNER/NAME[@REVISION]/PATH"
     server_variables = "HF_ENDPOINT"
     version_advice = "at a fixed revision (data_config.dataset_revision=COMMIT)"
     no_match_hint = (
@@ -123,7 +123,7 @@ class Hub(Store):
             if listing is None:
                 raise DataError(
                     f"HF_HUB_OFFLINE is set, and {folder} has no listing of {pattern.glob} in "
-                    f"{pattern.root_url} at revision {pattern.revision}; start once without "
+                    f"{pattern.root} at revision {pattern.revision}; start once without "
                     "HF_HUB_OFFLINE, or use local files"
                 )
         else:
@@ -158,7 +158,7 @@ class Hub(Store):
         folder = f"/{quote(pattern.folder, safe='')}" if pattern.folder else ""
         url = f"{constants.ENDPOINT}/api/datasets/{pattern.container}/tree/{commit}{folder}"
         url += f"?recursive={pattern.is_deep}&expand=False"
-        subject = f"{pattern.root_url}@{commit}/{pattern.folder}".rstrip("/")
+        subject = f"{pattern.root}@{commit}/{pattern.folder}".rstrip("/")
 
         files = []
         for page in self.get_json_pages(url, subject, retries, list[Entry]):

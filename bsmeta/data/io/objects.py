@@ -283,7 +283,7 @@ def create_http_client(process_id: int, ca_bundle: str | None) -> httpx2.Client:
 @cache
 def list_objects(store: Bucket, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:
     """Lists the objects in the folder of a pattern, and below it if the pattern is deep; cached."""
-    subject = f"{pattern.root_url}/{pattern.folder}".rstrip("/")
+    subject = f"{pattern.root}/{pattern.folder}".rstrip("/")
     attempts = Retries(settings.retries, store.format_advice())
     objects: list[FileRef] = []
     page_token = ""
@@ -338,7 +338,7 @@ class S3(Bucket):
     """
 
     scheme = "s3"
-    url_form = "s3://BUCKET/PATH"
+    syntax = "s3://BUCKET/PATH"
     server_variables = "AWS_ENDPOINT_URL"
 
     def __init__(self) -> None:
@@ -596,7 +596,7 @@ class CloudStorage(Bucket):
     """
 
     scheme = "gs"
-    url_form = "gs://BUCKET/PATH"
+    syntax = "gs://BUCKET/PATH"
     server_variables = "STORAGE_EMULATOR_HOST"
 
     def __init__(self) -> None:

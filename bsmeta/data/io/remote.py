@@ -31,7 +31,7 @@ from huggingface_hub.utils import parse_ratelimit_headers
 from bsmeta.core.errors import DataError
 from bsmeta.core.progress import report_each, report_progress
 from bsmeta.core.secrets import format_url, redact
-from bsmeta.data.io.file_ref import FileRef, RemoteSettings, make_root_url
+from bsmeta.data.io.file_ref import FileRef, RemoteSettings, format_root
 from bsmeta.data.io.verifier import Verifier
 
 log = logging.getLogger(__name__)
@@ -78,9 +78,9 @@ class Pattern:
         return f"{self.glob or '*'}{revision}"
 
     @property
-    def root_url(self) -> str:
+    def root(self) -> str:
         """The URL of the data set or the bucket."""
-        return make_root_url(self.scheme, self.container)
+        return format_root(self.scheme, self.container)
 
     @property
     def folder(self) -> str:
@@ -149,13 +149,13 @@ class Store(ABC):
     """Lists and reads the files of a scheme.
 
     Attributes:
-        url_form: The form of the URLs, for messages; PATH stands for a path or a glob.
+        syntax: The syntax of the URLs, for messages; PATH stands for a path or a glob.
         server_variables: The environment variables that name the server; "" if there are none.
         version_advice: The end of the advice to start a new run: how to read unchanging files.
         no_match_hint: A hint that is added to the message if nothing matches.
     """
 
-    url_form: ClassVar[str]
+    syntax: ClassVar[str]
     server_variables: ClassVar[str] = ""
     version_advice: ClassVar[str]
     no_match_hint: ClassVar[str] = ""

@@ -78,7 +78,7 @@ def list_remote_files(
         glob_translate(pattern.glob)
     except ValueError as error:
         raise ConfigurationError(
-            f"{key}={format_url(url)}: expected {store.url_form}, where PATH is a file, a folder "
+            f"{key}={format_url(url)}: expected {store.syntax}, where PATH is a file, a folder "
             f"or a glob ({error})"
         ) from error
 
@@ -96,7 +96,7 @@ def list_remote_files(
         others = [ref.path for ref in files if ref.path.endswith(suffixes)]
         example = f"; there is, for example, {others[0]}" if others else ""
         raise DataError(
-            f"{key}: {pattern.root_url}: nothing matches {pattern}{example}{store.no_match_hint}"
+            f"{key}: {pattern.root}: nothing matches {pattern}{example}{store.no_match_hint}"
         )
     return matches
 

@@ -49,7 +49,7 @@ class TensorFlowFiles(Store):
     has hashes or modification times.
     """
 
-    url_form = "SCHEME://PLACE/PATH"
+    syntax = "SCHEME://PLACE/PATH"
     version_advice = "and do not overwrite files while a run reads them"
     server = "TensorFlow's file system"
 
@@ -63,11 +63,11 @@ class TensorFlowFiles(Store):
         return Pattern(scheme, container, path.strip("/"))
 
     def list_files(self, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:
-        root = f"{pattern.root_url}/{pattern.folder}".rstrip("/")
+        root = f"{pattern.root}/{pattern.folder}".rstrip("/")
         refs: list[FileRef] = []
         with self._convert_errors(root):
             for folder, _, names in report_each(self._tf.io.gfile.walk(root)):
-                folder_path = folder.removeprefix(pattern.root_url).strip("/")
+                folder_path = folder.removeprefix(pattern.root).strip("/")
                 paths = [f"{folder_path}/{name}".lstrip("/") for name in names]
                 refs += [
                     self._describe_file(pattern, path, settings)
@@ -80,7 +80,7 @@ class TensorFlowFiles(Store):
 
     def _describe_file(self, pattern: Pattern, path: str, settings: RemoteSettings) -> FileRef:
         """Returns a listed file with its size and the hash of its samples."""
-        with self._tf.io.gfile.GFile(f"{pattern.root_url}/{path}", "rb") as file:
+        with self._tf.io.gfile.GFile(f"{pattern.root}/{path}", "rb") as file:
             size = file.size()
             samples_hash = hash_samples(file, size)
         return FileRef(size, samples_hash, settings, pattern.scheme, pattern.container, path)
