@@ -13,6 +13,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.launch import Launch
 from bsmeta.config.loop_checks import find_loop_problems
+from bsmeta.config.metric_table import load_metric_table
 from bsmeta.config.startup_table import list_launch_notes
 from bsmeta.core.changed_values import replace_values
 from bsmeta.tasks import TASKS

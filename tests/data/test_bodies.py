@@ -65,7 +65,7 @@ def test_a_tag_inside_a_token_moves_to_its_beginning_and_order_is_kept() -> None
         "<", "/", "i", ">", "<eos>",
     ]  # fmt: skip
     assert found.token_types.tolist() == [0, 1, 1, 1, 0, *[1] * 7, 0, *[1] * 4, 0]
-    assert found.run.tolist() == [
+    assert found.runs.tolist() == [
         -1, 0, 0, 0, -1, 1, 1, 1, 1, 2, 2, 2, -1, 3, 3, 3, 3, -1
     ]  # fmt: skip
     assert found.targets.tolist() == (found.token_types == 0).tolist()
@@ -82,7 +82,7 @@ def test_the_separator_after_a_prefix_has_tokens_of_its_own() -> None:
     found = encoded("the quick", [], url="fox")
     assert WORDS.decode(found.prefix_ids) == "url: fox |||"
     assert read(found) == [" ", "the", " quick", "<eos>"]
-    assert found.lead == 1
+    assert found.lead_length == 1
     assert found.targets.tolist() == [False, True, True, True]
     assert found.is_text.tolist() == [False, True, True, True]
     assert found.text_ends.tolist() == [0, 3, 9, 9]

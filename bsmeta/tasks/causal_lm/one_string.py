@@ -191,7 +191,7 @@ def compare_with_training(
     comparison = Comparison()
     for sample, document in zip(samples, encoded, strict=True):
         rendered = sample.rendered
-        if document.prefix_is_cut or document.suffix >= max_suffix:
+        if document.prefix_is_cut or document.suffix_length >= max_suffix:
             comparison.num_cut += 1
         elif not metadata.special_tokens_in_text and _spells_out(sample, special_tokens):
             comparison.num_spelled_out += 1

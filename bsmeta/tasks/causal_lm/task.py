@@ -578,8 +578,12 @@ class CausalLanguageModel(Task):
             "realized": counts[WITH_METADATA] / documents,
         }
         exposure["types"] = {
-            name: {**configured, "realized": counts[f"documents/{name}"] / documents}
-            for name, configured in compute_chances(metadata).items()
+            name: {
+                "weight": chances.weight,
+                "left_out": chances.dropout,
+                "realized": counts[f"documents/{name}"] / documents,
+            }
+            for name, chances in compute_chances(metadata).items()
         }
         return exposure
 

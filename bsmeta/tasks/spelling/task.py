@@ -27,7 +27,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_each
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.stream import TableStream, TokenBudget
+from bsmeta.data.table.stream import TableStream, TokenBudgetSteps
 from bsmeta.data.text.sentences import Span, cut_text, find_words
 from bsmeta.tasks.model_card import write_task_card
 from bsmeta.tasks.spelling import detector
@@ -137,7 +137,7 @@ class SpellingTask(Task):
         return self.table.measure_lengths(self._measure, self._estimate_max_tokens)
 
     @cached_property
-    def _order(self) -> TokenBudget:
+    def _order(self) -> TokenBudgetSteps:
         """The order of the samples, in steps.
 
         Raises:
@@ -155,7 +155,7 @@ class SpellingTask(Task):
                 f"or a smaller max_characters (now {config.max_characters})",
                 ["batch_max_length"],
             )
-        return TokenBudget(
+        return TokenBudgetSteps(
             self._lengths, config.batch_max_length, config.bucket_span, shares, config.seed
         )
 

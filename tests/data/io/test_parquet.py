@@ -354,13 +354,13 @@ def test_the_middle_is_entered_through_the_footer(
 ) -> None:
     path = written(tmp_path / "a.parquet", pages(ROWS), 300)
     entered: list[int] = []
-    enter = ParquetReader.enter
+    enter = ParquetReader.enter_group
 
     def noted(self: ParquetReader, group: int) -> None:
         entered.append(group)
         enter(self, group)
 
-    monkeypatch.setattr(ParquetReader, "enter", noted)
+    monkeypatch.setattr(ParquetReader, "enter_group", noted)
     reader = ParquetReader(str(path))
     assert decoded(reader.read(600, 4)) == pages(ROWS)[600:604]
     assert entered == [200, 201]

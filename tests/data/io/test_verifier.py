@@ -26,4 +26,4 @@ def test_another_hash_is_wrong_unless_it_may_not_be_one_of_the_content(
     verifier = Verifier(hashlib.md5(), MD5_OF_ABC, lambda: is_doubtful)
     for chunk in chunks:
         verifier.update(chunk)
-    assert verifier.is_right() is is_right
+    assert verifier.matches_hash() is is_right

@@ -71,5 +71,5 @@ def test_variation_selectors_and_emoji() -> None:
 def test_blocks_have_all_that_is_searched_by_script() -> None:
     searched = scripts.UNSPACED_LETTERS + scripts.VARIATION_SELECTORS
     searched += scripts.FLAG_LETTERS + scripts.KEYCAP
-    assert of_class(searched) <= of_class(scripts.BLOCKS)
-    assert not {*"é–—‘’“”…•→€™©°½Жßمह한"} & of_class(scripts.BLOCKS)
+    assert of_class(searched) <= of_class(scripts.COARSE_RANGES)
+    assert not {*"é–—‘’“”…•→€™©°½Жßمह한"} & of_class(scripts.COARSE_RANGES)

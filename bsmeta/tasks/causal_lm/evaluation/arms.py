@@ -24,7 +24,7 @@ import xxhash
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig, choose_separators
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.text.encoding import WORDS
+from bsmeta.data.text.encoding import FREQUENT_WORDS
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import OWN
 from bsmeta.metadata.processors import find_type
@@ -270,8 +270,7 @@ def _draw_junk(prefix: str, min_characters: int) -> str:
     rng = random.Random(xxhash.xxh3_64_intdigest(prefix.encode("utf-8", "surrogatepass")))
     words = ""
     while len(words) < min_characters:
-        separator = " " if words else ""
-        words += separator + rng.choice(WORDS)
+        words += (" " if words else "") + rng.choice(FREQUENT_WORDS)
     return words
 
 

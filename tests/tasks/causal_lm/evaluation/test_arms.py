@@ -7,7 +7,7 @@ import pytest
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.text.encoding import WORDS
+from bsmeta.data.text.encoding import FREQUENT_WORDS
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.records import Record
 from bsmeta.metadata.rendering import Renderer
@@ -106,8 +106,8 @@ def test_form_is_a_prefix_of_that_length_that_says_nothing() -> None:
     assert own.prefix == "Title: How to knit a hat that does not fit anybody |||"
     junk = StyledRenderer("form", config).render(document, ("title",))
     assert junk.prefix.endswith(" |||")
-    assert set(junk.prefix.removesuffix(" |||").split()) <= set(WORDS)
-    assert 0 <= len(junk.prefix) - len(own.prefix) < max(map(len, WORDS)) + 1
+    assert set(junk.prefix.removesuffix(" |||").split()) <= set(FREQUENT_WORDS)
+    assert 0 <= len(junk.prefix) - len(own.prefix) < max(map(len, FREQUENT_WORDS)) + 1
     again = StyledRenderer("form", config).render(document, ("title",))
     assert again.prefix == junk.prefix
     bare = StyledRenderer("separator", config).render(document, ("title",))
