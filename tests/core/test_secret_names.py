@@ -22,7 +22,7 @@ from bsmeta.core.keys import list_key_names
 from bsmeta.core.secret_names import is_secret, is_secret_variable, looks_random
 from bsmeta.core.secrets import redact_values
 from tests.canary import LETTERS, digits, letters
-from tests.config.test_schema import SCHEMAS, filled
+from tests.config.test_schema import SCHEMAS, fill_defaults
 
 RANDOM = letters(1, 32)
 
@@ -170,7 +170,7 @@ def plain(config: Any) -> Any:
 @pytest.mark.usefixtures("bare_environment")
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_no_default_of_a_schema_is_hidden(schema: type) -> None:
-    config = filled(schema)
+    config = fill_defaults(schema)
     assert redact_values(plain(config)) == plain(config)
 
 
