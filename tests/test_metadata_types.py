@@ -20,7 +20,7 @@ from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.generation.contexts import Contexts
 from bsmeta.tasks.causal_lm.model_card import render_example
 from tests.data.helpers import batches, small_config, small_tokenizer, write_shard
-from tests.metadata.helpers import chunks, config, local, render, world
+from tests.metadata.helpers import chunks, config, global_record, local, render
 from tests.tasks.causal_lm.explaining.helpers import own_config, own_windows
 
 
@@ -99,7 +99,7 @@ def test_each_reads_as_its_class_says() -> None:
     rendered = render(
         config(TYPES, local_metadata_special_tokens={"passage": "mixed"}),
         "To say merci.",
-        world("language", "en"),
+        global_record("language", "en"),
         local("passage", "fr", 7, 12),
         local("passage", "de", 13, 13),
     )
@@ -109,14 +109,14 @@ def test_each_reads_as_its_class_says() -> None:
 
 
 def test_without_a_class_a_type_reads_by_the_default_form() -> None:
-    records = (world("mood", "calm"), local("mood", "glad", 7, 12))
+    records = (global_record("mood", "calm"), local("mood", "glad", 7, 12))
     rendered = render(config(["mood"]), "To say merci.", *records)
     assert rendered.prefix == "mood: calm | mood |||"
     assert rendered.body == "To say [mood: glad]merci[/mood: glad]."
 
 
 def test_the_template_of_a_class_yields_to_that_of_the_configuration() -> None:
-    record = world("author", "Ada")
+    record = global_record("author", "Ada")
     assert render(config(["author"]), "Text.", record).prefix == "by Ada |||"
     own = config(["author"], metadata_templates={"author": "Author={value}"})
     assert render(own, "Text.", record).prefix == "Author=Ada |||"
