@@ -169,7 +169,9 @@ def _members(characters: Sequence[_Item]) -> list[str]:
         elif code is codes.RANGE:
             members.append(chr(argument[0]))
         elif code is codes.CATEGORY:
-            members += [one for one in _CANDIDATES if re.match(_CATEGORIES[argument], one)][:1]
+            members += [
+                character for character in _CANDIDATES if re.match(_CATEGORIES[argument], character)
+            ][:1]
     return members[:_MOST_PAIRED]
 
 
@@ -177,7 +179,9 @@ def _matching(characters: Sequence[_Item]) -> str:
     """A character that a class matches."""
     if characters[0][0] is not codes.NEGATE:
         return _members(characters)[0]
-    return next(one for one in _CANDIDATES + "!§" if not _is_member(characters, one))
+    return next(
+        character for character in _CANDIDATES + "!§" if not _is_member(characters, character)
+    )
 
 
 def _is_member(characters: Sequence[_Item], character: str) -> bool:

@@ -89,7 +89,9 @@ def called(node: ast.Call) -> str:
 
 def keyword(node: ast.Call, name: str) -> str | None:
     """The value of an argument, as source."""
-    return next((ast.unparse(one.value) for one in node.keywords if one.arg == name), None)
+    return next(
+        (ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == name), None
+    )
 
 
 @pytest.mark.long

@@ -88,11 +88,13 @@ def test_a_mixture_in_the_log(steps: Steps, documents: Documents, tmp_path: Path
             if sequences:
                 assert 0 < event["parts"][f"source_{name}"] < 12
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    exposure = [one for one in map(json.loads, lines) if one["event"] == "exposure"][-1]
+    exposure = [result for result in map(json.loads, lines) if result["event"] == "exposure"][-1]
     found = exposure["sources"]
     assert {name: one["configured"] for name, one in found.items()} == pytest.approx(shares)
     assert {name: one["sequences"] for name, one in found.items()} == counts
-    assert sum(one["tokens"] for one in found.values()) == steps(tmp_path / "run")[12]["tokens"]
+    assert (
+        sum(counts["tokens"] for counts in found.values()) == steps(tmp_path / "run")[12]["tokens"]
+    )
     assert exposure["types"]["source"]["realized"] > 0
     trained = {name.split("/")[0] for step in documents(tmp_path / "run").values() for name in step}
     assert trained == set(shares)

@@ -48,7 +48,7 @@ def test_size_and_notices() -> None:
 def test_contents_are_as_its_readme_says() -> None:
     counts = [len(documents(path)) for path in SHARDS]
     assert counts == [59, 160, 162, 163, 172, 176, 161]
-    assert Counter(urlsplit(one["url"]).netloc for one in documents(HELD_OUT)) == {
+    assert Counter(urlsplit(document["url"]).netloc for document in documents(HELD_OUT)) == {
         "docs.python.org": 11,
         "docs.scipy.org": 12,
         "pandas.pydata.org": 12,

@@ -59,7 +59,9 @@ def test_the_benchmark_of_saves(launch: Launch) -> None:
     keys.append("engines=ddp,fsdp2,zero3")
     done = launch(EXPERIMENTS / "benchmarks" / "save_time.py", *keys)
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    by_engine = [(one["engine"], one.get("async_save"), one.get("model")) for one in results]
+    by_engine = [
+        (result["engine"], result.get("async_save"), result.get("model")) for result in results
+    ]
     assert by_engine == [
         ("ddp", False, None), ("ddp", True, None), ("fsdp2", False, None), ("fsdp2", True, None),
         ("zero3", None, True), ("zero3", None, False),

@@ -126,9 +126,9 @@ def test_code_beside_a_model_is_not_run(program: str, tmp_path: Path) -> None:
 
     script, *arguments = PROGRAMS[program]
     for name in ("RUN", "MODEL", "TOKENIZER", "CLASSIFIER", "CORRECTOR", "DETECTOR", "TEXT"):
-        arguments = [one.replace(name, str(tmp_path / name)) for one in arguments]
+        arguments = [argument.replace(name, str(tmp_path / name)) for argument in arguments]
     for name, file in {"TABLE": "TABLE.csv", "STUDY": "STUDY.yaml"}.items():
-        arguments = [one.replace(name, str(tmp_path / file)) for one in arguments]
+        arguments = [argument.replace(name, str(tmp_path / file)) for argument in arguments]
     environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, str(REPOSITORY / script), *arguments],

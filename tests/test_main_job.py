@@ -160,7 +160,9 @@ def test_one_process_and_fsdp2_train_as_two_processes_do(
 def evaluations(out_dir: Path) -> dict[int, float]:
     """The bits per byte without metadata of each evaluation, by step."""
     events = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
-    return {one["step"]: one["text_bits_per_byte"] for one in events if one["event"] == "eval"}
+    return {
+        event["step"]: event["text_bits_per_byte"] for event in events if event["event"] == "eval"
+    }
 
 
 def assert_same_model(plain: Path, sharded: Path) -> None:

@@ -13,7 +13,7 @@ def test_the_page_is_what_the_schemas_say() -> None:
     assert FILE.read_text() == format_reference(), "run `make docs`"
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one[1].__name__)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program[1].__name__)
 def test_help_and_page_have_every_key(program: tuple[str, type, str]) -> None:
     name, schema, config_name = program
     text = format_help(schema, name, config_name)

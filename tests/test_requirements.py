@@ -99,7 +99,8 @@ def test_every_import_is_declared(folder: str, declared: set[str]) -> None:
         name: str(path)
         for name, path in imported(folder).items()
         if name not in NOT_INSTALLED
-        and not declared & {normalized(one) for one in distributions.get(name, [name])}
+        and not declared
+        & {normalized(distribution) for distribution in distributions.get(name, [name])}
     }
     assert missing == {}
 

@@ -89,7 +89,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     (made.folder / "text.txt").write_text(f"teh {EVIL} letters {EVIL}\r\nrecieve\n")
     raw = {"url": f"https://example.org/{EVIL}", "html": f"<title>{EVIL}</title><p>{EVIL} {TEXT}"}
     write_pages(made.named(".jsonl.gz"), [raw] * 3)
-    write_lines(made.named(".jsonl"), [{**one, "title": EVIL} for one in profiles()])
+    write_lines(made.named(".jsonl"), [{**profile, "title": EVIL} for profile in profiles()])
     arms = {
         "none": {"overrides": []},
         "url": {"overrides": [quoted("model_name", EVIL)], "label": EVIL},

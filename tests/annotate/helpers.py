@@ -47,7 +47,7 @@ def values(columns: dict[str, Any]) -> list[str]:
 def write_pages(path: Path, pages: Sequence[dict[str, Any]]) -> Path:
     """Writes pages as JSON lines."""
     with gzip.open(path, "wt") as file:
-        file.writelines(json.dumps(one) + "\n" for one in pages)
+        file.writelines(json.dumps(page) + "\n" for page in pages)
     return path
 
 

@@ -92,7 +92,7 @@ def test_the_index_has_titles_without_the_name_of_the_site(annotated_crawl: Path
 def test_an_anchor_is_a_mention_of_the_page_that_it_leads_to(annotated_crawl: Path) -> None:
     row = rows(annotated_crawl / "out/b.jsonl.gz")[1]
     found = row["metadata_entity"]
-    assert [row["text"][one["char_start_idx"] : one["char_end_idx"]] for one in found] == [
+    assert [row["text"][record["char_start_idx"] : record["char_end_idx"]] for record in found] == [
         "a set", "bags", "home",
     ]  # fmt: skip
     start = row["text"].index("a set,")
@@ -100,7 +100,7 @@ def test_an_anchor_is_a_mention_of_the_page_that_it_leads_to(annotated_crawl: Pa
         "key": "entity", "type": "local", "value": "Sets", "char_start_idx": start,
         "char_end_idx": start + 5, "url": "www.example.org/docs/sets.html",
     }  # fmt: skip
-    assert [one["value"] for one in found] == ["Sets", "Bags", "Home"]
+    assert [record["value"] for record in found] == ["Sets", "Bags", "Home"]
 
 
 def test_links_are_relative_to_the_base_that_a_page_declares(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_links_to_the_page_itself_are_no_mentions(tmp_path: Path) -> None:
     write_pages(tmp_path / "a.jsonl.gz", pages)
     annotate(str(tmp_path / "a.jsonl.gz"), tmp_path / "out", annotators=["entity"])
     found = rows(tmp_path / "out/a.jsonl.gz")[0]["metadata_entity"]
-    assert [one["url"] for one in found] == ["www.example.org/a/b.html?q"]
+    assert [record["url"] for record in found] == ["www.example.org/a/b.html?q"]
 
 
 def test_the_index_has_the_pages_of_the_present_limit(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_the_index_has_the_pages_of_the_present_limit(tmp_path: Path) -> None:
         settings = {"annotators": ["entity"], "page_mb": page_mb}
         annotate(str(tmp_path / "a.jsonl.gz"), tmp_path / "out", **settings)
         found = rows(tmp_path / "out/a.jsonl.gz")[0]["metadata_entity"]
-        assert [one["url"] for one in found] == expected
+        assert [record["url"] for record in found] == expected
 
 
 def test_a_page_that_ends_its_process_is_left_out_of_the_index(
@@ -162,10 +162,10 @@ def test_the_name_of_the_output_is_part_of_no_address(name: str, tmp_path: Path)
 def test_entities_are_listed_by_paragraph(annotated_crawl: Path) -> None:
     row = rows(annotated_crawl / "out/b.jsonl.gz")[1]
     found = row["metadata_entity_paragraph"]
-    places = [(one["relative_start_pos"], one["relative_end_pos"]) for one in found]
-    assert [one["value"] for one in found] == ["Sets", "Bags", "Home"]
+    places = [(record["relative_start_pos"], record["relative_end_pos"]) for record in found]
+    assert [record["value"] for record in found] == ["Sets", "Bags", "Home"]
     assert places == [(0, 0), (1, 1), (2, 2)]
-    [(start, end)] = {(one["char_start_idx"], one["char_end_idx"]) for one in found}
+    [(start, end)] = {(record["char_start_idx"], record["char_end_idx"]) for record in found}
     assert row["text"][start:end].lstrip().startswith("A list has an order.")
 
 
@@ -176,7 +176,7 @@ def test_a_page_that_appears_changes_where_links_lead(annotated_crawl: Path) -> 
     )
     annotate(str(annotated_crawl / "in"), annotated_crawl / "out", annotators=["url", "entity"])
     row = rows(annotated_crawl / "out/b.jsonl.gz")[1]
-    values = [one["value"] for one in row["metadata_entity"]]
+    values = [record["value"] for record in row["metadata_entity"]]
     assert values == ["Sets", "Bags", "Found", "Home"]
 
 
@@ -186,7 +186,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_links_become_disambiguation_files(annotated_crawl: Path) -> None:
     folder = annotated_crawl / "sets"
-    profiles = {one["entity_id"]: one for one in lines(folder / "profiles.jsonl")}
+    profiles = {line["entity_id"]: line for line in lines(folder / "profiles.jsonl")}
     assert len(profiles) == 4
     sets = profiles["www.example.org/docs/sets.html"]
     assert sets["mentions"] == [["a set", 1], ["set types", 1], ["sets", 0.5]]
@@ -197,7 +197,7 @@ def test_links_become_disambiguation_files(annotated_crawl: Path) -> None:
     ]
     assert lines(folder / "dev.jsonl") == []
     train = lines(folder / "train.jsonl")
-    assert [one["sent_idx_unq"] for one in train] == list(range(len(train)))
+    assert [record["sent_idx_unq"] for record in train] == list(range(len(train)))
     assert train[0]["aliases"] == ["set types"]
     assert train[1]["sentence"] == "Unlike a set, or bags."
     assert train[1] | {"sent_idx_unq": 1} == {
@@ -228,7 +228,7 @@ def test_pages_are_held_out_with_all_their_sentences(annotated_crawl: Path) -> N
     write_linked_sets(sorted(out.glob("*.gz")), out, folder, 0.5, lambda *_: None)
     split = {name: lines(folder / f"{name}.jsonl") for name in ("train", "dev")}
     for name, found in split.items():
-        assert {is_held_out(one["document"], 0.5) for one in found} <= {name == "dev"}
+        assert {is_held_out(record["document"], 0.5) for record in found} <= {name == "dev"}
     assert len(split["train"]) + len(split["dev"]) == 3
     shares = [is_held_out(f"{SITE}/{number}", 0.1) for number in range(2000)]
     assert 150 < sum(shares) < 250

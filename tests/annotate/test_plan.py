@@ -49,7 +49,9 @@ def run(folder: Path, **settings: Any) -> int:
 def contents(folder: Path) -> dict[str, bytes]:
     """All files of the output but the locks."""
     files = (folder / "out").rglob("*")
-    return {str(one): one.read_bytes() for one in files if one.is_file() and one.suffix != ".lock"}
+    return {
+        str(file): file.read_bytes() for file in files if file.is_file() and file.suffix != ".lock"
+    }
 
 
 def change_pages(folder: Path) -> None:
@@ -263,7 +265,7 @@ def test_only_changed_columns_are_made_again(
     # An annotator that is no longer named leaves its columns.
     annotate(str(pages), tmp_path / "out", annotators=["url"], replace=["url"])
     for name in ("a", "b"):
-        out, fresh = (rows(tmp_path / one / f"{name}.jsonl.gz") for one in ("out", "fresh"))
+        out, fresh = (rows(tmp_path / folder / f"{name}.jsonl.gz") for folder in ("out", "fresh"))
         assert out == fresh
 
 

@@ -96,7 +96,7 @@ def test_a_timestamp_may_be_a_number(time: str, timestamp: str | None) -> None:
 def test_empty_lines_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "pages.jsonl"
     path.write_text('{"url": "a", "html": "b"}\n\n  \n{"url": "c", "html": "d"}')
-    assert [one.problem for one in records(path)] == ["", "empty_line", "empty_line", ""]
+    assert [record.problem for record in records(path)] == ["", "empty_line", "empty_line", ""]
 
 
 @pytest.mark.parametrize("compressed", [True, False])
@@ -110,8 +110,8 @@ def test_responses_of_a_warc_file_are_read(compressed: bool, tmp_path: Path) -> 
         compressed=compressed,
     )
     found = records(path)
-    assert [one.url for one in found] == [f"https://a.org/{number}" for number in (1, 2, 3)]
-    assert [one.html for one in found] == ["<p>café</p>", "café", "<p>café</p>"]
+    assert [record.url for record in found] == [f"https://a.org/{number}" for number in (1, 2, 3)]
+    assert [record.html for record in found] == ["<p>café</p>", "café", "<p>café</p>"]
     assert found[0].timestamp == "2019-04-05T06:07:08Z"
     assert records(path, skip=2) == found[2:]
 
@@ -123,7 +123,7 @@ def test_plain_text_of_common_crawl(tmp_path: Path) -> None:
     record.set_bytes_content("café".encode())
     path = write_warc(tmp_path / "CC-MAIN-00000.warc.wet.gz", record)
     assert list_inputs(str(tmp_path)) == [(str(path), "CC-MAIN-00000")]
-    assert [(one.url, one.text) for one in records(path)] == [("https://a.org/1", "café")]
+    assert [(record.url, record.text) for record in records(path)] == [("https://a.org/1", "café")]
 
 
 def brotli(content: bytes) -> bytes:
@@ -150,8 +150,8 @@ def test_encoded_responses_are_decoded_and_bounded(tmp_path: Path) -> None:
         warc_record("https://a.org/9", HTML),
     )
     found = records(path)
-    assert [one.html for one in found if one.html] == ["<p>café</p>"] * 4
-    assert [one.problem for one in found] == [
+    assert [record.html for record in found if record.html] == ["<p>café</p>"] * 4
+    assert [record.problem for record in found] == [
         "", "", "", "too_large", "too_large", "too_large", "content_encoding", "content_encoding",
         "",
     ]  # fmt: skip
@@ -165,7 +165,7 @@ def test_responses_that_are_no_pages_are_counted(tmp_path: Path) -> None:
         warc_record("https://a.org/3", HTML),
         compressed=False,
     )
-    assert [one.problem for one in records(path)] == ["http_status", "content_type", ""]
+    assert [record.problem for record in records(path)] == ["http_status", "content_type", ""]
 
 
 @pytest.mark.parametrize("compressed", [True, False])
@@ -185,7 +185,7 @@ def test_a_long_http_header_loses_no_other_page(
         compressed=compressed,
     )
     page = "" if problem else "<p>café</p>"
-    assert [(one.url, one.html or "", one.problem) for one in records(path)] == [
+    assert [(record.url, record.html or "", record.problem) for record in records(path)] == [
         ("https://a.org/1", "<p>café</p>", ""),
         ("https://a.org/2", page, problem),
         ("https://a.org/3", "<p>café</p>", ""),
@@ -197,7 +197,7 @@ def test_a_long_header_of_a_warc_record_loses_no_other_page(tmp_path: Path) -> N
     record = warc_record("https://a.org/1", HTML)
     record.headers["WARC-Concurrent-To"] = "a" * 40_000
     path = write_warc(tmp_path / "a.warc.gz", record, warc_record("https://a.org/2", HTML))
-    assert [one.problem for one in records(path)] == ["", ""]
+    assert [record.problem for record in records(path)] == ["", ""]
 
 
 def test_rows_of_parquet_are_read(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_rows_of_parquet_are_read(tmp_path: Path) -> None:
     path = tmp_path / "pages.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=40)
     found = records(path)
-    assert [(one.url, one.html, one.columns["quality"]) for one in found] == [
+    assert [(record.url, record.html, record.columns["quality"]) for record in found] == [
         (row["url"], row["html"], row["quality"]) for row in rows
     ]
     assert records(path, skip=95) == found[95:]
@@ -216,10 +216,10 @@ def test_rows_of_parquet_that_json_lacks_are_counted(tmp_path: Path) -> None:
     days = pa.array([0, 1, 3_000_000, 2], pa.date32())  # the third is after the year 9999
     path = tmp_path / "pages.parquet"
     pq.write_table(pa.table({"html": raw, "day": days}), path)
-    assert [(one.html, one.problem) for one in records(path)] == [
+    assert [(record.html, record.problem) for record in records(path)] == [
         ("<p>a", ""), (None, "not_json"), (None, "not_json"), ("<p>c", ""),
     ]  # fmt: skip
-    assert [one.html for one in records(path, skip=3)] == ["<p>c"]
+    assert [record.html for record in records(path, skip=3)] == ["<p>c"]
 
 
 def test_a_row_of_parquet_with_lists_that_expand_is_counted(tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_a_row_of_parquet_with_lists_that_expand_is_counted(tmp_path: Path) -> N
     path = tmp_path / "pages.parquet"
     pq.write_table(pa.table({"html": ["<p>1", "<p>2", "<p>3"], "list": lists}), path)
     found = records(path)
-    assert [one.problem for one in found] == ["", "too_large", ""]
-    assert [one.columns["list"] for one in found[::2]] == [["a"], ["b", None]]
+    assert [record.problem for record in found] == ["", "too_large", ""]
+    assert [record.columns["list"] for record in found[::2]] == [["a"], ["b", None]]
 
 
 @pytest.mark.parametrize("groups", [[0], [0, 2], [2, 0, 3]])
@@ -239,7 +239,7 @@ def test_row_groups_of_parquet_without_rows(groups: list[int], tmp_path: Path) -
     with pq.ParquetWriter(path, schema) as writer:
         for end, count in zip(itertools.accumulate(groups), groups, strict=True):
             writer.write_table(pa.Table.from_pylist(rows[end - count : end], schema))
-    assert [one.html for one in records(path)] == [row["html"] for row in rows]
+    assert [record.html for record in records(path)] == [row["html"] for row in rows]
 
 
 def read(path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_damaged_file_is_named_after_what_could_be_read(suffix: str, tmp_path:
     path = tmp_path / f"pages{suffix}"
     pages = [{"url": f"https://a.org/{n}", "html": f"<p>{n}"} for n in range(2000)]
     if suffix == ".jsonl.gz":
-        path.write_bytes(gzip.compress("".join(json.dumps(one) + "\n" for one in pages).encode()))
+        path.write_bytes(gzip.compress("".join(json.dumps(page) + "\n" for page in pages).encode()))
     else:
         pq.write_table(pa.Table.from_pylist(pages), path, row_group_size=100)
     content = bytearray(path.read_bytes())

@@ -28,11 +28,13 @@ def test_the_length_of_each_sentence_is_recorded(splitter: str, found: list[str]
     settings = {"length_of": ["sentence"], "sentence_splitter": splitter}
     made = annotated(InputRecord(text=text), "length", **settings)
     records = made["metadata_generation_length_sentence"]
-    spans = [(one["char_start_idx"], one["char_end_idx"]) for one in records]
+    spans = [(record["char_start_idx"], record["char_end_idx"]) for record in records]
     assert [text[start:end] for start, end in spans] == found
     # As published: a full stop at the beginning is in the span, but does not count.
-    assert [one["value"] for one in records] == [str(len(one.removeprefix("."))) for one in found]
-    assert {one["type"] for one in records} == {"local"}
+    assert [record["value"] for record in records] == [
+        str(len(sentence.removeprefix("."))) for sentence in found
+    ]
+    assert {record["type"] for record in records} == {"local"}
 
 
 def test_html_has_tags_and_what_was_cut_off() -> None:
@@ -54,10 +56,10 @@ def paragraphs(text: str, tags: list[tuple[str, int, int]]) -> list[tuple[str, s
     record = InputRecord(text=text)
     record.columns["metadata_html"] = msgspec.Raw(f"[{', '.join(columns)}]".encode())
     made = annotated(record, "paragraph", paragraph_values=True)["metadata_paragraph"]
-    assert "".join(one["value"] for one in made) == text
-    for one in made:
-        assert text[one["char_start_idx"] : one["char_end_idx"]] == one["value"]
-    return [(one["marker"], one["value"]) for one in made]
+    assert "".join(record["value"] for record in made) == text
+    for record in made:
+        assert text[record["char_start_idx"] : record["char_end_idx"]] == record["value"]
+    return [(record["marker"], record["value"]) for record in made]
 
 
 def test_paragraphs_end_where_blocks_end() -> None:

@@ -62,14 +62,14 @@ def test_entities_of_a_trained_disambiguator(disambiguator: Path, tmp_path: Path
     row, other = rows(tmp_path / "out" / "pages.jsonl.gz")
     assert row["annotation_errors"] == {}
     found = row["metadata_entity"]
-    texts = [row["text"][one["char_start_idx"] : one["char_end_idx"]] for one in found]
+    texts = [row["text"][record["char_start_idx"] : record["char_end_idx"]] for record in found]
     assert texts == ["bank", "spring"] * 2
     for text, one in zip(texts, found, strict=True):
         word, _, meaning = one["entity"].partition("-")
         assert (word, meaning in ("river", "money")) == (text, True)
         assert one["value"] == f"{word}_({meaning})"
-    paragraphs = [one["value"] for one in row["metadata_entity_paragraph"]]
-    assert paragraphs == [one["value"] for one in found]
+    paragraphs = [record["value"] for record in row["metadata_entity_paragraph"]]
+    assert paragraphs == [record["value"] for record in found]
     assert other["metadata_entity"] == []
 
 

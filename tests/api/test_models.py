@@ -80,7 +80,9 @@ def test_texts_are_those_of_generate(
         {"prompt": "", "metadata": {"url": "https://a.org/b"}},
         {"prompt": "The"},
     ]
-    (tmp_path / "requests.jsonl").write_text("".join(json.dumps(one) + "\n" for one in requests))
+    (tmp_path / "requests.jsonl").write_text(
+        "".join(json.dumps(request) + "\n" for request in requests)
+    )
     generate.main(
         GenerateConfig(
             checkpoint=str(demo_run), input=str(tmp_path / "requests.jsonl"),
@@ -94,8 +96,8 @@ def test_texts_are_those_of_generate(
     ]
     found = model.generate(documents, max_new_tokens=6, guidance=1.5, num_samples=2)
     written = read_lines(tmp_path / "texts.jsonl")
-    assert [one.prefix for one in found] == [line["prefix"] for line in written]
-    assert [[sample.text for sample in one.samples] for one in found] == [
+    assert [result.prefix for result in found] == [line["prefix"] for line in written]
+    assert [[sample.text for sample in result.samples] for result in found] == [
         [sample["text"] for sample in line["samples"]] for line in written
     ]
     record = {"text": "A set is", "metadata_title": [{"key": "title", "value": "Sets"}]}

@@ -34,7 +34,7 @@ def test_a_finished_run_has_its_events_and_model(demo_run: Path) -> None:
     assert (opened.task, opened.config.max_train_steps) == ("causal_lm", 4)
     status = opened.status()
     assert (status.state, status.step, status.exit_code, status.message) == ("done", 4, 0, "")
-    assert [(one.step, one.folder.name) for one in opened.checkpoints()] == [
+    assert [(checkpoint.step, checkpoint.folder.name) for checkpoint in opened.checkpoints()] == [
         (2, "checkpoint-2step"), (4, "checkpoint-4step")
     ]  # fmt: skip
     assert opened.metrics() == read_lines(demo_run / "metrics.jsonl")

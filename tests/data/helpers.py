@@ -45,7 +45,7 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
 
 def word_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
     """A tokenizer with a token for each of the words, and for each after a blank."""
-    return bpe_tokenizer([form for one in words for form in (one, f" {one}")] * 9, 1000)
+    return bpe_tokenizer([form for word in words for form in (word, f" {word}")] * 9, 1000)
 
 
 def page(number: int, words: int) -> dict[str, Any]:

@@ -115,8 +115,8 @@ def start() -> Iterator[Callable[..., Run]]:
         return runs[-1]
 
     yield started
-    for one in runs:
-        one.end()
+    for run in runs:
+        run.end()
 
 
 @pytest.fixture

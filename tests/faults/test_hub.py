@@ -24,7 +24,7 @@ from tests.data.hub_server import (
     is_content,
     shards_in,
 )
-from tests.data.test_hub_stream import now_and_then
+from tests.data.test_hub_stream import answer_badly_at_intervals
 from tests.faults.conftest import RESUME, Run, figures, same_run, status
 from tests.waiting import STUCK_S
 
@@ -82,7 +82,7 @@ def test_row_10_nothing_is_lost_or_doubled_by_a_hub_that_fails_and_comes_back(
     assert (state["state"], state["exit_code"]) == ("failed", 2)
     assert "given up after 4 failures in a row, the last one: HTTP 500" in state["message"]
     assert 7 <= state["step"] < 40
-    hub.faults = [now_and_then()]
+    hub.faults = [answer_badly_at_intervals()]
     again = begin(start, hub, disturbed, RESUME, "data_config.hub_retries=50")
     assert again.wait() == 0, again.errors[-3000:]
     assert same_run(disturbed, whole)

@@ -48,7 +48,7 @@ def finished(folder: Path, values: tuple[str, str], loss: float, bits: float) ->
         {"event": "eval", "step": 1, "bits_per_byte_with": 9.0, "bits_per_byte_without": 9.0},
         {"event": "eval", "step": 2, "bits_per_byte_with": bits, "bits_per_byte_without": 3.5},
     ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     (run / "status.json").write_text('{"state": "done", "step": 2, "exit_code": 0}\n')
 
 
@@ -81,8 +81,8 @@ def test_the_printed_commands_can_be_pasted(tmp_path: Path) -> None:
     line, _ = done.stdout.splitlines()
     started = pasted(line, tmp_path)
     assert {"seed=7", "learning_rate=0.001", separator} <= {*started}
-    assert [one for one in started if one.startswith("out_dir=")] == [
-        next(one for one in shlex.split(line) if one.startswith("out_dir="))
+    assert [argument for argument in started if argument.startswith("out_dir=")] == [
+        next(argument for argument in shlex.split(line) if argument.startswith("out_dir="))
     ]
 
 
@@ -170,6 +170,6 @@ def test_a_stopped_sweep_goes_on(tmp_path: Path) -> None:
     assert "[1/3] learning_rate=0.001: done before" in output
     assert os.stat(runs[0] / "metrics.jsonl").st_mtime_ns == first.st_mtime_ns
     events = [json.loads(line) for line in second.read_text().splitlines()]
-    assert "resume" in {one["event"] for one in events}
-    assert [one["step"] for one in events if one["event"] == "step"] == list(range(1, 41))
+    assert "resume" in {event["event"] for event in events}
+    assert [event["step"] for event in events if event["event"] == "step"] == list(range(1, 41))
     assert (tmp_path / "sweep" / "sweep.md").read_text().count("| done | 40 |") == 3

@@ -70,7 +70,7 @@ def packed_as_alone(model: nn.Module, implementation: str) -> None:
         implementation, positions, attention.compute_borders(positions)
     )
     packed = run(model, torch.cat(parts, 1), positions, **arguments)
-    alone = [run(model, one, torch.arange(one.shape[1]).expand(2, -1)) for one in parts]
+    alone = [run(model, part, torch.arange(part.shape[1]).expand(2, -1)) for part in parts]
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-4, atol=1e-5)
 
 
@@ -151,7 +151,7 @@ def test_flash_attention_gets_the_documents_borders(monkeypatch: pytest.MonkeyPa
     )
     found = run(model, ids, POSITIONS, **arguments)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert [one["max_seqlen_q"] for one in seen] == [8, 8]  # a layer each; a bound
+    assert [call["max_seqlen_q"] for call in seen] == [8, 8]  # a layer each; a bound
 
 
 def test_the_mask_of_packed_documents() -> None:

@@ -168,7 +168,7 @@ def test_liger_gets_the_model_but_not_the_loss(
     calls: list[tuple[Any, dict[str, bool]]] = []
     fake: Any = ModuleType("liger_kernel.transformers.monkey_patch")
     fake.MODEL_TYPE_TO_APPLY_LIGER_FN = {"llama": None}
-    fake._apply_liger_kernel_to_instance = lambda one, **named: calls.append((one, named))
+    fake._apply_liger_kernel_to_instance = lambda layer, **named: calls.append((layer, named))
     for name in ("liger_kernel", "liger_kernel.transformers"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, fake.__name__, fake)

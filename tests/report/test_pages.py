@@ -125,14 +125,16 @@ def test_a_page_can_be_read(
             assert found["cells"] == [], where
             assert found["outside"] == [], where
             texts = found["texts"]
-            assert [one for one in texts if one["pixels"] < SMALLEST_PX] == [], where
-            assert [one for one in texts if not one["inside"]] == [], where
+            assert [text for text in texts if text["pixels"] < SMALLEST_PX] == [], where
+            assert [text for text in texts if not text["inside"]] == [], where
             faint = [
-                one for one in texts if contrast(one["fill"], found["background"]) < LOWEST_CONTRAST
+                text
+                for text in texts
+                if contrast(text["fill"], found["background"]) < LOWEST_CONTRAST
             ]
             assert faint == [], where
             assert list_faint_texts(opened) == [], where
-            level = [one for one in texts if not one["turned"]]
+            level = [text for text in texts if not text["turned"]]
             pairs = [
                 (first["name"], first["text"], second["text"])
                 for number, first in enumerate(level)

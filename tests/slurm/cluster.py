@@ -147,7 +147,7 @@ class Cluster:
 def _free_ports(number: int) -> list[int]:
     """Ports that are free now, all different."""
     taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
+    ports = [listener.getsockname()[1] for listener in taken]
+    for listener in taken:
+        listener.close()
     return ports

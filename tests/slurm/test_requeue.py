@@ -108,7 +108,7 @@ def test_inside_an_allocation(cluster: Cluster, tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert json.loads((tmp_path / name / "status.json").read_text())["state"] == "done"
-        ranks[name] = sorted(one.name for one in (tmp_path / name).glob("documents-*"))
+        ranks[name] = sorted(path.name for path in (tmp_path / name).glob("documents-*"))
     assert ranks == {
         "all": ["documents-rank0.jsonl", "documents-rank1.jsonl"],
         "one": ["documents-rank0.jsonl"],

@@ -120,7 +120,7 @@ def test_every_declared_claim_counts_in_the_correction() -> None:
     found = decide_claims(declared, measured(declared, {"none": runs(*base), "url": runs(*own)}))
     assert found[0].corrected == pytest.approx(9 * found[0].p_value)
     assert found[0].verdict == "undecided"
-    assert {one.verdict for one in found[1:]} == {"open"}
+    assert {claim.verdict for claim in found[1:]} == {"open"}
     assert found[1].reason == "title has not been measured"
 
 

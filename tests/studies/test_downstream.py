@@ -102,8 +102,8 @@ def test_the_table_of_a_study_pairs_seeds_and_questions() -> None:
 
     easy = [generator.random(400) for _ in range(3)]
     arms = {
-        "none": [of_seed(0.4, 0.4, one)[:1] for one in easy],
-        "url": [of_seed(0.5, 0.7, one) for one in easy],
+        "none": [of_seed(0.4, 0.4, task)[:1] for task in easy],
+        "url": [of_seed(0.5, 0.7, task) for task in easy],
     }
     labels = {"none": "text alone", "url": "URL"}
     rows = make_study_table(arms, labels, "none").format_cells()
@@ -125,10 +125,10 @@ def test_the_harness_answers_with_and_without_a_prompt(demo_model: Path, tmp_pat
         tasks=[CLOZE], shots=[0, 2], prompts={CLOZE: "url: {url} ||| "}, limit=12,
     )  # fmt: skip
     scores = score_model(demo_model, settings, "cpu", tmp_path / "tasks")
-    assert [(one.shots, one.prompt) for one in scores] == [
+    assert [(score.shots, score.prompt) for score in scores] == [
         (0, ""), (0, "url: {url} ||| "), (2, ""), (2, "url: {url} ||| "),
     ]  # fmt: skip
-    assert all(len(one.correct) == 12 and set(one.correct) <= {0.0, 1.0} for one in scores)
+    assert all(len(score.correct) == 12 and set(score.correct) <= {0.0, 1.0} for score in scores)
     for score in scores:
         ratios = np.divide(score.bits, score.sizes)
         assert len(ratios) == 12
@@ -192,9 +192,11 @@ def test_a_model_that_knows_the_answers_is_right_and_a_random_one_is_not(
     assert all(score.correct == [1.0] * 24 for score in scores)
     for score in scores:
         assert score.bits == pytest.approx([2.0 if score.task == TITLE else 1.0] * 24, abs=1e-3)
-    words = [one["choices"][one["answer"]] for one in questions(tmp_path / "tasks", WORD)]
+    words = [
+        question["choices"][question["answer"]] for question in questions(tmp_path / "tasks", WORD)
+    ]
     assert scores[0].sizes == [len(word) for word in words] == [7] * 24
-    assert scores[4].hosts == [one["host"] for one in questions(tmp_path / "tasks", SITE)]
+    assert scores[4].hosts == [question["host"] for question in questions(tmp_path / "tasks", SITE)]
 
 
 @pytest.fixture
@@ -277,7 +279,10 @@ def test_the_model_reads_five_other_pages_with_their_answers(
     assert len(shown) == 24
     for number, name in enumerate(names):
         asked = questions(tmp_path / "tasks", name)
-        solved = {one["beginning"] + one["choices"][one["answer"]]: one["url"] for one in asked}
+        solved = {
+            question["beginning"] + question["choices"][question["answer"]]: question["url"]
+            for question in asked
+        }
         for question, text in zip(asked, shown[8 * number : 8 * number + 8], strict=False):
             *examples, last = text.split("\n\n")
             assert last == question["beginning"]

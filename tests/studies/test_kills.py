@@ -23,7 +23,7 @@ def study_file(folder: Path) -> Path:
         "none": {"overrides": ["data_config.metadata_config.metadata_list=[]"]},
         "url": {"overrides": ["data_config.metadata_config.metadata_list=[url]"]},
     }
-    overrides = [one for one in SMALL if not one.startswith("save_steps")]
+    overrides = [override for override in SMALL if not override.startswith("save_steps")]
     overrides += [f"max_train_steps={STEPS}", "save_steps=5", "eval_documents=1"]
     study = {
         "out_dir": "study", "config": "demo", "seeds": [1], "baseline": "none", "arms": arms,

@@ -80,7 +80,7 @@ def test_the_metadata_says_exactly_its_bits_of_the_topic(tmp_path: Path) -> None
     lines = gzip.decompress((tmp_path / "train-0.jsonl.gz").read_bytes()).splitlines()
     documents = [json.loads(line) for line in lines]
     assert len(documents) == 1000
-    assert {len(one["text"]) for one in documents} == {8}
+    assert {len(document["text"]) for document in documents} == {8}
     for name, bits in BITS.items():
         topics: dict[str, set[str]] = {}
         for one in documents:
@@ -152,7 +152,7 @@ def results(study: StudyConfig) -> Results:
 @pytest.mark.slow
 def test_the_study_finds_what_is_there_and_nothing_else(results: Results) -> None:
     answers = list(SCRIPT["answers"](results_as_dict(results)))
-    assert [one.name for one in answers if not one.holds] == []
+    assert [answer.name for answer in answers if not answer.holds] == []
     assert len(answers) == 15
     for one in answers:
         if one.expected < 0:
@@ -171,7 +171,7 @@ def test_only_the_claims_that_hold_are_supported(results: Results) -> None:
 
 @pytest.mark.slow
 def test_all_of_the_gain_is_in_the_byte_that_the_metadata_names(results: Results) -> None:
-    parts = {one.name: one.shown for one in results.arms["three_bits"].gains}
+    parts = {gain.name: gain.shown for gain in results.arms["three_bits"].gains}
     topic, others = parts["bytes 0–1"], parts["bytes 2 and on"]
     assert topic is not None
     assert others is not None

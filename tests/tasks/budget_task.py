@@ -106,7 +106,7 @@ class BudgetTask(Task):
 
     def collate(self, rows: np.ndarray, epoch: int) -> MicroBatch:
         chosen = self._rows[rows.tolist()]
-        ids = nn.utils.rnn.pad_sequence([torch.tensor(one) for one in chosen["ids"]], True)
+        ids = nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in chosen["ids"]], True)
         tokens = int((ids > 0).sum())
         return MicroBatch(
             tensors={"ids": ids, "label": torch.tensor(chosen["label"])},

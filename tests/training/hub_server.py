@@ -65,8 +65,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer({"errors": [], "warnings": []})
         elif "/preupload/" in path:
             files = [
-                {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for one in json.loads(body)["files"]
+                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for file in json.loads(body)["files"]
             ]
             self._answer({"files": files})
         elif "/commit/" in path:

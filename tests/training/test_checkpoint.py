@@ -225,7 +225,7 @@ def test_later_checkpoints_are_set_aside_and_kept(tmp_path: Path) -> None:
         "superseded-checkpoint-30step.2",
         "superseded-checkpoint-30step.3",
     ]
-    assert [one.step for one in list_checkpoints(tmp_path)] == [10]
+    assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path)] == [10]
 
 
 def test_a_path_of_the_manifest_that_is_too_long_is_a_fault(tmp_path: Path) -> None:

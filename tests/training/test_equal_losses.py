@@ -92,7 +92,7 @@ def test_a_step_that_is_not_finite_is_left_out_under_every_optimizer(
     variants += [{"name": name, "lag": 1, "optimizer_type": name, **skip} for name in OPTIMIZERS]
     found = results(launch, tmp_path, 8, variants)
     assert found["adamw"]["losses"] == found["now"]["losses"]
-    assert len({one["losses"][-1] for one in found.values()}) == len(OPTIMIZERS)
+    assert len({result["losses"][-1] for result in found.values()}) == len(OPTIMIZERS)
     for name, one in found.items():
         assert all(map(math.isfinite, one["losses"]))
         assert [event["step"] for event in events(tmp_path / name, "nonfinite")] == [3]

@@ -79,7 +79,7 @@ def llama() -> torch.nn.Module:
 def test_parameters_are_counted_without_weights() -> None:
     task = CausalLanguageModel(compose_command_line(CausalLMConfig, "demo"))
     shape = task.shape().model
-    assert {one.device.type for one in shape.parameters()} == {"meta"}
+    assert {parameter.device.type for parameter in shape.parameters()} == {"meta"}
     counted = count_parameters(shape)
     assert (counted.total, counted.trainable, counted.embeddings) == (1_328_256, 1_328_256, 524_288)
     assert count_parameters(task.build_model()) == counted
@@ -101,14 +101,17 @@ def test_weights_gradients_and_optimizer_are_those_of_a_real_step(make: Any, nam
 def test_each_stage_divides_one_thing_more() -> None:
     counts = ParameterCounts(total=1000, trainable=1000, embeddings=0)
     half = [count_state(counts, 8000, stage, 4, half=True) for stage in (0, 1, 2, 3)]
-    assert [(one.weights, one.gradients, one.optimizer) for one in half] == [
+    assert [(memory.weights, memory.gradients, memory.optimizer) for memory in half] == [
         (2000, 2000, 12_000),
         (2000, 2000, 3000),
         (2000, 500, 3000),
         (500, 500, 3000),
     ]
     single = [count_state(counts, 8000, stage, 4, half=False) for stage in (0, 1)]
-    assert [one.optimizer for one in single] == [8000, 3000]  # ZeRO adds its own float32 weights
+    assert [memory.optimizer for memory in single] == [
+        8000,
+        3000,
+    ]  # ZeRO adds its own float32 weights
     sharded = count_state(counts, 8000, "FSDP2", 4, half=True)
     assert (sharded.weights, sharded.gradients, sharded.optimizer) == (1000, 1000, 2000)
     plain = count_state(
@@ -119,7 +122,7 @@ def test_each_stage_divides_one_thing_more() -> None:
 
 def left_for_backward(model: torch.nn.Module, half: bool) -> int:
     """Bytes that a forward pass leaves for the backward pass, but for weights."""
-    own = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -185,7 +188,7 @@ def test_deepspeed_computes_all_operations_in_half_precision() -> None:
     output = 4 * 128 * 64 * 2
     model = gpt2().base_model.bfloat16()
     ids = torch.ones(4, 128, dtype=torch.long)
-    own = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -277,13 +280,13 @@ def test_a_model_that_needs_more_than_ids_has_no_activations() -> None:
 
 
 def test_sizes_and_times_as_a_person_reads_them() -> None:
-    assert [format_size(one) for one in (5, 2048, 3 * 2**20, 5 * 2**30)] == [
+    assert [format_size(size) for size in (5, 2048, 3 * 2**20, 5 * 2**30)] == [
         "5 B",
         "2.0 KiB",
         "3.0 MiB",
         "5.00 GiB",
     ]
-    assert [format_duration(one) for one in (59.6, 3599, 7260, 200_000)] == [
+    assert [format_duration(seconds) for seconds in (59.6, 3599, 7260, 200_000)] == [
         "1 min 0 s",
         "59 min 59 s",
         "2 h 1 min",

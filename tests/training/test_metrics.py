@@ -113,7 +113,7 @@ def test_a_tracker_that_fails_is_given_up(tmp_path: Path, caplog: pytest.LogCapt
     assert broken.calls == 1
     assert "Broken gets no more metrics (ConnectionError: gone)" in caplog.text
     logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [one["loss"] for one in logged] == [1.0, 0.5]
+    assert [entry["loss"] for entry in logged] == [1.0, 0.5]
 
 
 def test_an_undefined_value_is_null_in_the_log(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_tensorboard_shows_each_update_once(launch: Launch, tmp_path: Path) -> N
 
     run = train_and_resume(launch, tmp_path, "tensorboard")
     events = EventAccumulator(str(run / "project")).Reload()
-    assert [one.step for one in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [scalar.step for scalar in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_wandb_offline_goes_on_in_one_run(launch: Launch, tmp_path: Path) -> None:

@@ -269,9 +269,11 @@ def test_the_length_of_a_branch_follows_from_its_checkpoint() -> None:
 def test_what_a_branch_may_begin_from(stable: dict[str, Any], problem: str | None) -> None:
     saved = Checkpoint(Path("runs/stable/checkpoint-400step"), 400)
     before = replace(CausalLMConfig(max_train_steps=1000, num_warmup_steps=50), **stable)
-    found = [str(one) for one in find_branch_problems(saved, before, branch().learning_rate)]
+    found = [
+        str(problem) for problem in find_branch_problems(saved, before, branch().learning_rate)
+    ]
     assert len(found) == (problem is not None)
-    assert all(problem in one for one in found if problem)
+    assert all(problem in description for description in found if problem)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def prune(out_dir: Path, config: CausalLMConfig, written: int) -> None:
 
 
 def kept(out_dir: Path) -> list[int]:
-    return [one.step for one in list_checkpoints(out_dir)]
+    return [checkpoint.step for checkpoint in list_checkpoints(out_dir)]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def problems(gpus: int = 8, stage: int | None = None, **values: Any) -> dict[str
         *find_speed_problems(config, launch, document),
         *find_loop_problems(config, launch, document, TASKS["causal_lm"]),
     ]
-    return {one.key: one.fix for one in found}
+    return {problem.key: problem.fix for problem in found}
 
 
 @pytest.fixture

@@ -123,7 +123,7 @@ def test_without_a_log_and_a_command_the_card_says_what_it_can(
 
 
 def card_of(*overrides: str) -> str:
-    names = [f"data_config.metadata_config.{one}" for one in overrides]
+    names = [f"data_config.metadata_config.{override}" for override in overrides]
     return render_model_card(
         compose_command_line(CausalLMConfig, "demo", names), Path("none.jsonl"), ["pytest"]
     )

@@ -60,7 +60,7 @@ def test_documents_packed_together_do_not_see_each_other(model: nn.Module) -> No
         packed = model(
             input_ids=torch.cat([first, second], 1), position_ids=positions, use_cache=False
         ).logits
-        alone = [model(input_ids=one, use_cache=False).logits for one in (first, second)]
+        alone = [model(input_ids=ids, use_cache=False).logits for ids in (first, second)]
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-4, atol=1e-5)
 
 
@@ -398,7 +398,7 @@ def test_a_model_to_start_from_that_lacks_a_weight_is_refused(
 ) -> None:
     model.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    name = next(one for one in weights if "mlp" in one)
+    name = next(weight for weight in weights if "mlp" in weight)
     del weights[name]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     started = replace(

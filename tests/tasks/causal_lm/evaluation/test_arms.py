@@ -27,7 +27,7 @@ def test_comparisons_in_their_order() -> None:
         prompt=True,
     )
     made = list_comparisons(config, ["title", "url", "length"])
-    shown = [(one.name, one.base.types, one.test.types) for one in made]
+    shown = [(arm.name, arm.base.types, arm.test.types) for arm in made]
     everything = ("title", "url", "length")
     assert shown == [
         ("text", (), ()),
@@ -46,7 +46,7 @@ def test_comparisons_in_their_order() -> None:
         ("prompt/all", (), everything),
         ("prompt/url+title", (), ("title", "url")),
     ]
-    assert [(one.test.values, one.test.style) for one in made[-6:]] == [
+    assert [(arm.test.values, arm.test.style) for arm in made[-6:]] == [
         ("wrong", "training"),
         ("wrong", "training"),
         ("own", "training"),
@@ -130,7 +130,7 @@ def test_local_values_are_put_at_the_documents_own_places() -> None:
     ]
     donors = Donors(documents, ["entity"], seed=0)
     substituted = donors.replace_values(0, documents[0], "shuffled")
-    shown = [(one.value, one.char_start_idx) for one in substituted.records("entity")]
+    shown = [(record.value, record.char_start_idx) for record in substituted.records("entity")]
     assert shown == [("X", 0), ("Y", 2), ("X", 4)]
 
 

@@ -49,7 +49,7 @@ def test_a_run_folder_is_evaluated_and_reported(
     assert report["data"]["file"] == "held-out.jsonl.gz"
     assert report["data"]["documents"] == 11
     assert report["settings"]["windows"] == "sliding"
-    names = [one["name"] for one in report["comparisons"]]
+    names = [comparison["name"] for comparison in report["comparisons"]]
     assert names[:5] == ["text", "all", "each/html", "each/title", "each/url"]
     assert [name for name in names[5:] if name.endswith("/all")] == [
         "matched/all",
@@ -63,7 +63,7 @@ def test_a_run_folder_is_evaluated_and_reported(
     assert both["documents"] == 9
     assert both["difference_low"] <= both["difference"] <= both["difference_high"]
     for bins in ("by_position", "by_context"):
-        assert sum(one["bytes"] for one in both[bins]) == both["bytes"]
+        assert sum(data_slice["bytes"] for data_slice in both[bins]) == both["bytes"]
     assert both["simultaneous_low"] < both["difference_low"]
     assert both["text_bytes"] > both["bytes"]
     lines = [json.loads(line) for line in (out / "documents.jsonl").read_text().splitlines()]
@@ -76,7 +76,7 @@ def test_a_run_folder_is_evaluated_and_reported(
         assert (out / name).read_bytes().startswith(b"\x89PNG")
     page = (out / "evaluation.md").read_text()
     assert f"| all together | 9 | {both['bytes']:,} |" in page
-    count = sum(one["documents"] > 0 for one in report["comparisons"]) - 1
+    count = sum(comparison["documents"] > 0 for comparison in report["comparisons"]) - 1
     assert f"{count} comparisons were made, controls included" in page
     assert "| title | wrong, same length |" in page
     printed = capsys.readouterr().out
@@ -135,7 +135,7 @@ def test_keys_change_what_is_evaluated(
     )
     assert code == 0
     report = report_in(tmp_path / "out")
-    assert [one["name"] for one in report["comparisons"]] == ["text", "each/url"]
+    assert [comparison["name"] for comparison in report["comparisons"]] == ["text", "each/url"]
     assert report["data"]["documents"] == 3
     assert report["data"]["max_seq_len"] == 32
 
@@ -233,13 +233,13 @@ def test_everything_at_once_makes_one_page(
     assert names == [str(run_folder), str(run_folder / "model"), f"untrained ({run_folder})"]
     assert first["comparisons"] == same["comparisons"]
     assert first["comparisons"] != untrained["comparisons"]
-    pairs = [(one["first"], one["second"], one["shown"]) for one in report["pairs"]]
+    pairs = [(pair["first"], pair["second"], pair["shown"]) for pair in report["pairs"]]
     assert pairs[:2] == [(names[0], names[1], "text alone"), (names[0], names[1], "all metadata")]
     assert len(pairs) == 6
-    for one in report["pairs"][:2]:  # the same model twice
-        assert (one["difference"], one["difference_low"], one["difference_high"]) == (0, 0, 0)
-        assert (one["documents_better"], one["documents_worse"]) == (0, 0)
-    assert [one["name"] for one in first["slices"]] == [
+    for pair in report["pairs"][:2]:  # the same model twice
+        assert (pair["difference"], pair["difference_low"], pair["difference_high"]) == (0, 0, 0)
+        assert (pair["documents_better"], pair["documents_worse"]) == (0, 0)
+    assert [data_slice["name"] for data_slice in first["slices"]] == [
         "site0.org",
         "site1.org",
         "below 200 bytes",

@@ -71,7 +71,7 @@ def write_task(folder: Path) -> None:
     """A task of the harness: its YAML, and its data beside it."""
     folder.mkdir()
     data = folder / "questions.jsonl"
-    data.write_text("".join(json.dumps(one) + "\n" for one in QUESTIONS))
+    data.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
     settings = {
         "task": "bsmeta_questions",
         "dataset_path": "json",

@@ -58,7 +58,7 @@ def test_agrees_with_one_document_at_a_time(
         for index in range(len(documents)):
             document = documents[index]
             got = sums[name].values[index, 0, 0]
-            if not any(document.has(one) for one in types):
+            if not any(document.has(key) for key in types):
                 assert got.tolist() == [0, 0, 0, 0, 0]
                 continue
             size, without, with_metadata = bits_of_document(
@@ -100,7 +100,7 @@ def test_first_piece_scores_only_the_beginning(
         name: all_and_each(data_config, tokenizer, windows=name, position_edges=edges)
         for name in ("first_piece", "all_pieces")
     }
-    first, whole = (one.run(model, CPU)["text"].values[:, 0] for one in runs.values())
+    first, whole = (run.run(model, CPU)["text"].values[:, 0] for run in runs.values())
     assert whole[:, 1, BYTES].sum() > 0
     assert first[:, 1, BYTES].sum() == 0
     assert 0 < first[:, 0, BYTES].sum() <= whole[:, 0, BYTES].sum()

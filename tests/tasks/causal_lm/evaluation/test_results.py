@@ -76,9 +76,9 @@ def test_a_family_is_corrected_and_the_rest_is_not() -> None:
     # two at 97.5% each, 49 degrees: 2.3124 standard errors
     half = first.simultaneous_high - first.difference
     assert half == pytest.approx(2.3124 * bits.std() / math.sqrt(50), rel=0.1)
-    for one in (first, second):
-        assert one.simultaneous_low < one.difference_low < one.difference_high
-        assert one.simultaneous_high > one.difference_high
+    for comparison in (first, second):
+        assert comparison.simultaneous_low < comparison.difference_low < comparison.difference_high
+        assert comparison.simultaneous_high > comparison.difference_high
     assert outside.simultaneous_low is None
     assert outside.sign_test_p_holm is None
 

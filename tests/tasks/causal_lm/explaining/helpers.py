@@ -40,7 +40,7 @@ def demo_windows(*overrides: str) -> list[ExplainedWindow]:
 
 
 def demo_documents(*overrides: str) -> list[ExplainedDocument]:
-    return [one for window in demo_windows(*overrides) for one in window.documents]
+    return [document for window in demo_windows(*overrides) for document in window.documents]
 
 
 def own_config(folder: Path, documents: Sequence[dict[str, Any]], **changes: Any) -> ExplainConfig:

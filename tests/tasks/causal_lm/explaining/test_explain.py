@@ -31,7 +31,7 @@ def test_json_alone_is_on_standard_output_beside_a_page(tmp_path: Path) -> None:
     names = [json.loads(line)["document"] for line in done.stdout.splitlines()]
     assert names == [f"{SHARD.format(1)}:0", f"{SHARD.format(1)}:1"]
     assert "written to page.html" in done.stderr
-    assert [one.name for one in tmp_path.iterdir()] == ["page.html"]
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 

@@ -61,7 +61,7 @@ def trained_on(
         world_size=1,
         global_batch_size=1,
     )
-    for batch in itertools.dropwhile(lambda one: one.states[0]["epoch"] < epoch, taken(stream)):
+    for batch in itertools.dropwhile(lambda batch: batch.states[0]["epoch"] < epoch, taken(stream)):
         if batch.states[0]["epoch"] > epoch:
             return
         tensors = {name: tensor[0].numpy() for name, tensor in batch.tensors.items()}
@@ -88,7 +88,7 @@ def test_documents_have_the_chunks_that_the_stream_trains_on(epoch: int) -> None
         for chunk in document.chunks
     )
     assert trained == shown
-    assert len([one for window in windows for one in window.documents]) == 161
+    assert len([document for window in windows for document in window.documents]) == 161
     # The stream walks the windows of its only shard in order.
     packed = [
         packing_of(window, index) for window in windows for index in range(len(window.sequences))
@@ -122,7 +122,7 @@ def test_a_chunk_knows_its_sequence() -> None:
 
 def test_another_epoch_draws_other_metadata() -> None:
     drawn = [
-        [one.rendered.types for one in demo_documents("limit=20", f"epoch={epoch}")]
+        [document.rendered.types for document in demo_documents("limit=20", f"epoch={epoch}")]
         for epoch in (0, 1)
     ]
     assert drawn[0] != drawn[1]
@@ -164,7 +164,7 @@ def test_a_bad_document_stops_or_is_passed_over(tmp_path: Path) -> None:
         own_windows(own_config(tmp_path, documents, limit=2))
     config = own_config(tmp_path, documents, limit=2, bad_documents="skip")
     (window,) = own_windows(config)
-    assert [one.name for one in window.documents] == ["a.jsonl.gz:0", "a.jsonl.gz:2"]
+    assert [document.name for document in window.documents] == ["a.jsonl.gz:0", "a.jsonl.gz:2"]
     config = own_config(tmp_path, documents, document="a.jsonl.gz:1", bad_documents="skip")
     with pytest.raises(ConfigurationError, match=r"it skips 1 for text_not_string\)"):
         own_windows(config)
@@ -188,15 +188,15 @@ def test_a_document_of_a_shard_that_streams_share(tmp_path: Path, number: int) -
     name = f"a.jsonl.gz:{number}"
     config = own_config(tmp_path, pages(40), document=name, limit=1, **changes)
     (window,) = own_windows(config)
-    assert [one.name for one in window.documents] == [name]
+    assert [document.name for document in window.documents] == [name]
     assert window.count <= window.last - window.first
     shown = {chunk.number for sequence in window.sequences for chunk in sequence}
     shares = [
         share for own in deal_documents(list_shards(config.data_config), [1] * 3) for share in own
     ]
     windows = [share.list_documents(window, 5) for share in shares for window in range(8)]
-    (trained,) = [one for one in windows if number in one]
-    assert shown == {one for one in trained if one < 40}
+    (trained,) = [window for window in windows if number in window]
+    assert shown == {number for number in trained if number < 40}
 
 
 def test_an_empty_shard_is_passed_over_unless_it_was_asked_for(tmp_path: Path) -> None:
@@ -204,7 +204,10 @@ def test_an_empty_shard_is_passed_over_unless_it_was_asked_for(tmp_path: Path) -
     write_shard(tmp_path / "empty.jsonl.gz", [])
     data = small_config(tmp_path, tokenizer_backend="hf", num_streams=1)
     (window,) = own_windows(ExplainConfig(data_config=data, limit=5))
-    assert [one.name for one in window.documents] == ["part-00.jsonl.gz:0", "part-00.jsonl.gz:1"]
+    assert [document.name for document in window.documents] == [
+        "part-00.jsonl.gz:0",
+        "part-00.jsonl.gz:1",
+    ]
     with pytest.raises(ConfigurationError, match="empty.jsonl.gz:0: the shard has no documents"):
         own_windows(ExplainConfig(data_config=data, document="empty.jsonl.gz:0"))
 

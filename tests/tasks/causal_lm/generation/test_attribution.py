@@ -56,7 +56,7 @@ def test_a_model_that_knows_is_always_right(
     assert candidates.labels == ["one.org", "two.org", "three.org"]
     assert candidates.counts.tolist() == [6, 4, 2]
     assert candidates.truths.tolist() == [0] * 6 + [1] * 4 + [2] * 2 + [-1]
-    records = [labels.make_record(one) for one in candidates.labels]
+    records = [labels.make_record(label) for label in candidates.labels]
     made = Likelihoods(
         Knower(tokenizer), tokenizer, sites, records, all_pieces=False, rows=4, device=CPU
     )

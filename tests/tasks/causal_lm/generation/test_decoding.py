@@ -76,8 +76,10 @@ def test_texts_of_one_batch_are_those_of_single_runs(decoder: Decoder) -> None:
         draw(temperature=0.0),
     ]
     together = decoder.continue_texts(draws)
-    assert [one.ids for one in together] == [decoder.continue_texts([one])[0].ids for one in draws]
-    assert [len(one.ids) for one in together] == [20, 7, 24, 20]
+    assert [continuation.ids for continuation in together] == [
+        decoder.continue_texts([draw])[0].ids for draw in draws
+    ]
+    assert [len(continuation.ids) for continuation in together] == [20, 7, 24, 20]
 
 
 def test_a_model_with_learned_positions_is_not_led_beyond_them() -> None:

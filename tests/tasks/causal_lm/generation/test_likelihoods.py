@@ -48,7 +48,7 @@ def test_scores_equal_the_plain_computation_over_the_same_tokens(
         renderer.render(Document("", None, {"url": [labels.make_record(host)]}), ("url",))
         for host in HOSTS
     ]
-    prefixes = [one.prefix_ids for one in encoder.encode(heads)]
+    prefixes = [document.prefix_ids for document in encoder.encode(heads)]
     room = 64 - max(map(len, prefixes))
     for row, text in enumerate(texts):
         (encoded,) = encoder.encode([Rendered(text, lead=" ", body=text)])

@@ -67,16 +67,16 @@ def test_a_file_of_requests_becomes_a_file_of_results(
     assert generate(*keys) == 0
     assert "3 results written to" in capsys.readouterr().err
     results = lines_of(target)
-    assert [one.get("id") for one in results] == ["a", None, None]
-    assert [one["prefix"] for one in results] == [
+    assert [result.get("id") for result in results] == ["a", None, None]
+    assert [result["prefix"] for result in results] == [
         "Title: Sets |||",
         "",
         "url: https://a.org/ |||",
     ]
-    assert [[s["seed"] for s in one["samples"]] for one in results] == [[42, 43], [42], [42]]
+    assert [[s["seed"] for s in result["samples"]] for result in results] == [[42, 43], [42], [42]]
     assert results[1]["temperature"] == 0
     assert results[1]["max_new_tokens"] == 6
-    for sample in (s for one in results for s in one["samples"]):
+    for sample in (s for result in results for s in result["samples"]):
         assert sample["finished"] in ("eos", "max_new_tokens")
         assert sample["tokens"] <= 6
         assert isinstance(sample["text"], str)
