@@ -45,13 +45,13 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     reason = browser.missing()
     if reason is not None:
         pytest.skip(reason)
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
+    browser_of_module = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser_of_module
+    browser_of_module.close()
 
 
 @figures.style_figure
-def plot() -> Any:
+def make_plot() -> Any:
     figure, (axes,) = figures.create_figure(3.0)
     looks = {"first <b>": Look("#0072b2"), "second": Look("#d55e00", "s")}
     for shift, (name, look) in enumerate(looks.items()):
@@ -69,7 +69,7 @@ def plot() -> Any:
     return figure
 
 
-def gains() -> Table:
+def make_gains() -> Table:
     return Table(
         "Gains",
         "",
@@ -83,14 +83,14 @@ def gains() -> Table:
     )
 
 
-def written(folder: Path, *tables: Table, plots: Any = None) -> Path:
-    """A report with these tables."""
+def write_tables(folder: Path, *tables: Table, plots: Any = None) -> Path:
+    """Writes a report with the given tables."""
     page = Page("Title", ["Answer."], {"fact": "1"}, [Section(tables=tables, plots=plots or {})])
     write_report(page, {}, folder)
     return folder / "report.html"
 
 
-def test_the_script_never_parses_a_text_or_connects() -> None:
+def test_the_script_never_parses_text_as_html_or_connects() -> None:
     source = SCRIPT.read_text()
     assert [name for name in PARSES_HTML if name in source] == []
     assert "</script" not in source.lower()
@@ -98,7 +98,7 @@ def test_the_script_never_parses_a_text_or_connects() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pages_run_one_script_and_load_nothing(kind: str, report_page: Any) -> None:
+def test_pages_run_a_single_script_and_load_nothing(kind: str, report_page: Any) -> None:
     """The policy has the hash of the script; browsers run no other."""
     source = report_page(kind, "plain").read_text(encoding="utf-8")
     tree = LexborHTMLParser(source)
@@ -114,7 +114,7 @@ def test_pages_run_one_script_and_load_nothing(kind: str, report_page: Any) -> N
 
 
 def test_columns_are_sorted_by_their_exact_numbers(opened: Browser, tmp_path: Path) -> None:
-    opened.open(written(tmp_path, gains()), width=1000)
+    opened.open(write_tables(tmp_path, make_gains()), width=1000)
     assert opened.run(FIRST_CELLS) == ["b 10", "b 9", "a", "c"]
 
     for column, orders in {
@@ -135,8 +135,8 @@ def test_columns_are_sorted_by_their_exact_numbers(opened: Browser, tmp_path: Pa
         assert opened.run("return document.querySelector('[aria-sort]')") is None
 
 
-def test_heads_are_pressed_by_keys(opened: Browser, tmp_path: Path) -> None:
-    opened.open(written(tmp_path, gains()), width=1000)
+def test_headers_can_be_operated_by_keys(opened: Browser, tmp_path: Path) -> None:
+    opened.open(write_tables(tmp_path, make_gains()), width=1000)
     opened.press("Tab")  # the table, which scrolls
     opened.press("Tab")
     assert opened.run("return document.activeElement.textContent") == "slice"
@@ -147,12 +147,10 @@ def test_heads_are_pressed_by_keys(opened: Browser, tmp_path: Path) -> None:
     assert opened.run(FIRST_CELLS) == ["c", "b 9", "a", "b 10"]
 
 
-def test_groups_are_named_in_each_row_while_they_are_sorted(
-    opened: Browser, tmp_path: Path
-) -> None:
+def test_groups_are_named_in_each_row_of_a_sorted_table(opened: Browser, tmp_path: Path) -> None:
     columns = [Column("set"), Column("system"), Column("score", SIGNED)]
     rows: list[Any] = [["one", "x", 1], ["", "y", 4], ["two", "x", 3], ["", "y", 2]]
-    page = written(tmp_path, Table("Scores", "", columns, rows, is_grouped=True))
+    page = write_tables(tmp_path, Table("Scores", "", columns, rows, is_grouped=True))
     opened.open(page, width=1000)
     opened.click_element("thead th:nth-child(3) button")
     assert opened.run(FIRST_CELLS) == ["one", "two", "two", "one"]
@@ -162,8 +160,8 @@ def test_groups_are_named_in_each_row_while_they_are_sorted(
     assert opened.run(FIRST_CELLS) == ["one", "", "two", ""]
 
 
-def test_cells_show_their_exact_figures(opened: Browser, tmp_path: Path) -> None:
-    page = written(tmp_path, gains())
+def test_cells_show_their_exact_values(opened: Browser, tmp_path: Path) -> None:
+    page = write_tables(tmp_path, make_gains())
     cells = LexborHTMLParser(page.read_text()).css("td")
     assert [cell.attributes.get("title") for cell in cells] == [
         None, "4.61803 (3.9 to 5.3)", None, "-1.52", None, None, None, "0.25 to 2.0"
@@ -192,7 +190,7 @@ def test_cells_show_their_exact_figures(opened: Browser, tmp_path: Path) -> None
 def test_series_are_hidden_and_shown_by_the_legend(
     key: str, opened: Browser, tmp_path: Path
 ) -> None:
-    opened.open(written(tmp_path, plots={"plot": plot}), width=1000)
+    opened.open(write_tables(tmp_path, plots={"plot": make_plot}), width=1000)
     shown = (
         "return [...document.querySelectorAll('[data-series]')]"
         ".map(e => getComputedStyle(e).display !== 'none')"
@@ -218,8 +216,8 @@ def test_series_are_hidden_and_shown_by_the_legend(
     assert opened.run(shown) == [True] * 4
 
 
-def test_points_of_figures_show_their_exact_figures(opened: Browser, tmp_path: Path) -> None:
-    page = written(tmp_path, plots={"plot": plot})
+def test_points_of_figures_show_their_exact_values(opened: Browser, tmp_path: Path) -> None:
+    page = write_tables(tmp_path, plots={"plot": make_plot})
     titles = [node.text() for node in LexborHTMLParser(page.read_text()).css("svg use title")]
     assert titles == [
         "first <b>: 0.123456 (0.1 to 0.2)",
@@ -236,14 +234,14 @@ def test_points_of_figures_show_their_exact_figures(opened: Browser, tmp_path: P
     assert opened.run("return document.querySelectorAll('svg title').length") == 0
 
 
-def test_texts_stay_texts_in_all_that_the_script_builds(opened: Browser, tmp_path: Path) -> None:
+def test_the_script_never_turns_text_into_elements(opened: Browser, tmp_path: Path) -> None:
     table = Table(
         HOSTILE[0],
         "",
         [Column("name"), Column(HOSTILE[1]), Column("gain", SIGNED)],
         [[text, text, float(number)] for number, text in enumerate(HOSTILE)],
     )
-    opened.open(written(tmp_path, table), width=1000)
+    opened.open(write_tables(tmp_path, table), width=1000)
     before = opened.run(STATE)
     assert before["acted"] is None
     assert before["handlers"] == []
@@ -258,7 +256,7 @@ def test_texts_stay_texts_in_all_that_the_script_builds(opened: Browser, tmp_pat
 
 
 def test_pages_are_complete_without_the_script(opened: Browser, tmp_path: Path) -> None:
-    page = written(tmp_path, gains(), plots={"plot": plot})
+    page = write_tables(tmp_path, make_gains(), plots={"plot": make_plot})
     opened.forbid_scripts(forbidden=True)
     try:
         opened.open(page, width=1000)
@@ -310,7 +308,7 @@ def test_documents_are_filtered_by_words_and_menus(
 
 @pytest.mark.long
 @pytest.mark.parametrize("marks", ["figures 0", "markup 0", "markup 1", "markup 2", "markup 3"])
-def test_names_stay_texts_among_the_documents(
+def test_names_among_the_documents_stay_text(
     marks: str, opened: Browser, report_page: Callable[[str, str], Path]
 ) -> None:
     opened.open(report_page("evaluation", "plain"), width=1000)

@@ -38,7 +38,7 @@ def questions(folder: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
 
 
-def test_each_question_has_one_right_continuation_of_a_page(tasks: Path) -> None:
+def test_each_question_has_one_correct_continuation_of_its_page(tasks: Path) -> None:
     asked = questions(tasks, CLOZE)
     assert len(asked) > 40
     assert {question["answer"] for question in asked} == {0, 1, 2, 3}
@@ -72,7 +72,7 @@ def test_five_examples_and_a_question_fit_in_512_tokens_of_three_characters(
     assert len({question["beginning"] for question in asked}) == len(asked)
 
 
-def test_the_word_comes_next_on_the_page_and_the_others_are_not_on_it(tasks: Path) -> None:
+def test_the_right_word_comes_next_and_the_others_are_not_on_the_page(tasks: Path) -> None:
     pages, _ = read_pages(DataConfig(validation_file=str(SAMPLE)))
     lines = {page.url: page.line for page in pages}
     for question in questions(tasks, WORD):
@@ -84,8 +84,8 @@ def test_the_word_comes_next_on_the_page_and_the_others_are_not_on_it(tasks: Pat
         assert {(len(other) - len(right)) in (-1, 0, 1) for other in others} == {True}
 
 
-def test_words_are_on_about_as_many_pages() -> None:
-    """`shared` is on 8 of 90 pages, and only one more word is on 8 to 15 of them."""
+def test_the_choices_occur_on_similar_numbers_of_pages() -> None:
+    """`shared` is on 8 of 90 pages; only one more word is on 8 to 15 pages."""
     fill = "aa " * 70
 
     def page(number: int, words: str) -> Page:
@@ -99,7 +99,7 @@ def test_words_are_on_about_as_many_pages() -> None:
     assert rights == {f" word{chr(97 + number)}" for number in range(8)}  # no match for `shared`
 
 
-def test_a_title_is_not_shown_and_the_others_are_of_its_host() -> None:
+def test_the_right_title_is_hidden_and_the_others_are_of_the_same_host() -> None:
     def page(number: int, host: str) -> Page:
         line = f"Title {number}¶ and more text of this page, Title {number} again. " + "body " * 40
         return Page(f"https://{host}/{number}", host, f"Title {number} — {host}", "", line)
@@ -115,7 +115,7 @@ def test_a_title_is_not_shown_and_the_others_are_of_its_host() -> None:
     assert {choice[-5:] for choice in asked[4]["choices"]} == {"a.org", "b.org"}  # b has only two
 
 
-def test_the_tasks_are_the_same_each_time_and_for_every_arm(tasks: Path, tmp_path: Path) -> None:
+def test_the_tasks_are_deterministic_and_equal_for_all_arms(tasks: Path, tmp_path: Path) -> None:
     metadata = MetadataConfig(metadata_list=["url", "timestamp"])
     config = DataConfig(validation_file=str(SAMPLE), metadata_config=metadata)
     write_tasks(config, tmp_path, [*QUESTIONS])
