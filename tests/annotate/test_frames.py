@@ -171,7 +171,7 @@ def start_server() -> Iterator[Connections]:
 
 
 @pytest.fixture
-def browser_of_test(tmp_path: Path) -> Iterator[Browser]:
+def browser_tab(tmp_path: Path) -> Iterator[Browser]:
     reason = browser.missing()
     if reason is not None:
         pytest.skip(reason)
@@ -193,33 +193,31 @@ return [...document.querySelectorAll('iframe')].map(frame => {
 """
 
 
-def list_connections(page: Path, server: Connections, browser_of_test: Browser) -> int:
+def list_connections(page: Path, server: Connections, browser_tab: Browser) -> int:
     """Loads a page and all its frames, and clicks into each; then waits for a known request.
 
     Connections begun earlier have arrived by then.
     """
     server.lines.clear()
-    browser_of_test.open(page, width=1000)
-    browser_of_test.run(LOAD)
-    for left, top in browser_of_test.run(PLACES):
-        browser_of_test.click(left, top)
+    browser_tab.open(page, width=1000)
+    browser_tab.run(LOAD)
+    for left, top in browser_tab.run(PLACES):
+        browser_tab.click(left, top)
     last = f"<img src='{server.address}/last'>"
-    browser_of_test.run(f"document.body.insertAdjacentHTML('beforeend', {last!r})")
+    browser_tab.run(f"document.body.insertAdjacentHTML('beforeend', {last!r})")
     wait_until(lambda: any(line.startswith(b"GET /last") for line in [*server.lines]))
     return len(server.lines) - 1
 
 
 @pytest.mark.slow
-def test_a_browser_connects_to_no_host_of_the_pages(
-    browser_of_test: Browser, tmp_path: Path
-) -> None:
+def test_a_browser_connects_to_no_host_of_the_pages(browser_tab: Browser, tmp_path: Path) -> None:
     with start_server() as server:
         pages = [
             part.replace("HOST", server.address) for part in ("".join(HEAD), "".join(BODY), LINK)
         ]
         report = write_report(tmp_path, pages)
         source = report.read_text()
-        assert list_connections(report, server, browser_of_test) == 0
+        assert list_connections(report, server, browser_tab) == 0
         # The same pages as they are, in frames with the same sandbox and policy.
         policy = source.partition('srcdoc="')[2].partition("&lt;html")[0]
         raw = tmp_path / "raw.html"
@@ -228,4 +226,4 @@ def test_a_browser_connects_to_no_host_of_the_pages(
                 f'<iframe sandbox srcdoc="{policy}{html.escape(page)}"></iframe>' for page in pages
             )
         )
-        assert list_connections(raw, server, browser_of_test) > 0
+        assert list_connections(raw, server, browser_tab) > 0

@@ -37,7 +37,7 @@ def test_the_length_of_each_sentence_is_recorded(splitter: str, sentences: list[
     assert {record["type"] for record in records} == {"local"}
 
 
-def test_html_has_tags_and_the_number_of_truncated_records() -> None:
+def test_html_columns_hold_tags_title_head_and_footer() -> None:
     record = page(f"<p id=x>{WORDS}<br>end</p><footer>F</footer>", "<title>T</title>")
     made = annotated(record, "html")
     assert made["html_title"] == ["<title>T</title>"]

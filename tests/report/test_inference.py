@@ -61,7 +61,7 @@ def test_the_documents_of_a_host_are_summed() -> None:
     assert sum_by_cluster(np.zeros((2, 0)), np.zeros(0, np.int64)).shape == (2, 0)
 
 
-def test_equal_clusters_have_one_degree_of_freedom_less_than_clusters() -> None:
+def test_the_degrees_of_freedom_depend_on_the_sizes_of_clusters() -> None:
     assert compute_cluster_degrees(np.array([5.0, 5.0, 5.0, 5.0, 0.0])) == 3.0
     # (6 + 3 + 3)² / (36 + 9 + 9)
     assert compute_cluster_degrees(np.array([6.0, 3.0, 3.0])) == pytest.approx(144 / 54 - 1)

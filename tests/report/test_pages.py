@@ -71,9 +71,9 @@ return [...pairs.values()];
 OPEN_ALL = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
 
 
-def list_faint_texts(opened: Browser) -> list[tuple[str, str, str]]:
+def list_faint_texts(browser_tab: Browser) -> list[tuple[str, str, str]]:
     """Returns colors, backgrounds and samples of texts with too little contrast."""
-    pairs = opened.run(COLORS)
+    pairs = browser_tab.run(COLORS)
     assert pairs
     assert [pair for pair in pairs if not pair[0].startswith("rgb(")] == []
     assert [pair for pair in pairs if not pair[1].startswith("rgb(")] == []

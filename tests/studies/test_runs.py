@@ -28,7 +28,7 @@ from bsmeta.studies.runs import (
     locate_measurement,
     read_progress,
 )
-from tests.launching.helpers import EXPERIMENTS, environment, pasted
+from tests.launching.helpers import EXPERIMENTS, environment, list_pasted
 from tests.studies.conftest import a_run, save
 from tests.studies.simulated import flat, measurement
 from tests.studies.study_files import BRANCHED, CLAIM, NONE, URL, finished, loaded, study_file
@@ -92,7 +92,7 @@ def test_the_printed_commands_can_be_pasted(tmp_path: Path) -> None:
     study_file(tmp_path, overrides=["max_train_steps=20", sep])
     done = study_command(tmp_path, "--dry-run")
     assert done.returncode == 0, done.stderr
-    started = pasted(done.stdout.splitlines()[1], tmp_path)
+    started = list_pasted(done.stdout.splitlines()[1], tmp_path)
     own = f"out_dir='{tmp_path}/study/runs/url-seed3'"
     assert {"max_train_steps=20", sep, URL, "seed=3", own} <= {*started}
 
@@ -101,7 +101,7 @@ def test_the_commands_of_a_report_can_be_pasted(tmp_path: Path) -> None:
     (run, *_) = list_runs(study := loaded(tmp_path))
     line = Launcher(study).format_command(run)
     assert line is not None
-    assert "seed=3" in pasted(f"{line}  # {run.name}", tmp_path)
+    assert "seed=3" in list_pasted(f"{line}  # {run.name}", tmp_path)
 
 
 def test_a_configuration_file_is_composed_as_by_the_runs(tmp_path: Path) -> None:

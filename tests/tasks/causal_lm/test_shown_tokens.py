@@ -21,27 +21,27 @@ TEXTS = small_texts()
 
 
 @given(st.text())
-def test_tokens_put_together_are_the_text(text: str) -> None:
+def test_tokens_join_to_the_text(text: str) -> None:
     ids = TOKENIZER.backend_tokenizer.encode(text, add_special_tokens=False).ids
     texts = TEXTS(ids)
     assert len(texts) == len(ids)
     assert "".join(texts) == text
 
 
-def test_a_character_of_several_tokens_is_shown_by_its_last_one() -> None:
+def test_a_character_of_several_tokens_is_shown_by_the_last_token() -> None:
     ids = TOKENIZER.backend_tokenizer.encode("x😁y", add_special_tokens=False).ids
     assert TEXTS(ids) == ["x", "", "", "😁", "y"]
     assert TEXTS(ids[:3]) == ["x", "", "\ufffd"]  # a chunk that ends inside it
     assert TEXTS(ids[3:]) == ["\ufffd", "y"]  # and one that begins there
 
 
-def test_special_tokens_read_as_they_are_written() -> None:
+def test_special_tokens_are_shown_literally() -> None:
     ids = TOKENIZER.backend_tokenizer.encode("é<eos>é", add_special_tokens=False).ids
     assert "".join(TEXTS(ids)) == "é<eos>é"
     assert "<eos>" in TEXTS(ids)
 
 
-def test_tokens_of_other_tokenizers_read_as_their_vocabulary_entries() -> None:
+def test_tokens_of_other_tokenizers_are_shown_as_vocabulary_entries() -> None:
     words = Tokenizer(models.WordLevel({"▁the": 0, "fox": 1}, unk_token="fox"))
     assert TokenTexts(PreTrainedTokenizerFast(tokenizer_object=words))([0, 1]) == [" the", "fox"]
 

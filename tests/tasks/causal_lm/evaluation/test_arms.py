@@ -19,15 +19,15 @@ from bsmeta.tasks.causal_lm.evaluation.arms import (
 )
 
 
-def test_comparisons_in_their_order() -> None:
+def test_comparisons_are_listed_in_a_fixed_order() -> None:
     config = EvaluateConfig(
         comparisons=["all", "left_out", "added"],
         chosen=["url+title"],
         controls=["wrong"],
         prompt=True,
     )
-    made = list_comparisons(config, ["title", "url", "length"])
-    shown = [(arm.name, arm.base.types, arm.test.types) for arm in made]
+    listed = list_comparisons(config, ["title", "url", "length"])
+    shown = [(arm.name, arm.base.types, arm.test.types) for arm in listed]
     everything = ("title", "url", "length")
     assert shown == [
         ("text", (), ()),
@@ -46,7 +46,7 @@ def test_comparisons_in_their_order() -> None:
         ("prompt/all", (), everything),
         ("prompt/url+title", (), ("title", "url")),
     ]
-    assert [(arm.test.values, arm.test.style) for arm in made[-6:]] == [
+    assert [(arm.test.values, arm.test.style) for arm in listed[-6:]] == [
         ("wrong", "training"),
         ("wrong", "training"),
         ("own", "training"),
@@ -73,7 +73,7 @@ def values(document: Document, key: str) -> list[str]:
     return [str(record.value) for record in document.records(key)]
 
 
-def test_shuffled_values_come_from_one_other_document() -> None:
+def test_shuffled_values_come_from_a_single_other_document() -> None:
     documents = [page(i, url=f"url {i}", title=f"title {i}") for i in range(6)]
     donors = Donors(documents, ["url", "title"], seed=0)
     lenders = set()
@@ -88,7 +88,7 @@ def test_shuffled_values_come_from_one_other_document() -> None:
     assert donors.replace_values(0, documents[0], "own") is documents[0]
 
 
-def test_wrong_values_are_never_the_documents_own() -> None:
+def test_wrong_values_never_come_from_the_same_document() -> None:
     documents = [page(i, site="a" if i % 3 else "b") for i in range(9)]
     donors = Donors(documents, ["site"], seed=4)
     for index, document in enumerate(documents):
@@ -96,7 +96,7 @@ def test_wrong_values_are_never_the_documents_own() -> None:
         assert lent != values(document, "site")[0]
 
 
-def test_matched_values_are_wrong_ones_of_the_nearest_length() -> None:
+def test_matched_values_are_wrong_values_of_the_nearest_length() -> None:
     sites = ["abc", "abc", "abcd", "ab" * 10, "abc", "ba" * 9, "b" * 5]
     documents = [page(i, site=site) for i, site in enumerate(sites)]
     donors = Donors(documents, ["site"], seed=0)
@@ -108,7 +108,7 @@ def test_matched_values_are_wrong_ones_of_the_nearest_length() -> None:
     assert lent[2] in ("abc", "b" * 5)  # both one character away
 
 
-def test_a_type_that_nobody_can_lend_is_left_out() -> None:
+def test_a_type_without_a_donor_is_left_out() -> None:
     documents = [page(0, site="a", only="x"), page(1, site="a")]
     donors = Donors(documents, ["site", "only"], seed=0)
     assert values(donors.replace_values(0, documents[0], "shuffled"), "site") == ["a"]
@@ -123,7 +123,7 @@ def local(value: str, start: int) -> Record:
     return Record(value, "entity", "local", char_start_idx=start, char_end_idx=start + 1)
 
 
-def test_local_values_are_put_at_the_documents_own_places() -> None:
+def test_local_values_keep_the_positions_of_the_document() -> None:
     documents = [
         Document("abcdef", None, {"entity": [local("A", 0), local("B", 2), local("C", 4)]}),
         Document("xyz", None, {"entity": [local("X", 1), local("Y", 2)]}),
@@ -164,15 +164,15 @@ def test_a_prompt_without_fields_is_the_text() -> None:
     assert (rendered.prefix, rendered.lead, rendered.types) == ("", "", ())
 
 
-def test_form_is_a_prefix_of_that_length_that_says_nothing() -> None:
+def test_form_is_an_uninformative_prefix_of_the_same_length() -> None:
     config = MetadataConfig(metadata_list=["html", "title"])
     document = page(1, title="How to knit a hat that does not fit anybody")
-    own = Renderer(config).render(document, ("title",))
-    assert own.prefix == "Title: How to knit a hat that does not fit anybody |||"
+    true_prefix = Renderer(config).render(document, ("title",))
+    assert true_prefix.prefix == "Title: How to knit a hat that does not fit anybody |||"
     junk = StyledRenderer("form", config).render(document, ("title",))
     assert junk.prefix.endswith(" |||")
     assert set(junk.prefix.removesuffix(" |||").split()) <= set(WORDS)
-    assert 0 <= len(junk.prefix) - len(own.prefix) < max(map(len, WORDS)) + 1
+    assert 0 <= len(junk.prefix) - len(true_prefix.prefix) < max(map(len, WORDS)) + 1
     again = StyledRenderer("form", config).render(document, ("title",))
     assert again.prefix == junk.prefix
     bare = StyledRenderer("separator", config).render(document, ("title",))
@@ -199,7 +199,7 @@ def test_form_keeps_the_special_tokens_of_training() -> None:
     assert (prompt.prefix, prompt.lead) == ("Title: How to knit a hat.", " ")
 
 
-def test_controls_of_form_change_the_style_and_those_of_content_the_values() -> None:
+def test_form_controls_change_the_style_and_content_controls_the_values() -> None:
     arm = Arm(("url",))
     assert apply_control(arm, "matched") == Arm(("url",), values="matched")
     assert apply_control(arm, "separator") == Arm(("url",), style="separator")

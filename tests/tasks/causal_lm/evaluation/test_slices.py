@@ -61,7 +61,7 @@ def test_the_most_frequent_sites_are_slices(site_documents: HeldOutDocuments) ->
     }
 
 
-def test_named_sites_may_be_patterns(site_documents: HeldOutDocuments) -> None:
+def test_requested_sites_may_be_patterns(site_documents: HeldOutDocuments) -> None:
     config = SliceConfig(by="site", sites=["*.python.org", "boost.org", "none.org"])
     assert slices_by_name(site_documents, config) == {
         "site: *.python.org": [0, 1, 2],
