@@ -38,7 +38,7 @@ AUTO_MAP = {
 
 
 def write_model(folder: Path, marker: Path, *, in_tokenizer: bool = False) -> None:
-    """A model whose configuration, or that of its tokenizer, names a Python file beside it."""
+    """Writes a model whose (tokenizer) configuration names a Python file beside it."""
     folder.mkdir(parents=True)
     for file in TOKENIZER.iterdir():
         shutil.copy(file, folder)
@@ -54,7 +54,7 @@ def write_model(folder: Path, marker: Path, *, in_tokenizer: bool = False) -> No
 
 
 def write_run(folder: Path, config: RunConfig, marker: Path) -> None:
-    """A finished run of such a model, and its last checkpoint."""
+    """Writes a finished run of such a model, and its last checkpoint."""
     write_model(folder / "model", marker)
     checkpoint = folder / "checkpoint-1step"
     write_model(checkpoint / "model", marker)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from bsmeta.cli import PROGRAMS
 from bsmeta.core.terminal import Console, ScreenedStream, screen_output, write_data
 from tests.conftest import REPOSITORY
-from tests.terminal import acting, run_in_terminal
+from tests.terminal import find_sequences, run_in_terminal
 
 EVIL = "\x1b]52;c;QUFB\x07\x1b[5;35mx\u202e"
 SHOWN = "\\x1b]52;c;QUFB\\x07\\x1b[5;35mx\\u202e"
@@ -53,7 +53,7 @@ def test_output_to_a_terminal_is_escaped(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     code, received = run_in_terminal([str(tmp_path / "program.py")], tmp_path)
     assert code == 1
-    assert acting(received) == []
+    assert find_sequences(received) == []
     assert "\x1b[5;35m" not in received
     assert "\x1b[1m\\x1b]52;c;QUFB" in received  # the style of the console, around the text
     assert received.count("\\x1b]52;c;QUFB") >= 12
@@ -68,9 +68,9 @@ def test_messages_written_to_a_file_are_printable(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )  # fmt: skip
     assert done.returncode == 1
-    assert acting(done.stderr.decode()) == []
+    assert find_sequences(done.stderr.decode()) == []
     head, tail = done.stdout.decode().split(EVIL)  # the data alone are as they were
-    assert acting(head) == []
+    assert find_sequences(head) == []
     assert tail == ""
 
 

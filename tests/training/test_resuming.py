@@ -33,7 +33,7 @@ from bsmeta.training.resuming import (
     may_resume,
 )
 from tests.conftest import run_warm
-from tests.test_main_job import Documents, Steps, figures, job, kill_when, run
+from tests.test_main_job import Documents, Steps, job, kill_when, list_metrics, run
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
 RUN = ("trackers=[]", "max_train_steps=2", "num_warmup_steps=1", "save_steps=2")
@@ -170,7 +170,9 @@ def test_a_branch_equals_the_run_that_was_never_stopped(
     run(command, tmp_path)
     expected, branch_steps = steps(whole), steps(branch)
     assert list(branch_steps) == list(range(9, 15))
-    assert figures(branch_steps) == {step: figures(expected)[step] for step in branch_steps}
+    assert list_metrics(branch_steps) == {
+        step: list_metrics(expected)[step] for step in branch_steps
+    }
     assert branch_steps[14]["tokens"] == expected[14]["tokens"]
     assert documents(branch) == {step: documents(whole)[step] for step in branch_steps}
     rates = [event["learning_rate"] / 4e-3 for event in expected.values()]
