@@ -1,4 +1,4 @@
-"""The toy task on a bad day: it and the libraries that it uses say all that they know.
+"""The toy task on a bad day: it and its libraries print all secrets.
 
 `LEAK=crash` raises in the middle of a run, `LEAK=loader` in a process that loads data, and
 `LEAK=nan` has a loss that is not finite. All of them print, warn and log before.

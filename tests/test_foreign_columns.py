@@ -65,7 +65,7 @@ __all__ = ["encoder", "model", "tokenizer"]
 FORMATS = ("json", "parquet")
 TYPES = ["html", "entity", "tags"]
 
-# What training and evaluation say of the rows whose columns they are to read.
+# Messages of training and evaluation about the rows whose columns they must read.
 JSON_REASONS = {
     "tags-strings": "wrong_type",
     "tags-numbers": "wrong_type",

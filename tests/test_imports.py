@@ -189,7 +189,7 @@ def test_imports_follow_the_table_of_parts() -> None:
         part = find_part(path)
         if part is None:
             continue
-        assert part in ALLOWED, f"bsmeta/{part}: say in ALLOWED what it may import"
+        assert part in ALLOWED, f"bsmeta/{part}: list its imports in ALLOWED"
         allowed = tuple(f"bsmeta.{name}." for name in ALLOWED[part])
         names = list_imports_of(path)
         upward += [

@@ -1,4 +1,4 @@
-"""docs/configuration.md and `--help`: what the schemas say, and nothing else."""
+"""docs/configuration.md and `--help` follow from the schemas."""
 
 from __future__ import annotations
 

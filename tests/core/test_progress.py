@@ -178,7 +178,7 @@ def test_processor_time_is_progress_of_a_library(
 def test_waiting_does_not_count_as_progress_of_a_library(
     monkeypatch: pytest.MonkeyPatch, reported: list[int]
 ) -> None:
-    """In a separate process, because programs that other tests left behind work, too."""
+    """In a separate process, because programs left over by other tests work, too."""
     monkeypatch.setattr(progress, "SAMPLE_INTERVAL_S", 2.0)
     monkeypatch.setattr(progress._Progress, "is_watched", True)
     process = os.fork()

@@ -1,6 +1,6 @@
 """The same global batches for every number of processes and loader workers, and every split.
 
-Each combination begins a run, goes on with one that another began, and goes on with that again: a
+Each combination begins a run, continues one begun by another, and continues that again: a
 run of three legs, in the course of which every stream comes into its second epoch. The loader
 workers are processes.
 """

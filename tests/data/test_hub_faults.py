@@ -1,7 +1,7 @@
 """No document is lost or doubled per epoch and stream, whatever the Hub does.
 
-Recoverable faults give exactly the batches of local files. What cannot ends the run; the run that
-goes on when the Hub has come to its senses has the batches that were missing.
+Recoverable faults give exactly the batches of local files. Other faults end the run; the
+run resumed after the Hub has recovered has the missing batches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prepared data: the same batches as live ones, or a refusal that says why."""
+"""Prepared data: the same batches as live data, or a refusal with the reason."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_tags_are_runs_of_their_type() -> None:
     assert document.run.tolist() == [-1, -1, 1, 1, 1, -1, -1, 2, 2, 2, 2, -1]
     assert document.text_starts.tolist() == [0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3]
     assert document.text_ends.tolist() == [0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3]
-    # Local metadata is regular text unless told otherwise; the space only joins prefix and body.
+    # Local metadata is regular text by default; the space only joins prefix and body.
     assert document.lead == 1
     assert document.targets.tolist() == [False] + [True] * 11
 

@@ -1,4 +1,4 @@
-"""What all views say of a document and of the packing of its window."""
+"""Descriptions of a document and of the packing of its window, shown in all views."""
 
 from __future__ import annotations
 
