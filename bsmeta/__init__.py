@@ -11,8 +11,8 @@ These names are imported when they are first used, so `import bsmeta` loads almo
 An entry point run as a script (`python bsmeta/train.py`) has this folder first on `sys.path`, so
 that `bsmeta/evaluate.py` would shadow the `evaluate` library and `bsmeta/config` anything called
 `config`. Every entry point imports this package before anything else; the folder is removed from
-the path only here. So is the working folder under `python -P` (PYTHONSAFEPATH), which leaves it out
-itself: for DeepSpeed, `accelerate launch` adds it to PYTHONPATH.
+the path only here. Under `python -P` (PYTHONSAFEPATH) the working folder is removed, too: Python
+leaves it out, but `accelerate launch` adds it to PYTHONPATH for DeepSpeed.
 
 MKL is set to give a matrix product the same bits wherever its operands lie in memory. On some
 processors it does not do so by default, and two equal runs on one machine would differ. It reads
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HERE = os.path.dirname(os.path.realpath(__file__))
-_LEFT_OUT = {_HERE}
+_PACKAGE_FOLDER = os.path.dirname(os.path.realpath(__file__))
+_REMOVED_FOLDERS = {_PACKAGE_FOLDER}
 if sys.flags.safe_path:
-    _LEFT_OUT |= {os.path.realpath(os.curdir)} - {os.path.dirname(_HERE)}
-sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) not in _LEFT_OUT]
+    _REMOVED_FOLDERS |= {os.path.realpath(os.curdir)} - {os.path.dirname(_PACKAGE_FOLDER)}
+sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) not in _REMOVED_FOLDERS]
 
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 

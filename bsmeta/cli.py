@@ -53,24 +53,26 @@ PROGRAMS = {
         "make test sets of the spelling tasks from correct texts",
     ),
 }
-"""Program -> the module, or the script below ROOT, that it is; and its meaning."""
+"""Module (or script below ROOT) and description of each program, by its name."""
 
-FILES = {
+FILE_COMMANDS = {
     "configs": "list the configurations, groups, launch files and studies that are installed",
     "init": "copy them, and the examples, into a folder (default: this one)",
     "completion": "print the script that completes words in a shell: completion bash | zsh",
 }
+"""Description of each command on the installed files, by its name."""
+
 # What `configs` lists and `init` copies, below ROOT.
 FOLDERS = ("hydra_configs", "deepspeed_configs", "experiments", "examples")
 
-_MORE = """\
+_USAGE_FOOTER = """\
 bsmeta PROGRAM --help lists the keys of a program; bsmeta --version prints the versions that a bug
 report needs. Several processes:
   accelerate launch --config_file FILE -m bsmeta.train --config-name NAME key=value ..."""
 
 
 def main() -> None:
-    """Runs the program that the first argument names, with the other arguments."""
+    """Runs the program named by the first command-line argument, with the other arguments."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     arguments = sys.argv[2:]
     if name in PROGRAMS:
@@ -86,28 +88,30 @@ def main() -> None:
     elif not {name, *arguments}.isdisjoint({"-h", "--help"}):
         print(describe_usage())
     else:
-        sys.exit(exit_code(lambda: _show_or_copy_files(name, arguments)))
+        sys.exit(exit_code(lambda: _run_file_command(name, arguments)))
 
 
 def describe_usage() -> str:
-    """Lists the programs, a line each."""
-    meanings = {name: meaning for name, (_, meaning) in PROGRAMS.items()} | FILES
-    width = max(map(len, meanings)) + 2
-    lines = [f"  bsmeta {name:<{width}}{meaning}" for name, meaning in meanings.items()]
-    return "\n".join(["usage: bsmeta PROGRAM key=value ...", "", *lines, "", _MORE])
+    """Returns the usage message, with one line for each program and file command."""
+    descriptions = {name: description for name, (_, description) in PROGRAMS.items()}
+    descriptions |= FILE_COMMANDS
+    width = max(len(name) for name in descriptions) + 2
+    lines = [f"  bsmeta {name:<{width}}{text}" for name, text in descriptions.items()]
+    return "\n".join(["usage: bsmeta PROGRAM key=value ...", "", *lines, "", _USAGE_FOOTER])
 
 
-def _show_or_copy_files(name: str, arguments: list[str]) -> None:
-    """Runs `bsmeta configs` or `bsmeta init`, or refuses any other name."""
+def _run_file_command(name: str, arguments: list[str]) -> None:
+    """Runs `bsmeta configs`, `bsmeta completion` or `bsmeta init`; refuses any other command."""
+    names_one_folder = len(arguments) == 1 and not arguments[0].startswith("-")
     if name == "configs" and not arguments:
         print(list_files())
     elif name == "completion" and len(arguments) == 1:
         print(make_shell_completion(arguments[0]), end="")
-    elif name == "init" and len(arguments) < 2 and not "".join(arguments).startswith("-"):
+    elif name == "init" and (not arguments or names_one_folder):
         print(copy_files(Path(arguments[0] if arguments else ".")))
     else:
         command = " ".join(["bsmeta", name, *arguments])
-        similar_name = find_similar(name, [*PROGRAMS, *FILES])
+        similar_name = find_similar(name, [*PROGRAMS, *FILE_COMMANDS])
         if similar_name is not None and similar_name != name:
             fix = shlex.join(["bsmeta", similar_name, *arguments])
             raise ConfigurationError(f"{command}: there is no program {name}; meant: {fix}")
@@ -118,18 +122,18 @@ def make_shell_completion(shell: str) -> str:
     """Returns the script that completes the words of a command line.
 
     Raises:
-        ConfigurationError: If there is none for the shell.
+        ConfigurationError: If the shell is not supported.
     """
     from bsmeta.completion import SHELLS, format_completion  # imports the schemas of all programs
 
     if shell not in SHELLS:
         raise ConfigurationError(f"bsmeta completion {shell}: expected {' or '.join(SHELLS)}")
     modules = {name: module for name, (module, _) in PROGRAMS.items()}
-    return format_completion(shell, {**modules, **dict.fromkeys(FILES, "")})
+    return format_completion(shell, {**modules, **dict.fromkeys(FILE_COMMANDS, "")})
 
 
 def list_files() -> str:
-    """Lists the installed files by folder, below the path of the whole."""
+    """Returns a listing of the installed files: their root, then a line for each folder."""
     patterns = (
         "hydra_configs/*.yaml",
         "hydra_configs/*/*.yaml",
@@ -148,7 +152,7 @@ def list_files() -> str:
 
 
 def copy_files(folder: Path) -> str:
-    """Copies the files of the project into `folder`; refuses to overwrite any.
+    """Copies `FOLDERS` into `folder`, without overwriting any; returns a message.
 
     Raises:
         ConfigurationError: If one of the folders exists, or cannot be written.
@@ -169,7 +173,7 @@ def copy_files(folder: Path) -> str:
             shutil.copytree(
                 ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
             )
-    except shutil.Error as error:  # holds an error for each file, perhaps all the same one
+    except shutil.Error as error:  # one entry for each file; the first suffices
         (_, target, reason), *_ = error.args[0]
         raise ConfigurationError(f"bsmeta init {folder}: {target}: {reason}") from error
     except OSError as error:

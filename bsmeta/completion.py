@@ -57,22 +57,24 @@ def format_completion(shell: str, modules: dict[str, str]) -> str:
         modules: The module of each program, or the path of its script, by the program's name.
     """
     configurations = sorted(path.stem for path in CONFIG_FOLDER.glob("*.yaml"))
-    choices = [
+    group_cases = [
         _format_case(f"{name}|+{name}", options) for name, options in list_group_options().items()
     ]
-    keys = [_format_case(name, _list_words(module)) for name, module in modules.items()]
+    program_cases = [
+        _format_case(name, _list_completions(module)) for name, module in modules.items()
+    ]
     return _BASH_TEMPLATE.format(
         shell=shell,
         start=_SHELL_SETUP[shell],
         programs=_quote_words(modules),
         configurations=_quote_words(configurations),
-        groups="\n".join(choices),
-        keys="\n".join(keys),
+        groups="\n".join(group_cases),
+        keys="\n".join(program_cases),
     )
 
 
-def _list_words(module: str) -> list[str]:
-    """Lists a program's completions: options, `key=` and `group=`; without a schema, `--help`."""
+def _list_completions(module: str) -> list[str]:
+    """Lists a program's completions: options, `key=` and `group=`; else only `--help`."""
     schemas = [schema for program, schema, _ in DOCUMENTED if _find_module(program) == module]
     if not schemas:
         return ["--help"]
@@ -96,4 +98,5 @@ def _format_case(pattern: str, words: Iterable[str]) -> str:
 
 
 def _quote_words(words: Iterable[str]) -> str:
+    """Joins words with blanks, and quotes the result as one word of the shell."""
     return shlex.quote(" ".join(words))

@@ -44,14 +44,15 @@ def fetch_files(config: DownloadConfig, manifest: Path, folder: Path) -> None:
         TimeRemainingColumn(),
     )
     with ProgressDisplay(*columns) as progress:
-        tasks: dict[str, Any] = {}
+        bar_ids: dict[str, Any] = {}
 
         def advance(work: str, done: int, total: int) -> None:
-            if work not in tasks:
-                tasks[work] = progress.add_task(work, total=total)
-            progress.update(tasks[work], completed=done)
+            """Shows `done` of `total` bytes of a download or another step of work."""
+            if work not in bar_ids:
+                bar_ids[work] = progress.add_task(work, total=total)
+            progress.update(bar_ids[work], completed=done)
 
-        count = FileSet(
+        num_new = FileSet(
             entries,
             folder,
             keep_archives=config.keep_archives,
@@ -60,7 +61,7 @@ def fetch_files(config: DownloadConfig, manifest: Path, folder: Path) -> None:
             advance=advance,
         ).fetch()
 
-    print(f"{folder}: {len(entries):,} files and folders are complete, {count:,} of them new")
+    print(f"{folder}: {len(entries):,} files and folders are complete, {num_new:,} of them new")
 
 
 if __name__ == "__main__":

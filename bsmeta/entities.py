@@ -23,8 +23,8 @@ def main(config: EntitiesConfig) -> None:
     """Builds the table or adds to it, depending on the key that is set, and prints a summary.
 
     Raises:
-        ConfigurationError: If keys are missing or exclude each other, or the checkpoint is not one
-            of a disambiguator.
+        ConfigurationError: If keys are missing or exclude each other, or the checkpoint is not a
+            disambiguator's.
         DataError: If a file is missing or damaged, or has invalid entities.
     """
     if config.table is None:
@@ -73,26 +73,26 @@ def _build_or_extend(config: EntitiesConfig, folder: Path) -> str:
         sources = Sources(Path(config.entity_dir), emb_dir, config.types, config.relations)
         return build_from_files(sources, folder, config.max_candidates).summary()
 
-    before = EntityTable.open(folder)
+    table = EntityTable.open(folder)
     if config.add is None:
-        return before.summary()
+        return table.summary()
 
     # A bad checkpoint is refused before the table is changed.
     encode_range = None if config.checkpoint is None else _open_encoder(config.checkpoint, folder)
-    after = add_entities(Path(config.add), folder)
+    extended_table = add_entities(Path(config.add), folder)
     if encode_range is not None:
-        encode_range(len(before), len(after))
-    return f"{len(after) - len(before):,} added: {after.summary()}"
+        encode_range(len(table), len(extended_table))
+    return f"{len(extended_table) - len(table):,} added: {extended_table.summary()}"
 
 
 def _open_encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
     """Returns a function that encodes entities with a trained model.
 
-    Its arguments are the first row of the table and the row after the last. The embeddings are
-    cached on disk, where predictions with this model read them.
+    The function takes a range of rows of the table (start, and end exclusive). It caches the
+    embeddings on disk, where predictions with this model read them.
 
     Raises:
-        ConfigurationError: If the checkpoint is missing, or not one of a disambiguator.
+        ConfigurationError: If the checkpoint is missing, or not a disambiguator's.
     """
     import numpy as np
 
@@ -111,6 +111,7 @@ def _open_encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
     assert isinstance(task, EntityDisambiguator)
 
     def encode_range(start: int, end: int) -> None:
+        """Encodes rows `start` to `end - 1` of the table."""
         predictor = task.predictor(task.load(folder).eval())
         predictor.embeddings.get(np.arange(start, end))
 

@@ -29,8 +29,11 @@ def main(config: RunConfig, composition: Composition = NOTHING) -> None:
     """Shows the documents that the configuration selects, in the format that it selects.
 
     Args:
-        config: What to show; of another task, if it is to be refused.
-        composition: The configuration as it was written, whose problems are refused.
+        config: The documents to show, and their format.
+        composition: The configuration as it was written, with the problems found in it.
+
+    Raises:
+        ConfigurationError: If the configuration is of another task, or has problems.
     """
     check_program("explain.py", config.task, TASKS)
     raise_problems(composition.problems)
@@ -44,8 +47,7 @@ def show_documents(config: ExplainConfig) -> None:
     from bsmeta.tasks.causal_lm.explaining.json_lines import format_json_line
     from bsmeta.tasks.causal_lm.explaining.page import render_page
     from bsmeta.tasks.causal_lm.explaining.selection import Selection
-    from bsmeta.tasks.causal_lm.explaining.terminal import show_legend
-    from bsmeta.tasks.causal_lm.explaining.terminal import show_window as show_window
+    from bsmeta.tasks.causal_lm.explaining.terminal import show_legend, show_window
     from bsmeta.tasks.causal_lm.shown_tokens import TokenTexts
     from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
@@ -55,7 +57,7 @@ def show_documents(config: ExplainConfig) -> None:
     windows: Iterable[ExplainedWindow] = Selection(config, tokenizer)
     if config.html is not None:
         windows = list(windows)
-        write_documents(config.html, render_page(windows, config, texts))
+        write_page(config.html, render_page(windows, config, texts))
     if config.json:
         for window in windows:
             for document in window.documents:
@@ -67,8 +69,8 @@ def show_documents(config: ExplainConfig) -> None:
         show_legend(console, config)
 
 
-def write_documents(path: str, text: str) -> None:
-    """Writes the page and prints its path to standard error."""
+def write_page(path: str, text: str) -> None:
+    """Writes an HTML page, and prints its path to standard error."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -77,7 +79,7 @@ def write_documents(path: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    schemas: list[Any] = [ExplainConfig]  # and those of the tasks that are refused by name
+    schemas: list[Any] = [ExplainConfig]  # and schemas of other tasks, to refuse them by name
     schemas += [entry.schema for entry in BUILT_IN.values() if "explain.py" not in entry.programs]
     run_entry_point(
         main,

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from bsmeta.api.models import Predictor
 
 RECORD_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
-"""Endings of files of records; any other file is a text."""
+"""Suffixes of files of records; an input with any other suffix is read as text."""
 BYTE_ORDER_MARK = "\ufeff"
 
 
 def main(config: PredictConfig) -> int:
-    """Predicts all records; returns the exit code, 75 if a signal ended the prediction."""
+    """Predicts all records, or changes a text; returns the exit code, 75 if a signal ended it."""
     makes_table = config.output is not None and config.output.endswith(".csv")
     if config.spreadsheet_safe and not makes_table:
         raise ConfigurationError(
@@ -64,13 +64,17 @@ def main(config: PredictConfig) -> int:
 
 
 def predict_records(config: PredictConfig, source: Path, output: Path) -> None:
-    """Writes each record with its prediction."""
+    """Writes each record of `source` with its prediction to `output`, or resumes an earlier call.
+
+    Raises:
+        UserError: If `source` has no rows or a bad row, or a column named like a prediction.
+    """
     # Imported here because transformers takes seconds, and the command line is checked first.
     from bsmeta.data.table.records import RecordWriter, check_output
 
     check_output(output)
     model = _open_predictor(config)
-    read = partial(
+    read_rows = partial(
         read_records,
         source,
         model.inputs,
@@ -79,17 +83,17 @@ def predict_records(config: PredictConfig, source: Path, output: Path) -> None:
         encoding=config.csv_encoding,
     )
     bad_rows = BadRows(source, config.on_bad_row)
-    total = sum(1 for _ in read(bad_rows))
+    total = sum(1 for _ in read_rows(bad_rows))
     bad_rows.close()  # raises before any prediction
     if total == 0:
         raise DataError(f"{source} has no rows")
 
-    key = _identify_predictions(config, source, model)
-    writer = RecordWriter(output, key, spreadsheet_safe=config.spreadsheet_safe)
+    identity = _identify_predictions(config, source, model)
+    writer = RecordWriter(output, identity, spreadsheet_safe=config.spreadsheet_safe)
     if writer.num_done:
         print(f"continuing after {writer.num_done:,} rows of {output}.part", file=sys.stderr)
 
-    remaining = islice(read(BadRows(source, config.on_bad_row)), writer.num_done, None)
+    remaining = islice(read_rows(BadRows(source, config.on_bad_row)), writer.num_done, None)
     records, originals = tee(remaining)
     results = zip(originals, model.predict_each(records), strict=True)
     with show_progress_bar("predicting", total) as show:
@@ -103,7 +107,7 @@ def predict_records(config: PredictConfig, source: Path, output: Path) -> None:
 
 
 def _identify_predictions(config: PredictConfig, source: Path, model: Predictor) -> dict[str, Any]:
-    """Returns everything that predictions depend on; an unfinished file of others is refused."""
+    """Returns all that determines the predictions; an output is only resumed if this is equal."""
     from bsmeta.core.files import hash_file
 
     return {
@@ -112,7 +116,7 @@ def _identify_predictions(config: PredictConfig, source: Path, model: Predictor)
             file.name: hash_file(file) for file in sorted(model.folder.iterdir()) if file.is_file()
         },
         "data": model.data_fingerprint(),
-        "overrides": redact_values(config.overrides),  # a file beside the output keeps the key
+        "overrides": redact_values(config.overrides),  # they are stored in a file beside the output
         "csv_separator": config.csv_separator,
         "csv_encoding": config.csv_encoding,
         "on_bad_row": config.on_bad_row,
@@ -121,7 +125,7 @@ def _identify_predictions(config: PredictConfig, source: Path, model: Predictor)
 
 
 def _open_predictor(config: PredictConfig) -> Predictor:
-    """Opens the model of the configuration, whose weights are loaded on first use."""
+    """Opens the model that `checkpoint` names; its weights are loaded on first use."""
     # Imported here because transformers takes seconds, and the command line is checked first.
     from bsmeta.api.models import Predictor, open_model
 
@@ -132,7 +136,7 @@ def _open_predictor(config: PredictConfig) -> Predictor:
 
 
 def change_text(config: PredictConfig) -> None:
-    """Prints or writes a text with its errors or corrections, keeping its white space."""
+    """Prints or writes a text with its errors marked or corrected; its white space is kept."""
     from bsmeta.tasks.spelling.corrections import render_changes
 
     output = None if config.output is None else Path(config.output)
@@ -157,7 +161,10 @@ def change_text(config: PredictConfig) -> None:
 
 
 def _find_changes(model: Predictor, text: str) -> list[Any]:
-    """Returns the changes of a model to a text, whose byte order mark the model does not read."""
+    """Returns the model's changes to a text, at offsets that include a byte order mark.
+
+    The mark itself is not passed to the model.
+    """
     mark_length = len(text) - len(text.removeprefix(BYTE_ORDER_MARK))
     return [
         replace(change, start=mark_length + change.start, end=mark_length + change.end)
@@ -166,6 +173,7 @@ def _find_changes(model: Predictor, text: str) -> list[Any]:
 
 
 def _write_output(output: Path, content: str) -> None:
+    """Writes a file atomically, in UTF-8."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replace_atomically(output) as part:
@@ -210,7 +218,7 @@ def read_text(source: str) -> tuple[str, str]:
 def _refuse_same_names(
     source: Path, output: Path, record: Record, result: Mapping[str, Any]
 ) -> None:
-    """Refuses a record with a column of the predictions, as CSV flattens both."""
+    """Refuses a record that has a column of the predictions; for CSV, after flattening both."""
     shared_names = record.keys() & result.keys()
     if output.suffix == ".csv":
         shared_names |= flatten_record(record).keys() & flatten_record(result).keys()

@@ -28,21 +28,20 @@ FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
 
 
 def _list_task_schemas() -> Iterator[tuple[str, type[RunConfig], str]]:
-    """Yields the schemas of the tasks, each after those that it shares with other tasks."""
-    users: dict[type[RunConfig], list[str]] = {}
+    """Yields program, schema and configuration file of each task; shared base classes first."""
+    tasks_by_schema: dict[type[RunConfig], list[str]] = {}
     for name, entry in BUILT_IN.items():
         for schema in reversed(entry.config.__mro__):
-            is_shared = issubclass(schema, RunConfig) and schema.__module__.startswith(
-                "bsmeta.tasks."
-            )
+            is_in_tasks = schema.__module__.startswith("bsmeta.tasks.")
+            is_shared = is_in_tasks and issubclass(schema, RunConfig)
             if schema is entry.config or is_shared:
-                users.setdefault(schema, []).append(name)
-    for schema, names in users.items():
+                tasks_by_schema.setdefault(schema, []).append(name)
+
+    for schema, names in tasks_by_schema.items():
         config_name = "v2" if schema is CausalLMConfig else names[0]
         yield f"bsmeta/train.py task={' | '.join(names)}", schema, config_name
 
 
-# Program, its schema, and its configuration file.
 PROGRAMS: tuple[tuple[str, type, str], ...] = (
     ("bsmeta/quick.py", QuickConfig, "quick"),
     ("bsmeta/train.py", RunConfig, "v2"),
@@ -58,6 +57,7 @@ PROGRAMS: tuple[tuple[str, type, str], ...] = (
     ("python -m bsmeta.data.prepare", PrepareConfig, "v2"),
     ("python -m bsmeta.data.stage", StageConfig, "v2"),
 )
+"""Each documented program, its schema, and its configuration file."""
 
 INTRODUCTION = """# Configuration
 
@@ -102,26 +102,31 @@ them | they must be equal |
 
 def format_reference() -> str:
     """Returns the Markdown of docs/configuration.md."""
-    parts = [INTRODUCTION, _describe_groups(), OWNED_ELSEWHERE]
-    programs = {schema: program for program, schema, _ in PROGRAMS}
+    sections = [INTRODUCTION, _describe_groups(), OWNED_ELSEWHERE]
     for program, schema, config_name in PROGRAMS:
-        # The nearest base class that has a section of its own.
-        parent = next((base for base in schema.__mro__[1:] if base in programs), None)
-        inherited = f" Every key of `{programs[parent]}`, and:" if parent else ""
-        summary = (schema.__doc__ or "").strip().splitlines()[0]
-        parts.append(
-            f"## {program}\n\n{summary} Without `--config-name`: `{config_name}`.{inherited}\n"
-        )
-        inherited_keys = dict(list_sections(parent)) if parent else {}
-        for heading, keys in list_sections(schema):
-            inherited_names = {key.name for key in inherited_keys.get(heading, ())}
-            own_keys = [key for key in keys if key.name not in inherited_names]
-            if own_keys:
-                parts.append(f"### {heading}\n\n{_make_table(own_keys)}")
-    return "\n".join(parts)
+        sections += _describe_program(program, schema, config_name)
+    return "\n".join(sections)
+
+
+def _describe_program(program: str, schema: type, config_name: str) -> Iterator[str]:
+    """Yields the heading of a program, then a table for each section with keys of its own."""
+    programs = {documented: name for name, documented, _ in PROGRAMS}
+    # The nearest base class that is documented itself; its keys are not repeated.
+    parent = next((base for base in schema.__mro__[1:] if base in programs), None)
+    inherited = f" Every key of `{programs[parent]}`, and:" if parent else ""
+    summary = (schema.__doc__ or "").strip().splitlines()[0]
+    yield f"## {program}\n\n{summary} Without `--config-name`: `{config_name}`.{inherited}\n"
+
+    inherited_keys = dict(list_sections(parent)) if parent else {}
+    for heading, keys in list_sections(schema):
+        inherited_names = {key.name for key in inherited_keys.get(heading, ())}
+        new_keys = [key for key in keys if key.name not in inherited_names]
+        if new_keys:
+            yield f"### {heading}\n\n{_make_table(new_keys)}"
 
 
 def _describe_groups() -> str:
+    """Returns the section that lists each configuration group with its choices."""
     lines = ["## Groups", ""]
     lines += ["A choice sets several keys at once; a key on the command line wins over it.", ""]
     lines += ["| group | choices |", "|---|---|"]
@@ -132,10 +137,13 @@ def _describe_groups() -> str:
 
 
 def _make_table(keys: list[Key]) -> str:
+    """Returns the Markdown table of some keys."""
     lines = ["| key | type | values | default | meaning | owner |", "|---|---|---|---|---|---|"]
     for key in keys:
-        twins = ", ".join(f"`{twin}`" for twin in (key.about.deepspeed or "").split(", ") if twin)
-        owner = f"Hydra; {twins} in the JSON" if twins else "Hydra"
+        owner = "Hydra"
+        if key.about.deepspeed:
+            names = key.about.deepspeed.split(", ")
+            owner = f"Hydra; {', '.join(f'`{name}`' for name in names)} in the JSON"
         name = key.name.rpartition(".")[2]
         values = f"`{key.about.values}`" if key.about.values else ""
         cells = [f"`{name}`", f"`{key.type}`", values, f"`{key.default}`", key.meaning, owner]
@@ -144,7 +152,7 @@ def _make_table(keys: list[Key]) -> str:
 
 
 def main(file: Path = FILE) -> None:
-    """Writes the page."""
+    """Writes docs/configuration.md."""
     file.write_text(format_reference(), encoding="utf-8")
 
 

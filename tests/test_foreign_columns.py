@@ -334,7 +334,7 @@ def test_held_out_documents_are_read_as_in_training(
             continue
         names += [documents.name(index) for index in range(len(documents))]
         left_out.update(documents.left_out)
-        columns.update(documents.columns())
+        columns.update(documents.list_types())
 
     bad = REASONS[form] if types else {}
     assert find_keys(form, names) == {*KEYS[form]} - {*bad}

@@ -213,9 +213,9 @@ class LanguageModel(Model):
     _offered = "score, generate and render"
 
     def __init__(self, opened: OpenedModel) -> None:
-        super().__init__(opened.location.name, opened.train.task)
+        super().__init__(opened.location.name, opened.run_config.task)
         self._opened = opened
-        self._reader = DocumentReader(opened.train.data_config)
+        self._reader = DocumentReader(opened.run_config.data_config)
 
     @property
     def module(self) -> nn.Module:
@@ -266,7 +266,7 @@ class LanguageModel(Model):
 
     def _score_documents(self, scored: Sequence[_ScoredDocument], windows: str) -> list[Score]:
         """Scores documents in one evaluation."""
-        data = self._opened.train.data_config
+        data = self._opened.run_config.data_config
         metadata = data.metadata_config
         if metadata.metadata_values == SHUFFLED:
             # Shuffling is a control for training; here documents keep their own values.
@@ -308,7 +308,7 @@ class LanguageModel(Model):
         if not document.text:
             raise DataError("its text is empty, so there is nothing to score")
 
-        types = self._opened.train.data_config.metadata_config.metadata_list
+        types = self._opened.run_config.data_config.metadata_config.metadata_list
         return _ScoredDocument(document, self._reader.render_types(document, types))
 
     def generate(
@@ -384,7 +384,7 @@ class LanguageModel(Model):
                 return {"prompt": source.get("text", ""), "metadata": dict(values)}
 
         document = self._reader.read(source)
-        metadata = self._opened.train.data_config.metadata_config
+        metadata = self._opened.run_config.data_config.metadata_config
         values = {}
         for key in metadata.metadata_list:
             if not document.has(key):

@@ -316,6 +316,9 @@ class RunConfig:
     """number of recent losses to compare a spike with"""
     max_rollbacks: int = key(3, at_least=0)
     """stop after more rollbacks to one checkpoint than this"""
+    corruption_check_steps: int = key(0, at_least=0)
+    """steps between checks for silent data corruption, which compute a micro-batch twice and
+    compare the weights of all ranks (0: off)"""
 
     trackers: list[str] = key(
         ["tensorboard"], choices=TRACKERS, heading="Trackers, logs and upload"

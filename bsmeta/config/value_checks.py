@@ -39,6 +39,11 @@ def find_value_problems(config: RunConfig, composition: Composition = NOTHING) -
         fix = "leave it out of the file, and pass trust_checkpoint=true"
         yield describe_refusal(config, "trust_checkpoint", expected, fix)
 
+    if config.corruption_check_steps and not config.deterministic:
+        expected = "true, because corruption_check_steps compares two computations bit for bit"
+        fix = "deterministic=true, or corruption_check_steps=0"
+        yield describe_refusal(config, "deterministic", expected, fix)
+
     for step in config.extra_steps_to_eval_save_at:
         if step > config.max_train_steps and config.num_train_epochs is None:
             expected = f"steps of the run, from 1 to {config.max_train_steps} (max_train_steps)"

@@ -198,7 +198,7 @@ def _score_checkpoints(
         )
 
     curve_evaluation = make_evaluation([ALL] if types else [])
-    blocks = list(curve_evaluation.blocks())  # encoded once for all checkpoints
+    blocks = list(curve_evaluation.build_blocks())  # encoded once for all checkpoints
     without = []
     with_metadata = []
     for location in locations:

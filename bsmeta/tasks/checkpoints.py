@@ -38,7 +38,7 @@ RECIPE_KEYS = ("metadata_config", "row_budget", "row_metadata_budget")
 """The keys of `data_config` in `RECIPE` on which rendering depends; all others are ignored."""
 
 SOURCE_FILE = ".source"
-"""File in the folder of a report on data that are not the run's, with the path of the data."""
+"""File in a report folder with the path of the evaluated data, if it is not the run's own data."""
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -50,7 +50,7 @@ REPLACED_KEYS = {
     "benchmarks": "validation_file",
     "benchmark_lines": "max_documents",
 }
-"""Keys of a training run that `evaluate.py` replaces, with the replacing key of its own."""
+"""Training keys without effect in `evaluate.py`, each with the key of `evaluate.py` to use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _find_model(folder: Path, checkpoint: str) -> Path:
 
 
 def _find_config(model: Path) -> Path | None:
-    """Returns the path of the configuration of the model's run, or of the model's recipe."""
+    """Returns the path of the run's `config.yaml`, or else of the model's recipe, if any."""
     folders = [model]
     resolved = model.resolve()
     if resolved.name == "model":  # otherwise a config.yaml above it belongs to something else
@@ -221,15 +221,15 @@ def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path
             "it was trained for; expected a run folder, or a checkpoint folder in one"
         )
     config = _drop_permissions(read_saved_config(location.config, TASKS, overrides), overrides)
-    config = use_initial_model(config, location)
+    config = replace_initial_model(config, location)
     return TASKS[config.task].make(config), Path(location.model)
 
 
 def _drop_permissions(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
-    """Returns a run's configuration without permissions to write files of the user's.
+    """Returns a run's configuration without its permissions to overwrite the user's files.
 
-    The configuration may come from someone else. So existing encoded data is not overwritten, and
-    the database of a table is built beside the table, unless `overrides` set these keys.
+    The configuration may come from someone else. So unless `overrides` sets these keys, existing
+    encoded data is not overwritten, and the database of a table is built beside the table.
     """
     data = getattr(config, "data_config", None)
     overridden = overrides.get("data_config") or {}
@@ -251,7 +251,7 @@ def _drop_permissions(config: RunConfig, overrides: Mapping[str, Any]) -> RunCon
     return replace(config, **{"data_config": replace(cast(Any, data), **changes)})
 
 
-def use_initial_model(config: Config, location: Location) -> Config:
+def replace_initial_model(config: Config, location: Location) -> Config:
     """Returns a run's configuration with the checkpoint's model as its initial model.
 
     The run's own initial model may be missing on this machine.
@@ -267,12 +267,12 @@ def use_initial_model(config: Config, location: Location) -> Config:
     return replace(config, **accepted)
 
 
-def check_evaluation_keys(config: EvaluateConfig, task: str, own_key: str) -> None:
+def check_evaluation_keys(config: EvaluateConfig, task: str, task_key: str) -> None:
     """Refuses keys of `evaluate.py` that have no effect for a task on a table.
 
     Args:
         task: The task, for messages.
-        own_key: The key that only this task uses.
+        task_key: The key that only this task uses.
 
     Raises:
         ConfigurationError: If a key or an override would have no effect.
@@ -287,7 +287,7 @@ def check_evaluation_keys(config: EvaluateConfig, task: str, own_key: str) -> No
         "overrides",
         "out_dir",
         "validation_file",
-        own_key,
+        task_key,
         "bootstrap_resamples",
         "seed",
     )
@@ -297,7 +297,7 @@ def check_evaluation_keys(config: EvaluateConfig, task: str, own_key: str) -> No
 def read_training_config(
     config: EvaluateConfig, location: Location, *schemas: type[Config]
 ) -> Config:
-    """Reads a checkpoint's training configuration; resampling keys come from the evaluation.
+    """Reads a checkpoint's training configuration, with the evaluation's resampling keys.
 
     Args:
         schemas: The schemas that the configuration may have.
@@ -312,26 +312,27 @@ def read_training_config(
         task = schema().task
         entries[task] = TASKS[task]
 
-    train = _drop_permissions(read_saved_config(file, entries, config.overrides), config.overrides)
-    assert isinstance(train, schemas)
+    saved_config = read_saved_config(file, entries, config.overrides)
+    training_config = _drop_permissions(saved_config, config.overrides)
+    assert isinstance(training_config, schemas)
     changes: dict[str, Any] = {
         "bootstrap_resamples": config.bootstrap_resamples,
         "seed": config.seed,
     }
-    return replace(train, **changes)
+    return replace(training_config, **changes)
 
 
 def announce_data(
     config: EvaluateConfig | GenerateConfig, location: Location, key: str, path: str | None
 ) -> None:
-    """Logs the data that an evaluation reads, and where they were named.
+    """Logs the path of the data that an evaluation reads, and its source.
 
-    By default, the configuration of the model's run names them. It may come from someone else, and
-    name any file of this machine or of a server.
+    By default, the path comes from the configuration of the model's run, which may have been
+    written by someone else and name any file of this machine or of a server.
 
     Args:
-        key: The key that names the data in that configuration.
-        path: A file, a folder, or an address; None: nothing is logged.
+        key: The key of the data in the configuration of the run.
+        path: A file, a folder, or a URL; None: nothing is logged.
     """
     if path is None:
         return
@@ -368,24 +369,33 @@ def choose_report_folder(
         return folder / "-".join(parts)
 
     assert config.validation_file is not None
-    data = Path(config.validation_file)
-    source = redact(str(data.absolute()) if data.exists() else config.validation_file)
-    parts.append(data.name if data.is_dir() else data.name.partition(".")[0])
+    return _reserve_data_folder(folder, "-".join(parts), config.validation_file)
+
+
+def _reserve_data_folder(parent: Path, prefix: str, validation_file: str) -> Path:
+    """Reserves a folder in `parent` that is named after the evaluated data; returns its path."""
+    data = Path(validation_file)
+    source = redact(str(data.absolute()) if data.exists() else validation_file)
+    data_name = data.name if data.is_dir() else data.name.partition(".")[0]
+    shortest_name = f"{prefix}-{data_name}"
     digest = xxhash.xxh3_64_hexdigest(source.encode())[:8]
-    endings: list[list[str]] = [[], [data.absolute().parent.name], [digest]]
-    names = ["-".join([*parts, *ending]) for ending in endings]
+    names = [
+        shortest_name,
+        f"{shortest_name}-{data.absolute().parent.name}",
+        f"{shortest_name}-{digest}",
+    ]
 
     for name in names:
-        if _reserve_folder(folder / name, source):
-            return folder / name
-    return folder / names[-1]
+        if _reserve_folder(parent / name, source):
+            return parent / name
+    return parent / names[-1]
 
 
 def _reserve_folder(folder: Path, source: str) -> bool:
-    """Creates a folder for reports on some data; returns False if it belongs to other data."""
-    record = folder / SOURCE_FILE
+    """Creates a folder for reports on the data at `source`; False if other data has it already."""
+    source_file = folder / SOURCE_FILE
     if folder.exists():
-        return record.is_file() and record.read_text() == source
+        return source_file.is_file() and source_file.read_text() == source
     folder.mkdir(parents=True)
-    record.write_text(source)
+    source_file.write_text(source)
     return True

@@ -31,23 +31,25 @@ def evaluate_checkpoints(config: EvaluateConfig) -> list[Path]:
         UserError: If a checkpoint or the data cannot be used, or the tasks differ.
     """
     locations = locate_models(config)
-    tasks = {location.name: read_task(location, config.training_config) for location in locations}
-    if len({*tasks.values()}) > 1:
-        listed = ", ".join(f"{name} ({task})" for name, task in tasks.items())
-        raise ConfigurationError(f"checkpoint: expected checkpoints of one task; found {listed}")
+    task_by_checkpoint = {
+        location.name: read_task(location, config.training_config) for location in locations
+    }
+    if len(set(task_by_checkpoint.values())) > 1:
+        pairs = ", ".join(f"{name} ({task})" for name, task in task_by_checkpoint.items())
+        raise ConfigurationError(f"checkpoint: expected checkpoints of one task; found {pairs}")
 
-    task = tasks[locations[0].name]
+    task = task_by_checkpoint[locations[0].name]
     check_program("evaluate.py", task, TASKS)
     evaluate = TASKS[task].evaluate
     assert evaluate is not None, task
 
     transformers.utils.logging.disable_progress_bar()
-    with _process_group() as processes:
+    with _join_process_group() as processes:
         return evaluate(config, locations, processes)
 
 
 def locate_models(config: EvaluateConfig) -> list[Location]:
-    """Locates the models in `checkpoint`, and with `untrained` the first one's initial model.
+    """Locates the models that `checkpoint` names; `untrained` adds the first one's initial model.
 
     Raises:
         UserError: If a model does not exist, or the value is not a name or a list of names.
@@ -64,8 +66,11 @@ def locate_models(config: EvaluateConfig) -> list[Location]:
 
 
 @contextmanager
-def _process_group() -> Iterator[Processes]:
-    """Joins the process group of a launcher (torchrun, `accelerate launch`), if there is one."""
+def _join_process_group() -> Iterator[Processes]:
+    """Joins the process group of a launcher (torchrun, `accelerate launch`), if there is one.
+
+    The groups of the devices are closed at the end, except after an error.
+    """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     device = torch.device("cpu")

@@ -38,13 +38,13 @@ def make_front_matter(
     results: Mapping[str, float] | None = None,
     held_out: str = "held-out data",
 ) -> str:
-    """Returns the YAML that the Hub reads, without the lines of `---`.
+    """Returns the YAML of the front matter for the Hub, without its `---` delimiters.
 
     License, languages and data sets of `model_card` are left out if they describe other data than
     the run trains on.
 
     Args:
-        pipeline_tag: The kind of task, as the Hub names it.
+        pipeline_tag: The Hub's name of the task.
         datasets: Data sets of the Hub that the run trains on, in addition to `model_card.datasets`.
         tags: Tags of the task, in addition to `bsmeta`.
         results: Metrics by name, for the `model-index`.
@@ -73,18 +73,18 @@ def describes_training_data(config: RunConfig) -> bool:
 
 
 def name_model(config: RunConfig) -> str:
-    """Returns the name of the model's repository, or of its run without a repository."""
+    """Returns the name of the model's repository, or without one the name of its run folder."""
     return config.push_to_hub or Path(config.out_dir).name
 
 
 def write_task_card(
     config: RunConfig, folder: Path, *, pipeline_tag: str, about: str, prediction: str
 ) -> None:
-    """Writes the card of a model of another task than the language model.
+    """Writes the model card for any task but language modeling.
 
     Args:
         folder: The folder of the exported model.
-        pipeline_tag: The kind of task, as the Hub names it.
+        pipeline_tag: The Hub's name of the task.
         about: A sentence about the model.
         prediction: The arguments of `bsmeta predict`, other than the checkpoint.
     """
@@ -117,12 +117,12 @@ def _list_facts(config: RunConfig) -> dict[str, str]:
     """Returns facts about the training run, by name."""
     data = attrgetter(config.training_data_key)(config)
     files = data if isinstance(data, list) else [data]
+    file_names = [shorten_to_public_name(str(file)) for file in files if file]
     length = f"{config.max_train_steps:,} steps"
     if config.num_train_epochs is not None:
         length = f"{config.num_train_epochs:g} epochs"
     return {
-        "training data": ", ".join(shorten_to_public_name(str(file)) for file in files if file)
-        or "none",
+        "training data": ", ".join(file_names) or "none",
         "length": length,
         "peak learning rate": f"{config.learning_rate:g}, {config.lr_scheduler_type}",
         "precision": config.mixed_precision,
@@ -131,7 +131,7 @@ def _list_facts(config: RunConfig) -> dict[str, str]:
 
 
 def describe_training_command(command: Sequence[str]) -> str | None:
-    """Returns the command that trains the model, if this process was started by one."""
+    """Returns the training command for the card; None if `command` is no training command."""
     if not command or Path(command[0]).stem.removeprefix("bsmeta ") != "train":
         return None
     arguments = [
@@ -147,22 +147,23 @@ def shorten_to_public_name(path: str) -> str:
 
 # Secrets are redacted before they are escaped, because an escaped secret would not be recognized.
 def escape_inline(text: str) -> str:
-    """Escapes text for a line of Markdown, without secrets."""
+    """Redacts secrets in a text, and escapes it for a line of Markdown."""
     return markdown.escape_inline(redact(text))
 
 
 def format_code_block(text: str, language: str) -> str:
-    """Returns text as a block of code, without secrets."""
+    """Redacts secrets in a text, and formats it as a block of code in Markdown."""
     return markdown.format_code_block(redact(text), language)
 
 
 def format_table(heads: Sequence[str], rows: Iterable[tuple[str, str]]) -> str:
-    """Returns a table in Markdown; its cells are Markdown, too."""
-    return markdown.format_table(heads, [[*row] for row in rows], [False] * len(heads))
+    """Formats a table in Markdown, whose cells are Markdown already."""
+    cells = [list(row) for row in rows]
+    return markdown.format_table(heads, cells, [False] * len(heads))
 
 
 def _name_base_model(config: RunConfig) -> str | None:
-    """Returns the name of the initial model on the Hub, if the run began with one."""
+    """Returns the name of the initial model on the Hub; None if there was no such model."""
     if not isinstance(config, PretrainedConfig) or config.model_config_file is not None:
         return None
     return None if Path(config.model_name).exists() else config.model_name

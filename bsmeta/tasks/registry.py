@@ -61,10 +61,12 @@ class TaskRegistry(Mapping[str, TaskEntry]):
         points: dict[str, EntryPoint] = {}
         for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
             if point.name in self._built_in or point.name in points:
-                other = points.get(point.name)
-                first = "bsmeta itself" if other is None else describe_distribution(other)
+                first_point = points.get(point.name)
+                first_owner = "bsmeta itself"
+                if first_point is not None:
+                    first_owner = describe_distribution(first_point)
                 raise ConfigurationError(
-                    f"task={point.name} is defined twice: by {first} and by "
+                    f"task={point.name} is defined twice: by {first_owner} and by "
                     f"{describe_distribution(point)} (entry point {point.value}); expected one "
                     f"task of a name. Fix: uninstall {find_package_name(point)}, or rename its task"
                 )

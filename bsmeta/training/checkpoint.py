@@ -58,10 +58,8 @@ DATA_STATE_FILE = "data_state.json"
 CONFIG_FILE = "config.yaml"
 REHEARSAL = ".rehearsal"
 """Folder in the run folder where the first save is rehearsed before the first step."""
-LOADED_FOLDERS = (
-    "state",
-    "rng",
-)  # DeepSpeed loads any file in `state` whose name matches its pattern
+LOADED_FOLDERS = ("state", "rng")
+"""Folders of which every file may be loaded: DeepSpeed loads any that matches its pattern."""
 # Errors that do not come from the content of a file, by name: torch is not imported here.
 _OTHER_ERRORS = {"OutOfMemoryError", "DistError"}
 Result = TypeVar("Result")
@@ -83,9 +81,9 @@ class TrainerState(GuardsState, total=False):
 def name_damaged_file(
     file: Path, *, other_errors: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Raises a `CheckpointError` that names the file for any error about its content.
+    """Context that turns any error about the content of `file` into a `CheckpointError`.
 
-    Exhausted GPU memory and the loss of a rank are not errors of the file.
+    Its message names the file. Exhausted GPU memory and a lost rank are not errors of the file.
 
     Args:
         other_errors: Further types of errors that do not come from the file.
@@ -114,7 +112,7 @@ class Checkpoint:
         Raises:
             CheckpointError: If the file cannot be read, or a value has another type.
         """
-        content = self._read(TRAINER_STATE_FILE)
+        content = self._read_json(TRAINER_STATE_FILE)
         with name_damaged_file(self.folder / TRAINER_STATE_FILE):
             msgspec.convert(content, TrainerState)
         return content
@@ -125,9 +123,10 @@ class Checkpoint:
         Raises:
             CheckpointError: If the file is not a JSON object.
         """
-        return self._read(DATA_STATE_FILE)
+        return self._read_json(DATA_STATE_FILE)
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _read_json(self, name: str) -> dict[str, Any]:
+        """Reads a file of the checkpoint that holds a JSON object."""
         file = self.folder / name
         with name_damaged_file(file):
             content = parse_json(file.read_bytes())
@@ -167,6 +166,7 @@ class Writer:
         processes.on_main(self._begin)
 
     def _begin(self) -> None:
+        """Creates the temporary folder (rank 0)."""
         shutil.rmtree(self.folder, ignore_errors=True)
         # Without the parents: if the run folder is deleted, only `RunFolder.keep` may rebuild it,
         # with the files that mark it as the folder of a run. Without them it would be taken for a
@@ -175,13 +175,14 @@ class Writer:
         (self.folder / "rng").mkdir()
 
     def write_json(self, file: str, value: Any) -> None:
+        """Writes a file of the checkpoint; one rank calls it."""
         (self.folder / file).write_text(json.dumps(value, indent=1))
 
     def commit(self) -> Checkpoint:
-        """Writes the manifest and renames the folder: the checkpoint exists fully or not at all.
+        """Writes the manifest and renames the folder, so that the checkpoint appears at once.
 
         Raises:
-            FileNotFoundError: If a part of it was deleted meanwhile.
+            FileNotFoundError: If a part of the checkpoint was deleted in the meantime.
         """
         self._processes.barrier()  # every rank has written its files
 
@@ -193,6 +194,7 @@ class Writer:
         return Checkpoint(self._final, self.step)
 
     def _describe_file(self, file: str) -> FileEntry:
+        """Makes a file durable on the disk, and returns its size and hash."""
         sync_to_disk(self.folder / file)
         return describe_file(self.folder / file)
 
@@ -260,19 +262,19 @@ def list_faults(checkpoint: Checkpoint, processes: Processes) -> list[str]:
 
 
 def _inspect_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], list[str]]:
-    """Returns the manifest's entries, and the faults that show without reading the files."""
+    """Returns the manifest's entries, and the faults that are found without reading the files."""
     try:
         expected = read_checked_manifest(checkpoint).files
     except CheckpointError as error:
         return {}, [str(error)]
 
     folder = checkpoint.folder
-    entries: list[Path] = []
+    paths: list[Path] = []
     for part in LOADED_FOLDERS:
-        entries += (folder / part).rglob("*")
+        paths += (folder / part).rglob("*")
 
     faults = []
-    for path in sorted(entries):
+    for path in sorted(paths):
         is_file = path.is_symlink() or not path.is_dir()
         if is_file and path.relative_to(folder).as_posix() not in expected:
             faults.append(
@@ -285,22 +287,22 @@ def _inspect_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], l
 def find_newest_intact(
     checkpoints: list[Checkpoint], processes: Processes
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Finds the newest intact checkpoint in the list of rank 0, which is sorted oldest first.
+    """Finds the newest intact checkpoint in rank 0's list, which is sorted oldest first.
 
     Every rank gets the same result: the checkpoint, if there is one, and the faults of newer ones.
     """
-    damaged: list[str] = []
+    newer_faults: list[str] = []
     for candidate in reversed(processes.broadcast(checkpoints)):
         faults = list_faults(candidate, processes)
         if not faults:
-            return candidate, damaged
+            return candidate, newer_faults
 
-        damaged += faults
+        newer_faults += faults
         if processes.is_main:
             logger.warning(
                 "%s is damaged and skipped:\n  %s", candidate.folder, "\n  ".join(faults)
             )
-    return None, damaged
+    return None, newer_faults
 
 
 def choose_checkpoint(request: str, out_dir: Path, processes: Processes) -> Checkpoint | None:
@@ -319,12 +321,12 @@ def choose_checkpoint(request: str, out_dir: Path, processes: Processes) -> Chec
     if request != "latest":
         return open_named_checkpoint(Path(request), processes)
 
-    newest, damaged = find_newest_intact(list_checkpoints(out_dir), processes)
-    if newest is None and damaged:
+    newest, faults = find_newest_intact(list_checkpoints(out_dir), processes)
+    if newest is None and faults:
         raise ConfigurationError(
             f"resume_from_checkpoint_dir={request}: every checkpoint is damaged in {out_dir}; "
             "nothing was overwritten. Restore one, or delete them all to start afresh:\n  "
-            + "\n  ".join(damaged)
+            + "\n  ".join(faults)
         )
     return newest
 
@@ -363,18 +365,17 @@ def remove_leftovers(out_dir: Path) -> None:
 
 
 def set_aside_newer(out_dir: Path, step: int) -> None:
-    """Renames the checkpoints after a step, because a run that resumes from it rewrites them.
+    """Renames the checkpoints later than `step`, the step that the run resumes from.
 
-    They were skipped because they are damaged, or because an earlier checkpoint was named.
-    Retention must neither count nor delete them, and the next `latest` must not choose them.
+    They were skipped because they are damaged, or because an earlier checkpoint was named, and the
+    run will save these steps again. Under a new name, retention neither counts nor deletes them,
+    and the next `latest` does not choose them.
     """
     for checkpoint in list_checkpoints(out_dir):
         if checkpoint.step <= step:
             continue
 
-        base = f"superseded-{checkpoint.folder.name}"
-        names = itertools.chain([base], (f"{base}.{number}" for number in itertools.count(2)))
-        target = next(out_dir / name for name in names if not (out_dir / name).exists())
+        target = _find_unused_path(out_dir / f"superseded-{checkpoint.folder.name}")
         checkpoint.folder.rename(target)
         logger.warning(
             "resuming from step %d: the later %s is now %s; delete it when you are sure that "
@@ -383,6 +384,16 @@ def set_aside_newer(out_dir: Path, step: int) -> None:
             checkpoint.folder,
             target.name,
         )
+
+
+def _find_unused_path(path: Path) -> Path:
+    """Returns `path`, or if it exists, the first of `path.2`, `path.3`, … that does not."""
+    candidate = path
+    for number in itertools.count(2):
+        if not candidate.exists():
+            break
+        candidate = path.with_name(f"{path.name}.{number}")
+    return candidate
 
 
 def _map_files_over_ranks(

@@ -1,12 +1,12 @@
 """Emulates which tensors CUDA saves for the backward pass, on a machine without CUDA.
 
-The estimate runs a forward pass on tensors without values. Tensors on the device "cuda" need a
-build of torch with CUDA. Operations on the CPU save less under autocast: on CUDA powers, norms,
-softmax and others compute in float32 (Micikevicius et al. 2018; the lists are macros of torch's
-ATen/autocast_mode.h), and GPT-2's activation `gelu_new`, which has a power, then saves most of its
-values in float32, too. Here such operations of the CPU follow CUDA's rule while the estimate
-counts. Two kernels differ as well: dropout saves a mask of one byte per value, and attention with
-dropout or a mask does not save the scores.
+The estimate runs a forward pass on tensors without values. They are tensors of the CPU, because
+those of "cuda" need a build of torch with CUDA. Under autocast, operations on the CPU save fewer
+bytes: on CUDA, powers, norms, softmax and others compute in float32 (Micikevicius et al. 2018; the
+lists are macros of torch's ATen/autocast_mode.h). GPT-2's activation `gelu_new`, which has a power,
+then saves most of its values in float32, too. While the estimate counts, these operations follow
+CUDA's rule here. Two kernels differ as well: CUDA's dropout saves a mask of one byte per value, and
+its attention with dropout or a mask does not save the scores.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ FLOAT32_RESULT_OPERATIONS = (
 
 @contextmanager
 def follow_cuda_rules() -> Iterator[None]:
-    """Makes operations on the CPU save the same tensors for the backward pass as on CUDA.
+    """Context in which operations on the CPU save the same tensors for the backward pass as CUDA.
 
-    It affects the whole process, and suits only tensors without values: results differ from CUDA.
+    It affects the whole process. Results differ from CUDA, so use it only on tensors without
+    values.
     """
     library = Library("aten", "IMPL")
     try:
@@ -67,13 +68,15 @@ def _wrap_in_float32(operation: Any) -> Callable[..., Any]:
 
     def compute(*arguments: Any, **keywords: Any) -> Any:
         with torch.autocast("cpu", enabled=False):
-            widened = {name: _widen_argument(value) for name, value in keywords.items()}
-            return operation(*map(_widen_argument, arguments), **widened)
+            wide_arguments = [_widen_argument(value) for value in arguments]
+            wide_keywords = {name: _widen_argument(value) for name, value in keywords.items()}
+            return operation(*wide_arguments, **wide_keywords)
 
     return compute
 
 
 def _widen_argument(value: Any) -> Any:
+    """Converts a half-precision tensor to float32; returns any other value unchanged."""
     is_narrow = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if is_narrow else value
 
@@ -83,16 +86,18 @@ def _wrap_to_float32(operation: Any) -> Callable[..., Any]:
     names = [argument.name for argument in operation._schema.arguments]
 
     def compute(*arguments: Any, **keywords: Any) -> Any:
-        by_name = dict(zip(names, arguments, strict=False)) | keywords
-        if by_name.get("dtype") is None:
-            by_name["dtype"] = torch.float32
+        arguments_by_name = dict(zip(names, arguments, strict=False)) | keywords
+        if arguments_by_name.get("dtype") is None:
+            arguments_by_name["dtype"] = torch.float32
+        values = arguments_by_name.pop(names[0])
         with torch.autocast("cpu", enabled=False):
-            return operation(by_name.pop(names[0]), **by_name)
+            return operation(values, **arguments_by_name)
 
     return compute
 
 
 def _apply_dropout(values: torch.Tensor, probability: float, is_training: bool) -> torch.Tensor:
+    """Applies CUDA's dropout kernel, which saves a mask."""
     if not probability or not is_training:
         return values
     return torch.native_dropout(values, probability, is_training)[0]

@@ -6,10 +6,10 @@ import torch
 
 
 def copy_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
-    """Starts a copy from main memory without waiting for it.
+    """Starts to copy a tensor to `device`, and returns the copy without waiting for it.
 
-    The driver may wait for the device if the memory is not page-locked. A loader locks its batches,
-    but not the tensors that a task adds to them.
+    A copy from memory that is not page-locked may block the host, so such a tensor is first copied
+    to page-locked memory. A loader locks its batches, but not the tensors that a task adds to them.
     """
     if device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned():
         tensor = tensor.pin_memory()

@@ -23,21 +23,20 @@ _OUT_OF_MEMORY_MARKS = (
 
 @contextmanager
 def explain_device_errors(config: RunConfig) -> Iterator[None]:
-    """Replaces errors of the device in a context by errors that name the keys to change.
+    """Context that replaces errors of the device by errors that name the keys to change.
 
     Raises:
-        ConfigurationError: If an operation has no deterministic kernel, and `deterministic` asks
-            for one.
+        ConfigurationError: If an operation has no deterministic kernel, with `deterministic=true`.
         DeviceError: If the device is out of memory.
         NcclError: If NCCL has failed on this rank.
     """
     try:
         yield
     except Exception as error:
-        explained = _explain_error(error, config)
-        if explained is None:
+        explanation = _explain_error(error, config)
+        if explanation is None:
             raise
-        raise explained from error
+        raise explanation from error
 
 
 def _explain_error(error: Exception, config: RunConfig) -> Exception | None:
@@ -62,13 +61,14 @@ def _explain_error(error: Exception, config: RunConfig) -> Exception | None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
+    """Whether torch or a library of CUDA ran out of memory on the GPU."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _is_about_memory(str(error))
 
 
 def _is_about_memory(text: str) -> bool:
-    return any(words in text for words in _OUT_OF_MEMORY_MARKS)
+    return any(mark in text for mark in _OUT_OF_MEMORY_MARKS)
 
 
 def _suggest_smaller_steps(config: RunConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The device of an estimate: its memory, the launches that fit, and remedies for others."""
+"""Checks whether a launch fits into the memory of a GPU, and suggests remedies if it does not."""
 
 from __future__ import annotations
 
@@ -34,12 +34,16 @@ class Device:
 
     @property
     def usable(self) -> float:
-        """Bytes for tensors."""
+        """Bytes of memory that are available for tensors."""
         return self.memory - RESERVED_BYTES
 
 
 def find_device(card: str | None) -> Device | None:
-    """Describes the GPU `card`, a name in `CARDS`; None: the GPU of this process, if it has one."""
+    """Describes a GPU; returns None if `card` is None and this process has no GPU.
+
+    Args:
+        card: A name in `CARDS`; None: the GPU of this process.
+    """
     if torch.cuda.is_available():
         # Processes choose their devices later, when the engine starts.
         gpu = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -68,7 +72,7 @@ class Need:
     per_row: float
 
     def max_rows(self, usable: float) -> float:
-        """Returns the largest number of rows that fits; 0 if none does, infinity if any does."""
+        """Returns the largest number of rows that fits into `usable` bytes, from 0 to infinity."""
         if self.per_row <= 0:
             return math.inf if self.size <= usable else 0
         return max(0, self.rows + math.floor((usable - self.size) / self.per_row))
@@ -83,21 +87,21 @@ def describe_fit(
     recomputes: bool,
     rows_key: str | None,
 ) -> list[str]:
-    """Describes whether a launch fits on a device, and alternatives that do.
+    """Returns lines that say whether a launch fits on a device, and which alternatives do.
 
     Args:
         plain: Need of the launch without recomputation.
         recomputing: Need with gradient_checkpointing; None: the task does not have it.
         engines: Bytes that the same micro-batch takes under the other engines, by launch file.
-        recomputes: Whether the configuration has gradient_checkpointing.
+        recomputes: Whether gradient_checkpointing is on in the configuration.
         rows_key: The key that sets the rows; None: they vary.
     """
     need = recomputing if recomputing is not None and recomputes else plain
     fits = need.size <= device.usable
 
-    rows = f"{rows_key or 'rows of a micro-batch'} that fit: {_describe_rows(plain, device)}"
+    rows_line = f"{rows_key or 'rows of a micro-batch'} that fit: {_describe_rows(plain, device)}"
     if recomputing is not None:
-        rows = f"{rows}; with gradient_checkpointing=true {_describe_rows(recomputing, device)}"
+        rows_line += f"; with gradient_checkpointing=true {_describe_rows(recomputing, device)}"
 
     fitting = [
         f"{name} ({_format_gib(size)})" for name, size in engines.items() if size <= device.usable
@@ -106,32 +110,29 @@ def describe_fit(
         f"{device.name}: {_format_gib(device.memory)}, of which {_format_gib(RESERVED_BYTES)} are "
         f"left to CUDA and to fragmentation (assumed); this launch takes {_format_gib(need.size)} "
         f"with {need.rows} rows: it {'fits' if fits else 'DOES NOT FIT'}",
-        rows,
+        rows_line,
         f"other engines that fit with {need.rows} rows, on the same number of devices: "
         f"{', '.join(fitting) or 'none'}",
     ]
     if not fits:
-        lines.append(
-            f"from cheap to expensive: {', '.join(_list_remedies(recomputing is not None))}"
-        )
+        remedies = _list_remedies(can_recompute=recomputing is not None)
+        lines.append(f"from cheap to expensive: {', '.join(remedies)}")
     return lines
 
 
-def _list_remedies(can_recompute: bool) -> list[str]:
+def _list_remedies(*, can_recompute: bool) -> list[str]:
     """Lists changes that lower the memory of a launch, from cheap to expensive."""
-    recomputing = (
-        "gradient_checkpointing=true (a third more computation; gradient_checkpointing_every=2: "
-        "half of it)"
-    )
-    return [
-        "fewer rows and more gradient_accumulation_steps (the same batch)",
-        *([recomputing] if can_recompute else []),
-        "another engine",
-        "more devices",
-    ]
+    remedies = ["fewer rows and more gradient_accumulation_steps (the same batch)"]
+    if can_recompute:
+        remedies.append(
+            "gradient_checkpointing=true (a third more computation; "
+            "gradient_checkpointing_every=2: half of it)"
+        )
+    return [*remedies, "another engine", "more devices"]
 
 
 def _describe_rows(need: Need, device: Device) -> str:
+    """Describes the number of rows that fit on a device: `any`, `up to 8`, `none`."""
     rows = need.max_rows(device.usable)
     if rows == math.inf:
         return "any"

@@ -1,4 +1,4 @@
-"""The memory that a run needs on each device, compared with the memory of the device."""
+"""Compares the memory that a run needs on each device with the memory of the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bsmeta.training.device_fit import find_device
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Memory of the device of this process, or without a GPU its share of the main memory.
+    """Memory of this process's GPU, or without a GPU its share of the main memory.
 
     Attributes:
         total: Bytes in total.
@@ -55,7 +55,7 @@ class MemoryNeed(Protocol):
 
 
 def list_memory_rows(need: MemoryNeed, memory: DeviceMemory) -> list[Row]:
-    """Returns the row of the start-up table, if the need can be counted."""
+    """Returns the memory row of the start-up table; [] if the need is unknown."""
     if need.needed is None:
         return []
 
@@ -67,7 +67,7 @@ def list_memory_rows(need: MemoryNeed, memory: DeviceMemory) -> list[Row]:
 
 
 def list_memory_notes(need: MemoryNeed, memory: DeviceMemory, config: RunConfig) -> Iterator[str]:
-    """Yields a note if the state or a micro-batch cannot fit."""
+    """Yields a note with remedies if the run needs more memory than the device has."""
     if need.needed is None or need.needed <= memory.total:
         return
 

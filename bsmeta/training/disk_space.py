@@ -26,7 +26,9 @@ from bsmeta.training.checkpoint import (
 from bsmeta.training.processes import ALONE
 
 MARGIN = 1.1
-"""Factor on the size of the last checkpoint: for logs, file system overhead, and added tokens."""
+"""Free space that a save needs, relative to the last checkpoint.
+
+It leaves room for logs, file system overhead, and added tokens."""
 
 
 def check_room(out_dir: Path, like: Checkpoint | None = None, *, with_model: bool = False) -> None:
@@ -81,14 +83,14 @@ def _count_weights(saved: Checkpoint) -> int:
 def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
     """Returns the error itself, or for a full disk a DataError with remedies.
 
-    An error for the user explains itself already, even if a full disk is its cause.
+    A `UserError` is returned unchanged, even if a full disk is its cause.
     """
     if isinstance(error, UserError) or not is_full_disk_error(error):
         return error
 
-    elsewhere = _describe_other_file_system(error, out_dir)
-    if elsewhere is not None:
-        return DataError(f"{elsewhere}. {_describe_remedy(out_dir)}")
+    other_full_disk = _describe_other_full_disk(error, out_dir)
+    if other_full_disk is not None:
+        return DataError(f"{other_full_disk}. {_describe_remedy(out_dir)}")
 
     free = format_bytes(measure_free_bytes(out_dir))
     return DataError(
@@ -97,8 +99,8 @@ def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
     )
 
 
-def _describe_other_file_system(error: Exception, out_dir: Path) -> str | None:
-    """Describes the full file system if it is not the run folder's; None if it is."""
+def _describe_other_full_disk(error: Exception, out_dir: Path) -> str | None:
+    """Describes another full file system than the run folder's; None if there is none."""
     if measure_free_bytes(out_dir) < MIN_FREE_BYTES:
         return None
     if measure_free_bytes(SHARED_MEMORY) < MIN_FREE_BYTES:
@@ -124,8 +126,8 @@ def _find_files(error: Exception) -> Iterator[Path]:
 def _describe_remedy(out_dir: Path) -> str:
     """Describes the last intact checkpoint, and how to continue from it."""
     saved, _ = find_newest_intact(list_checkpoints(out_dir), ALONE)
-    last = f"{saved.folder.name} is intact" if saved else "There is no intact checkpoint yet"
+    state = f"{saved.folder.name} is intact" if saved else "There is no intact checkpoint yet"
     return (
-        f"{last}. Free some space (or lower keep_last_checkpoints), then resume with "
+        f"{state}. Free some space (or lower keep_last_checkpoints), then resume with "
         "resume_from_checkpoint_dir=latest"
     )

@@ -122,7 +122,11 @@ def prepare_cpu_op() -> None:
 
 
 def find_library_path(name: str) -> Path:
-    """Returns the path of the compiled op: in the environment if that can be written."""
+    """Returns the path of the compiled op, which is named for the versions it was compiled for.
+
+    It is in TORCH_EXTENSIONS_DIR if that is set, or else in the Python environment if the op is
+    there or may be written there, or else in torch's default folder.
+    """
     import deepspeed
 
     versions = f"deepspeed{deepspeed.__version__}-torch{torch.__version__}"
@@ -138,20 +142,19 @@ def find_library_path(name: str) -> Path:
 
 def _compile_op(builder: Any, library: Path) -> None:
     """Compiles the op in a temporary folder and moves it to `library`; called under the lock."""
-    for leftover in library.parent.glob(
-        f"{_BUILD_FOLDER_PREFIX}*"
-    ):  # of processes that were killed
+    # Folders of processes that were killed while they compiled.
+    for leftover in library.parent.glob(f"{_BUILD_FOLDER_PREFIX}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
-    path = os.environ.get("PATH", "")
-    scripts = Path(sys.executable).parent
-    if (scripts / "ninja").exists():  # prefer the ninja of this environment
-        path = f"{scripts}{os.pathsep}{path}"
+    search_path = os.environ.get("PATH", "")
+    scripts_folder = Path(sys.executable).parent
+    if (scripts_folder / "ninja").exists():  # prefer the ninja of this environment
+        search_path = f"{scripts_folder}{os.pathsep}{search_path}"
 
     with tempfile.TemporaryDirectory(
         dir=library.parent, prefix=_BUILD_FOLDER_PREFIX, ignore_cleanup_errors=True
     ) as build_folder:
-        with patch_environment(TORCH_EXTENSIONS_DIR=build_folder, PATH=path):
+        with patch_environment(TORCH_EXTENSIONS_DIR=build_folder, PATH=search_path):
             builder.load(verbose=False)
         compiled = Path(build_folder, builder.NAME, f"{builder.NAME}.so")
         with compiled.open("rb") as file:
@@ -161,7 +164,7 @@ def _compile_op(builder: Any, library: Path) -> None:
 
 @contextmanager
 def _call_after(seconds: float, action: Callable[..., object], *arguments: Any) -> Iterator[None]:
-    """Calls the action, in a thread, if the block takes longer than `seconds`."""
+    """Context that calls `action` in a thread if the block takes longer than `seconds`."""
     timer = threading.Timer(seconds, action, arguments)
     timer.daemon = True
     timer.start()
@@ -172,6 +175,7 @@ def _call_after(seconds: float, action: Callable[..., object], *arguments: Any) 
 
 
 def _import_op(name: str, library: Path) -> Any:
+    """Imports a compiled op as a module."""
     spec = importlib.util.spec_from_file_location(name, library)
     assert spec is not None
     assert spec.loader is not None
@@ -186,9 +190,9 @@ def create_accelerator(
     """Creates the Accelerator of this process; all processes of the launch must call it.
 
     Args:
-        deepspeed_config: Without any `"auto"`.
-        reshards: Under FSDP2: whether weights are freed after the forward pass. With neither this
-            nor `deepspeed_config`, training is plain (distributed data parallel).
+        deepspeed_config: The DeepSpeed JSON with every `"auto"` resolved; None: without DeepSpeed.
+        reshards: Under FSDP2, whether weights are freed after the forward pass; None: without
+            FSDP2. If both are None, training is plain (distributed data parallel).
 
     Raises:
         ConfigurationError: If fewer processes joined than were launched, or another machine of
@@ -224,7 +228,7 @@ def _connect_processes(
     deepspeed: DeepSpeedPlugin | None,
     fsdp: FullyShardedDataParallelPlugin | None,
 ) -> Accelerator:
-    """Creates the Accelerator, which connects the processes of the launch.
+    """Creates the Accelerator within a time limit, and explains why processes do not connect.
 
     Raises:
         NcclError: If NCCL failed on this rank.
@@ -257,11 +261,11 @@ def _check_precision(mixed_precision: str, device: torch.device) -> None:
 
 def _check_world_size(accelerator: Accelerator) -> None:
     """Refuses an Accelerator that has not connected all processes of the launch."""
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    is_connected = launched == 1 or accelerator.distributed_type != DistributedType.NO
-    if accelerator.num_processes != launched or not is_connected:
+    num_launched = int(os.environ.get("WORLD_SIZE", "1"))
+    is_connected = num_launched == 1 or accelerator.distributed_type != DistributedType.NO
+    if accelerator.num_processes != num_launched or not is_connected:
         raise ConfigurationError(
-            f"{launched} processes were launched (WORLD_SIZE), but Accelerate sees "
+            f"{num_launched} processes were launched (WORLD_SIZE), but Accelerate sees "
             f"{accelerator.num_processes} ({accelerator.distributed_type}): each would train on "
             "its own. Use a file of experiments/accelerate/, and unset ACCELERATE_USE_CPU."
         )
@@ -272,6 +276,7 @@ def _create_accelerator(
     deepspeed: DeepSpeedPlugin | None,
     fsdp: FullyShardedDataParallelPlugin | None,
 ) -> Accelerator:
+    """Creates the Accelerator for plain torch, DeepSpeed or FSDP2."""
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     bucket_mb = config.ddp_bucket_mb or _BUCKET_MB[device_type]
     handlers: list[KwargsHandler] = [
@@ -310,7 +315,10 @@ def _create_accelerator(
 
 
 def _make_fsdp_plugin(mixed_precision: str, reshards: bool) -> FullyShardedDataParallelPlugin:
-    """Sets every option of FSDP2: Accelerate takes missing ones from the environment."""
+    """Creates the plugin of FSDP2 with every option set.
+
+    Accelerate would read missing options from the environment.
+    """
     half_dtype = {"no": None, "bf16": torch.bfloat16}[mixed_precision]
     return FullyShardedDataParallelPlugin(
         fsdp_version=2,
@@ -329,9 +337,9 @@ def _make_fsdp_plugin(mixed_precision: str, reshards: bool) -> FullyShardedDataP
 
 
 def time_limit(seconds: float, activity: str) -> AbstractContextManager[None]:
-    """Ends this process with a message and all stacks if the block takes longer than `seconds`.
+    """Context that ends the process, with all stacks, if the block takes longer than `seconds`.
 
-    Covers the start, before there is a `Watchdog`: Gloo may wait forever while two processes
+    It covers the start, before there is a `Watchdog`: Gloo may wait forever while two processes
     connect, regardless of its timeout (seen once with torch 2.13 on a busy machine, on both sides).
     """
 
@@ -348,13 +356,13 @@ def time_limit(seconds: float, activity: str) -> AbstractContextManager[None]:
 
 
 def is_connection_error(error: Exception) -> bool:
-    """Whether the error only means that another rank could not be reached."""
+    """Whether the error means that another rank could not be reached, not that this one failed."""
     if isinstance(error, NcclError) or find_nccl_fault(error) is not None:
         return False
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(
-        word in str(error) for word in _CONNECTION_ERROR_MARKS
+        mark in str(error) for mark in _CONNECTION_ERROR_MARKS
     )
 
 
@@ -367,9 +375,10 @@ def print_stacks(message: str) -> None:
 
 
 class GarbageCollection:
-    """A context in which garbage is collected only every so often, and on request.
+    """Context that disables automatic garbage collection.
 
-    A collection after every `STEPS_PER_COLLECTION` steps stops all ranks at once.
+    Garbage is collected every `STEPS_PER_COLLECTION` steps, at the same step on all ranks, and when
+    the loop pauses anyway (`collect`).
     """
 
     def __enter__(self) -> GarbageCollection:
@@ -383,8 +392,10 @@ class GarbageCollection:
         gc.unfreeze()
 
     def collect_if_due(self, step: int) -> None:
+        """Collects garbage after every `STEPS_PER_COLLECTION`-th step."""
         if step % STEPS_PER_COLLECTION == 0:
             self.collect()
 
     def collect(self) -> None:
+        """Collects garbage now."""
         gc.collect()

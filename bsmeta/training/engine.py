@@ -1,4 +1,4 @@
-"""Engines step the optimizer: their interface to the loop, and the state that they write.
+"""The interface of the engines, which wrap the model, step the optimizer and save both.
 
 Engines differ in how they clip and step, and in how they save weights and optimizer: plain torch
 (`engine_plain`), FSDP2 (`fsdp`) and DeepSpeed (`engine_deepspeed`); `engines` chooses.
@@ -45,12 +45,14 @@ class Engine(ABC):
     """The interface of an engine to the loop. All ranks call each method together.
 
     Attributes:
-        name: Identifies the engine that a checkpoint belongs to.
+        name: Name of the engine, which a checkpoint records.
         scales_loss: Whether the loss is scaled (fp16); such an engine skips non-finite gradients.
+        holds_all_weights: Whether this rank has every weight whole, and not a shard of each.
         unwrapped_model: The model without the wrappers of the engine.
     """
 
     scales_loss: bool
+    holds_all_weights: bool = True
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         self.accelerator = accelerator
@@ -68,11 +70,14 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def step(self, finite: torch.Tensor) -> bool:
-        """Updates the weights if loss and gradient are `finite`; zeroes the gradient.
+    def step(self, is_finite: torch.Tensor) -> bool:
+        """Updates the weights if loss and gradient are finite, and clears the gradient.
 
-        The host does not wait for `finite`, a boolean scalar on the device. Returns whether the
-        weights were changed regardless of it.
+        Args:
+            is_finite: Boolean scalar on the device, for which the host does not wait.
+
+        Returns:
+            Whether the engine changed the weights regardless of `is_finite`.
         """
 
     @abstractmethod
@@ -85,13 +90,13 @@ class Engine(ABC):
 
     @abstractmethod
     def load(self, folder: Path) -> None:
-        """Reads what `save` wrote."""
+        """Restores weights and optimizer from a folder that `save` has written."""
 
     def take_snapshot(self) -> Snapshot | None:
-        """Copies the state to main memory; None: this rank writes nothing.
+        """Copies the state to main memory; returns None on a rank that writes nothing.
 
-        The copy is valid until the next call. DeepSpeed cannot copy: its ranks write their
-        partitions together, and the checks refuse `async_save`.
+        The copy is valid until the next call. DeepSpeed does not support it, because its ranks
+        write their partitions together; the checks refuse `async_save` under DeepSpeed.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""The engine of DeepSpeed; it also loads checkpoints of another number of processes."""
+"""The engine of DeepSpeed, which also loads checkpoints saved by another number of processes."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ TAG = "pytorch_model"  # of DeepSpeed's checkpoints
 
 
 class DeepSpeedEngine(Engine):
-    """DeepSpeed, which clips, steps and skips steps within the backward pass.
+    """DeepSpeed, which clips, steps, and skips non-finite steps inside its backward pass.
 
-    The model is DeepSpeed's own engine.
+    `model` is DeepSpeed's own engine object.
     """
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         super().__init__(accelerator, model, optimizer)
         self.scales_loss = accelerator.mixed_precision == "fp16"
+        self.holds_all_weights = self.model.zero_optimization_stage() < 3
         # Writing or reading a file counts as progress, but not the barriers around it.
-        files = self.model.checkpoint_engine
-        files.save = report_opaque_work()(files.save)
-        files.load = report_opaque_work()(files.load)
+        file_engine = self.model.checkpoint_engine
+        file_engine.save = report_opaque_work()(file_engine.save)
+        file_engine.load = report_opaque_work()(file_engine.load)
 
     def clip(self, limit: float) -> torch.Tensor | float | None:
         norm: torch.Tensor | float | None = self.model.get_global_grad_norm()
         return norm
 
-    def step(self, finite: torch.Tensor) -> bool:
+    def step(self, is_finite: torch.Tensor) -> bool:
         return bool(self.model.was_step_applied())
 
     def gather_weights(self) -> dict[str, torch.Tensor]:
@@ -56,13 +57,13 @@ class DeepSpeedEngine(Engine):
         for name, parameter in self.model.module.named_parameters():
             if not bool(parameter.isfinite().all()):
                 raise TrainingError(
-                    f"{name} is not finite: a gradient was not; no checkpoint of it was written. "
+                    f"{name} is not finite, because a gradient was not; no checkpoint was written. "
                     "Resume with a lower learning_rate, or under ZeRO 1-3, which skips such steps"
                 )
 
     def load(self, folder: Path) -> None:
         optimizer = self.model.optimizer
-        limit = getattr(optimizer, "clip_grad", None)  # ZeRO 1 and 2 overwrite it
+        clip_limit = getattr(optimizer, "clip_grad", None)  # ZeRO 1 and 2 overwrite it
 
         with keep_settings(optimizer), name_damaged_file(folder), restrict_to_values():
             if self.model.load_universal_checkpoint():
@@ -74,8 +75,8 @@ class DeepSpeedEngine(Engine):
                 if path is None:
                     raise CheckpointError(f"{folder}: DeepSpeed found no checkpoint there")
 
-        if limit is not None:
-            optimizer.clip_grad = limit
+        if clip_limit is not None:
+            optimizer.clip_grad = clip_limit
 
     def _load_universal(self, folder: Path) -> None:
         """Loads a checkpoint saved by another number of processes, and repairs the optimizer.

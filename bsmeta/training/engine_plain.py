@@ -1,4 +1,4 @@
-"""The engine of plain torch, also data parallel."""
+"""The engine of plain torch, for one process or data parallel."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class PlainEngine(Engine):
     def clip(self, limit: float) -> torch.Tensor:
         return self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
 
-    def step(self, finite: torch.Tensor) -> bool:
+    def step(self, is_finite: torch.Tensor) -> bool:
         # A scaler must see every step; it skips non-finite ones itself.
-        if self.scales_loss or self._may_step(finite):
+        if self.scales_loss or self._decide_to_step(is_finite):
             self.optimizer.step()
         self._clear_gradients()
         return False
@@ -57,15 +57,15 @@ class PlainEngine(Engine):
     def _clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
 
-    def _may_step(self, finite: torch.Tensor) -> bool:
-        """Whether to call the optimizer, which then changes nothing if the step is not finite."""
+    def _decide_to_step(self, is_finite: torch.Tensor) -> bool:
+        """Returns whether to call the optimizer; a fused one skips a non-finite step itself."""
         optimizer = self.optimizer.optimizer
         if not getattr(optimizer, "_step_supports_amp_scaling", False):
-            return bool(finite)  # waits for the device
+            return bool(is_finite)  # waits for the device
 
         # A fused kernel leaves the weights and its state unchanged if this is 1 (see
         # torch.amp.GradScaler): the device decides, and the host need not wait.
-        optimizer.found_inf = (~finite).float()
+        optimizer.found_inf = (~is_finite).float()
         return True
 
     def gather_weights(self) -> dict[str, torch.Tensor]:
@@ -86,10 +86,10 @@ class PlainEngine(Engine):
 
     @cached_property
     def _stager(self) -> Any:
-        """Torch's stager, which reuses the memory of a copy for the next copy.
+        """Torch's stager, which copies the state into the same memory each time.
 
-        The first write to memory takes several times as long as a copy, because the system has to
-        find and clear each page. For copies from a GPU the memory is page-locked (pinned);
+        The first write to new memory takes several times as long as a copy, because the system has
+        to find and clear each page. For copies from a GPU the memory is page-locked (pinned);
         otherwise the driver would copy each part twice.
         """
         from torch.distributed.checkpoint import staging  # slow; only needed if it copies
@@ -150,18 +150,18 @@ def _fix_ddp_buckets(model: DistributedDataParallel) -> None:
 
 
 def count_storage_bytes(state: Any) -> int:
-    """Returns the bytes of the tensors in a nested state here; shared memory counts once."""
+    """Returns the bytes of this rank's tensors in a nested state; shared memory counts once."""
     bytes_by_address: dict[int, int] = {}
     for leaf in tree_leaves(state):
         if isinstance(leaf, torch.Tensor):
-            local = leaf.to_local() if isinstance(leaf, DTensor) else leaf
-            storage = local.untyped_storage()
+            local_tensor = leaf.to_local() if isinstance(leaf, DTensor) else leaf
+            storage = local_tensor.untyped_storage()
             bytes_by_address[storage.data_ptr()] = storage.nbytes()
     return sum(bytes_by_address.values())
 
 
 def write_state(state: dict[str, Any], folder: Path) -> None:
-    """Writes the result of `PlainEngine.collect_state`, or a copy of it."""
+    """Writes the result of `PlainEngine.collect_state`, or a copy of it, into a new folder."""
     folder.mkdir()
     with report_opaque_work():
         torch.save(state, folder / _PLAIN_FILE)

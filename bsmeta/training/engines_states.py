@@ -34,9 +34,9 @@ _UNRESTRICTED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
 def list_plain_globals() -> list[Any]:
-    """Returns the classes in DeepSpeed's states, none of which has effects when it is created.
+    """Lists the classes in DeepSpeed's states, none of which has side effects when constructed.
 
-    With each name of `getattr` comes the function that stands for it.
+    Each name of `getattr` is paired with the function that replaces it.
     """
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -54,7 +54,7 @@ def list_plain_globals() -> list[Any]:
 
 @contextmanager
 def restrict_to_values() -> Iterator[None]:
-    """Restricts every load by torch, DeepSpeed's own included, to values.
+    """Context in which torch loads only plain values, also when DeepSpeed calls it.
 
     Raises:
         UnpicklingError: If a pickle names anything but values.
@@ -72,7 +72,7 @@ def restrict_to_values() -> Iterator[None]:
 
 
 def _extract_reason(error: Exception) -> str:
-    """Extracts why torch refuses a pickle, without the advice to load it nevertheless."""
+    """Extracts why torch refused a pickle, without torch's advice on how to load it anyway."""
     lines = str(error).splitlines()
     for mark in ("GLOBAL", "WeightsUnpickler"):
         for line in lines:
@@ -82,32 +82,40 @@ def _extract_reason(error: Exception) -> str:
 
 
 def check_states(folder: Path) -> None:
-    """Refuses states that hold more than values, or names that lead to other folders.
+    """Refuses states that hold more than values, or keys that lead out of the folder.
 
-    The converter creates a folder for each parameter, and would create it anywhere. Tensors are not
+    The converter creates a folder for each parameter, wherever its name leads. Tensors are not
     read, only mapped into memory.
 
     Raises:
-        CheckpointError: With the name of the file.
+        CheckpointError: If a file in the folder is refused; the message names it.
     """
     with restrict_to_values():
         for file in sorted(folder.glob("*.pt")):
             can_map = zipfile.is_zipfile(file)
             try:
                 state = torch.load(file, map_location="cpu", weights_only=True, mmap=can_map)
-                path_like = next(
-                    (key for key in _iterate_keys(state) if "/" in key or key in ("", "..")), None
-                )
+                path_like_key = _find_path_like_key(state)
             except Exception as error:
                 reason = _extract_reason(error)
                 raise CheckpointError(f"{file}: holds more than values ({reason})") from error
-            if path_like is not None:
-                raise CheckpointError(f"{file}: names {path_like!r}, expected names of parameters")
+            if path_like_key is not None:
+                raise CheckpointError(
+                    f"{file}: names {path_like_key!r}, expected names of parameters"
+                )
             report_progress()
 
 
+def _find_path_like_key(state: Any) -> str | None:
+    """Returns a key that is not a plain file name, if there is one."""
+    for key in _iterate_keys(state):
+        if "/" in key or key in ("", ".."):
+            return key
+    return None
+
+
 def _iterate_keys(state: Any) -> Iterator[str]:
-    """Yields the keys of nested mappings and lists, which may contain themselves."""
+    """Yields the string keys in nested mappings and lists, which may contain themselves."""
     pending = [state]
     seen_ids: set[int] = set()
     while pending:
@@ -124,7 +132,7 @@ def _iterate_keys(state: Any) -> Iterator[str]:
 
 
 def main() -> None:
-    """Runs DeepSpeed's converter."""
+    """Runs DeepSpeed's converter on the arguments of the command line."""
     from deepspeed.checkpoint import ds_to_universal
 
     with restrict_to_values():

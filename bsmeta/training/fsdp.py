@@ -60,7 +60,7 @@ _ALLOWED_GLOBALS = {
     "pathlib._local": {"PosixPath"},
 }  # fmt: skip
 
-# Opcodes of the pickles that Python writes for them.
+# Opcodes in the pickles that Python writes for such a description.
 _ALLOWED_OPCODES = frozenset({
     "PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "NEWOBJ", "REDUCE", "BUILD",
     "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE",
@@ -74,6 +74,8 @@ _OPCODES_PER_REPORT = 1 << 20  # between reports of progress
 class FSDPEngine(PlainEngine):
     """Torch's own optimizer on parameters that `fully_shard` has sharded over the ranks."""
 
+    holds_all_weights = False
+
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         super().__init__(accelerator, model, optimizer)
         if accelerator.native_amp:
@@ -83,11 +85,10 @@ class FSDPEngine(PlainEngine):
         self._separate_processes = Processes.of_group(accelerator.device).with_separate_group()
 
         # A tensor with several names in the model is saved under the first.
+        self._saved_names: dict[str, str] = {}
         first_names: dict[int, str] = {}
-        self._saved_names = {
-            name: first_names.setdefault(id(tensor), name)
-            for name, tensor in self.model.state_dict(keep_vars=True).items()
-        }
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            self._saved_names[name] = first_names.setdefault(id(tensor), name)
 
     def clip(self, limit: float) -> torch.Tensor:
         norm = super().clip(limit)
@@ -111,15 +112,18 @@ class FSDPEngine(PlainEngine):
         }
 
     def _collect_model_state(self) -> dict[str, torch.Tensor]:
-        """Returns this rank's shards of the weights, each under one name."""
+        """Returns this rank's shards of the weights, each only under its first name."""
         state = self.model.state_dict()
         return {name: state[name] for name in dict.fromkeys(self._saved_names.values())}
 
+    def _collect_prefixed_model_state(self) -> dict[str, torch.Tensor]:
+        """Returns this rank's shards of the weights under their names in a checkpoint."""
+        state = self._collect_model_state()
+        return {_MODEL_PREFIX + name: tensor for name, tensor in state.items()}
+
     def collect_state(self) -> dict[str, torch.Tensor]:
-        """Returns the shards of weights and optimizer, not copied."""
-        state = {
-            _MODEL_PREFIX + name: tensor for name, tensor in self._collect_model_state().items()
-        }
+        """Returns this rank's shards of weights and optimizer, not copied."""
+        state = self._collect_prefixed_model_state()
         for name, parameter in self._map_names_to_parameters().items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 state[f"{_OPTIMIZER_PREFIX}{key}/{name}"] = value
@@ -140,7 +144,6 @@ class FSDPEngine(PlainEngine):
 
     def take_snapshot(self) -> Snapshot:
         copy = self.copy_state()
-
         processes = self._separate_processes
 
         def read_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -151,9 +154,7 @@ class FSDPEngine(PlainEngine):
         return Snapshot(processes, partial(write_shards, copy, processes=processes), read_weights)
 
     def load(self, folder: Path) -> None:
-        state = {
-            _MODEL_PREFIX + name: tensor for name, tensor in self._collect_model_state().items()
-        }
+        state = self._collect_prefixed_model_state()
         parameters = self._map_names_to_parameters()
         optimizer_state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
 
@@ -164,12 +165,8 @@ class FSDPEngine(PlainEngine):
             key, _, name = entry.removeprefix(_OPTIMIZER_PREFIX).partition("/")
             if name not in parameters:
                 raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
-            parameter = parameters[name].detach()
-            if size == parameter.shape:
-                value = torch.zeros_like(parameter)  # sharded like the parameter
-            elif math.prod(size) <= max(parameter.numel(), 1):
-                value = torch.zeros(size)  # a step counter, which all ranks have
-            else:
+            value = _allocate_optimizer_value(parameters[name].detach(), size)
+            if value is None:
                 raise CheckpointError(f"{folder}: {entry} has the shape {list(size)}")
 
             value = value.to(dtype)
@@ -184,11 +181,20 @@ class FSDPEngine(PlainEngine):
         self.optimizer.load_state_dict({"state": state_by_number, "param_groups": settings})
 
 
+def _allocate_optimizer_value(parameter: torch.Tensor, size: torch.Size) -> torch.Tensor | None:
+    """Allocates a value of an optimizer's state; None if no optimizer has a value of this size."""
+    if size == parameter.shape:
+        return torch.zeros_like(parameter)  # sharded like the parameter
+    if math.prod(size) <= max(parameter.numel(), 1):
+        return torch.zeros(size)  # a step counter, which all ranks have
+    return None
+
+
 def write_shards(state: dict[str, torch.Tensor], folder: Path, processes: Processes) -> None:
     """Writes this rank's shard of each tensor into a new folder; all ranks call it together.
 
     Args:
-        state: DTensors, of which each rank has a shard, and tensors that all ranks have.
+        state: DTensors, of which each rank has a shard, and plain tensors, equal on all ranks.
 
     Raises:
         Exception: On every rank, the error of the first rank that failed.
@@ -199,9 +205,9 @@ def write_shards(state: dict[str, torch.Tensor], folder: Path, processes: Proces
 
 
 def read_shards(state: dict[str, torch.Tensor], folder: Path, processes: Processes) -> None:
-    """Fills tensors with their values in a folder of `write_shards`, of any number of ranks.
+    """Fills tensors in place from a folder that `write_shards` wrote with any number of ranks.
 
-    All ranks call it together; each reads its shards.
+    All ranks call it together; each reads its own shards.
 
     Raises:
         CheckpointError: If the folder holds other tensors.
@@ -211,9 +217,9 @@ def read_shards(state: dict[str, torch.Tensor], folder: Path, processes: Process
 
 
 def read_full_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """Reads the full tensors whose names begin with a prefix; returns them without the prefix.
+    """Reads the full tensors whose names begin with `prefix`; their keys do not have it.
 
-    This rank reads them alone, into main memory.
+    This rank reads them by itself, into main memory.
     """
     tensors = {
         name: torch.empty(size, dtype=dtype)
@@ -237,7 +243,7 @@ def read_tensor_shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]
 
 
 def _list_tensor_entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
-    """Returns the entries of checked metadata, all of which describe tensors."""
+    """Returns the entries of checked metadata by name; all describe tensors."""
     entries = metadata.state_dict_metadata
     return {
         name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)
@@ -272,10 +278,10 @@ def _read_metadata(folder: Path) -> Metadata:
 
 
 def read_pickled_description(content: bytes) -> Any:
-    """Reads the pickle of a description of tensors, or of a part of one.
+    """Reads a pickled description of tensors, or a part of one, without trusting it.
 
     Raises:
-        UnpicklingError: If it does more than build such values.
+        UnpicklingError: If the pickle does more than build such values.
     """
     _check_opcodes(content)
     return _Unpickler(io.BytesIO(content)).load()
@@ -284,7 +290,7 @@ def read_pickled_description(content: bytes) -> Any:
 def _check_opcodes(content: bytes) -> None:
     """Refuses a pickle that does more than build values, or that would fill the memory.
 
-    Python stores objects under numbers, in a table as long as the largest number.
+    A PUT opcode stores an object at an index, and Python's table grows to the largest index.
     """
     for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
         if opcode.name not in _ALLOWED_OPCODES:
@@ -301,7 +307,9 @@ def _check_tensors(entries: Any) -> None:
         raise ValueError("found no names of tensors")
     for name, entry in entries.items():
         if type(entry) is not TensorStorageMetadata:
-            raise ValueError(f"{name}: found more than tensors; expected none but those")
+            raise ValueError(
+                f"{name}: found more than tensors; expected only descriptions of tensors"
+            )
         is_shape = isinstance(entry.size, torch.Size)
         if not is_shape or not isinstance(entry.properties.dtype, torch.dtype):
             raise ValueError(f"{name}: found no shape or no type")
@@ -358,7 +366,7 @@ class _Reader(dcp.FileSystemReader):
 
 @contextmanager
 def _raise_first_error() -> Iterator[None]:
-    """Raises the error of the first rank that failed instead of torch's collection of errors."""
+    """Context that raises the error of the first rank that failed, not torch's set of errors."""
     try:
         yield
     except CheckpointException as error:  # not an Exception

@@ -38,7 +38,7 @@ class GuardsState(TypedDict, total=False):
 
 
 class Guard(Protocol):
-    """Something that a run remembers across checkpoints."""
+    """A rule that watches the steps of a run, with a state that checkpoints save."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns this guard's keys of the trainer's state; JSON-serializable."""
@@ -71,7 +71,7 @@ class NonFiniteGuard:
         self.consecutive = int(state["consecutive_skips"])
 
     def record_finite_step(self) -> None:
-        """Ends the skips in a row."""
+        """Resets the number of consecutive skips."""
         self.consecutive = 0
 
     def skip_or_stop(self, result: StepResult, stats: StepStats) -> dict[str, Any]:
@@ -106,6 +106,7 @@ class NonFiniteGuard:
         return {**values, "consecutive": self.consecutive}
 
     def _write_report(self, result: StepResult, values: dict[str, str]) -> None:
+        """Writes the losses and documents of this rank's micro-batches to the run folder."""
         micro_batches = [
             {"loss_sum": repr(float(loss)), "documents": list(batch.documents)}
             for batch, loss in zip(result.data.micro_batches, result.losses, strict=True)
@@ -129,7 +130,7 @@ class SpikeGuard:
         deviations: Standard deviations above the mean at which a loss counts as a spike; 0: never.
         window: Number of past losses to compare with; no spike is detected until the window is
             full.
-        limit: How often the run may roll back to the same checkpoint.
+        limit: The maximum number of rollbacks to the same checkpoint.
 
     Attributes:
         losses: The losses in the window, oldest first.
@@ -147,16 +148,16 @@ class SpikeGuard:
         return {"last_losses": list(self.losses), "rollbacks": rollbacks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the window, and the rollbacks unless this process has counted more of them.
+        """Restores the window, and for each checkpoint the larger number of rollbacks.
 
-        The checkpoint that a rollback loads was written before the rollback.
+        A rollback loads a checkpoint that was written before it, and must not undo its own count.
         """
         self.losses.clear()
         self.losses.extend(state["last_losses"])
-        self.rollbacks |= Counter({int(step): n for step, n in state["rollbacks"].items()})
+        self.rollbacks |= Counter({int(step): count for step, count in state["rollbacks"].items()})
 
-    def is_spike(self, loss: float) -> bool:
-        """Whether the loss is a spike; if not, adds it to the window for later comparisons."""
+    def detect_spike(self, loss: float) -> bool:
+        """Returns whether the loss is a spike; adds it to the window if it is not."""
         if self._deviations > 0 and len(self.losses) == self.losses.maxlen:
             margin = self._deviations * statistics.pstdev(self.losses)
             if loss > statistics.fmean(self.losses) + margin:
@@ -165,10 +166,10 @@ class SpikeGuard:
         self.losses.append(loss)
         return False
 
-    def accept(self, loss: float) -> None:
-        """Adds a spike to the window if the run cannot roll back.
+    def accept_spike(self, loss: float) -> None:
+        """Adds a spike to the window, because the run cannot roll back.
 
-        If the loss stays at a new level, every later loss would otherwise be a spike.
+        Otherwise, if the loss stays at the new level, every later loss would be a spike.
         """
         self.losses.append(loss)
 
@@ -242,6 +243,7 @@ class Guards:
 
     @classmethod
     def of(cls, config: RunConfig, run_folder: Path, rank: int) -> Guards:
+        """Creates the guards that the configuration asks for."""
         return cls(
             NonFiniteGuard(config.on_nonfinite, config.max_consecutive_skips, run_folder, rank),
             SpikeGuard(

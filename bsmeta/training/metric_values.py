@@ -1,4 +1,4 @@
-"""Turns the values of an evaluation into metrics, whose directions the task's table knows."""
+"""Makes the metrics of an evaluation from their values and the task's table of metrics."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from bsmeta.training.task import Metric
 def make_metrics(
     table: MetricTable[Any], values: Mapping[str, float], split: str = "validation"
 ) -> list[Metric]:
-    """Returns a metric for each value, by its name in the table."""
+    """Returns a `Metric` for each named value, with the direction that the table gives it."""
     return [Metric(name, value, table[name].better, split) for name, value in values.items()]

@@ -83,16 +83,17 @@ class Progress:
         return dataclasses.asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replaces every value with the saved one.
+        """Restores all counters.
 
         Raises:
-            msgspec.ValidationError: If a value has another type.
+            msgspec.ValidationError: If a value has the wrong type.
         """
         saved = msgspec.convert(state, Progress)
         for name, value in vars(saved).items():
             setattr(self, name, value)
 
     def add_counts(self, counts: dict[str, float]) -> None:
+        """Adds the counts of a step to the sums of the phase, the log and the run."""
         for sums in (self.counts, self.unlogged, self.totals):
             for name, value in counts.items():
                 sums[name] = sums.get(name, 0.0) + value
@@ -121,13 +122,13 @@ class StepLog:
             self._documents = run_folder.open_log(f"documents-rank{processes.rank}.jsonl")
 
     def record(self, result: StepResult, data: DataStats, progress: Progress) -> StepStats:
-        """Waits for a step and records it; advances the progress of the run.
+        """Waits for the statistics of a step, records them, and advances `progress`.
 
         Raises:
             TrainingError: If loss or gradient is not finite, and the step may not be skipped.
         """
         stats = result.reduced.read(data.targets)
-        if stats.finite:
+        if stats.is_finite:
             self._nonfinite.record_finite_step()
         else:
             self._run_folder.rebuild_if_deleted()
@@ -137,7 +138,7 @@ class StepLog:
         self._write_documents(result)
         progress.add_counts(data.counts)
         self._throughput.add(data.tokens, data.padding, result.data_wait_s)
-        if stats.finite:
+        if stats.is_finite:
             progress.tokens += int(data.tokens)
             progress.targets += int(data.targets)
             if self._schedule.logs(result.step):
@@ -156,7 +157,7 @@ class StepLog:
         )
 
     def _write_documents(self, result: StepResult) -> None:
-        """Logs the documents of a step, each once, if `log_documents` asks for it."""
+        """Logs each document of a step once, if `log_documents` is set."""
         if self._documents is None:
             return
 
@@ -173,6 +174,7 @@ class StepLog:
         self._documents.write(line)
 
     def _log(self, result: StepResult, stats: StepStats, progress: Progress) -> None:
+        """Logs a step, with all counts since the last line of the log."""
         values: dict[str, Any] = {
             "loss": stats.loss,
             "learning_rate": result.learning_rate,
@@ -183,11 +185,11 @@ class StepLog:
             "targets": progress.targets,
         }
         progress.unlogged.clear()
-        self._tracker.record_event("step", result.step, **values, **self._throughput.metrics())
+        self._tracker.record_event("step", result.step, **values, **self._throughput.take_metrics())
 
 
 def _drop_zeros(sums: dict[str, float]) -> dict[str, float]:
-    """Drops the counts that are 0: most count rare problems, and every line of the log has them."""
+    """Drops counts of 0: most counts are of rare problems, and would fill every line of the log."""
     return {name: value for name, value in sums.items() if value}
 
 
@@ -198,26 +200,26 @@ class Throughput:
         self._device = device
         self._world_size = world_size
         self._flops_per_token = flops_per_token
-        self._peak = find_peak_flops(device)
+        self._peak_flops = find_peak_flops(device)
         self.start()
         self._clear()
 
     def start(self) -> None:
         """Restarts the clock, after the set-up, an evaluation or a save."""
-        self._since = time.perf_counter()
+        self._step_start = time.perf_counter()
 
-    def add(self, tokens: float, padding: float, wait: float) -> None:
-        """Adds a completed step, for whose data the loop waited `wait` seconds."""
-        end = time.perf_counter()
-        self._seconds += end - self._since
-        self._since = end
+    def add(self, tokens: float, padding: float, wait_s: float) -> None:
+        """Adds a completed step, for whose data the loop waited `wait_s` seconds."""
+        step_end = time.perf_counter()
+        self._seconds += step_end - self._step_start
+        self._step_start = step_end
 
         self._steps += 1
         self._tokens += tokens
         self._padding += padding
-        self._wait += wait
+        self._wait_s += wait_s
 
-    def metrics(self) -> dict[str, Any]:
+    def take_metrics(self) -> dict[str, Any]:
         """Returns the metrics of the steps since the last call, and resets them.
 
         Returns:
@@ -229,8 +231,8 @@ class Throughput:
         """
         tokens_per_s = self._tokens / self._seconds
         mfu = None
-        if self._peak is not None:
-            mfu = tokens_per_s * self._flops_per_token / (self._peak * self._world_size)
+        if self._peak_flops is not None:
+            mfu = tokens_per_s * self._flops_per_token / (self._peak_flops * self._world_size)
 
         if self._device.type == "cuda":
             memory = torch.cuda.max_memory_allocated(self._device) / 2**30
@@ -238,7 +240,7 @@ class Throughput:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # from KiB
 
         metrics = {
-            "data_wait_s": self._wait,
+            "data_wait_s": self._wait_s,
             "step_s": self._seconds / self._steps,
             "tokens_per_s": tokens_per_s,
             "mfu": mfu,
@@ -252,7 +254,7 @@ class Throughput:
         self._seconds = 0.0
         self._tokens = 0.0
         self._padding = 0.0
-        self._wait = 0.0
+        self._wait_s = 0.0
         self._steps = 0
 
 
@@ -273,20 +275,26 @@ class ExternalTracker(Protocol):
 
 
 class Tracker:
-    """Records events from the trainer; does nothing on ranks other than 0."""
+    """Records events in the log, at the trackers and on the screen; does nothing on other ranks.
+
+    Args:
+        is_main: Whether this is rank 0, the only rank that records.
+        step: The step that the run resumes from; 0 at its beginning.
+        external: Trackers that Accelerate has created.
+    """
 
     def __init__(
         self,
         run_folder: RunFolder,
         *,
-        main: bool,
+        is_main: bool,
         step: int,
         total_steps: int,
         external: Sequence[ExternalTracker] = (),
     ) -> None:
-        self._external = list(external) if main else []
-        self._metrics = run_folder.open_log(METRICS) if main else None
-        self._screen = Screen(total_steps, step) if main else None
+        self._external = list(external) if is_main else []
+        self._metrics = run_folder.open_log(METRICS) if is_main else None
+        self._screen = Screen(total_steps, step) if is_main else None
 
     def record_event(self, kind: str, step: int, **values: Any) -> None:
         """Records an event: a line of `metrics.jsonl`, and its numbers for the trackers."""
@@ -331,13 +339,13 @@ class Tracker:
 
 
 def _join_until(values: Sequence[str], width: int) -> str:
-    """Joins values with two blanks, dropping the last ones that exceed the width."""
+    """Joins as many of the first values as fit into `width`, with two blanks between them."""
     text = ""
     for value in values:
-        longer = f"{text}  {value}" if text else value
-        if len(longer) > width:
+        extended_text = f"{text}  {value}" if text else value
+        if len(extended_text) > width:
             break
-        text = longer
+        text = extended_text
     return text
 
 
@@ -347,7 +355,7 @@ class Screen:
     def __init__(self, total: int, step: int) -> None:
         self._total = total
         self._bar: ProgressDisplay | None = None
-        self._last_line = 0.0
+        self._last_line_time = 0.0
 
         if sys.stderr.isatty():
             self._bar = ProgressDisplay(
@@ -369,13 +377,14 @@ class Screen:
             self._bar.start()
 
     def show(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Shows an event, except those that are too large for a line."""
+        """Shows an event of the kinds that fit on a line; metrics.jsonl has them all."""
         if kind == "step":
             self._show_step(step, values)
-        elif kind not in ("exposure", "totals"):  # they are in metrics.jsonl
+        elif kind not in ("exposure", "totals"):
             self._show_event(kind, step, values)
 
     def _show_step(self, step: int, values: dict[str, Any]) -> None:
+        """Updates the bar, or prints a line if the last one is old enough."""
         metrics = (
             f"loss {values['loss']:.4f}",
             f"lr {values['learning_rate']:.2e}",
@@ -385,20 +394,21 @@ class Screen:
         if self._bar is not None:
             description = _join_until(metrics, self._description_width)
             self._bar.update(self._task, completed=step, description=description)
-        elif time.monotonic() - self._last_line > PLAIN_INTERVAL_S or step == self._total:
-            self._last_line = time.monotonic()
+        elif time.monotonic() - self._last_line_time > PLAIN_INTERVAL_S or step == self._total:
+            self._last_line_time = time.monotonic()
             self._print(f"step {step}/{self._total}  {'  '.join(metrics)}")
 
     def _show_event(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """Prints a line with the values of an event, of an evaluation only the first few."""
         items = _flatten_values(values)
-        if kind == "eval":  # the first few are enough; all are in metrics.jsonl
-            numbers = [item for item in items if isinstance(item[1], float)]
+        if kind == "eval":
+            numbers = [(name, value) for name, value in items if isinstance(value, float)]
             items = numbers[:_MAX_METRICS_SHOWN]
-        text = "  ".join(
-            f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in items
-        )
-        self._print(f"step {step}/{self._total}  {kind}  {text}")
+
+        words = []
+        for name, value in items:
+            words.append(f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}")
+        self._print(f"step {step}/{self._total}  {kind}  {'  '.join(words)}")
 
     def _print(self, text: str) -> None:
         if self._bar is not None:
@@ -412,7 +422,7 @@ class Screen:
 
 
 def _flatten_values(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Flattens nested values to pairs of a name, such as `parts/url`, and a value."""
+    """Flattens nested values to pairs of a path, such as `parts/url`, and a value."""
     items: list[tuple[str, Any]] = []
     for name, value in values.items():
         if isinstance(value, dict):
@@ -438,10 +448,11 @@ def start_trackers(accelerator: Any, config: RunConfig, folder: Path, step: int)
     # Otherwise tensorboard would import TensorFlow if it is installed (0.5 GB, seconds).
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))
 
-    settings = {  # in the form that trackers expect: one level, plain values
-        name: value if _is_plain(value) else str(value)
-        for name, value in _flatten_values(redact_values(dataclasses.asdict(config)))
-    }
+    # Trackers expect settings on one level, with plain values.
+    settings = {}
+    for name, value in _flatten_values(redact_values(dataclasses.asdict(config))):
+        settings[name] = value if _is_plain(value) else str(value)
+
     try:
         accelerator.init_trackers(
             redact(config.run_name),
@@ -455,15 +466,15 @@ def start_trackers(accelerator: Any, config: RunConfig, folder: Path, step: int)
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether trackers accept a value unchanged: tensorboard warns of infinity and NaN."""
+    """Whether trackers accept a value unchanged; tensorboard warns of infinity and NaN."""
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, (int, str, bool))
 
 
 def make_tracker_arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]:
-    """Returns the arguments for each library that let a resumed run continue the same run there."""
-    name = run_name(folder)
+    """Returns arguments for each tracker with which a resumed run continues the same run there."""
+    name = ensure_run_name(folder)
     digest = xxhash.xxh3_128_hexdigest(name.encode())
     is_resumed = step > 0
     return {
@@ -497,19 +508,18 @@ def make_tracker_arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]
     }
 
 
-def run_name(folder: Path) -> str:
-    """Returns the name of the run at its trackers, which is generated only once.
+def ensure_run_name(folder: Path) -> str:
+    """Returns the name of the run at its trackers; generates and stores it on the first call.
 
-    It consists of the name of the folder and eight hexadecimal digits.
-
-    An empty file counts as missing: it was being written when the machine crashed. A wandb id must
-    not contain any of `/\\#?%:`, nor have more than 128 characters.
+    It consists of the name of the folder and eight hexadecimal digits. An empty file counts as
+    missing: it was being written when the machine crashed. A wandb id must not contain any of
+    `/\\#?%:`, nor have more than 128 characters.
     """
     file = folder / TRACKERS_FILE
     try:
         return str(parse_json(file.read_text())["run"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
-        plain = re.sub(r"[^\w.-]", "-", folder.name)[:100]
-        name = f"{plain}-{secrets.token_hex(4)}"
+        safe_folder_name = re.sub(r"[^\w.-]", "-", folder.name)[:100]
+        name = f"{safe_folder_name}-{secrets.token_hex(4)}"
         write_json(file, {"run": name})
         return name

@@ -26,7 +26,7 @@ _NO_SHARED_MEMORY = "too little shared memory (docker run --shm-size=1g)"
 
 
 class NcclError(TrainingError):
-    """NCCL has failed on this rank, not because another rank was lost."""
+    """An NCCL failure that this rank has caused itself, not the loss of another rank."""
 
 
 def find_nccl_fault(error: BaseException) -> NcclError | None:

@@ -37,21 +37,16 @@ def build_optimizer(
         ConfigurationError: If the model has no parameters that the optimizer is made for.
     """
     entry = OPTIMIZERS[config.optimizer_type]
-    layer_matrices = find_layer_matrices(model) if entry.matrices_apart else set()
+    layer_matrices: set[nn.Parameter] = set()
+    if entry.matrices_apart:
+        layer_matrices = find_layer_matrices(model)
     if entry.matrices_apart and not layer_matrices:
         raise ConfigurationError(
             f"optimizer_type={config.optimizer_type}: the model has no repeated layers with "
             "trainable matrices; expected another optimizer, such as optimizer_type=adamw"
         )
 
-    parameters: dict[_GroupKey, list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            # Under ZeRO-3 a parameter is a flat shard here, and its shape is in ds_shape.
-            shape = getattr(parameter, "ds_shape", parameter.shape)
-            key = _GroupKey(rate_scale(name), parameter in layer_matrices, len(shape) > 1)
-            parameters.setdefault(key, []).append(parameter)
-
+    parameters = _group_parameters(model, layer_matrices, rate_scale)
     groups = [
         {
             "params": parameters[key],
@@ -74,6 +69,25 @@ class _GroupKey(NamedTuple):
     rate_scale: float
     in_layers: bool
     is_decayed: bool
+
+
+def _group_parameters(
+    model: nn.Module, layer_matrices: set[nn.Parameter], rate_scale: Callable[[str], float]
+) -> dict[_GroupKey, list[nn.Parameter]]:
+    """Groups the trainable parameters by the settings of the optimizer that they share."""
+    parameters: dict[_GroupKey, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        # Under ZeRO-3 a parameter is a flat shard here, and its shape is in ds_shape.
+        shape = getattr(parameter, "ds_shape", parameter.shape)
+        key = _GroupKey(
+            rate_scale=rate_scale(name),
+            in_layers=parameter in layer_matrices,
+            is_decayed=len(shape) > 1,
+        )
+        parameters.setdefault(key, []).append(parameter)
+    return parameters
 
 
 def find_layer_matrices(model: nn.Module) -> set[nn.Parameter]:
@@ -111,7 +125,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             muon_groups, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"
         )
         self._optimizers: list[torch.optim.Optimizer] = [muon]
-        if adamw_groups:  # none with adapters alone, which are matrices of layers
+        if adamw_groups:  # empty if only adapters are trained, which are matrices of layers
             adamw = torch.optim.AdamW(adamw_groups, lr=lr, betas=betas, eps=eps, fused=True)
             self._optimizers.append(adamw)
 
@@ -122,7 +136,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._share_state()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Replaces groups and state, as torch does when a state dict is loaded."""
+        """Replaces groups and state; torch calls it when a state dict is loaded."""
         super().__setstate__(state)
         self._share_state()
 
@@ -130,7 +144,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         """Makes both optimizers use the groups and the state of this one."""
         groups = iter(self.param_groups)
         for optimizer in self._optimizers:
-            optimizer.param_groups = [*itertools.islice(groups, len(optimizer.param_groups))]
+            optimizer.param_groups = list(itertools.islice(groups, len(optimizer.param_groups)))
             optimizer.state = self.state
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -139,16 +153,17 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def set_learning_rate(groups: Iterable[dict[str, Any]], rate: float) -> None:
-    """Sets the rate of every parameter group: `rate` times the factor of the group."""
+    """Sets the learning rate of each parameter group to `rate` times the group's factor."""
     for group in groups:
         group["lr"] = rate * group.get(RATE_SCALE, 1.0)
 
 
 @contextmanager
 def keep_settings(optimizer: Any) -> Iterator[None]:
-    """Keeps the settings that the optimizer was built with while a checkpoint is loaded.
+    """Context in which a checkpoint is loaded without changing the optimizer's settings.
 
-    A saved state contains the settings of its run: a changed `weight_decay` would be ignored.
+    A saved state contains the settings of the run that saved it; without this, a changed
+    `weight_decay` would have no effect.
     """
     settings_by_group = []
     for group in optimizer.param_groups:

@@ -13,16 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 NAMES_OF_GETATTR = ("builtins.getattr", "__builtin__.getattr")
-"""The function by its module, in pickles of protocol 3 and later, and before."""
+"""Names of `getattr` in pickles: of protocol 3 and later, and of earlier protocols."""
 
 
 def make_member_reader(*classes: type[enum.Enum]) -> Callable[[Any, Any], enum.Enum]:
-    """Returns a function to stand for `getattr` where a pickle is read.
-
-    It returns a member of one of the classes by its name.
+    """Returns a replacement for `getattr` in pickles that only returns members of the classes.
 
     Raises:
-        UnpicklingError: By the returned function, if a pickle asks for any other attribute.
+        UnpicklingError: By the returned function, for any other object or attribute.
     """
 
     def read_member(owner: Any, name: Any) -> enum.Enum:

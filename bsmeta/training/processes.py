@@ -98,13 +98,13 @@ class Processes:
         return values[0]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sums over the ranks, in place, on every rank."""
+        """Sums `values` over the ranks, in place; every rank gets the sums."""
         if self.size > 1:
             dist.all_reduce(values, group=self.group)
         return values
 
     def is_true_on_all(self, value: bool) -> bool:
-        """Whether `value` is true on every rank. Waits for the hosts, never for a device."""
+        """Whether `value` is true on every rank; waits for the hosts, but not for a device."""
         if self.size == 1:
             return value
         return int(self._host_processes.sum(torch.tensor(int(value)))) == self.size
@@ -142,7 +142,7 @@ class _Outcome(NamedTuple):
 
 
 def _make_portable(error: Exception) -> Exception:
-    """Returns the error, or its text if it cannot be pickled (it may hold a connection or lock)."""
+    """Returns the error, or one with its text if it cannot be pickled (it may hold a lock)."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -165,22 +165,22 @@ def close_device_groups() -> None:
         return
 
     groups = [*dist.distributed_c10d._world.pg_map]
-    on_devices = [group for group in groups if dist.get_backend(group) != dist.Backend.GLOO]
-    if not on_devices:
+    device_groups = [group for group in groups if dist.get_backend(group) != dist.Backend.GLOO]
+    if not device_groups:
         return
 
     def close() -> None:
         # The newest first, as torch does: every rank must close them in the same order.
-        for group in reversed(on_devices):
+        for group in reversed(device_groups):
             try:
                 group.shutdown()
             except RuntimeError as error:
                 logger.warning("a group of processes was not closed (%s)", error)
 
-    closing = threading.Thread(target=close, name="close groups", daemon=True)
-    closing.start()
-    closing.join(CLOSE_TIMEOUT_S)
-    if closing.is_alive():
+    thread = threading.Thread(target=close, name="close groups", daemon=True)
+    thread.start()
+    thread.join(CLOSE_TIMEOUT_S)
+    if thread.is_alive():
         logger.warning(
             "the devices of the processes have not disconnected within %g s; all work is done, "
             "and this process ends without waiting any longer",
@@ -194,7 +194,7 @@ ALONE = Processes()
 
 @dataclass(frozen=True, kw_only=True)
 class FinishContext(Processes):
-    """Processes and folders for the work of a task after the last step.
+    """The processes and the folders that `Task.finish` works with.
 
     Attributes:
         folder: The run folder.

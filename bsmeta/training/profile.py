@@ -29,18 +29,19 @@ class Profile:
     """
 
     def __init__(self, steps: Sequence[int] | None, folder: Path, rank: int) -> None:
-        self._first, self._last = (0, 0) if steps is None else (steps[0], steps[1])
+        self._first = 0 if steps is None else steps[0]
+        self._last = 0 if steps is None else steps[1]
         self._file = folder / PROFILE_FOLDER / f"steps-{self._first}-{self._last}-rank{rank}.json"
         self._profiler: profile | None = None
 
     def mark_range(self, name: str) -> AbstractContextManager[Any]:
-        """Returns a context that is a named range of the trace."""
+        """Returns a context in which the trace has a range of this name."""
         if self._profiler is None:
             return nullcontext()
         return record_function(f"bsmeta: {name}")
 
-    def before(self, step: int) -> None:
-        """Starts the trace before its first step."""
+    def start_if_due(self, step: int) -> None:
+        """Starts the trace if `step` is the first step to record."""
         if self._profiler is None and step == self._first:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
@@ -48,13 +49,13 @@ class Profile:
             self._profiler = profile(activities=activities)
             self._profiler.start()
 
-    def after(self, step: int) -> None:
-        """Writes the trace after its last step."""
+    def stop_if_due(self, step: int) -> None:
+        """Writes the trace if `step` is the last step to record."""
         if step == self._last:
             self.stop()
 
     def stop(self) -> None:
-        """Writes the trace, even if the run ends before the last step to record."""
+        """Writes the trace if one has been started, also before the last step to record."""
         if self._profiler is None:
             return
 

@@ -82,7 +82,7 @@ class Resume:
     Attributes:
         changed: Old and new value of each key whose value differs from the checkpoint. The run
             continues with the new ones.
-        converted: Folder of its weights and optimizer, if they were converted for this launch.
+        converted: Folder of the converted weights and optimizer; None if not converted.
     """
 
     saved: Checkpoint
@@ -110,11 +110,11 @@ class Resume:
 
 
 def may_resume(resume_from_checkpoint_dir: str | None, out_dir: Path) -> bool:
-    """Whether a run may continue in `out_dir`.
+    """Whether a run may use an `out_dir` that holds an earlier run, without replacing it.
 
-    A run that begins with the checkpoint of another run may do so until it has saved: false if
-    `out_dir` has checkpoints. A checkpoint that does not exist is refused later, before anything in
-    the folder is replaced.
+    It may if it resumes from a checkpoint in `out_dir`, or if it begins with the checkpoint of
+    another run and `out_dir` has no checkpoints yet. A checkpoint that does not exist is refused
+    later, before anything in the folder is replaced.
     """
     if resume_from_checkpoint_dir is None:
         return False
@@ -122,10 +122,10 @@ def may_resume(resume_from_checkpoint_dir: str | None, out_dir: Path) -> bool:
         return True
 
     folder = Path(resume_from_checkpoint_dir)
-    return _is_in(folder, out_dir) or not folder.is_dir() or not list_checkpoints(out_dir)
+    return _is_inside(folder, out_dir) or not folder.is_dir() or not list_checkpoints(out_dir)
 
 
-def _is_in(folder: Path, out_dir: Path) -> bool:
+def _is_inside(folder: Path, out_dir: Path) -> bool:
     """Whether a folder, or a link to it, is in the run folder."""
     return out_dir in (*folder.resolve().parents, folder.absolute().parent.resolve())
 
@@ -133,9 +133,9 @@ def _is_in(folder: Path, out_dir: Path) -> bool:
 def find_resume_point(
     config: RunConfig, max_steps: int, accelerator: Accelerator, processes: Processes, out_dir: Path
 ) -> Resume | None:
-    """Finds the checkpoint and converts it if needed, before the engine is created.
+    """Finds the checkpoint to resume from, checks that it fits, and converts it if needed.
 
-    All ranks call it.
+    All ranks call it, before the engine is created. Returns None for a new run.
 
     Raises:
         ConfigurationError: If this launch cannot continue the run, or every checkpoint is damaged.
@@ -156,7 +156,7 @@ def find_resume_point(
         check_exports(out_dir, saved.step)
     changed = find_changed_settings(saved, config)
     check_optimizer(saved, changed)
-    if needs_no_conversion(state, processes.size):
+    if can_load_directly(state, processes.size):
         return Resume(saved, changed)
 
     # Named like an interrupted save, so that the next start removes it if this run is killed.
@@ -168,7 +168,7 @@ def find_resume_point(
 
 
 def _find_checkpoint(config: RunConfig, processes: Processes, out_dir: Path) -> Checkpoint | None:
-    """Finds the checkpoint to resume from or to branch off, if there is one."""
+    """Finds the checkpoint to resume from, or to branch off for a decay, if there is one."""
     saved = None
     if config.resume_from_checkpoint_dir is not None:
         saved = choose_checkpoint(config.resume_from_checkpoint_dir, out_dir, processes)
@@ -179,15 +179,14 @@ def _find_checkpoint(config: RunConfig, processes: Processes, out_dir: Path) -> 
         saved_config = load_resolved(saved.folder / CONFIG_FILE, type(config))
         _check_same_branch(saved, saved_config.decay_from, config.decay_from)
         return saved
-    saved = open_named_checkpoint(
-        Path(config.decay_from), processes, "decay_from"
-    )  # of another run
-    stable = load_resolved(saved.folder / CONFIG_FILE, type(config))
-    raise_problems([*find_branch_problems(saved, stable, config.learning_rate)])
-    return saved
+
+    branch_point = open_named_checkpoint(Path(config.decay_from), processes, "decay_from")
+    stable_config = load_resolved(branch_point.folder / CONFIG_FILE, type(config))
+    raise_problems([*find_branch_problems(branch_point, stable_config, config.learning_rate)])
+    return branch_point
 
 
-def needs_no_conversion(state: dict[str, Any], world_size: int) -> bool:
+def can_load_directly(state: dict[str, Any], world_size: int) -> bool:
     """Whether a checkpoint with this trainer state can be loaded without conversion."""
     return state["engine"] in (PLAIN, FSDP) or bool(state["world_size"] == world_size)
 
@@ -199,13 +198,16 @@ def find_rollback_point(out_dir: Path, step: int, processes: Processes) -> Check
     """
 
     def may_load(saved: Checkpoint) -> bool:
+        """Whether a checkpoint needs no conversion, or is damaged."""
         try:
-            return needs_no_conversion(saved.read_state(), processes.size)
+            return can_load_directly(saved.read_state(), processes.size)
         except (CheckpointError, KeyError):
-            return True  # damaged: the verification that follows names the file
+            return True  # the verification that follows names the damaged file
 
-    earlier_checkpoints = [saved for saved in list_checkpoints(out_dir) if saved.step <= step]
-    newest, _ = find_newest_intact([*filter(may_load, earlier_checkpoints)], processes)
+    candidates = [
+        saved for saved in list_checkpoints(out_dir) if saved.step <= step and may_load(saved)
+    ]
+    newest, _ = find_newest_intact(candidates, processes)
     return newest
 
 
@@ -220,8 +222,8 @@ def find_changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, lis
     }
 
     if "out_dir" in changed:
-        absolute_paths = set(map(os.path.abspath, changed["out_dir"]))
-        if len(absolute_paths) == 1:  # one of them is relative
+        old_folder, new_folder = changed["out_dir"]
+        if os.path.abspath(old_folder) == os.path.abspath(new_folder):  # one of them is relative
             del changed["out_dir"]
     return changed
 
@@ -238,7 +240,7 @@ def check_task(saved: Checkpoint, task: str) -> None:
 
 
 def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: BatchPlan) -> None:
-    """Refuses a launch that would not continue the same run."""
+    """Refuses a launch with another engine or another global batch than the checkpoint's."""
     if state["engine"] != engine:
         raise ConfigurationError(
             f"{saved.folder} was saved by {state['engine']}, this run is {engine}; resume with "
@@ -258,7 +260,7 @@ def check_origin(saved: Checkpoint, engine: str, out_dir: Path, *, trusted: bool
     They are pickles. Torch restricts them to values, but this restriction has had holes (such as
     CVE-2025-32434), and nothing in a folder proves who wrote it.
     """
-    if engine in (PLAIN, FSDP) or trusted or _is_in(saved.folder, out_dir):
+    if engine in (PLAIN, FSDP) or trusted or _is_inside(saved.folder, out_dir):
         return
     raise ConfigurationError(
         f"trust_checkpoint=false: {saved.folder} has states of DeepSpeed, which are pickles, and "
@@ -279,7 +281,7 @@ def check_optimizer(saved: Checkpoint, changed: dict[str, list[Any]]) -> None:
 
 
 def check_steps(saved: Checkpoint, max_steps: int) -> None:
-    """Refuses a run that would have to end before the step that it resumes from."""
+    """Refuses a run whose last step is before the step that it resumes from."""
     if saved.step > max_steps:
         raise ConfigurationError(
             f"max_train_steps={max_steps}: {saved.folder} is of step {saved.step} already; "
@@ -324,10 +326,10 @@ def check_same_model(
 
 
 def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
-    """Refuses ranks that would train on different data; each rank passes its own fingerprint.
+    """Refuses to train if the ranks have read different data; each rank passes its fingerprint.
 
-    A file may change, or a branch on the Hub move, between the reads of two ranks. A fingerprint
-    may have megabytes, so ranks first exchange hashes.
+    A file, or a branch on the Hub, may change between the reads of two ranks. Ranks first exchange
+    hashes, because a fingerprint may have megabytes.
     """
     text = json.dumps(fingerprint, sort_keys=True)
     hashes = processes.gather(xxhash.xxh3_128_hexdigest(text.encode()))
@@ -387,7 +389,7 @@ def convert_to_universal(saved: Checkpoint, folder: Path) -> None:
 def find_branch_problems(
     saved: Checkpoint, stable: RunConfig, learning_rate: float
 ) -> Iterator[Problem]:
-    """Yields a problem for each reason why a run cannot branch off at a checkpoint.
+    """Yields a problem for each reason why a decay cannot branch off at a checkpoint.
 
     Args:
         stable: Configuration of the run that saved the checkpoint.
@@ -403,15 +405,15 @@ def find_branch_problems(
         return
 
     rates = RatePlan.of(stable, stable.max_train_steps)
-    start = rates.decay_start
-    if start is not None and stable.num_train_epochs is not None:
+    decay_start = rates.decay_start
+    if decay_start is not None and stable.num_train_epochs is not None:
         expected = "null: it does not say at which step the decay began"
         yield Problem(
             "num_train_epochs", file, format_value(stable.num_train_epochs), expected, fix
         )
-    elif start is not None and step > start:
-        position = f"step {step}, in the decay from step {start} on"
-        yield Problem("decay_from", file, position, f"a step up to {start}", fix)
+    elif decay_start is not None and step > decay_start:
+        position = f"step {step}, in the decay from step {decay_start} on"
+        yield Problem("decay_from", file, position, f"a step up to {decay_start}", fix)
 
     if step < rates.warm_up_steps:
         position = f"step {step}, in the warm-up"

@@ -74,11 +74,11 @@ class Retention:
         self._resumed_from = resumed_from.folder.resolve()
 
     def prune(self, written: Checkpoint) -> None:
-        """Deletes the checkpoints that no rule keeps, after an intact one was written.
+        """Deletes the checkpoints that no rule keeps, after the checkpoint `written` was saved.
 
-        Checkpoints of later steps do not belong to this run's past, and are left alone.
+        Checkpoints of later steps are left alone, because this run has not written them.
         """
-        self._verified[written.folder] = _Verification(_read_stamps(written.folder), True)
+        self._verified[written.folder] = _Verification(_read_stamps(written.folder), is_intact=True)
         candidates = [
             saved for saved in list_checkpoints(self._out_dir) if saved.step <= written.step
         ]
@@ -92,28 +92,27 @@ class Retention:
         return self._find_best(list_checkpoints(self._out_dir))
 
     def _select_retained(self, checkpoints: list[Checkpoint]) -> set[Checkpoint]:
-        """Selects the checkpoints to keep among the run's past, sorted oldest first.
+        """Selects the checkpoints to keep; `checkpoints` are sorted oldest first.
 
         As few checkpoints as possible are verified, because their files may have to be read.
         """
-        num_last = self._keep_last
-        interval = self._keep_every
-        if num_last == 0:
+        if self._keep_last == 0:
             return set(checkpoints)
 
-        last_intact = list(islice(filter(self._is_intact, reversed(checkpoints)), num_last))
-        oldest_step = last_intact[-1].step if len(last_intact) == num_last else 0
-        retained = {
-            saved
-            for saved in checkpoints
-            if saved.step >= oldest_step
-            or (interval and saved.step % interval == 0)
-            or (saved.folder / KEEP_FILE).exists()
-        }
+        intact = (saved for saved in reversed(checkpoints) if self._is_intact(saved))
+        last_intact = list(islice(intact, self._keep_last))
+        oldest_step = last_intact[-1].step if len(last_intact) == self._keep_last else 0
 
-        find_best = self._find_best(checkpoints)
-        if find_best is not None:
-            retained.add(find_best)
+        retained = set()
+        for saved in checkpoints:
+            is_recent = saved.step >= oldest_step
+            is_regular = self._keep_every > 0 and saved.step % self._keep_every == 0
+            if is_recent or is_regular or (saved.folder / KEEP_FILE).exists():
+                retained.add(saved)
+
+        best = self._find_best(checkpoints)
+        if best is not None:
+            retained.add(best)
         return retained
 
     def _find_best(self, checkpoints: list[Checkpoint]) -> Checkpoint | None:
@@ -127,6 +126,7 @@ class Retention:
         return next((entry.saved for entry in ranked if self._is_intact(entry.saved)), None)
 
     def _is_intact(self, saved: Checkpoint) -> bool:
+        """Whether a checkpoint is intact; reads it unless its files are as last verified."""
         try:
             stamps = _read_stamps(saved.folder)
             verification = self._verified.get(saved.folder)
@@ -148,6 +148,7 @@ class Retention:
 
 
 def _read_stamps(folder: Path) -> list[_FileStamp]:
+    """Reads the stamps of all files and folders in a checkpoint, sorted by path."""
     stamps = []
     for path in folder.rglob("*"):
         status = path.lstat()
@@ -156,6 +157,7 @@ def _read_stamps(folder: Path) -> list[_FileStamp]:
 
 
 def _delete_checkpoint(saved: Checkpoint) -> None:
+    """Deletes a checkpoint; logs a warning if that fails."""
     try:
         # Renamed first, so that an interrupted deletion leaves no damaged checkpoint in the list.
         deleted_folder = saved.folder.with_name(f"tmp-{saved.folder.name}-deleted")
@@ -176,7 +178,7 @@ def _read_costs(saved: Checkpoint, name: str | None) -> list[float]:
 
 
 def check_metric(name: str | None, metrics: list[Metric]) -> None:
-    """Refuses a `keep_best_by` that the evaluation lacks, or that has no direction."""
+    """Refuses a `keep_best_by` that is no metric of the evaluation, or a count."""
     names = sorted(metric.name for metric in metrics if metric.better is not None)
     if name is not None and name not in names:
         raise ConfigurationError(

@@ -51,10 +51,14 @@ logger = logging.getLogger(__name__)
 
 
 def read_events(metrics: Path) -> list[dict[str, Any]]:
-    """Reads the events of a `metrics.jsonl`, without truncated lines of killed processes."""
+    """Reads the events of a `metrics.jsonl`; skips lines that a killed process has truncated."""
+    events = []
     with metrics.open(encoding="utf-8", errors="replace") as lines:
-        events = map(_parse_event, lines)
-        return [event for event in events if event is not None]
+        for line in lines:
+            event = _parse_event(line)
+            if event is not None:
+                events.append(event)
+    return events
 
 
 def _parse_event(line: str) -> dict[str, Any] | None:
@@ -89,9 +93,10 @@ def read_steps_and_evaluations(metrics: Path) -> tuple[list[dict[str, Any]], lis
 
 
 def read_environments(out_dir: Path) -> list[dict[str, Any]]:
-    """Reads the starts of a run, in order: `describe_environment`, `step`, `started` and `ended`.
+    """Reads a record for each start of a run, oldest first.
 
-    `ended` is None if the process died. The list is empty for a run older than `ENVIRONMENT`.
+    A record has the values of `describe_environment`, and `step`, `started` and `ended` (None if
+    the process died). The list is empty for a run older than `ENVIRONMENT`.
     """
     starts: list[dict[str, Any]] = []
     if not (out_dir / ENVIRONMENT).exists():
@@ -117,31 +122,32 @@ def write_status(
     Returns:
         The content of the file.
     """
-    value = {"state": state, "step": step, "exit_code": exit_code, "message": redact(message)}
-    text = json.dumps(value) + "\n"
+    status = {"state": state, "step": step, "exit_code": exit_code, "message": redact(message)}
+    text = json.dumps(status) + "\n"
 
     out_dir.mkdir(parents=True, exist_ok=True)
     try:
         write_text(out_dir / STATUS, text)
     except OSError as error:
-        if not is_full_disk_error(error) or not _overwrite_file(out_dir / STATUS, text):
+        if not is_full_disk_error(error) or not _overwrite_status(out_dir / STATUS, text):
             raise
     return text
 
 
-def _overwrite_file(file: Path, text: str) -> bool:
-    """Overwrites the content of a file in place, which takes no space on a full disk.
+def _overwrite_status(file: Path, text: str) -> bool:
+    """Overwrites a status file in place, which needs no space on a full disk.
 
-    A message that is too long for the blocks of the file is cut.
+    The message is cut until the text fits into the blocks that the file has.
 
     Returns:
         Whether the content fits.
     """
     allocated_bytes = file.stat().st_blocks * 512 if file.exists() else 0
-    value = json.loads(text)
-    while len(text.encode()) > allocated_bytes and value["message"]:
-        value["message"] = value["message"][: len(value["message"]) // 2]
-        text = json.dumps(value) + "\n"
+    status = json.loads(text)
+    while len(text.encode()) > allocated_bytes and status["message"]:
+        half_length = len(status["message"]) // 2
+        status["message"] = status["message"][:half_length]
+        text = json.dumps(status) + "\n"
     if len(text.encode()) > allocated_bytes:
         return False
 
@@ -164,14 +170,16 @@ def read_status(out_dir: Path) -> dict[str, Any]:
     if not isinstance(status, dict):
         raise ValueError("expected a JSON object")
 
-    if status.get("state") == "running" and not _is_held(out_dir):
-        ended = "the process ended without writing its status: it was killed, or its machine failed"
-        status |= {"state": "failed", "message": ended}
+    if status.get("state") == "running" and not _is_locked(out_dir):
+        status["state"] = "failed"
+        status["message"] = (
+            "the process ended without writing its status: it was killed, or its machine failed"
+        )
     return status
 
 
-def _is_held(out_dir: Path) -> bool:
-    """Whether a process holds the lock of a run folder; true if this cannot be determined."""
+def _is_locked(out_dir: Path) -> bool:
+    """Whether a process holds the lock of a run folder; True if this cannot be determined."""
     try:
         with open(out_dir / _LOCK, "rb") as file:
             # Shared, so that a reader does not mistake another reader for the run.
@@ -186,15 +194,15 @@ def _is_held(out_dir: Path) -> bool:
 def write_refusal(out_dir: Path, message: str) -> None:
     """Records in `status.json` that a run was refused before it began (exit code 2).
 
-    Otherwise the status of an earlier run would be mistaken for the status of this one. A finished
-    run, a run in progress in the folder, and a folder that no run created are left unchanged.
+    Otherwise the status of an earlier run would be mistaken for the status of this one. The status
+    of a finished run or of a run in progress, and a folder that no run created, stay unchanged.
     """
-    _write_in_unused(out_dir, lambda: write_status(out_dir, "failed", 0, EXIT_USER_ERROR, message))
+    _write_if_unused(out_dir, lambda: write_status(out_dir, "failed", 0, EXIT_USER_ERROR, message))
 
 
 @contextmanager
 def record_refusal(out_dir: Path | None) -> Iterator[None]:
-    """Records a user error in the status of the run.
+    """Context that records a user error in the status of the run, and raises it again.
 
     Args:
         out_dir: The run folder; None for a start that writes no status.
@@ -208,10 +216,13 @@ def record_refusal(out_dir: Path | None) -> Iterator[None]:
         raise
 
 
-def _write_in_unused(out_dir: Path, write: Callable[[], object]) -> None:
-    """Calls `write` under the lock of the folder, unless a run uses it or has finished there."""
+def _write_if_unused(out_dir: Path, write: Callable[[], object]) -> None:
+    """Calls `write` under the lock of the folder; does nothing if the folder is in use.
+
+    It is in use if a run holds its lock or has finished there, or if no run created it.
+    """
     try:
-        if _list_foreign(out_dir) or _is_done(out_dir):
+        if _list_foreign_files(out_dir) or _is_done(out_dir):
             return
         out_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(out_dir / _LOCK, timeout=0):
@@ -225,10 +236,11 @@ def _write_in_unused(out_dir: Path, write: Callable[[], object]) -> None:
 def record_stopped_start(out_dir: Path, name: str) -> int:
     """Records that a signal ended a run before it had locked its folder; returns the exit code.
 
-    Like `write_refusal`, it leaves folders of finished and active runs, and of others, unchanged.
+    Like `write_refusal`, it leaves the folders of finished runs, of runs in progress, and of the
+    user unchanged.
     """
     if read_rank() == 0:
-        _write_in_unused(out_dir, lambda: write_stopped_start(out_dir, name))
+        _write_if_unused(out_dir, lambda: write_stopped_start(out_dir, name))
     return EXIT_PREEMPTED
 
 
@@ -289,16 +301,33 @@ class RunFolder:
 
     def _claim(self, *, resume: bool, overwrite: bool) -> None:
         """Checks that this run may use the folder, locks it, and deletes an earlier run in it."""
-        checkpoints = checkpoint.list_checkpoints(self.path)
-        foreign = _list_foreign(self.path)
-        if foreign and not (resume and checkpoints):  # copied checkpoints may be resumed
+        has_checkpoints = bool(checkpoint.list_checkpoints(self.path))
+        foreign_files = _list_foreign_files(self.path)
+        if foreign_files and not (resume and has_checkpoints):  # copied checkpoints may be resumed
             raise ConfigurationError(
-                f"out_dir: {self.path} holds {_list_first_names(foreign)}, and no {MARK} of an "
-                "earlier run; "
-                "expected a new or empty folder, or that of a run, because overwrite_out_dir=true "
-                "deletes all of it. Choose another out_dir, or move these files"
+                f"out_dir: {self.path} holds {_list_first_names(foreign_files)}, and no {MARK} of "
+                "an earlier run; expected a new or empty folder, or that of a run, because "
+                "overwrite_out_dir=true deletes all of it. Choose another out_dir, or move these "
+                "files"
             )
 
+        self._acquire_lock()
+        if not foreign_files and not (self.path / MARK).exists():
+            (self.path / MARK).write_text(_MARK_TEXT)
+        self.remember_file(MARK)
+
+        has_earlier_run = has_checkpoints or (self.path / METRICS).exists()
+        if has_earlier_run and not resume:
+            if not overwrite:
+                raise self._make_earlier_run_error(can_resume=has_checkpoints)
+            self._delete_content()
+
+    def _acquire_lock(self) -> None:
+        """Creates the folder if necessary, and locks it.
+
+        Raises:
+            ConfigurationError: If another run holds the lock.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.05)
@@ -308,20 +337,15 @@ class RunFolder:
                 "folder for this one"
             ) from None
 
-        if not foreign and not (self.path / MARK).exists():
-            (self.path / MARK).write_text(_MARK_TEXT)
-        self.remember_file(MARK)
-
-        has_earlier_run = bool(checkpoints) or (self.path / METRICS).exists()
-        if has_earlier_run and not resume:
-            if not overwrite:
-                resuming = "Resume it (resume_from_checkpoint_dir=latest), replace"
-                raise ConfigurationError(
-                    f"out_dir: {self.path} holds an earlier run; expected an empty folder. "
-                    f"{resuming if checkpoints else 'Replace'} it (overwrite_out_dir=true), or "
-                    "choose another out_dir"
-                )
-            self._delete_content()
+    def _make_earlier_run_error(self, *, can_resume: bool) -> ConfigurationError:
+        """Makes the error for a folder that holds an earlier run."""
+        replacement = "Replace it"
+        if can_resume:
+            replacement = "Resume it (resume_from_checkpoint_dir=latest), replace it"
+        return ConfigurationError(
+            f"out_dir: {self.path} holds an earlier run; expected an empty folder. "
+            f"{replacement} (overwrite_out_dir=true), or choose another out_dir"
+        )
 
     def begin(self, config: Any, step: int) -> None:
         """Prepares the folder for a run that continues after `step`, with this configuration.
@@ -331,8 +355,9 @@ class RunFolder:
         self.rebuild_if_deleted()
         checkpoint.set_aside_newer(self.path, step)
 
+        # The run repeats the later steps, so their lines in the logs are dropped.
         for file in [self.path / METRICS, *self.path.glob("documents-rank*.jsonl")]:
-            if file.exists():  # drop the lines after this step, because its steps are repeated
+            if file.exists():
                 lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
                 lines_until_step = [line for line in lines if _is_up_to_step(line, step)]
                 write_text(file, "".join(line + "\n" for line in lines_until_step))
@@ -341,13 +366,13 @@ class RunFolder:
         self.remember_file(CONFIG_FILE)
 
     def open_log(self, name: str) -> Log:
-        """Opens a log of this process; it is restored with the folder."""
+        """Opens a log of this process, which is restored if the folder is deleted."""
         log = Log(self.path / name, self.rebuild_if_deleted)
         self._logs.append(log)
         return log
 
     def remember_file(self, name: str) -> None:
-        """Remembers the current content of a small file, to restore it with the folder.
+        """Remembers the content of a small file, to restore it if the folder is deleted.
 
         A file that does not exist is ignored.
         """
@@ -365,13 +390,13 @@ class RunFolder:
     # --- a folder that is deleted during the run ----------------------------------------------
 
     def rebuild_with_logs(self, processes: Processes) -> bool:
-        """Rebuilds the folder if it was deleted, with the logs of all ranks; all call it together.
+        """Rebuilds the folder if it was deleted, with the logs of all ranks. All ranks call it.
 
         Returns:
-            Whether it was rebuilt since the last call, and its checkpoints are therefore gone.
+            Whether it was rebuilt since the last call; its checkpoints are then lost.
 
         Raises:
-            TrainingError: If another run has taken its place.
+            TrainingError: If the folder now belongs to another run.
         """
 
         def rebuild() -> bool:
@@ -389,7 +414,7 @@ class RunFolder:
         """Rebuilds the folder if it was deleted since this process (rank 0) opened it.
 
         Raises:
-            TrainingError: If another run has taken its place.
+            TrainingError: If the folder now belongs to another run.
         """
         with self._access:
             if self._lock_identity is None:
@@ -436,9 +461,9 @@ class RunFolder:
         return False
 
     def _describe_other_owner(self) -> str | None:
-        """Describes the process that has opened the folder after this one, if any.
+        """Describes the process that has opened the folder after this one; None if there is none.
 
-        It may run on another machine: on some network file systems, a lock only holds on one.
+        It may run on another machine: some network file systems have locks within a machine only.
         """
         owner_identity = _identify_file(self.path / _OWNER)
         if owner_identity in (None, self._owner_identity):
@@ -451,17 +476,18 @@ class RunFolder:
         return owner.partition(",")[0]
 
     def _restore_small_files(self) -> None:
+        """Writes the remembered files that do not exist."""
         for name, text in self._remembered_texts.items():
             if not (self.path / name).exists():
                 write_text(self.path / name, text)
 
     def _restore_logs(self) -> bool:
-        """Restores the deleted logs of this process; returns whether there were any."""
+        """Restores the deleted logs of this process; returns whether any was restored."""
         logs = list(self._logs)
         if self.process_log is not None and self.process_log.file is not None:
             logs.append(self.process_log.file)
-        restored = [log.restore() for log in logs]
-        return any(restored)
+        were_restored = [log.restore() for log in logs]
+        return any(were_restored)
 
     def _lock_again(self) -> None:
         """Locks the folder after its lock was deleted, alone or with the folder.
@@ -473,7 +499,8 @@ class RunFolder:
         is_new = _identify_file(self.path) != _FileIdentity(status.st_dev, status.st_ino)
         if is_new and (self.path / MARK).exists():
             raise self._make_replaced_error()
-        if is_new and _list_foreign(self.path):  # files of the user, which may never be deleted
+        # Without its mark, files of the user in the new folder are never deleted.
+        if is_new and _list_foreign_files(self.path):
             self._remembered_texts.pop(MARK, None)
 
         self.path.mkdir(parents=True, exist_ok=True)
@@ -497,6 +524,7 @@ class RunFolder:
         self._remembered_texts[_OWNER] = self._owner
 
     def _make_replaced_error(self) -> TrainingError:
+        """Makes the error for a folder that now belongs to another run."""
         return TrainingError(
             f"out_dir: {self.path} was replaced during the run: the folder there is now that of "
             "another run, or a copy of this one, and nothing was written to it. Start this run "
@@ -509,11 +537,12 @@ class RunFolder:
         Raises:
             ConfigurationError: If it contains folders of other runs.
         """
-        others = [mark.parent for mark in self.path.rglob(MARK) if mark.parent != self.path]
-        if others:
+        other_runs = [
+            str(mark.parent) for mark in self.path.rglob(MARK) if mark.parent != self.path
+        ]
+        if other_runs:
             raise ConfigurationError(
-                f"overwrite_out_dir: {self.path} also holds "
-                f"{_list_first_names([*map(str, others)])}, which "
+                f"overwrite_out_dir: {self.path} also holds {_list_first_names(other_runs)}, which "
                 "belong to other runs; expected one run. Delete or move them, or choose another "
                 "out_dir"
             )
@@ -527,13 +556,18 @@ class RunFolder:
                 entry.unlink()
 
 
-def _list_foreign(out_dir: Path) -> list[str]:
+def _list_foreign_files(out_dir: Path) -> list[str]:
     """Lists the entries of a folder that no run created; [] for a run folder or a missing one."""
-    names = {entry.name for entry in out_dir.iterdir()} if out_dir.exists() else set()
-    return [] if MARK in names else sorted(names - _FILES_OF_REFUSED_STARTS)
+    if not out_dir.exists():
+        return []
+    names = {entry.name for entry in out_dir.iterdir()}
+    if MARK in names:
+        return []
+    return sorted(names - _FILES_OF_REFUSED_STARTS)
 
 
 def _is_done(out_dir: Path) -> bool:
+    """Whether the run in a folder has finished."""
     try:
         return bool(parse_json((out_dir / STATUS).read_text())["state"] == "done")
     except (OSError, ValueError, KeyError, TypeError):  # missing or unreadable
@@ -579,23 +613,24 @@ class Log:
     """A text file, flushed after every line, so that a killed process loses no line.
 
     Args:
-        keep_folder: Called before each line; rebuilds a deleted folder.
+        rebuild_folder: Called before each line; rebuilds the folder if it was deleted.
     """
 
-    def __init__(self, path: Path, keep_folder: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, path: Path, rebuild_folder: Callable[[], object] = lambda: None) -> None:
         self._path = path
-        self._keep_folder = keep_folder
+        self._rebuild_folder = rebuild_folder
         self._stream = path.open("a+b")
         self._access = threading.RLock()  # the thread of an asynchronous save may restore it
 
     def write(self, value: dict[str, Any]) -> None:
-        """Writes a line of JSON; null replaces NaN and infinity, ? half a surrogate pair."""
+        """Writes a line of JSON, with null for NaN and infinity, and ? for lone surrogates."""
         text = json.dumps(value, ensure_ascii=False).encode(errors="replace")
-        plain = json.loads(text, parse_constant=lambda _: None)
-        self.append(redact(json.dumps(plain)))
+        valid_value = json.loads(text, parse_constant=lambda _: None)
+        self.append(redact(json.dumps(valid_value)))
 
     def append(self, line: str) -> None:
-        self._keep_folder()
+        """Writes a line, which must not contain a secret."""
+        self._rebuild_folder()
         with self._access:
             self._stream.write(line.encode() + b"\n")
             self._stream.flush()
@@ -617,15 +652,15 @@ class Log:
             with replace_atomically(self._path) as temporary:
                 temporary.write_bytes(content)
 
-            restored = self._path.open("a+b")
+            new_stream = self._path.open("a+b")
             with suppress(OSError):
                 self._stream.close()
-            self._stream = restored
+            self._stream = new_stream
             return True
 
     def close(self) -> None:
         try:
-            self._keep_folder()
+            self._rebuild_folder()
         finally:
             with self._access:
                 self._stream.close()
@@ -634,9 +669,9 @@ class Log:
 class ProcessLog(logging.Handler):
     """The log of a process, `log-rank{r}.txt` in the run folder, across resumes.
 
-    It has all records that the process logs, also those that ranks other than 0 do not print. The
-    folder of a refused start stays unchanged: lines are held back until the checks have passed.
-    Used as a context, it also records the error that ends the process.
+    It has all records that the process logs, including those that ranks other than 0 do not print.
+    Lines are held back until the checks have passed, so that a refused start leaves the folder
+    unchanged. Used as a context, it also records the error that ends the process.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -672,7 +707,7 @@ class ProcessLog(logging.Handler):
             self._write(line)
 
     def _write(self, line: str) -> None:
-        """Writes a line; on a full disk it is lost, and the run ends where it needs the space."""
+        """Writes a line; it is lost if the disk is full, which ends the run at its next save."""
         if self.file is not None:
             with suppress(OSError):
                 self.file.append(line)

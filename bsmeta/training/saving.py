@@ -1,4 +1,4 @@
-"""Saves checkpoints: their content, and when it is written; `retention` deletes old ones.
+"""Writes checkpoints, synchronously or in a thread; `retention` deletes old ones.
 
 In an asynchronous save (`async_save`), rank 0 copies weights and optimizer to main memory (under
 FSDP2 every rank its shards), and a thread writes the copy while training continues. Only one save
@@ -112,8 +112,9 @@ class Saver:
         """Saves the state of engine and generators, and the given states of trainer and data.
 
         Args:
-            state: State of the trainer.
-            data: State of the data.
+            step: The step after which the state is saved.
+            state: State of the trainer, the content of `trainer_state.json`.
+            data: State of the data, the content of `data_state.json`.
 
         Raises:
             DataError: If there is not enough disk space; the previous checkpoint is kept.
@@ -141,10 +142,7 @@ class Saver:
     def _collect_contents(
         self, step: int, trainer_state: dict[str, Any], data_state: dict[str, Any]
     ) -> _Contents:
-        """Gathers the states of all ranks' random number generators for the checkpoint.
-
-        Collective: every rank must call it.
-        """
+        """Adds the generator states of all ranks to the given states. All ranks call it."""
         rng_states = self._processes.gather(capture_rng(self._processes.device))
         return _Contents(step, rng_states, trainer_state, data_state)
 
@@ -153,14 +151,15 @@ class Saver:
         return Snapshot(self._processes, self._engine.save, lambda _: self._engine.gather_weights())
 
     def _exports(self, step: int) -> bool:
+        """Whether the checkpoint of a step contains `model/`."""
         return isinstance(self._task, Exports) and exports_model(self._config.export_steps, step)
 
     def _write_with_retries(
         self, step: int, source: Snapshot, write: Callable[[Snapshot], None]
     ) -> None:
-        """Calls `write`, and again after each pause if the run folder is deleted meanwhile.
+        """Calls `write`, and retries after a pause if the run folder is deleted meanwhile.
 
-        Several ranks do not retry: they do not notice the deletion at the same point.
+        Several ranks do not retry, because they do not notice the deletion at the same point.
         """
         final = self._run_folder.path / checkpoint.name_folder(step)
         folder = checkpoint.locate_temporary_folder(self._run_folder.path, step)
@@ -231,9 +230,9 @@ class Saver:
 
     @contextmanager
     def rehearse(self, state: dict[str, Any], data: dict[str, Any]) -> Iterator[Checkpoint]:
-        """Writes a checkpoint of step 0 like the first save, and removes it afterwards.
+        """Context with a checkpoint of step 0, written like the first save and removed at the end.
 
-        All ranks call it, and load the checkpoint together. Problems that would otherwise end the
+        All ranks enter it, and load the checkpoint together. Failures that would otherwise end the
         run at its first save, hours later, end it here: a folder that not all ranks can write, a
         full disk, a model that cannot be written or read.
 
@@ -256,7 +255,7 @@ class Saver:
                 shutil.rmtree(folder, ignore_errors=True)
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether an asynchronous save has failed on this rank; `finish` raises rank 0's error."""
         saving = self._saving
         return saving is not None and saving.done() and saving.exception() is not None
@@ -268,7 +267,7 @@ class Saver:
         self._processes.on_main(lambda: None if saving is None else saving.result())
 
     def settle(self) -> None:
-        """Waits for the save in progress, whether or not it succeeds (this rank only)."""
+        """Waits for the save in progress on this rank, and ignores its error."""
         if self._saving is not None:
             wait([self._saving])
 
@@ -277,10 +276,10 @@ class Saver:
         return [self._finished.get() for _ in range(self._finished.qsize())]
 
     def export(self, folder: Path) -> None:
-        """Replaces `folder` with the model and its manifest; all ranks call it.
+        """Replaces `folder` with the exported model and its manifest. All ranks call it.
 
-        This is the model of `find_exported_checkpoint`, or else the current one, unless the task
-        replaces it.
+        The model is the one of `find_exported_checkpoint`, or else the current one;
+        `Task.finalize_export` may replace it.
         """
         if not isinstance(self._task, Exports):
             return
@@ -328,8 +327,8 @@ class Saver:
 def _is_about_deleted_folder(error: Exception, folder: Path) -> bool:
     """Whether a save failed because its folder has been deleted, or is being deleted.
 
-    Torch's and safetensors' writers have their own errors for a missing folder. While it is being
-    deleted, entry by entry, others of its entries still exist.
+    Torch's and safetensors' writers have their own errors for a missing folder. During a deletion,
+    only some entries of the folder may be missing.
     """
     return (
         isinstance(error, FileNotFoundError)

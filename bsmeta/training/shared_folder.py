@@ -27,7 +27,7 @@ _RANKS_SHOWN = 5  # in a message
 
 
 class _Sight(NamedTuple):
-    """Whether a rank sees the file of rank 0, and where it looked."""
+    """Where a rank looked for the file of rank 0, and whether it found it."""
 
     rank: int
     host: str
@@ -56,22 +56,22 @@ def check_is_shared(folder: Path, key: str, processes: Processes) -> None:
     if processes.is_main:
         token.unlink(missing_ok=True)
 
-    others = [sight for sight in sights if not sight.is_shared]
-    if not others:
+    failures = [sight for sight in sights if not sight.is_shared]
+    if not failures:
         return
+
     first = sights[0]
     descriptions = [
-        f"rank {sight.rank} on {sight.host} has {sight.path}" for sight in others[:_RANKS_SHOWN]
+        f"rank {sight.rank} on {sight.host} has {sight.path}" for sight in failures[:_RANKS_SHOWN]
     ]
-    if len(others) > _RANKS_SHOWN:
-        descriptions.append(f"and {len(others) - _RANKS_SHOWN} more")
-    sights_of_others = "; ".join(descriptions)
+    if len(failures) > _RANKS_SHOWN:
+        descriptions.append(f"and {len(failures) - _RANKS_SHOWN} more")
     raise ConfigurationError(
         f"{key}: not all processes share one folder: rank 0 on {first.host} has {first.path} and "
-        f"wrote a file there, which {len(others)} of {processes.size} ranks do not find: "
-        f"{sights_of_others}. Expected a folder on a file system that all machines share (such as "
-        f"NFS or Lustre), named by an absolute path: a relative one depends on the working folder "
-        f"of each process"
+        f"wrote a file there, which {len(failures)} of {processes.size} ranks do not find: "
+        f"{'; '.join(descriptions)}. Expected a folder on a file system that all machines share "
+        "(such as NFS or Lustre), named by an absolute path: a relative one depends on the working "
+        "folder of each process"
     )
 
 
@@ -83,7 +83,7 @@ def _write_token(token: Path) -> tuple[str, str]:
 
 
 def _sees_content(file: Path, content: str) -> bool:
-    """Whether a file has this content now or within `_WAIT_S`."""
+    """Waits up to `_WAIT_S` seconds for a file with this content; returns whether it appeared."""
     deadline = time.monotonic() + _WAIT_S
     while True:
         try:

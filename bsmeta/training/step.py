@@ -24,6 +24,7 @@ import torch
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.core.signals import StopRequest, WaitEnded
 from bsmeta.data.batch import StepData, Stream
+from bsmeta.training.corruption import CorruptionCheck
 from bsmeta.training.device_copy import copy_to
 from bsmeta.training.engine import Engine
 from bsmeta.training.optimization import set_learning_rate
@@ -37,7 +38,7 @@ from bsmeta.training.watchdog import Watchdog, rebuild_error, serialize_error
 
 @dataclass(frozen=True)
 class _Fetched:
-    """Data of the next step, which is being copied to the device or already there.
+    """Data of the next step; its tensors are on the device, or being copied to it.
 
     Attributes:
         data: The data on the host.
@@ -52,13 +53,13 @@ class _Fetched:
     copied: torch.cuda.Event | None
 
     def iterate_on_device(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Yields the tensors of each micro-batch, safe to use on the device's current stream."""
+        """Yields the tensors of each micro-batch, ready for the device's current stream."""
         if self.copied is not None:
-            current = torch.cuda.current_stream()
-            current.wait_event(self.copied)
+            stream = torch.cuda.current_stream()
+            stream.wait_event(self.copied)
             for tensors in self.inputs:
                 for tensor in tensors.values():
-                    tensor.record_stream(current)  # otherwise its memory would be reused too early
+                    tensor.record_stream(stream)  # otherwise its memory would be reused too early
 
         yield from self.inputs
 
@@ -67,6 +68,7 @@ class StepRunner:
     """Runs the steps of this rank. All ranks call each method together.
 
     Args:
+        corruption: Checks some steps for silent data corruption.
         rates: The learning rate of each step; no data is fetched after the last one.
         stop: Records whether this rank was asked to stop; also ends the wait for data.
         saver: Reports whether a checkpoint of this rank could not be written.
@@ -83,6 +85,7 @@ class StepRunner:
         saver: Saver,
         watchdog: Watchdog,
         profile: Profile,
+        corruption: CorruptionCheck,
         *,
         max_norm: float,
         lag: int,
@@ -97,6 +100,7 @@ class StepRunner:
         self._saver = saver
         self._watchdog = watchdog
         self._profile = profile
+        self._corruption = corruption
 
         self._steps: Iterator[StepData] = iter(())
         self._next: _Fetched | None = None
@@ -113,7 +117,7 @@ class StepRunner:
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def open(self, stream: Stream) -> None:
-        """Begins to read from a stream, at its current position."""
+        """Starts to read from `stream` at its current position; prefetched data is dropped."""
         self._steps = iter(stream)
         self._next = None
 
@@ -149,7 +153,7 @@ class StepRunner:
         fetched = self._next
 
         self._watchdog.step = step - 1
-        self._profile.before(step)
+        self._profile.start_if_due(step)
         rate = self._rates.rate(step)
         set_learning_rate(self._engine.optimizer.param_groups, rate)
 
@@ -168,11 +172,11 @@ class StepRunner:
             self._next_targets = reduced.next_targets
 
         with self._enter_phase(step, "optimizer"):
-            finite = reduced.loss.isfinite()
+            is_finite = reduced.loss.isfinite()
             if isinstance(norm, torch.Tensor):
-                finite = finite & norm.isfinite()
-            weights_changed = self._engine.step(finite)
-        self._profile.after(step)
+                is_finite = is_finite & norm.isfinite()
+            weights_changed = self._engine.step(is_finite)
+        self._profile.stop_if_due(step)
 
         return StepResult(
             step=step,
@@ -199,7 +203,11 @@ class StepRunner:
         engine = self._engine
         engine.model.train()
         losses = []
-        inputs = fetched.iterate_on_device()
+        inputs = [*fetched.iterate_on_device()]
+        if self._corruption.is_due(step):
+            with self._enter_phase(step, "check for corruption"):
+                self._corruption.check(step, inputs[0])
+
         for batch, tensors in zip(fetched.data.micro_batches, inputs, strict=True):
             with engine.accelerator.accumulate(engine.model):
                 with self._enter_phase(step, "forward pass"), engine.accelerator.autocast():
@@ -213,27 +221,27 @@ class StepRunner:
 
     def raise_error(self) -> None:
         """Raises the error that left a rank without data, on every rank. All ranks call it."""
-        serialized = None if self._error is None else serialize_error(self._error)
-        errors_by_rank = self._processes.gather(serialized)
+        error_of_this_rank = None if self._error is None else serialize_error(self._error)
+        errors_by_rank = self._processes.gather(error_of_this_rank)
         if self._error is not None:
             raise self._error
 
-        for rank, serialized in enumerate(errors_by_rank):
-            if serialized is not None:
-                raise rebuild_error(rank, serialized)
+        for rank, error in enumerate(errors_by_rank):
+            if error is not None:
+                raise rebuild_error(rank, error)
 
     def _collect_rank_stats(self) -> StepStats:
-        """Returns the statistics of this rank that are known on the host."""
+        """Returns this rank's contribution to the all-reduce, except losses and gradient norm."""
         if self._next is not None:
             data = DataStats.of(self._next.data)
             self._count_names = list(data.counts)
-        else:  # with the same names, because other ranks may have data
+        else:  # other ranks may have data, and all must sum counts of the same names
             data = DataStats(counts=dict.fromkeys(self._count_names, 0.0))
 
         return StepStats(
             next_data=data,
             stop=float(self._stop.name is not None),
-            save_failed=float(self._saver.failed),
+            save_failed=float(self._saver.has_failed),
             out_of_data=float(self._error is not None),
         )
 
@@ -245,6 +253,7 @@ class StepRunner:
         return fetched
 
     def _all_have_data(self, step: int, fetched: _Fetched | None) -> bool:
+        """Whether every rank has fetched the data of a step."""
         self._watchdog.enter(f"step {step}: waiting for the data of the other ranks", logged=False)
         return self._processes.is_true_on_all(fetched is not None)
 

@@ -112,13 +112,19 @@ class StepStats:
         )
 
     @property
-    def finite(self) -> bool:
-        """Whether loss and gradient norm are finite numbers.
+    def is_finite(self) -> bool:
+        """Whether loss and gradient norm are finite."""
+        return math.isfinite(self.loss) and self.has_finite_norm
+
+    @property
+    def has_finite_norm(self) -> bool:
+        """Whether the gradient norm is finite, or not reported.
 
         DeepSpeed returns -1 or infinity for a norm that is NaN.
         """
-        norm = self.grad_norm
-        return math.isfinite(self.loss) and (norm is None or (math.isfinite(norm) and norm >= 0))
+        if self.grad_norm is None:
+            return True
+        return math.isfinite(self.grad_norm) and self.grad_norm >= 0
 
 
 class _PartSum(NamedTuple):
@@ -130,7 +136,7 @@ class _PartSum(NamedTuple):
 
 @dataclass(frozen=True)
 class LossSums:
-    """Losses and their named parts, summed over micro-batches and ranks."""
+    """Sums of the losses and of their named parts, over micro-batches and ranks."""
 
     loss: float
     parts: dict[str, _PartSum]
@@ -144,8 +150,12 @@ class LossSums:
     def unpack(cls, values: Sequence[float], part_names: Sequence[str]) -> LossSums:
         """Restores packed values, perhaps summed over ranks, given the names of the parts."""
         loss, *part_values = values
-        sums = map(_PartSum, part_values[::2], part_values[1::2])
-        return cls(loss, dict(zip(part_names, sums, strict=True)))
+        totals = part_values[::2]
+        weights = part_values[1::2]
+        parts = {}
+        for name, total, weight in zip(part_names, totals, weights, strict=True):
+            parts[name] = _PartSum(total, weight)
+        return cls(loss, parts)
 
     def compute_part_means(self) -> dict[str, float]:
         """Returns the weighted mean of each part whose weight is not 0."""
@@ -153,6 +163,7 @@ class LossSums:
 
 
 def _flatten_loss(loss: Loss) -> torch.Tensor:
+    """Returns the loss, then sum and weight of each part: float64[1 + 2 * parts], detached."""
     values = [loss.sum]
     for total, weight in loss.parts.values():
         values += [total, weight]
@@ -163,8 +174,8 @@ class ReducedStats:
     """A step's statistics, summed over all ranks; on the device until they are read.
 
     In the tensor, `StepStats.pack` is followed by `LossSums.pack`, if there are losses, and by the
-    gradient norm, if it is on the device. The norm is appended after the all-reduce: it is of the
-    global batch already.
+    gradient norm, if it is on the device. The norm is appended after the all-reduce, because it is
+    already the norm of the global batch.
     """
 
     def __init__(
@@ -186,7 +197,7 @@ class ReducedStats:
                 finite.
         """
         self._norm = norm
-        self._scaled = scales_loss
+        self._scales_loss = scales_loss
         self._count_names = list(rank_stats.next_data.counts)
         self._part_names = list(losses[0].parts) if losses else []
         self._has_losses = bool(losses)
@@ -214,7 +225,11 @@ class ReducedStats:
         return self._values[self._num_packed]
 
     def read(self, targets: float = 0.0) -> StepStats:
-        """Waits for the device; `targets` is the number of targets of the global batch."""
+        """Waits for the device, and returns the statistics of all ranks.
+
+        Args:
+            targets: Number of targets of the global batch, which the loss is divided by.
+        """
         if self._copied is not None:
             self._copied.synchronize()
         values = self._host_values.tolist()
@@ -228,14 +243,14 @@ class ReducedStats:
                 stats, loss=sums.loss / max(targets, 1.0), parts=sums.compute_part_means()
             )
 
-        if self._scaled and not replace(stats, loss=0.0).finite:
+        if self._scales_loss and not stats.has_finite_norm:
             # fp16: the scale was too high; the scaler skips the step and lowers it
             return replace(stats, grad_norm=None)
         return stats
 
 
 def _start_copy_to_host(values: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-    """Starts to copy values from a GPU; also returns the event after the copy."""
+    """Starts to copy values from a GPU; also returns the event after the copy (None on a CPU)."""
     if values.device.type != "cuda":
         return values, None
     host_values = torch.empty_like(values, device="cpu", pin_memory=True)

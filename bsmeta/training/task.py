@@ -8,10 +8,9 @@ loss of a step is the mean over the *global* batch, and DeepSpeed reduces gradie
 backward pass, so they cannot be divided later. The batch therefore carries its weight, and `loss`
 returns a sum.
 
-`run_on_all_ranks` runs a model on many items, in batches that the processes share, and every rank
-gets all results. The batches depend on the items only, not on the number of processes, and each
-rank runs
-the model equally often: under ZeRO-3 the ranks gather the weights together.
+`run_on_all_ranks` runs a model on many items, in batches that are divided among the ranks, and
+every rank gets all results. The batches depend on the items only, not on the number of processes.
+Each rank runs the model equally often, because under ZeRO-3 the ranks gather the weights together.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ class Task(ABC):
         """Runs the forward pass of one micro-batch."""
 
     def shape(self) -> Shape | None:
-        """Describes model and micro-batch for an estimate; None: impossible before loading."""
+        """Describes model and micro-batch for an estimate; None if unknown before loading."""
         return None
 
     def steps_per_epoch(self, world_size: int) -> int | None:
@@ -155,7 +154,7 @@ class Task(ABC):
         return None
 
     def survey(self) -> Any:
-        """Surveys the data on rank 0 before the streams are opened; the result is picklable."""
+        """Surveys the data on rank 0 before the streams are opened; returns a picklable result."""
 
     def use_survey(self, survey: Any) -> None:
         """Receives the survey of rank 0 on every rank, for the next `train_stream`."""
@@ -190,7 +189,10 @@ class Task(ABC):
         return {}
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Works after the last step, on every rank: evaluates a test split, predicts."""
+        """Runs on every rank after the last step, to evaluate a test split or to predict.
+
+        Returns the metrics of the test split, if any.
+        """
         return []
 
     def finalize_export(self, folder: Path) -> None:
@@ -198,7 +200,7 @@ class Task(ABC):
 
 
 def compute_flops_per_token(model: nn.Module) -> float:
-    """Forward and backward FLOPs of one token: 6 per parameter (Kaplan et al. 2020, section 2.1).
+    """Returns FLOPs per token, forward and backward: 6 per parameter (Kaplan et al. 2020, 2.1).
 
     Embeddings that are only looked up do not count, unless they are also the output layer.
     Attention over the context is left out: documents packed into a sequence do not attend to each
@@ -240,10 +242,10 @@ class ChangesText(Protocol):
 
 @runtime_checkable
 class WarnsOfScripts(Protocol):
-    """A task whose exported model may leave words alone for their script."""
+    """A task whose exported model may skip words in scripts that it does not know."""
 
     def warn_of_unknown_scripts(self, texts: Iterable[str]) -> None:
-        """Logs the number of such words in texts."""
+        """Logs the number of skipped words in `texts`, if any."""
 
 
 @runtime_checkable
@@ -290,7 +292,7 @@ def split_into_lists(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def sort_into_batches(lengths: Sequence[int] | np.ndarray, size: int) -> list[np.ndarray]:
-    """Sorts items by length and splits their numbers into batches of `size`."""
+    """Sorts items by length (stable), and returns their indices in batches of `size`."""
     order = np.argsort(lengths, kind="stable")
     return [order[start : start + size] for start in range(0, len(order), size)]
 
@@ -298,9 +300,9 @@ def sort_into_batches(lengths: Sequence[int] | np.ndarray, size: int) -> list[np
 def sort_into_budgeted_batches(
     lengths: Sequence[int] | np.ndarray, budget: int
 ) -> list[np.ndarray]:
-    """Sorts items by length and splits their numbers into batches of `budget` padded tokens.
+    """Sorts items by length, and returns their indices in batches of at most `budget` tokens.
 
-    An item that is longer than the budget is a batch by itself.
+    Padding counts. An item that is longer than the budget is a batch by itself.
     """
     order = np.argsort(lengths, kind="stable")
     batches = []
@@ -317,14 +319,14 @@ def run_on_all_ranks(
     run: Callable[[np.ndarray], Sequence[Any] | np.ndarray],
     context: Processes,
 ) -> list[Any]:
-    """Runs batches on all processes; returns the result of each item, in the order of the items.
+    """Divides batches among the ranks; returns the results of all items, in the items' order.
 
     All ranks call it, and get all results. Each rank calls `run` equally often: a rank without a
     batch of its own in the last round repeats the last batch and drops the results.
 
     Args:
-        batches: The numbers of the items of each batch; every item is in exactly one batch.
-        run: Returns the results of a batch of items, given their numbers.
+        batches: The indices of the items in each batch; every item is in exactly one batch.
+        run: Returns the results of the items with the given indices.
     """
     results_of_rank: dict[int, Sequence[Any] | np.ndarray] = {}
     last_logged = time.monotonic()
@@ -338,7 +340,8 @@ def run_on_all_ranks(
             last_logged = time.monotonic()
             logger.info("scoring: %d of %d batches", first_of_round, len(batches))
 
-    results_by_item: list[Any] = [None] * sum(map(len, batches))
+    num_items = sum(len(batch) for batch in batches)
+    results_by_item: list[Any] = [None] * num_items
     for results_by_batch in context.gather(results_of_rank):
         for number, results in results_by_batch.items():
             for item, result in zip(batches[number].tolist(), results, strict=True):

@@ -17,7 +17,7 @@ import torch
 
 from bsmeta.core.errors import look_up
 
-_DEVICE = "zero_optimization.offload_optimizer.device"
+_OFFLOAD_DEVICE_KEY = "zero_optimization.offload_optimizer.device"
 
 logger = logging.getLogger(__name__)
 
@@ -27,17 +27,20 @@ def use_cores_for_offload(deepspeed_config: Mapping[str, Any]) -> None:
 
     A number of threads other than a launcher's default of one is the user's choice, and is kept.
     """
-    if look_up(deepspeed_config, _DEVICE) not in ("cpu", "nvme") or torch.get_num_threads() > 1:
+    if (
+        look_up(deepspeed_config, _OFFLOAD_DEVICE_KEY) not in ("cpu", "nvme")
+        or torch.get_num_threads() > 1
+    ):
         return
 
-    cores = len(os.sched_getaffinity(0))
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    threads = max(1, cores // processes)
-    torch.set_num_threads(threads)
+    num_cores = len(os.sched_getaffinity(0))
+    num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    num_threads = max(1, num_cores // num_processes)
+    torch.set_num_threads(num_threads)
     logger.info(
         "offload_optimizer: the optimizer steps on the CPU, with %d threads in each process "
         "(cores: %d, processes on this machine: %d; OMP_NUM_THREADS above 1 sets another number)",
-        threads,
-        cores,
-        processes,
+        num_threads,
+        num_cores,
+        num_processes,
     )

@@ -30,6 +30,7 @@ from bsmeta.training.checkpoint import (
     name_damaged_file,
     name_folder,
 )
+from bsmeta.training.corruption import CorruptionCheck
 from bsmeta.training.distributed import GarbageCollection
 from bsmeta.training.engines import make_engine
 from bsmeta.training.guards import Guards
@@ -135,6 +136,7 @@ class Trainer:
         return model
 
     def _make_step_runner(self) -> StepRunner:
+        """Creates the runner of the steps, from the parts of this trainer."""
         return StepRunner(
             self.task,
             self.engine,
@@ -143,14 +145,18 @@ class Trainer:
             self.saver,
             self.watchdog,
             self.profile,
+            CorruptionCheck(
+                self.task, self.engine, self.processes, self.config.corruption_check_steps
+            ),
             max_norm=self.config.gradient_clipping or float("inf"),
             lag=self._lag,
         )
 
     def train(self, resume: Resume | None) -> bool:
-        """Trains until the last step or a signal; the state is saved in either case.
+        """Trains until the last step, an early stop or a signal, and saves the state.
 
-        Returns whether the run is done, and was not ended by a signal.
+        Returns:
+            Whether the run is done; False if a signal ended it.
         """
         saved_data = None if resume is None else self._restore(resume)
         self._open_stream(saved_data)
@@ -187,7 +193,7 @@ class Trainer:
             return is_done
 
     def _restore(self, resume: Resume) -> dict[str, Any]:
-        """Loads the checkpoint to resume from, and keeps it; returns the state of the data."""
+        """Loads the checkpoint to resume from, and protects it; returns the state of the data."""
         saved_data = self._load(resume.saved, resume.converted)
         resume.release(self.processes)
         self.saver.retention.protect(resume.saved)
@@ -200,6 +206,7 @@ class Trainer:
             self.run_folder.process_log.open(self.run_folder.path)
 
     def _log_resume(self, resume: Resume) -> None:
+        """Logs the checkpoint that the run resumes from, and the settings that differ from it."""
         self.tracker.record_event(
             "resume",
             self.progress.step,
@@ -210,9 +217,14 @@ class Trainer:
             resume.log_changes()
 
     def probe(self, warm_up: int, steps: int) -> dict[str, Any]:
-        """Runs steps without keeping anything: no log, no evaluation, no checkpoint.
+        """Runs steps to measure their speed, without log, evaluation or checkpoint.
 
-        Returns the metrics of `Throughput` over the `steps` after the `warm_up`.
+        Args:
+            warm_up: Number of steps that are not measured.
+            steps: Number of steps that are measured after them.
+
+        Returns:
+            The metrics of `Throughput` over the measured steps.
         """
         self._open_stream(None)
         self.throughput.start()
@@ -232,7 +244,7 @@ class Trainer:
                 else:
                     self.throughput.add(data.tokens, data.padding, result.data_wait_s)
 
-        return self.throughput.metrics()
+        return self.throughput.take_metrics()
 
     def _run_loop(self) -> bool:
         """Trains, evaluates and saves until the end; returns whether the run is done."""
@@ -241,7 +253,7 @@ class Trainer:
 
         while not self._is_done():
             if self.step_runner.next_data is None:
-                self._record_steps()  # reports why there is no data, if a step came before
+                self._record_steps()  # an earlier step may report why there is no data
             if not self._fetch_next_data():
                 break
 
@@ -271,6 +283,7 @@ class Trainer:
             self.tracker.record_event("stop", self.progress.step, reason=self.stop.name)
 
     def _is_done(self) -> bool:
+        """Whether the run has reached its last step or stops early."""
         return self.guards.early_stopping.is_due or self.progress.step == self.schedule.max_steps
 
     # --- one step ---------------------------------------------------------------------------
@@ -302,7 +315,7 @@ class Trainer:
         return not self._stopping
 
     def _apply_stats(self, stats: StepStats) -> None:
-        """Acts on the reports of all ranks in a step: failures, stops, the next data."""
+        """Acts on the statistics of all ranks: failed saves, requests to stop, the next data."""
         if stats.save_failed:
             self.saver.finish()  # raises the error
         self._out_of_data = self._out_of_data or stats.out_of_data > 0
@@ -330,7 +343,7 @@ class Trainer:
             self._phase = result.data.phase
             self._apply_stats(stats)
 
-            is_spike = stats.finite and self.guards.spikes.is_spike(stats.loss)
+            is_spike = stats.is_finite and self.guards.spikes.detect_spike(stats.loss)
             if is_spike and self._roll_back(stats.loss):
                 return True
 
@@ -354,6 +367,7 @@ class Trainer:
             self.tracker.record_event("exposure", step, phase=self._phase, **exposure)
 
     def _start_tracking(self) -> Tracker:
+        """Starts the trackers on rank 0; returns the tracker of this rank."""
         step = self.progress.step
         self.processes.on_main(
             lambda: start_trackers(self.accelerator, self.config, self.run_folder.path, step)
@@ -361,7 +375,7 @@ class Trainer:
         self.run_folder.remember_file(TRACKERS_FILE)
         return Tracker(
             self.run_folder,
-            main=self.processes.is_main,
+            is_main=self.processes.is_main,
             step=step,
             total_steps=self.schedule.max_steps,
             external=self.accelerator.trackers,
@@ -370,22 +384,24 @@ class Trainer:
     # --- evaluation and checkpoints -----------------------------------------------------------
 
     def _evaluate_and_save_if_due(self) -> None:
+        """Evaluates and saves after the steps for which the schedule asks."""
         step = self.progress.step
-        evaluates = self.schedule.evaluates(step)
-        saves = self.schedule.saves(step)
-        if not evaluates and not saves:
+        must_evaluate = self.schedule.evaluates(step)
+        must_save = self.schedule.saves(step)
+        if not must_evaluate and not must_save:
             return
 
         self._record_steps()
-        if evaluates:
+        if must_evaluate:
             self._evaluate()
-        if saves:
+        if must_save:
             self._save()
 
         self.garbage.collect()
         self.throughput.start()
 
     def _evaluate(self) -> None:
+        """Evaluates the model, and logs an early stop if it is due."""
         self.watchdog.enter(f"step {self.progress.step}: evaluation")
         self.engine.model.eval()
         metrics = self.task.evaluate(self.engine.model, self.processes)
@@ -400,6 +416,7 @@ class Trainer:
             )
 
     def _finish(self) -> None:
+        """Lets the task finish after the last step, and logs its metrics."""
         self.watchdog.enter("finishing")
         self.engine.model.eval()
 
@@ -415,6 +432,7 @@ class Trainer:
         self._log_metrics(self.task.finish(self.engine.model, context))
 
     def _log_metrics(self, metrics: list[Metric]) -> None:
+        """Logs an event for each split, in the order in which the splits appear."""
         for split in dict.fromkeys(metric.split for metric in metrics):
             values = {metric.name: metric.value for metric in metrics if metric.split == split}
             self.tracker.record_event("eval", self.progress.step, split=split, **values)
@@ -439,15 +457,15 @@ class Trainer:
         A run that began with the checkpoint of another run needs its own to resume, unless it is
         done.
         """
-        last = self._last_checkpoint
-        if last is None or last.step != self.progress.step:
+        checkpoint = self._last_checkpoint
+        if checkpoint is None or checkpoint.step != self.progress.step:
             return False
-        return self._is_done() or last.folder.parent.resolve() == self.run_folder.path
+        return self._is_done() or checkpoint.folder.parent.resolve() == self.run_folder.path
 
     def _rehearse_save(self) -> None:
-        """Saves and loads the state once before the first step, if several processes do so.
+        """Saves and loads the state once before the first step of a run of several processes.
 
-        The folder, the disk and the network of a cluster then fail in the first minute.
+        Faults of the folder, the disk or the network then show in the first minute.
         """
         if self.processes.size == 1:
             return
@@ -497,6 +515,7 @@ class Trainer:
         self.task.restore(state.get("task"))
 
     def _log_saves(self) -> None:
+        """Logs the checkpoints that were committed since the last call."""
         for saved in self.saver.take_finished():
             self.tracker.record_event(
                 "save",
@@ -542,7 +561,7 @@ class Trainer:
         saved = find_rollback_point(self.run_folder.path, step, self.processes)
         self.tracker.record_event("spike", step, loss=loss, has_checkpoint=saved is not None)
         if saved is None:
-            self.guards.spikes.accept(loss)
+            self.guards.spikes.accept_spike(loss)
             return False
 
         self.guards.spikes.count_rollback(saved.step)

@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
@@ -56,6 +56,17 @@ _LEAVING_TIMEOUT_S = 10.0
 _HOST = socket.gethostname()
 
 Result = TypeVar("Result")
+
+
+class _Phase(NamedTuple):
+    """A phase of the loop.
+
+    Attributes:
+        number: Number of phases entered before it; all ranks go through the same phases.
+    """
+
+    name: str
+    number: int
 
 
 @dataclass(frozen=True)
@@ -97,11 +108,11 @@ class Watchdog:
         self.step = 0
 
         self._last_progress = watch_progress()
-        self._phase = ("starting", 0)
+        self._phase = _Phase("starting", 0)
         self._count = 0
         self._stopped = threading.Event()
         self._ending = threading.Lock()  # either thread may end the process, but not both at once
-        self._silent: set[int] = set()
+        self._silent_ranks: set[int] = set()
 
         self._store: SharedStore | None = None
         if processes.size > 1:
@@ -129,7 +140,7 @@ class Watchdog:
         """
         if logged:
             logger.debug(phase)
-        self._phase = (phase, self._phase[1] + 1)
+        self._phase = _Phase(phase, self._phase.number + 1)
         report_progress()
 
     # --- the thread -------------------------------------------------------------------------
@@ -144,27 +155,29 @@ class Watchdog:
                 continue
 
             beats_before = self._read_beats()
-            # Every live rank sends another heartbeat meanwhile; this one sends its own.
-            for _ in range(_SILENT_INTERVALS if self._store is not None else 0):
-                time.sleep(_INTERVAL_S)
-                self._send_beat()
+            if self._store is not None:
+                # Every live rank sends another heartbeat meanwhile, and so does this one.
+                for _ in range(_SILENT_INTERVALS):
+                    time.sleep(_INTERVAL_S)
+                    self._send_beat()
             beats_after = self._read_beats()
 
             progress_of_others = self._find_last_progress_of_others(beats_before, beats_after)
-            self._silent = self._find_silent_ranks(beats_before, beats_after)
-            if not self._silent:  # a slow save, for example
+            self._silent_ranks = self._find_silent_ranks(beats_before, beats_after)
+            if not self._silent_ranks:  # a slow save, for example
                 patience = self._timeout
             if self._is_overdue(progress_of_others, patience):
                 self._give_up(patience, self._describe_cause(beats_after))
                 return
 
     def _is_overdue(self, progress_of_others: float, patience: float) -> bool:
+        """Whether no live rank has made progress for `patience` seconds."""
         return max(self._last_progress(), progress_of_others) + patience < time.monotonic()
 
     def _find_last_progress_of_others(
         self, before: dict[int, Beat], after: dict[int, Beat]
     ) -> float:
-        """Time of the last progress of any other live rank, on this machine's monotonic clock."""
+        """Returns the time of the last progress of any other live rank, by `time.monotonic`."""
         silences = [
             beat.silent_s
             for rank, beat in after.items()
@@ -173,25 +186,27 @@ class Watchdog:
         return time.monotonic() - min(silences, default=float("inf"))
 
     def _send_beat(self) -> None:
+        """Publishes a heartbeat of this rank."""
         self._count += 1
-        phase, entered = self._phase
+        phase = self._phase
         silent_s = time.monotonic() - self._last_progress()
-        self._publish("beat", asdict(Beat(self._count, _HOST, phase, entered, silent_s)))
+        self._publish("beat", asdict(Beat(self._count, _HOST, phase.name, phase.number, silent_s)))
 
-    def _give_up(self, waited_s: float, blamed: str) -> None:
+    def _give_up(self, waited_s: float, cause: str) -> None:
+        """Reports the cause and ends the process, unless the main thread has just returned."""
         with self._ending:
             if self._stopped.is_set():
                 return  # the main thread has returned in the meantime, with its own error
             try:
                 reported = self.find_reported_error()
-                self._report_end(waited_s, blamed if reported is None else str(reported))
+                self._report_end(waited_s, cause if reported is None else str(reported))
             finally:  # a full disk, or a closed standard error, must not keep the process alive
                 os._exit(EXIT_FAILURE)
 
-    def _report_end(self, waited_s: float, blamed: str) -> None:
+    def _report_end(self, waited_s: float, cause: str) -> None:
         """Reports why the run ends to the other ranks, in the run folder and on the screen."""
         prefix = "asked to stop, but " if self._stop.name else ""
-        text = redact(f"{prefix}no progress for {waited_s:.0f} s in: {self._phase[0]}. {blamed}")
+        text = redact(f"{prefix}no progress for {waited_s:.0f} s in: {self._phase.name}. {cause}")
         self._publish("failure", serialize_error(TrainingError(text)))
         if self.run_folder is not None and not self.run_folder.is_replaced():
             self._write_stacks(self.run_folder.path, text)
@@ -213,8 +228,8 @@ class Watchdog:
 
     def _find_silent_ranks(self, before: dict[int, Beat], after: dict[int, Beat]) -> set[int]:
         """Returns the other ranks that sent no heartbeat between two reads."""
-        others = set(range(self._processes.size)) - {self._processes.rank}
-        return {rank for rank in others if after.get(rank) == before.get(rank)}
+        other_ranks = set(range(self._processes.size)) - {self._processes.rank}
+        return {rank for rank in other_ranks if after.get(rank) == before.get(rank)}
 
     def _describe_cause(self, beats: dict[int, Beat]) -> str:
         """Names the silent ranks, or otherwise the slowest rank."""
@@ -227,8 +242,10 @@ class Watchdog:
                 f"the process group, has ended, or cannot be reached from {_HOST}"
             )
 
-        if self._silent:
-            silent = "; ".join(_describe_silent_rank(rank, beats) for rank in sorted(self._silent))
+        if self._silent_ranks:
+            silent = "; ".join(
+                _describe_silent_rank(rank, beats) for rank in sorted(self._silent_ranks)
+            )
             return (
                 f"No sign of life from {silent}: killed, stopped, ended, or on a machine that "
                 f"cannot be reached from {_HOST}"
@@ -241,6 +258,7 @@ class Watchdog:
         return f"Longest without progress: rank {slowest}. What the ranks do: {phases}"
 
     def _read_beats(self) -> dict[int, Beat]:
+        """Returns the last heartbeat of each rank that has sent one."""
         return {rank: Beat(**beat) for rank, beat in self._read_published("beat").items()}
 
     # --- reports between ranks --------------------------------------------------------------
@@ -281,11 +299,12 @@ class Watchdog:
         names a dead rank. Any other error of this rank is reported to the other ranks.
         """
         with self._ending:
-            explained = self._find_cause(error)
+            cause = self._find_cause(error)
             self.stop()
-        return explained
+        return cause
 
     def _find_cause(self, error: Exception) -> Exception:
+        """Returns the error to raise; reports an error of this rank to the others."""
         error = self.name_dead_loader(error)
         if self._store is None:
             return error
@@ -302,11 +321,11 @@ class Watchdog:
             time.sleep(_REPORT_POLL_S)
         beats_after = self._read_beats()
 
-        self._silent = self._find_silent_ranks(beats_before, beats_after)
+        self._silent_ranks = self._find_silent_ranks(beats_before, beats_after)
         return TrainingError(f"{self._describe_cause(beats_after)} ({str(error).splitlines()[0]})")
 
     def name_dead_loader(self, error: Exception) -> Exception:
-        """Returns the error; if a loader process died, one that names the rank and usual cause."""
+        """Returns `error`, or for a dead loader process an error with the rank and usual cause."""
         if not str(error).startswith("DataLoader worker"):
             return error
         return TrainingError(
@@ -323,10 +342,11 @@ class Watchdog:
         return rebuild_error(lowest, reports[lowest])
 
     def read_failure_of_another(self) -> Exception | None:
-        """Returns why this rank is asked to leave, if another rank has failed or is dead.
+        """Waits until all ranks leave; returns an error if another rank has failed or is dead.
 
-        Every rank that is asked to leave reports it here before it ends, so that the others do not
-        take it for dead. Ranks whose watchdog has not started yet are not waited for.
+        A rank that is asked to leave calls this before it ends, and thereby reports that it leaves,
+        so that the others do not take it for dead. Ranks whose watchdog has not started yet are not
+        waited for.
         """
         self._publish("leaving", {})
 
@@ -342,12 +362,12 @@ class Watchdog:
             time.sleep(_REPORT_POLL_S)
         beats_after = self._read_beats()
 
-        self._silent = self._find_silent_ranks(beats_before, beats_after) & staying_ranks
-        return TrainingError(self._describe_cause(beats_after)) if self._silent else None
+        self._silent_ranks = self._find_silent_ranks(beats_before, beats_after) & staying_ranks
+        return TrainingError(self._describe_cause(beats_after)) if self._silent_ranks else None
 
     def is_reporter(self) -> bool:
         """Whether this rank writes the run's status: rank 0, or the lowest live rank."""
-        return set(range(self._processes.rank)) <= self._silent
+        return set(range(self._processes.rank)) <= self._silent_ranks
 
 
 def _describe_silent_rank(rank: int, beats: dict[int, Beat]) -> str:
@@ -398,6 +418,7 @@ class SharedStore:
         """
         if self._late is not None and not self._late.done():
             raise RuntimeError("the host of the store does not answer")
+
         future: Future[Result] = Future()
         self._calls.put((future, action))
         try:
@@ -410,6 +431,7 @@ class SharedStore:
             ) from error
 
     def _serve(self) -> None:
+        """Main loop of the thread, which makes one call after another."""
         while True:
             future, action = self._calls.get()
             if not future.set_running_or_notify_cancel():

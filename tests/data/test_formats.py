@@ -244,4 +244,4 @@ def test_an_evaluation_reads_the_same_documents_in_every_format(
         list(range(50))
     ] * 2
     assert held_out_documents.carried == expected.carried
-    assert held_out_documents.columns() == expected.columns() == ["html", "title", "url"]
+    assert held_out_documents.list_types() == expected.list_types() == ["html", "title", "url"]

@@ -72,12 +72,17 @@ def test_a_step_already_in_the_weights_cannot_be_skipped(tmp_path: Path) -> None
 
 def test_a_full_window_detects_a_spike_and_excludes_it() -> None:
     spikes = SpikeGuard(3.0, 4, limit=1)
-    assert [spikes.is_spike(loss) for loss in (9.0, 1.0, 1.1, 0.9)] == [False] * 4
-    assert [spikes.is_spike(loss) for loss in (1.0, 1.2, 5.0, 1.1)] == [False, False, True, False]
+    assert [spikes.detect_spike(loss) for loss in (9.0, 1.0, 1.1, 0.9)] == [False] * 4
+    assert [spikes.detect_spike(loss) for loss in (1.0, 1.2, 5.0, 1.1)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
     assert list(spikes.losses) == [0.9, 1.0, 1.2, 1.1]
     again = SpikeGuard(3.0, 4, limit=1)
     again.load_state_dict(spikes.state_dict())
-    assert again.is_spike(5.0)
+    assert again.detect_spike(5.0)
 
 
 def test_rollbacks_are_counted_by_checkpoint_and_across_resumes() -> None:
@@ -97,15 +102,15 @@ def test_rollbacks_are_counted_by_checkpoint_and_across_resumes() -> None:
 
 def test_the_window_follows_an_accepted_new_level_of_the_loss() -> None:
     spikes = SpikeGuard(3.0, 4, limit=1)
-    assert [spikes.is_spike(loss) for loss in (1.0, 1.1, 0.9, 1.0, 5.0)] == [False] * 4 + [True]
-    spikes.accept(5.0)
+    assert [spikes.detect_spike(loss) for loss in (1.0, 1.1, 0.9, 1.0, 5.0)] == [False] * 4 + [True]
+    spikes.accept_spike(5.0)
     assert list(spikes.losses) == [1.1, 0.9, 1.0, 5.0]
-    assert [spikes.is_spike(loss) for loss in (5.0, 5.1, 4.9)] == [False] * 3
+    assert [spikes.detect_spike(loss) for loss in (5.0, 5.1, 4.9)] == [False] * 3
 
 
 def test_without_a_threshold_no_spike_is_detected() -> None:
     spikes = SpikeGuard(0.0, 2, limit=1)
-    assert not any(spikes.is_spike(loss) for loss in (1.0, 1.0, 1e9))
+    assert not any(spikes.detect_spike(loss) for loss in (1.0, 1.0, 1e9))
 
 
 def test_the_state_of_all_guards_matches_the_trainer_state_and_loads(
@@ -118,7 +123,7 @@ def test_the_state_of_all_guards_matches_the_trainer_state_and_loads(
     guards = Guards.of(config, tmp_path, rank=0)
     fail(guards.nonfinite, 1)
     for loss in (9.0, 1.0, 1.1, 0.9, 1.0):
-        assert not guards.spikes.is_spike(loss)
+        assert not guards.spikes.detect_spike(loss)
     guards.spikes.count_rollback(2)
     for score in (2.0, 3.0):
         guards.early_stopping.record_evaluation([Metric("score", score)])
@@ -133,10 +138,10 @@ def test_the_state_of_all_guards_matches_the_trainer_state_and_loads(
     assert state.keys() == GuardsState.__annotations__.keys()
 
     loaded = Guards.of(config, tmp_path, rank=0)
-    loaded.spikes.accept(7.0)  # replaced by the saved window
+    loaded.spikes.accept_spike(7.0)  # replaced by the saved window
     loaded.load_state_dict(json.loads(json.dumps(state)) | {"phase": 0})
     assert loaded.state_dict() == state
-    assert loaded.spikes.is_spike(5.0)
+    assert loaded.spikes.detect_spike(5.0)
     with pytest.raises(TrainingError, match="2 such steps in a row"):
         fail(loaded.nonfinite, 2)
     loaded.early_stopping.record_evaluation([Metric("score", 2.5)])

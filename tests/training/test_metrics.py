@@ -28,8 +28,8 @@ from bsmeta.training.metrics import (
     Progress,
     Throughput,
     Tracker,
+    ensure_run_name,
     make_tracker_arguments,
-    run_name,
     start_trackers,
 )
 from bsmeta.training.run_folder import RunFolder
@@ -43,11 +43,11 @@ Launch = Callable[..., subprocess.CompletedProcess[str]]
 def test_the_name_of_a_run_is_chosen_once(tmp_path: Path) -> None:
     folder = tmp_path / "run #1 of a/b".replace("/", "_")
     folder.mkdir()
-    name = run_name(folder)
+    name = ensure_run_name(folder)
     assert re.fullmatch(r"run--1-of-a_b-[0-9a-f]{8}", name)
-    assert run_name(folder) == name
+    assert ensure_run_name(folder) == name
     (folder / TRACKERS_FILE).write_text('{"run": ')  # the machine died while it was being written
-    assert run_name(folder) != name
+    assert ensure_run_name(folder) != name
 
 
 def test_a_resumed_run_continues_the_same_run_at_each_tracker(tmp_path: Path) -> None:
@@ -55,14 +55,14 @@ def test_a_resumed_run_continues_the_same_run_at_each_tracker(tmp_path: Path) ->
     assert (first["tensorboard"], second["tensorboard"]) == ({}, {"purge_step": 5})
     assert first["wandb"] == second["wandb"]
     assert first["trackio"] == second["trackio"]
-    assert first["wandb"]["id"] == first["trackio"]["name"] == run_name(tmp_path)
+    assert first["wandb"]["id"] == first["trackio"]["name"] == ensure_run_name(tmp_path)
     assert first["comet_ml"] == second["comet_ml"]
     assert first["swanlab"] == second["swanlab"]
     assert re.fullmatch("[0-9a-f]{32}", first["comet_ml"]["experiment_key"])
     assert re.fullmatch("[0-9a-f]{21}", first["swanlab"]["id"])
     assert [made["dvclive"]["resume"] for made in (first, second)] == [False, True]
     assert [made["clearml"]["continue_last_task"] for made in (first, second)] == [False, True]
-    assert first["mlflow"] == second["mlflow"] == {"run_name": run_name(tmp_path)}
+    assert first["mlflow"] == second["mlflow"] == {"run_name": ensure_run_name(tmp_path)}
 
 
 def test_every_tracker_of_accelerate_can_be_chosen_and_has_arguments(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ class Recording:
 
 def test_trackers_receive_finite_numbers_only(tmp_path: Path) -> None:
     kept = Recording()
-    tracker = Tracker(RunFolder(tmp_path), main=True, step=0, total_steps=2, external=[kept])
+    tracker = Tracker(RunFolder(tmp_path), is_main=True, step=0, total_steps=2, external=[kept])
     tracker.record_event("eval", 2, bits={"url": 1.5}, mfu=math.nan, split="validation")
     tracker.record_event("save", 2, seconds=1.0)
     assert kept.logged == [(2, {"eval/bits/url": 1.5})]
@@ -107,7 +107,7 @@ def test_trackers_receive_finite_numbers_only(tmp_path: Path) -> None:
 def test_a_tracker_that_fails_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broken = Broken()
     run = RunFolder(tmp_path)
-    with Tracker(run, main=True, step=0, total_steps=2, external=[broken]) as tracker:
+    with Tracker(run, is_main=True, step=0, total_steps=2, external=[broken]) as tracker:
         tracker.record_event("eval", 1, loss=1.0)
         tracker.record_event("eval", 2, loss=0.5)
     assert broken.calls == 1
@@ -118,7 +118,7 @@ def test_a_tracker_that_fails_is_given_up(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_an_undefined_value_is_null_in_the_log(tmp_path: Path) -> None:
     """JSON has neither NaN nor infinity."""
-    with Tracker(RunFolder(tmp_path), main=True, step=0, total_steps=2) as tracker:
+    with Tracker(RunFolder(tmp_path), is_main=True, step=0, total_steps=2) as tracker:
         tracker.record_event("eval", 1, loss=float("nan"), parts={"a": float("inf"), "b": [1.5]})
     assert (tmp_path / "metrics.jsonl").read_text() == (
         '{"event": "eval", "step": 1, "loss": null, "parts": {"a": null, "b": [1.5]}}\n'
@@ -175,7 +175,7 @@ def test_wandb_offline_continues_the_same_run(launch: Launch, tmp_path: Path) ->
     run = train_and_resume(launch, tmp_path, "wandb", WANDB_MODE="offline")
     parts = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(parts) == 2  # one a process; `wandb sync` makes one run of those with one id
-    assert {part.name for part in parts} == {f"run-{run_name(run)}.wandb"}
+    assert {part.name for part in parts} == {f"run-{ensure_run_name(run)}.wandb"}
 
 
 def test_mlflow_has_runs_of_the_same_name(launch: Launch, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_mlflow_has_runs_of_the_same_name(launch: Launch, tmp_path: Path) -> Non
     client = mlflow.MlflowClient(store)
     (experiment,) = client.search_experiments(filter_string="name = 'project'")
     runs = client.search_runs([experiment.experiment_id])
-    assert [found.info.run_name for found in runs] == [run_name(run)] * 2
+    assert [found.info.run_name for found in runs] == [ensure_run_name(run)] * 2
     steps = [
         [metric.step for metric in client.get_metric_history(found.info.run_id, "loss")]
         for found in runs
@@ -199,7 +199,7 @@ def test_trackio_continues_the_same_run(launch: Launch, tmp_path: Path) -> None:
     (database,) = (tmp_path / "trackio").glob("*.db")
     rows = sqlite3.connect(database).execute("select distinct run_id, run_name from metrics")
     ((_, name),) = rows.fetchall()
-    assert name == run_name(run)
+    assert name == ensure_run_name(run)
 
 
 CPU = torch.device("cpu")
@@ -234,9 +234,9 @@ def test_speed_counts_tokens_without_padding(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(metrics_module.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(metrics_module, "find_peak_flops", lambda device: 6 * 872 * 1000.0)
     speed = Throughput(compute_flops_per_token(Tied()), CPU, world_size=2)
-    speed.add(tokens=90, padding=10, wait=0.25)
-    speed.add(tokens=210, padding=90, wait=0.5)
-    figures = speed.metrics()
+    speed.add(tokens=90, padding=10, wait_s=0.25)
+    speed.add(tokens=210, padding=90, wait_s=0.5)
+    figures = speed.take_metrics()
     assert figures.pop("memory_gb") > 0
     assert figures == {
         "data_wait_s": 0.75,
@@ -246,8 +246,8 @@ def test_speed_counts_tokens_without_padding(monkeypatch: pytest.MonkeyPatch) ->
         "padding": 0.25,
     }
     speed.start()  # an evaluation until second 100 is not the loop's
-    speed.add(tokens=50, padding=0, wait=0.0)
-    assert speed.metrics()["tokens_per_s"] == 50.0
+    speed.add(tokens=50, padding=0, wait_s=0.0)
+    assert speed.take_metrics()["tokens_per_s"] == 50.0
 
 
 @pytest.mark.parametrize(

@@ -104,4 +104,4 @@ NAN, INF = float("nan"), float("inf")
 def test_a_step_is_finite_if_its_loss_and_norm_are_finite(
     loss: float, norm: float | None, expected: bool
 ) -> None:
-    assert StepStats(DataStats(), stop=0.0, loss=loss, grad_norm=norm).finite is expected
+    assert StepStats(DataStats(), stop=0.0, loss=loss, grad_norm=norm).is_finite is expected

@@ -33,8 +33,8 @@ from bsmeta.tasks.checkpoints import RECIPE, Location, read_recipe
 
 def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig:
     """Returns the training run's configuration with the changes that the evaluation makes."""
-    train = read_run_config(location, config.training_config, config.overrides)
-    data = train.data_config
+    run_config = read_run_config(location, config.training_config, config.overrides)
+    data = run_config.data_config
     metadata = data.metadata_config
     if config.metadata_list is not None:  # the run may not have read the columns of these types
         metadata = replace(
@@ -44,13 +44,13 @@ def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig
         data = replace(data, validation_file=config.validation_file)
     if config.per_device_eval_batch_size is not None:
         data = replace(data, per_device_eval_batch_size=config.per_device_eval_batch_size)
-    return replace(train, data_config=replace(data, metadata_config=metadata))
+    return replace(run_config, data_config=replace(data, metadata_config=metadata))
 
 
 def read_run_config(
     location: Location, training_config_file: str | None, overrides: Mapping[str, Any]
 ) -> CausalLMConfig:
-    """Returns the configuration that the model was trained with (a Hub model: the default one).
+    """Returns the configuration that the model was trained with, or the default for a Hub model.
 
     Args:
         training_config_file: The `config.yaml` of the run; None: the one beside the model.
@@ -60,9 +60,8 @@ def read_run_config(
     if path is None:
         return change_keys(CausalLMConfig(), overrides)
     if path.name == RECIPE:
-        return change_keys(
-            convert_to_config(read_recipe(path), CausalLMConfig, str(path)), overrides
-        )
+        recipe = convert_to_config(read_recipe(path), CausalLMConfig, str(path))
+        return change_keys(recipe, overrides)
 
     config = read_saved_config(path, {"causal_lm": TASKS["causal_lm"]}, overrides)
     assert isinstance(config, CausalLMConfig)
@@ -70,7 +69,7 @@ def read_run_config(
 
 
 class OpenedModel:
-    """A language model whose configuration is read at once, and its weights on first use.
+    """A language model; its configuration is read immediately, its weights on first use.
 
     Args:
         training_config: The `config.yaml` of its run; None: the one beside it.
@@ -79,7 +78,7 @@ class OpenedModel:
         device: The device of the model; None: a GPU if there is one.
 
     Attributes:
-        train: The configuration that it was trained with, after overrides.
+        run_config: The configuration that it was trained with, after overrides.
     """
 
     def __init__(
@@ -92,14 +91,15 @@ class OpenedModel:
         device: torch.device | None = None,
     ) -> None:
         self.location = location
-        self.train = read_run_config(location, training_config, overrides)
+        self.run_config = read_run_config(location, training_config, overrides)
         self.device = device or choose_device()
         self._precision = precision
 
     @cached_property
     def _loaded(self) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+        """The model and its tokenizer."""
         transformers.utils.logging.disable_progress_bar()
-        return load_model(self.location, self.train, self._precision, self.device)
+        return load_model(self.location, self.run_config, self._precision, self.device)
 
     @property
     def model(self) -> nn.Module:
@@ -108,33 +108,38 @@ class OpenedModel:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Its tokenizer."""
+        """The tokenizer of the model."""
         return self._loaded[1]
 
 
 def load_model(
-    location: Location, train: CausalLMConfig, precision: str, device: torch.device
+    location: Location, run_config: CausalLMConfig, precision: str, device: torch.device
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """Loads the model, on its device and in evaluation mode, and its tokenizer.
+    """Loads the model, on `device` and in evaluation mode, and its tokenizer.
+
+    Args:
+        run_config: The configuration of the model's run.
+        precision: `auto`, `float32` or `bfloat16`.
 
     Raises:
-        UserError: If they cannot be loaded, or do not fit together or the configuration.
+        UserError: If one of them cannot be loaded, or if they do not match each other or the
+            configuration.
     """
     use_bfloat16 = precision == "bfloat16"
     if precision == "auto":
-        use_bfloat16 = device.type == "cuda" and train.mixed_precision == "bf16"
+        use_bfloat16 = device.type == "cuda" and run_config.mixed_precision == "bf16"
     dtype = torch.bfloat16 if use_bfloat16 else torch.float32
 
     setting = f"checkpoint={location.name}"
     if location.untrained:  # only its tokenizer is used
         check_model_folder(location.model, setting)
         tokenizer = _load_tokenizer(location.model, setting)
-        model = _make_initial_model(location, train, len(tokenizer), dtype)
+        model = _make_initial_model(location, run_config, len(tokenizer), dtype)
     else:
         model = load_weights(location.model, setting, dtype=dtype)
         tokenizer = _load_tokenizer(location.model, setting)
 
-    _check_fit(model, tokenizer, train.data_config)
+    _check_fit(model, tokenizer, run_config.data_config)
     return model.to(device).eval(), tokenizer
 
 
@@ -150,28 +155,28 @@ def _load_tokenizer(source: str, setting: str) -> PreTrainedTokenizerBase:
 
 
 def _make_initial_model(
-    location: Location, train: CausalLMConfig, vocabulary: int, dtype: torch.dtype
+    location: Location, run_config: CausalLMConfig, vocabulary: int, dtype: torch.dtype
 ) -> nn.Module:
     """Makes the initial model of a run: random weights, or the weights of its `model_name`."""
-    if not location.has_run_config or train.model_config_file is not None:
+    if not location.has_run_config or run_config.model_config_file is not None:
         model_config = read_model_config(location.model)
         with torch.random.fork_rng():
-            torch.manual_seed(train.seed)
+            torch.manual_seed(run_config.seed)
             return create_model(AutoModelForCausalLM, model_config, dtype=dtype)
 
-    setting = f"{location.name}: model_name={train.model_name}"
-    model = load_weights(train.model_name, setting, dtype=dtype)
+    setting = f"{location.name}: model_name={run_config.model_name}"
+    model = load_weights(run_config.model_name, setting, dtype=dtype)
     if vocabulary > count_vocabulary(model):
         model.resize_token_embeddings(vocabulary)  # the special tokens that training added
     return model
 
 
 def _check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
-    """Checks that the model has embeddings for all tokens, and positions for all sequences."""
-    rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    if len(tokenizer) > rows:
+    """Refuses a model without embeddings for all tokens, or without positions for all sequences."""
+    num_embeddings = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    if len(tokenizer) > num_embeddings:
         raise ConfigurationError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model {rows} embeddings: "
+            f"the tokenizer has {len(tokenizer)} tokens, the model {num_embeddings} embeddings: "
             "it is not the tokenizer that the model was trained with"
         )
 

@@ -61,7 +61,7 @@ _METADATA_KEY = "data_config.metadata_config"
 def find_value_problems(
     config: CausalLMConfig, composition: Composition = NOTHING
 ) -> Iterator[Problem]:
-    """Yields problems that do not depend on the launch."""
+    """Yields problems of keys and files that do not depend on the launch."""
     data = config.data_config
     yield from find_metadata_problems(data.metadata_config)
     yield from find_row_budget_problems(data)
@@ -89,7 +89,7 @@ def find_value_problems(
 
 
 def _find_lora_problems(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields problems of adapters: random weights, a missing library, keys without effect."""
+    """Yields problems with adapters: random weights, a missing library, keys without effect."""
     lora = config.lora
     if lora.rank == 0:
         default = LoraKeys()
@@ -114,27 +114,28 @@ def _find_lora_problems(config: CausalLMConfig) -> Iterator[Problem]:
 
 
 def find_start_problems(
-    config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
+    config: CausalLMConfig, launch: Launch, deepspeed_config: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
     """Yields problems that depend on the launch or the DeepSpeed JSON.
 
     Args:
-        document: The DeepSpeed JSON, if there is one.
+        deepspeed_config: The DeepSpeed JSON, if there is one.
     """
-    streams = config.data_config.num_streams
+    num_streams = config.data_config.num_streams
     workers = max(1, config.data_config.num_workers)
-    readers = launch.num_processes * workers
-    if streams >= 1 and streams % readers:  # every worker of every process gets the same number
+    num_readers = launch.num_processes * workers
+    if num_streams >= 1 and num_streams % num_readers:  # each worker reads the same number
         product = f"{launch.num_processes} (processes) x {workers} (data_config.num_workers)"
-        expected = f"a multiple of {product} = {readers}"
+        expected = f"a multiple of {product} = {num_readers}"
+        multiple = round_up_to_multiple(num_streams, num_readers)
         fix = (
-            f"data_config.num_streams={round_up_to_multiple(streams, readers)}, or (on a resumed "
-            "run, which must keep num_streams) other numbers of processes or workers"
+            f"data_config.num_streams={multiple}, or (on a resumed run, which must keep "
+            "num_streams) other numbers of processes or workers"
         )
-        yield Problem("data_config.num_streams", HYDRA, str(streams), expected, fix)
+        yield Problem("data_config.num_streams", HYDRA, str(num_streams), expected, fix)
 
     yield from _find_missing_evaluation_problems(config)
-    yield from find_speed_problems(config, launch, document)
+    yield from find_speed_problems(config, launch, deepspeed_config)
 
 
 def _find_missing_evaluation_problems(config: CausalLMConfig) -> Iterator[Problem]:
@@ -151,18 +152,20 @@ def _find_missing_evaluation_problems(config: CausalLMConfig) -> Iterator[Proble
 
 
 def find_speed_problems(
-    config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
+    config: CausalLMConfig, launch: Launch, deepspeed_config: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
-    """Yields problems with options for speed: they cannot run here, or have no effect.
+    """Yields problems with options for speed that cannot run here, or have no effect.
 
     Args:
-        document: The DeepSpeed JSON, if there is one.
+        deepspeed_config: The DeepSpeed JSON, if there is one.
     """
     yield from _find_attention_problems(config, launch)
     if config.liger_kernel:
         yield from _find_liger_problems(config, launch)
 
-    stage = None if document is None else look_up(document, "zero_optimization.stage")
+    stage = None
+    if deepspeed_config is not None:
+        stage = look_up(deepspeed_config, "zero_optimization.stage")
     if config.torch_compile and stage == 3:
         expected = "false under ZeRO-3, which gathers weights between the compiled operations"
         fix = "torch_compile=false, or ZeRO-2"
@@ -176,7 +179,10 @@ def find_speed_problems(
 
 
 def _find_liger_problems(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
-    yield from _find_missing_gpu_problems("liger_kernel", True, launch, "liger_kernel=false")
+    """Yields problems with `liger_kernel=true`."""
+    yield from _find_missing_gpu_problems(
+        "liger_kernel", value=True, launch=launch, fix="liger_kernel=false"
+    )
     if importlib.util.find_spec("liger_kernel") is None:
         fix = "pip install liger-kernel, or liger_kernel=false"
         yield Problem("liger_kernel", HYDRA, format_value(True), "an installed library", fix)
@@ -190,6 +196,7 @@ def _find_liger_problems(config: CausalLMConfig, launch: Launch) -> Iterator[Pro
 
 
 def _find_attention_problems(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
+    """Yields problems with an `attn_implementation` that cannot run here."""
     key = "attn_implementation"
     implementation = config.attn_implementation
     if implementation in (FLASH, FLEX):
@@ -222,7 +229,7 @@ def _find_missing_gpu_problems(
 
 
 def find_file_problems(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields a problem for each missing model file, and for data that this machine would read.
+    """Yields a problem for each missing file of the model, and of data that this machine reads.
 
     The Hub and other remote file systems are not queried; the run itself does that.
     """
@@ -269,13 +276,15 @@ def _find_shard_problems(config: CausalLMConfig) -> Iterator[Problem]:
 def _find_held_out_problems(config: CausalLMConfig) -> Iterator[Problem]:
     """Yields a problem if the held-out file is missing, or is a folder.
 
-    Without it, its documents could not be excluded from training. Prepared data were made with the
-    held-out file: a run on them needs the file only for evaluations.
+    Without the file, its documents could not be excluded from training. They are already excluded
+    from prepared data, so a run on prepared data needs the file only for evaluations.
     """
     key = "data_config.validation_file"
     data = config.data_config
-    held_out = data.validation_file and resolve_in_dataset(data.validation_file, data)
-    if not held_out or not _is_local(held_out) or os.path.isfile(held_out):
+    if not data.validation_file:
+        return
+    held_out = resolve_in_dataset(data.validation_file, data)
+    if not _is_local(held_out) or os.path.isfile(held_out):
         return
 
     evaluates = (
@@ -283,7 +292,8 @@ def _find_held_out_problems(config: CausalLMConfig) -> Iterator[Problem]:
     )
     if os.path.isdir(held_out):
         names = sorted(name for name in os.listdir(held_out) if ".jsonl" in name)
-        fix = f"{key}={os.path.join(held_out, (names or ['FILE'])[0])}"
+        example = names[0] if names else "FILE"
+        fix = f"{key}={os.path.join(held_out, example)}"
         yield Problem(key, HYDRA, f"{format_value(held_out)}, which is a folder", "one file", fix)
     elif not glob.has_magic(held_out) and (data.prepared is None or evaluates):
         expected = "the held-out file, whose documents are kept out of training"
@@ -292,17 +302,18 @@ def _find_held_out_problems(config: CausalLMConfig) -> Iterator[Problem]:
 
 
 def list_missing_shards(config: CausalLMConfig) -> list[tuple[str, str]]:
-    """Returns the local entries of `train_file` that match no file on this machine, with keys."""
+    """Lists key and value of the local entries of `train_file` that match no file."""
     data = config.data_config
     if data.prepared is not None:
         return []
-    return [
-        (key, entry)
-        for key, entry in iterate_train_entries(data)
-        if _is_local(entry)
-        and not os.path.exists(entry)
-        and next(glob.iglob(entry, recursive=True), None) is None
-    ]
+
+    missing = []
+    for key, entry in iterate_train_entries(data):
+        if not _is_local(entry) or os.path.exists(entry):
+            continue
+        if not any(glob.iglob(entry, recursive=True)):
+            missing.append((key, entry))
+    return missing
 
 
 def _is_local(entry: str) -> bool:
@@ -324,7 +335,7 @@ def find_model_name_problems(
 
 
 def _find_local_positions_problems(config: CausalLMConfig) -> Iterator[Problem]:
-    """Checks the positions of the model, if its config is on this disk."""
+    """Yields a problem if sequences are too long for a model whose config is on this disk."""
     key = "model_config_file" if config.model_config_file is not None else "model_name"
     name = getattr(config, key)
     file = os.path.join(name, "config.json") if os.path.isdir(name) else name
@@ -354,14 +365,14 @@ def find_positions_problems(
         return
 
     key = "data_config.metadata_config.max_seq_len"
-    current = format_value(length)
+    current_value = format_value(length)
     expected = f"at most {positions}, the positions of the model ({source})"
     fix = f"{key}={positions}"
     if room:
-        current += f" and {room} of metadata"
+        current_value += f" and {room} of metadata"
         expected += ", with the tokens of metadata (data_config.row_metadata_budget)"
         fix = f"{key}={positions // 2} data_config.row_metadata_budget={positions // 2}"
-    yield Problem(key, HYDRA, current, expected, fix)
+    yield Problem(key, HYDRA, current_value, expected, fix)
 
 
 def list_summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
@@ -410,7 +421,7 @@ def list_summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
 
 
 def list_notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
-    """Returns one line for each setting that has no effect."""
+    """Returns a line for each setting that has no effect, and for each type without data."""
     data = config.data_config
     metadata = data.metadata_config
     lines = []
@@ -465,7 +476,8 @@ def _list_unused_exclusions(config: DataConfig) -> Iterator[str]:
     for path in paths:
         pattern = os.path.join(path, "*") if os.path.isdir(path) else path
         files += glob.glob(pattern, recursive=True)
-    names = [*map(os.path.basename, files), *map(os.path.abspath, files)]
+    names = [os.path.basename(file) for file in files]
+    names += [os.path.abspath(file) for file in files]
     for pattern in config.exclude:
         if not any(fnmatch(name, pattern) for name in names):
             yield f"data_config.exclude: {pattern} matches none of {len(files)} training shards"

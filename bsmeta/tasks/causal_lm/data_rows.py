@@ -18,21 +18,21 @@ MANY_EPOCHS = 4
 et al. 2023, "Scaling data-constrained language models", arXiv 2305.16264)."""
 
 _LAST_SIZE: dict[str, DataSize | None] = {}
-"""The last estimate, by the settings and files that it depends on."""
+"""The last estimate, keyed by the settings and files that it depends on."""
 
 
 def list_size_rows(config: CausalLMConfig, launch: Launch) -> Iterator[Row]:
-    """Yields the row of the data's size, if the data is on this machine."""
+    """Yields the row with the size of the data, if the data is on this machine."""
     size = _find_size(config)
     if size is None:
         return
 
     token_length = "" if size.is_tokenized else f" ({BYTES_PER_TOKEN:g} bytes each)"
-    about = "" if size.is_exact and size.is_tokenized else "about "
+    qualifier = "" if size.is_exact and size.is_tokenized else "about "
     epochs = _count_planned_tokens(config, launch) / size.num_tokens
     yield (
         "data size",
-        f"{about}{format_count(size.num_documents)} documents, "
+        f"{qualifier}{format_count(size.num_documents)} documents, "
         f"{format_count(size.text_bytes)}B of text, "
         f"{format_count(size.num_tokens)} tokens{token_length}; "
         f"the run reads it {_format_times(epochs)}",
@@ -40,17 +40,17 @@ def list_size_rows(config: CausalLMConfig, launch: Launch) -> Iterator[Row]:
 
 
 def list_size_notes(config: CausalLMConfig, launch: Launch) -> Iterator[str]:
-    """Yields a note if the run repeats its data more often than is useful."""
+    """Yields a note if the run repeats its data for more than `MANY_EPOCHS` epochs."""
     size = _find_size(config)
     if size is None:
         return
 
-    planned = _count_planned_tokens(config, launch)
-    epochs = planned / size.num_tokens
+    planned_tokens = _count_planned_tokens(config, launch)
+    epochs = planned_tokens / size.num_tokens
     if epochs > MANY_EPOCHS:
         steps = max(int(MANY_EPOCHS * config.max_train_steps / epochs), 1)
         yield (
-            f"max_train_steps={config.max_train_steps}: {format_count(planned)} tokens are "
+            f"max_train_steps={config.max_train_steps}: {format_count(planned_tokens)} tokens are "
             f"{_format_times(epochs)} the training data "
             f"(about {format_count(size.num_tokens)} tokens); "
             f"beyond {MANY_EPOCHS} epochs, repeated data adds little: max_train_steps={steps} "
@@ -79,7 +79,7 @@ def _count_planned_tokens(config: CausalLMConfig, launch: Launch) -> int:
 
 
 def _find_size(config: CausalLMConfig) -> DataSize | None:
-    """Returns the size of the data, which is estimated once for the table and its notes."""
+    """Returns the size of the data, estimated once for the table and its notes; None if unknown."""
     shards = [list_local_shards(data) for data in build_source_configs(config.data_config).values()]
     key = repr((config.data_config, config.tokenizer_name, config.model_name, shards))
     if key not in _LAST_SIZE:

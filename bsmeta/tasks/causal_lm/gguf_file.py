@@ -1,10 +1,10 @@
 """Writes an exported model as `model.gguf`, the file of llama.cpp, with llama.cpp's own library.
 
-The names of the tensors are those of the library (`get_tensor_name_map`); what llama.cpp's
-`convert_hf_to_gguf.py` does besides is repeated here for the architectures in `ARCHITECTURES`:
-GPT-2's linear layers are transposed, and in Llama the rows of queries and keys are put into the
-order of ggml's rotary positions. The file also holds the tokenizer with its chat template. Weights
-are float32; `llama-quantize` makes smaller files of it.
+The library names the tensors (`get_tensor_name_map`). The other steps of llama.cpp's
+`convert_hf_to_gguf.py` are repeated here for the architectures in `ARCHITECTURES`: GPT-2's linear
+layers are transposed, and in Llama the rows of queries and keys are put into the order of ggml's
+rotary positions. The file also holds the tokenizer with its chat template. Weights are float32;
+`llama-quantize` makes smaller files of it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class GGUFArchitecture:
 
     Attributes:
         name: Its name in a GGUF file.
-        required: Values of the transformers config that llama.cpp takes for granted.
+        required: Values of the transformers config that llama.cpp supports, by key.
         add_shape: Adds the shape of a model to a file.
-        convert: Changes a tensor, by its name, to the layout of ggml.
+        convert: Converts a tensor, given its name, to the layout of ggml.
     """
 
     name: str
@@ -54,6 +54,7 @@ class GGUFArchitecture:
 
 
 def _add_gpt2_shape(writer: GGUFWriter, shape: PretrainedConfig) -> None:
+    """Adds the shape of a GPT-2 model."""
     writer.add_block_count(shape.n_layer)
     writer.add_context_length(shape.n_positions)
     writer.add_embedding_length(shape.n_embd)
@@ -63,11 +64,13 @@ def _add_gpt2_shape(writer: GGUFWriter, shape: PretrainedConfig) -> None:
 
 
 def _convert_gpt2(name: str, tensor: np.ndarray, shape: PretrainedConfig) -> np.ndarray:
+    """Transposes the weights of linear layers."""
     is_linear = name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))
     return np.ascontiguousarray(tensor.T) if is_linear else tensor
 
 
 def _add_llama_shape(writer: GGUFWriter, shape: PretrainedConfig) -> None:
+    """Adds the shape of a Llama model."""
     writer.add_block_count(shape.num_hidden_layers)
     writer.add_context_length(shape.max_position_embeddings)
     writer.add_embedding_length(shape.hidden_size)
@@ -87,7 +90,7 @@ def _read_rope(shape: PretrainedConfig) -> dict[str, Any]:
 
 
 def _convert_llama(name: str, tensor: np.ndarray, shape: PretrainedConfig) -> np.ndarray:
-    """Interleaves the halves of each head's rows, which rotate together, in queries and keys."""
+    """Interleaves the two halves of each head's rows in the weights of queries and keys."""
     if name.endswith(".q_proj.weight"):
         heads = shape.num_attention_heads
     elif name.endswith(".k_proj.weight"):
@@ -122,7 +125,7 @@ ARCHITECTURES = {
 
 
 def check_gguf(model_config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Checks that llama.cpp would compute the same with a model and its tokenizer.
+    """Refuses a model or a tokenizer with which llama.cpp would compute something else.
 
     Raises:
         ConfigurationError: If an architecture, a value of its config or a tokenizer is not
@@ -152,10 +155,10 @@ def check_gguf(model_config: PretrainedConfig, tokenizer: PreTrainedTokenizerBas
 
 
 def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns llama.cpp's name of the way in which a tokenizer splits a text.
+    """Returns llama.cpp's name for the pre-tokenizer, which splits a text into words.
 
     Raises:
-        ConfigurationError: If it is no byte-level BPE, or splits in a way that is not known here.
+        ConfigurationError: If the tokenizer is no byte-level BPE, or its pre-tokenizer is unknown.
     """
     parts = parse_json(tokenizer.backend_tokenizer.to_str())
     model = parts["model"]
@@ -198,14 +201,29 @@ def write_gguf(folder: Path, *, has_bos: bool) -> None:
     architecture.add_shape(writer, shape)
     writer.add_vocab_size(shape.vocab_size)
     _add_tokenizer(writer, tokenizer, shape.vocab_size)
-    special = gguf.SpecialVocab(folder, load_merges=True, n_vocab=shape.vocab_size)
-    special.add_special_token |= {
+    special_tokens = gguf.SpecialVocab(folder, load_merges=True, n_vocab=shape.vocab_size)
+    special_tokens.add_special_token |= {
         "bos": has_bos and tokenizer.bos_token_id is not None,
         "eos": False,
     }
-    special.add_to_gguf(writer, quiet=True)
+    special_tokens.add_to_gguf(writer, quiet=True)
 
-    # First all names and shapes, then the data of each tensor, so that only one is in memory.
+    _write_tensors(writer, folder, architecture, shape)
+    writer.close()
+
+
+def _write_tensors(
+    writer: GGUFWriter, folder: Path, architecture: GGUFArchitecture, shape: PretrainedConfig
+) -> None:
+    """Writes the header of the file and the weights of the model in `folder`.
+
+    All names and shapes come first, then the data of each tensor, so only one is in memory.
+
+    Raises:
+        ConfigurationError: If the architecture has no tensor of a name.
+    """
+    import gguf
+
     names = gguf.get_tensor_name_map(_find_architecture(architecture.name), shape.num_hidden_layers)
     for name, tensor in _iterate_tensors(folder):
         converted = architecture.convert(name, tensor, shape)
@@ -218,7 +236,6 @@ def write_gguf(folder: Path, *, has_bos: bool) -> None:
     writer.write_ti_data_to_file()
     for name, tensor in _iterate_tensors(folder):
         writer.write_tensor_data(architecture.convert(name, tensor, shape))
-    writer.close()
 
 
 def _find_architecture(name: str) -> Any:
@@ -229,7 +246,7 @@ def _find_architecture(name: str) -> Any:
 
 
 def _iterate_tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the weights of a model as float32."""
+    """Yields the names and the weights of a model, in float32."""
     for file in sorted(folder.glob("model*.safetensors")):
         with safe_open(file, framework="pt") as weights:
             for name in sorted(weights.keys()):
@@ -238,7 +255,7 @@ def _iterate_tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _add_tokenizer(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
-    """Adds the tokens of a byte-level BPE tokenizer; unused rows of the embeddings get names."""
+    """Adds the tokens of a byte-level BPE tokenizer, and names for unused embeddings."""
     import gguf
 
     names = {number: name for name, number in tokenizer.get_vocab().items()}

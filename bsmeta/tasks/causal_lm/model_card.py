@@ -70,7 +70,7 @@ def render_model_card(
     event = events.get("eval")
     results = _select_results(config, event or {})
     rendered = render_example(metadata)
-    example_parts = filter(None, (rendered.prefix, rendered.lead + PROMPT))
+    example_parts = [part for part in (rendered.prefix, rendered.lead + PROMPT) if part]
 
     template = load_template(
         "tasks/causal_lm/model_card.md.j2",
@@ -97,7 +97,7 @@ def render_model_card(
             for key in metadata.metadata_list
         },
         given=_make_generate_command(config),
-        # of the training documents that had metadata: the least and the most
+        # The share of documents with metadata in each phase; the card shows the range.
         shares=sorted(phase.metadata_probability for phase in configure_phases(metadata)),
         recipe=RECIPE,
         step=step,
@@ -128,9 +128,9 @@ def _make_generate_command(config: CausalLMConfig) -> str | None:
 
 
 def _format_messages(config: MetadataConfig) -> list[str]:
-    """Returns the lines of a list of messages in Python: the example, and the beginning of a text.
+    """Returns the lines of a Python list of messages: example metadata, then the prompt.
 
-    Types about places in the text, and those that a template cannot render, are left out.
+    Local types, and types that a chat template cannot render, are left out.
     """
     metadata_types = make_types(config)
     values: dict[str, Any] = {}
@@ -149,8 +149,10 @@ def _format_messages(config: MetadataConfig) -> list[str]:
 
 
 def _format_literal(value: str | int | float) -> str:
-    """Returns a value as a literal of Python, with the quotation marks of the card."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    """Returns a value as a Python literal; strings have double quotation marks."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
 
 
 def write_card(
@@ -160,7 +162,7 @@ def write_card(
     folder: Path,
     chat_template: ChatTemplate | None = None,
 ) -> None:
-    """Writes the card, and the metadata configuration that it describes to `metadata.yaml`."""
+    """Writes the card, and `metadata.yaml` with the metadata configuration that it describes."""
     card = render_model_card(config, metrics, command, chat_template)
     (folder / README).write_text(card, encoding="utf-8", errors="backslashreplace")
 
@@ -174,9 +176,9 @@ def write_card(
 
 
 def render_example(config: MetadataConfig) -> Rendered:
-    """Renders a small document with all types of the configuration, as for this model.
+    """Renders a small document with the examples of all types, as this model is trained on it.
 
-    It leaves out types whose example value does not suit their settings.
+    Types whose example is invalid under their settings are left out.
     """
     renderer = Renderer(config)
     rendered = Rendered(EXAMPLE_TEXT, body=EXAMPLE_TEXT)
@@ -197,6 +199,7 @@ def _render_types(renderer: Renderer, *keys: str) -> Rendered:
 
 
 def _make_front_matter(config: CausalLMConfig, results: Mapping[str, float]) -> str:
+    """Returns the front matter of the Hub, with the data sets on the Hub that the run reads."""
     prefix = f"{SCHEME}datasets/"  # of entries hf://datasets/owner/name@revision/…
     datasets = []
     for _, entry in iterate_train_entries(config.data_config):
@@ -215,7 +218,7 @@ def _make_front_matter(config: CausalLMConfig, results: Mapping[str, float]) -> 
 
 
 def _render_alone(key: str, config: MetadataConfig) -> str:
-    """Renders a type by itself, as a cell of a table; "" if its example is not possible."""
+    """Renders a type by itself, as a cell of a table; "" if its example is invalid."""
     try:
         rendered = _render_types(Renderer(config), key)
     except BadDocument:

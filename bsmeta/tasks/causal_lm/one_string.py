@@ -1,10 +1,10 @@
-"""The chat template of a model, and whether other programs get the token ids of training by it.
+"""Builds a model's chat template, and checks that it gives other programs the ids of training.
 
 Training encodes prefix, text and suffix separately, while other programs encode a document as one
 string. The ids are equal only if the tokenizer merges nothing across the separators, which a
-special token ensures for most tokenizers (`metadata_boundary_token`). The comparison runs before
-step 1, on the first documents that the survey of a run has read anyway. It refuses a boundary token
-that does not keep its promise; otherwise, the model card reports the result.
+special token ensures for most tokenizers (`metadata_boundary_token`). Before step 1, documents from
+the survey of a run are compared. A boundary token that does not ensure equal ids is refused;
+otherwise, the model card reports the result.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from bsmeta.metadata.rendering import NO_SPANS, NO_TOKEN_TYPES, Rendered, Render
 from bsmeta.tasks.causal_lm.generation.contexts import Contexts
 
 MAX_TEXT_CHARS = 2_000
-"""Largest number of characters of a text to compare: what merges is at its ends."""
+"""Maximum number of characters of a text to compare; tokens merge only at its ends."""
 
 _UNCUT_TOKENS = 2**30
-"""Length of a sequence into which the metadata of any document fits."""
+"""A length of sequences at which no metadata is cut."""
 
 _TOKENS_SHOWN = 3
 
@@ -54,21 +54,21 @@ class Sample(NamedTuple):
 
 @dataclass
 class Comparison:
-    """Documents as one string, compared with training.
+    """Counts of a comparison of documents as one string with training.
 
     Attributes:
-        documents: The documents that were compared.
-        num_cut: Documents that were left out because training cuts their metadata.
-        num_written: Documents that were left out because they spell out a special token.
-        num_other_ids: Documents with other ids than in training.
-        difference: The first difference; "" if there is none.
-        num_refused: Documents that the template does not render as in training.
-        refusal: The first reason; "" if there is none.
+        documents: Number of documents that were compared.
+        num_cut: Number of documents left out because training cuts their metadata.
+        num_spelled_out: Number of documents left out because they spell out a special token.
+        num_other_ids: Number of documents with other ids than in training.
+        difference: The first difference in ids; "" if there is none.
+        num_refused: Number of documents that the template does not render as in training.
+        refusal: The first reason for that; "" if there is none.
     """
 
     documents: int = 0
     num_cut: int = 0
-    num_written: int = 0
+    num_spelled_out: int = 0
     num_other_ids: int = 0
     difference: str = ""
     num_refused: int = 0
@@ -77,24 +77,21 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The template of a model, with the comparison of its results."""
+    """The chat template of a model, and how its results compare with training."""
 
     text: str
     comparison: Comparison = field(default_factory=Comparison)
 
     @property
     def has_training_ids(self) -> bool:
-        """Whether all compared documents, and some at all, have the ids of training."""
+        """Whether documents were compared, and all have the ids of training."""
         return self.comparison.documents > 0 and not self.comparison.num_other_ids
 
 
 def prepare_tokenizer(
     config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None
 ) -> PreTrainedTokenizerBase:
-    """Returns a copy of the tokenizer of a run for export.
-
-    It has the template, and the length of the rows that were trained on.
-    """
+    """Returns a copy of a run's tokenizer for export, with the template and the row length."""
     exported = deepcopy(tokenizer)
     exported.model_max_length = compute_row_length(config)
     if template is not None:
@@ -110,9 +107,9 @@ def build_chat_template(
     """Builds the template of a run and compares its results with training.
 
     Args:
-        tokenizer: With the special tokens of the metadata.
-        lines: Some lines of each source, by its name; a document with the example of each type is
-            compared, too.
+        tokenizer: The tokenizer of the run, with the special tokens of the metadata.
+        lines: Lines of JSON to compare, by the name of their source. The example of each type is
+            compared as well.
 
     Returns:
         None if the model reads no metadata, or metadata without content.
@@ -136,24 +133,24 @@ def check_boundary(
     tokenizer: PreTrainedTokenizerBase,
     lines: Mapping[str, Sequence[bytes]],
 ) -> None:
-    """Checks that the boundary token, if there is one, keeps its promise of equal ids.
+    """Refuses a boundary token with which documents as one string have other ids than in training.
 
     Raises:
-        ConfigurationError: If documents as one string have other ids than in training.
+        ConfigurationError: If the ids of a document differ; the message shows the first difference.
     """
     token = config.metadata_config.metadata_boundary_token
     if not token:
         return
 
     # Without the content-free tokens of a control, and without cutting any metadata.
-    whole = replace(
+    uncut_metadata = replace(
         config.metadata_config,
         metadata_values=OWN,
         max_seq_len=_UNCUT_TOKENS,
         prefix_max_tokens=None,
     )
     comparison = compare_with_training(
-        replace(config, metadata_config=whole, row_metadata_budget=None), tokenizer, lines
+        replace(config, metadata_config=uncut_metadata, row_metadata_budget=None), tokenizer, lines
     )
     if comparison.num_other_ids:
         key = "data_config.metadata_config.metadata_boundary_token"
@@ -171,19 +168,21 @@ def compare_with_training(
     lines: Mapping[str, Sequence[bytes]],
     template: str | None = None,
 ) -> Comparison:
-    """Compares documents as one string with training: their ids, and their template's string.
+    """Compares documents as one string with training: their ids, and the template's results.
 
     Args:
-        template: None: only ids are compared.
+        lines: Lines of JSON to compare, by the name of their source.
+        template: The chat template; None: only ids are compared.
     """
     metadata = config.metadata_config
-    samples = [*_make_samples(config, lines)]
+    samples = list(_make_samples(config, lines))
     encoder = DocumentEncoder(tokenizer, config)
     encoded = encoder.encode([sample.rendered for sample in samples])
 
-    special = {
-        added.content for added in tokenizer.added_tokens_decoder.values() if added.special
-    } - {metadata.metadata_boundary_token}
+    special_tokens = {
+        token.content for token in tokenizer.added_tokens_decoder.values() if token.special
+    }
+    special_tokens.discard(metadata.metadata_boundary_token)
     max_suffix = metadata.prefix_max_tokens or metadata.max_seq_len // 2
     bos = ""
     if metadata.bos_token and tokenizer.bos_token_id is not None:
@@ -194,8 +193,8 @@ def compare_with_training(
         rendered = sample.rendered
         if document.prefix_is_cut or document.suffix >= max_suffix:
             comparison.num_cut += 1
-        elif not metadata.special_tokens_in_text and _spells_out(sample, special):
-            comparison.num_written += 1
+        elif not metadata.special_tokens_in_text and _spells_out(sample, special_tokens):
+            comparison.num_spelled_out += 1
         else:
             string = f"{bos}{rendered.whole}{tokenizer.eos_token}"
             _compare_ids(document, string, tokenizer, comparison)
@@ -219,13 +218,20 @@ def _compare_ids(
 
     comparison.num_other_ids += 1
     if not comparison.difference:
-        pairs = enumerate(zip(ids, expected, strict=False))
-        start = next((number for number, (left, right) in pairs if left != right), 0)
-        shown = slice(start, start + _TOKENS_SHOWN)
+        start = _find_first_difference(ids, expected)
+        shown_part = slice(start, start + _TOKENS_SHOWN)
         comparison.difference = (
-            f"{tokenizer.convert_ids_to_tokens(ids[shown])} instead of "
-            f"{tokenizer.convert_ids_to_tokens(expected[shown])}"
+            f"{tokenizer.convert_ids_to_tokens(ids[shown_part])} instead of "
+            f"{tokenizer.convert_ids_to_tokens(expected[shown_part])}"
         )
+
+
+def _find_first_difference(ids: Sequence[int], expected: Sequence[int]) -> int:
+    """Returns the first index at which two sequences differ; 0 if one begins with the other."""
+    for index, (left, right) in enumerate(zip(ids, expected, strict=False)):
+        if left != right:
+            return index
+    return 0
 
 
 def _compare_strings(
@@ -235,7 +241,7 @@ def _compare_strings(
     template: str,
     comparison: Comparison,
 ) -> None:
-    """Compares the result of the template with the string of training."""
+    """Compares the result of the template with the string that training encodes."""
     messages = [
         {"role": "metadata", "content": sample.metadata},
         {"role": "text", "content": sample.rendered.text},
@@ -254,7 +260,7 @@ def _compare_strings(
 
 
 def _make_samples(config: DataConfig, lines: Mapping[str, Sequence[bytes]]) -> Iterator[Sample]:
-    """Yields the documents of some lines, and a document with the example of each type."""
+    """Yields the documents of the lines, then for each type a document with its example."""
     metadata = config.metadata_config
     renderer = Renderer(metadata)
     for name, data in build_source_configs(config).items():
@@ -263,12 +269,10 @@ def _make_samples(config: DataConfig, lines: Mapping[str, Sequence[bytes]]) -> I
             with contextlib.suppress(BadDocument):
                 yield _make_sample(decoder.decode(line), renderer, metadata)
 
-    records = {key: [find_type(key).example_record(key)] for key in metadata.metadata_list}
     for key in metadata.metadata_list:
-        with contextlib.suppress(BadDocument):  # the example of a type need not suit its settings
-            yield _make_sample(
-                Document(EXAMPLE_TEXT, None, {key: records[key]}), renderer, metadata
-            )
+        example = Document(EXAMPLE_TEXT, None, {key: [find_type(key).example_record(key)]})
+        with contextlib.suppress(BadDocument):  # an example may be invalid under the settings
+            yield _make_sample(example, renderer, metadata)
 
 
 def _make_sample(document: Document, renderer: Renderer, config: MetadataConfig) -> Sample:
@@ -289,7 +293,7 @@ def _make_sample(document: Document, renderer: Renderer, config: MetadataConfig)
             content[key] = [record.value for record in records if not record.is_local()]
 
     text = rendered.text[:MAX_TEXT_CHARS]
-    plain = replace(
+    text_rendering = replace(
         rendered,
         text=text,
         body=text,
@@ -297,11 +301,11 @@ def _make_sample(document: Document, renderer: Renderer, config: MetadataConfig)
         span_token_types=NO_TOKEN_TYPES,
         own=NO_SPANS,
     )
-    return Sample(content, plain)
+    return Sample(content, text_rendering)
 
 
-def _spells_out(sample: Sample, special: set[str]) -> bool:
+def _spells_out(sample: Sample, special_tokens: set[str]) -> bool:
     """Whether a text or a value contains a special token, which training encodes as text."""
-    rendered = sample.rendered
-    values = [str(value) for value in sample.metadata.values()]
-    return any(token in string for token in special for string in (rendered.text, *values))
+    strings = [sample.rendered.text]
+    strings += [str(value) for value in sample.metadata.values()]
+    return any(token in string for token in special_tokens for string in strings)

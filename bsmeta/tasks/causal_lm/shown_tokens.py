@@ -1,7 +1,7 @@
-"""The tokens of a chunk as views show them.
+"""Decodes the tokens of a chunk one by one, for the terminal and for pages.
 
-Each token is decoded from its own bytes, not by decoding the chunk, so that a view shows exactly
-the model's input.
+Each token is decoded from its own bytes, not by decoding the chunk, so that exactly the model's
+input is shown.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ShownToken:
     """A token to show.
 
     Attributes:
-        text: Its text, `make_printable`; "" if it ends inside a character, which then appears in
-            the character's last token.
+        text: Its printable text; "" if it ends inside a character, which then appears in the
+            character's last token.
         part: The part of the document that it belongs to.
         token_type: Its token type: 0 for text, 1 + i for metadata of type metadata_list[i].
         target: Whether it contributes to the loss.
@@ -75,6 +75,7 @@ class TokenTexts:
         return texts
 
     def _get_bytes(self, number: int, alphabet: dict[str, int]) -> bytes:
+        """Returns the bytes of the token with this id."""
         if number in self._added:
             return self._added[number].encode()
         return bytes(alphabet[character] for character in self._names[number])
@@ -83,16 +84,24 @@ class TokenTexts:
 def decode_tokens(chunk: Chunk, texts: TokenTexts) -> list[ShownToken]:
     """Returns the tokens of a chunk, including its prefix."""
     ids = chunk.ids.tolist()
-    token_types = chunk.token_types.tolist()
-    targets = chunk.loss_mask.tolist()
-    printable_texts = map(make_printable, texts(ids))
-    return list(map(ShownToken, ids, printable_texts, _find_parts(chunk), token_types, targets))
+    columns = zip(
+        ids,
+        texts(ids),
+        _find_parts(chunk),
+        chunk.token_types.tolist(),
+        chunk.loss_mask.tolist(),
+        strict=True,
+    )
+    return [
+        ShownToken(token_id, make_printable(text), part, token_type, is_target)
+        for token_id, text, part, token_type, is_target in columns
+    ]
 
 
 def compute_metadata_mask(chunk: Chunk, config: MetadataConfig) -> np.ndarray:
-    """Returns the mask of the tokens with at least one character of metadata: bool [len(chunk)].
+    """Returns which tokens have at least one character of metadata: bool [len(chunk)].
 
-    With `treat_local_metadata_as_regular_text`, it has only tokens of the prefix and the suffix.
+    With `treat_local_metadata_as_regular_text`, only tokens of prefix and suffix count.
     """
     mask = chunk.token_types > 0
     if config.treat_local_metadata_as_regular_text:

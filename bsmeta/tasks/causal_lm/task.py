@@ -196,17 +196,17 @@ class CausalLanguageModel(Task):
 
     def _resize_embeddings(self, model: PreTrainedModel) -> None:
         """Adds embeddings for the special tokens of the metadata, if the model has too few."""
-        rows = count_vocabulary(model)
-        tokens = len(self.tokenizer)
-        if tokens <= rows:
+        num_rows = count_vocabulary(model)
+        num_tokens = len(self.tokenizer)
+        if num_tokens <= num_rows:
             return
-        model.resize_token_embeddings(tokens)
+        model.resize_token_embeddings(num_tokens)
         logger.info(
             "embeddings resized from %d to %d rows: the tokenizer, with the special tokens of "
             "the metadata, has %d tokens",
-            rows,
-            tokens,
-            tokens,
+            num_rows,
+            num_tokens,
+            num_tokens,
         )
 
     def _read_architecture(self) -> Architecture:
@@ -221,7 +221,7 @@ class CausalLanguageModel(Task):
         with _explain_loading_errors(key, source):
             model_config = read_model_config(source)
 
-        # transformers builds a model with head groups of unequal size, but cannot run it
+        # transformers builds a model with head groups of unequal size, but cannot run it.
         heads, groups = count_head_groups(model_config)
         if heads and groups is not None and (groups < 1 or heads % groups):
             divisors = [str(number) for number in range(1, heads + 1) if heads % number == 0]
@@ -237,7 +237,7 @@ class CausalLanguageModel(Task):
         return architecture
 
     def rehearse(self, model: nn.Module) -> None:
-        """Exports a copy with the same weights, but without the changes for speed, as a test."""
+        """Tries to export a copy of the model without the changes for speed."""
         if not is_tried(model):
             return
 
@@ -375,24 +375,17 @@ class CausalLanguageModel(Task):
 
         total, losses = self.compute_batch_losses(model, batch)
         is_target = batch["loss_mask"][:, 1:]
-        names, sums, weights = self._compute_metadata_parts(
-            losses, is_target, batch["document_types"]
-        )
-
+        groups = [self._compute_metadata_parts(losses, is_target, batch["document_types"])]
         if "sources" in batch:
-            source_parts = self._compute_source_parts(losses, is_target, batch["sources"])
-            names += source_parts.names
-            sums = torch.cat([sums, source_parts.sums])
-            weights = torch.cat([weights, source_parts.weights])
-
+            groups.append(self._compute_source_parts(losses, is_target, batch["sources"]))
         if self._router is not None:
-            router_parts = self._compute_router_parts(total, losses, is_target)
-            names += router_parts.names
-            sums = torch.cat([sums, router_parts.sums])
-            weights = torch.cat([weights, router_parts.weights])
+            groups.append(self._compute_router_parts(total, losses, is_target))
 
-        parts = zip(names, zip(sums.unbind(), weights.unbind(), strict=True), strict=True)
-        return Loss(total, dict(parts))
+        parts = {}
+        for group in groups:
+            for name, part_sum, weight in zip(*group, strict=True):
+                parts[name] = (part_sum, weight)
+        return Loss(total, parts)
 
     def _compute_metadata_parts(
         self, losses: torch.Tensor, is_target: torch.Tensor, document_types: torch.Tensor
@@ -460,7 +453,15 @@ class CausalLanguageModel(Task):
         targets: torch.Tensor,
         borders: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Computes the sum of losses, with a gradient, and the loss of each target [b, L - 1]."""
+        """Computes the sum of losses, with a gradient, and the loss of each target.
+
+        Args:
+            inputs: int64 [b, L], token ids.
+            targets: int64 [b, L - 1], the id that each position predicts, or `IGNORED_TARGET`.
+
+        Returns:
+            The sum, a scalar; float32 [b, L - 1], the losses, 0 where there is no target.
+        """
         arguments = self._build_arguments(inputs, position_ids, borders)
         # The prediction of the last position is masked by its target, because slicing the logits
         # would copy all of them.
@@ -503,19 +504,22 @@ class CausalLanguageModel(Task):
             example_ids: Token ids of a micro-batch; only their shape and device matter.
         """
 
-        def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        def compute_losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             borders = attention.compute_borders(positions)
-            return self._compute_token_losses(model, ids, positions, ids[:, 1:], borders)[1]
+            _, losses = self._compute_token_losses(model, ids, positions, ids[:, 1:], borders)
+            return losses
 
         was_training = model.training
         model.eval()
         with run_uncompiled(self._config.torch_compile):
-            layers.check_causality(losses, example_ids, self._vocabulary)
+            layers.check_causality(compute_losses, example_ids, self._vocabulary)
             data = self._config.data_config
             if data.packing == "best_fit" and not data.cross_document_attention:
-                layers.check_isolation(losses, example_ids, self._vocabulary, self.attention)
+                layers.check_isolation(
+                    compute_losses, example_ids, self._vocabulary, self.attention
+                )
                 if self._config.mixed_precision == "no":
-                    layers.check_positions(losses, example_ids, self._vocabulary)
+                    layers.check_positions(compute_losses, example_ids, self._vocabulary)
             self._check_loss(model, example_ids.device)
         model.train(was_training)
 
@@ -563,20 +567,21 @@ class CausalLanguageModel(Task):
         if not documents:
             return {}
 
-        metadata = configure_phases(self._config.data_config.metadata_config)[phase]
+        exposure: dict[str, Any] = {"documents": int(documents)}
         sources = compare_source_exposure(self._config.data_config, counts)
-        return {
-            "documents": int(documents),
-            **({"sources": sources} if sources else {}),
-            "with_metadata": {
-                "configured": metadata.metadata_probability,
-                "realized": counts[WITH_METADATA] / documents,
-            },
-            "types": {
-                name: {**configured, "realized": counts[f"documents/{name}"] / documents}
-                for name, configured in compute_chances(metadata).items()
-            },
+        if sources:
+            exposure["sources"] = sources
+
+        metadata = configure_phases(self._config.data_config.metadata_config)[phase]
+        exposure["with_metadata"] = {
+            "configured": metadata.metadata_probability,
+            "realized": counts[WITH_METADATA] / documents,
         }
+        exposure["types"] = {
+            name: {**configured, "realized": counts[f"documents/{name}"] / documents}
+            for name, configured in compute_chances(metadata).items()
+        }
+        return exposure
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         from bsmeta.tasks.causal_lm.model_card import write_card
@@ -594,8 +599,8 @@ class CausalLanguageModel(Task):
         metrics = Path(self._config.out_dir) / "metrics.jsonl"
         write_card(self._config, metrics, sys.argv, folder, template)
 
-    def complete(self, folder: Path) -> None:
-        """Adds the file of llama.cpp, if `gguf` asks for it; a failure does not end the run."""
+    def finalize_export(self, folder: Path) -> None:
+        """Adds the file of llama.cpp if `gguf` is set; a failure does not end the run."""
         if not self._config.gguf:
             return
         try:
@@ -608,13 +613,13 @@ class CausalLanguageModel(Task):
     def _chat_template(self) -> ChatTemplate | None:
         """The template that renders metadata in other programs; None for text alone.
 
-        The survey of a run sets it: its warnings are of use before step 1, and it cannot fail after
-        the training.
+        `survey` sets it, so that its warnings are logged before step 1, and so that it cannot fail
+        after the training.
         """
         return build_chat_template(self._config.data_config, self.tokenizer, {})
 
     def _build_chat_template(self, survey: Survey) -> ChatTemplate | None:
-        """Builds the template, and warns if other programs would read documents otherwise."""
+        """Builds the template, and warns if it does not give other programs the ids of training."""
         template = build_chat_template(self._config.data_config, self.tokenizer, survey.lines)
         if template is None:
             return None
@@ -647,31 +652,31 @@ def compare_source_exposure(config: DataConfig, counts: Mapping[str, float]) -> 
         By source: its share of the sequences as configured and as realized, its tokens and their
         share, and its completed epochs; {} without a mixture.
     """
-    names = [source.name for source in config.sources]
-    sequences = {name: counts[f"source_sequences/{name}"] for name in names}
-    tokens = {name: counts[f"source_tokens/{name}"] for name in names}
-    epochs = {name: counts[f"source_epochs/{name}"] for name in names}
     total_weight = sum(source.weight for source in config.sources)
+    total_sequences = sum(counts[f"source_sequences/{source.name}"] for source in config.sources)
+    total_tokens = sum(counts[f"source_tokens/{source.name}"] for source in config.sources)
 
-    return {
-        source.name: {
+    exposure = {}
+    for source in config.sources:
+        sequences = counts[f"source_sequences/{source.name}"]
+        tokens = counts[f"source_tokens/{source.name}"]
+        exposure[source.name] = {
             "configured": source.weight / total_weight,
-            "realized": sequences[source.name] / sum(sequences.values()),
-            "sequences": int(sequences[source.name]),
-            "tokens": int(tokens[source.name]),
-            "share_of_tokens": tokens[source.name] / sum(tokens.values()),
-            "epochs": round(epochs[source.name], 6),
+            "realized": sequences / total_sequences,
+            "sequences": int(sequences),
+            "tokens": int(tokens),
+            "share_of_tokens": tokens / total_tokens,
+            "epochs": round(counts[f"source_epochs/{source.name}"], 6),
         }
-        for source in config.sources
-    }
+    return exposure
 
 
 def are_rows_whole(config: DataConfig, model_config: PretrainedConfig) -> bool:
     """Whether attention treats each row as one sequence, from its first token to its last.
 
-    With one document per row, the padding after it may attend to it, because no target sees the
-    padding. Only the loss of a router is a mean over all tokens, padding included, so with a router
-    the padding must not attend to the document.
+    With one document per row, the padding after a document may attend to it, because no target sees
+    the padding. With a router it must not, because the loss of a router is a mean over all tokens,
+    padding included.
 
     Args:
         model_config: The transformers config of the model.
@@ -687,7 +692,7 @@ class WithBorders:
     device.
 
     Args:
-        fixed_number: Whether batches of one size have the same number of borders.
+        fixed_number: Whether all batches of the same size are padded to the same number of borders.
     """
 
     def __init__(self, stream: TrainStream, *, fixed_number: bool = False) -> None:

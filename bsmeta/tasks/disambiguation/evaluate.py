@@ -272,7 +272,7 @@ def run_evaluation(
     folders = []
     for location in locations:
         train = checkpoints.read_training_config(config, location, DisambiguationConfig)
-        train = checkpoints.use_initial_model(train, location)
+        train = checkpoints.replace_initial_model(train, location)
         batch_size = config.per_device_eval_batch_size
         if batch_size is not None:
             train = replace_values(train, {"data_config.per_device_eval_batch_size": batch_size})
@@ -407,5 +407,5 @@ def open_compared_data(config: DisambiguationConfig) -> tuple[checkpoints.Locati
         max_mentions=data.max_mentions,
         max_words=data.max_words,
     )
-    other = checkpoints.use_initial_model(replace(other, data_config=other_data), location)
+    other = checkpoints.replace_initial_model(replace(other, data_config=other_data), location)
     return location, RunData(other)

@@ -47,7 +47,7 @@ from bsmeta.tasks.checkpoints import (
     check_evaluation_keys,
     choose_report_folder,
     read_training_config,
-    use_initial_model,
+    replace_initial_model,
 )
 from bsmeta.tasks.spelling.config import (
     SecConfig,
@@ -448,7 +448,7 @@ def _choose_test_sets(config: EvaluateConfig, location: Location) -> SpellingCon
     """Returns the configuration of the training run, with the test sets of the evaluation."""
     train = read_training_config(config, location, SedWordsConfig, SedSequenceConfig, SecConfig)
     train = replace(
-        use_initial_model(train, location),
+        replace_initial_model(train, location),
         benchmarks=config.validation_file or train.benchmarks,
         benchmark_lines=config.max_documents,
     )

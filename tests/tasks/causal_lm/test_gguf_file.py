@@ -54,7 +54,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     for weight in model.parameters():  # biases and norms begin with equal values
         weight.data.add_(torch.randn_like(weight) * 0.05)
     task.export(model, model.state_dict(), folder / "model")
-    task.complete(folder / "model")
+    task.finalize_export(folder / "model")
     return folder / "model"
 
 
@@ -167,6 +167,6 @@ def test_a_failure_leaves_the_finished_model(
     pytest.importorskip("gguf")
     config = compose_command_line(CausalLMConfig, "demo", ["gguf=true", f"out_dir={tmp_path}"])
     (tmp_path / "model").mkdir()  # without a model
-    CausalLanguageModel(config).complete(tmp_path / "model")
+    CausalLanguageModel(config).finalize_export(tmp_path / "model")
     assert "model.gguf was not written" in caplog.text
     assert list((tmp_path / "model").iterdir()) == []

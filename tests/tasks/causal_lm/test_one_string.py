@@ -140,7 +140,7 @@ def test_documents_that_training_renders_differently_are_counted_separately() ->
     ]
     template = build_chat_template(config.data_config, tokenizer, {"": lines})
     assert template is not None
-    assert template.comparison == Comparison(documents=2, num_written=2, num_cut=1)
+    assert template.comparison == Comparison(documents=2, num_spelled_out=2, num_cut=1)
 
 
 def test_documents_that_a_template_cannot_render_are_counted() -> None:

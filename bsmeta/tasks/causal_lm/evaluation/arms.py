@@ -125,10 +125,13 @@ def list_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Compa
     Raises:
         ConfigurationError: If a name is unknown; the message lists all names.
     """
-    plain = plan_comparisons(config.comparisons, types) + _list_chosen_comparisons(config, types)
+    requested = plan_comparisons(config.comparisons, types)
+    requested += _list_chosen_comparisons(config, types)
 
     # Comparisons with the text alone are repeated for each control, and for the prompt style.
-    repeated = [comparison for comparison in plain if comparison.group in ("all", "each", "chosen")]
+    repeated = [
+        comparison for comparison in requested if comparison.group in ("all", "each", "chosen")
+    ]
 
     against_nothing = []
     against_control = []
@@ -143,11 +146,11 @@ def list_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Compa
         for comparison in repeated:
             arm = replace(comparison.test, style=PROMPT)
             prompts.append(comparison.vary(PROMPT, test=arm))
-    return [TEXT_ALONE, *plain, *against_nothing, *against_control, *prompts]
+    return [TEXT_ALONE, *requested, *against_nothing, *against_control, *prompts]
 
 
 def _list_chosen_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Comparison]:
-    """Returns the comparisons of `chosen`, each of types joined by +."""
+    """Returns a comparison for each entry of `chosen`, whose types are joined by +."""
     problems: list[str] = []
     comparisons = []
     for entry in config.chosen:
@@ -192,9 +195,9 @@ class StyledRenderer:
         self._renderer = Renderer(config)
 
     def render(self, document: Document, types: Sequence[str]) -> Rendered:
-        """Renders a document with its metadata of these types; the text alone without a prefix.
+        """Renders a document with its metadata of these types, or only its text if it has none.
 
-        Only the style of training has local metadata at its places, because it is content.
+        Only the training style inserts local metadata into the text.
         """
         if self._style == TRAINING:
             return self._renderer.render(document, types)
@@ -215,19 +218,20 @@ class StyledRenderer:
         if self._style == FORM:
             num_characters = len(rendered.prefix) - len(start) - len(end)
             words = _draw_junk(rendered.prefix, num_characters)
-        whole = start + words + end
-        prefix = whole.lstrip()  # without words, the end may begin with a blank
+        full_prefix = start + words + end
+        prefix = full_prefix.lstrip()  # without words, the end may begin with a blank
         if not rendered.prefix or not prefix:
             return plain
 
         # Start and end may be special tokens, as in training; the words may not.
-        configured = np.array([[0, len(start)], [len(whole) - len(end), len(whole)]], np.int32) - (
-            len(whole) - len(prefix)
+        marker_spans = np.array(
+            [[0, len(start)], [len(full_prefix) - len(end), len(full_prefix)]], np.int32
         )
+        num_stripped = len(full_prefix) - len(prefix)
         return replace(
             plain,
             prefix=prefix,
-            prefix_own=configured.clip(min=0),
+            prefix_own=(marker_spans - num_stripped).clip(min=0),
             prefix_spans=np.array([[0, len(prefix)]], np.int32),
             prefix_token_types=rendered.prefix_token_types[:1],
             lead=rendered.lead,
@@ -245,10 +249,11 @@ class StyledRenderer:
         if not fields:
             return plain
 
-        *strings, last = fields.values()
-        strings = [field + config.metadata_sep for field in strings]
-        strings.append(last + config.metadata_prefix_sep)
-        bounds = np.cumsum([0, *map(len, strings)], dtype=np.int32)
+        *first_fields, last_field = fields.values()
+        strings = [field + config.metadata_sep for field in first_fields]
+        strings.append(last_field + config.metadata_prefix_sep)
+        lengths = [len(string) for string in strings]
+        bounds = np.cumsum([0, *lengths], dtype=np.int32)
         token_types = [1 + config.metadata_list.index(key) for key in fields]
         return replace(
             plain,
@@ -261,11 +266,12 @@ class StyledRenderer:
 
 
 def _draw_junk(prefix: str, min_characters: int) -> str:
-    """Draws random words of at least this length in total, the same for the same prefix."""
+    """Draws random words of at least `min_characters` in total; a prefix always gets the same."""
     rng = random.Random(xxhash.xxh3_64_intdigest(prefix.encode("utf-8", "surrogatepass")))
     words = ""
     while len(words) < min_characters:
-        words += (" " if words else "") + rng.choice(WORDS)
+        separator = " " if words else ""
+        words += separator + rng.choice(WORDS)
     return words
 
 

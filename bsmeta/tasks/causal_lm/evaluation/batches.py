@@ -28,9 +28,11 @@ FORWARD_OVERHEAD = 96
 def limit_batch_tokens(vocabulary: int, rows: int, row_length: int) -> int:
     """Returns the maximum number of tokens in a batch.
 
-    It is `rows` full sequences, and fewer for a large vocabulary (MAX_LOGITS_PER_BATCH).
+    That is the size of `rows` full sequences, or of fewer (but at least one) if the logits would
+    exceed `MAX_LOGITS_PER_BATCH`.
     """
-    return max(min(rows * row_length, MAX_LOGITS_PER_BATCH // max(vocabulary, 1)), row_length)
+    max_tokens = min(rows * row_length, MAX_LOGITS_PER_BATCH // max(vocabulary, 1))
+    return max(max_tokens, row_length)
 
 
 def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

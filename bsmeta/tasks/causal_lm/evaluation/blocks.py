@@ -22,13 +22,14 @@ def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
     Returns:
         Blocks of document indices, the longest documents first.
     """
-    count = len(costs)
-    num_blocks = max(min(MIN_BLOCKS, count), divide_up(count, DOCUMENTS_PER_BLOCK), 1)
+    num_documents = len(costs)
+    min_blocks = max(min(MIN_BLOCKS, num_documents), 1)
+    num_blocks = max(min_blocks, divide_up(num_documents, DOCUMENTS_PER_BLOCK))
     target_cost = sum(costs) / num_blocks
 
     blocks: list[list[int]] = []
     block_cost = 0.0
-    for index in sorted(range(count), key=lambda index: (-costs[index], index)):
+    for index in sorted(range(num_documents), key=lambda index: (-costs[index], index)):
         # A document that would exceed the target by more than half of its cost begins a new block,
         # so that the cost of a block is as near to the target as it can be.
         if not blocks or block_cost + costs[index] / 2 > target_cost:
@@ -41,6 +42,7 @@ def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
 
 def take_blocks(blocks: Sequence[list[int]], rank: int, world_size: int) -> list[list[int]]:
     """Returns the blocks that a rank scores: the same number for every rank, some perhaps empty."""
-    rank_blocks = [*blocks[rank::world_size]]
-    rounds = divide_up(len(blocks), world_size)
-    return rank_blocks + [[] for _ in range(rounds - len(rank_blocks))]
+    rank_blocks = list(blocks[rank::world_size])
+    while len(rank_blocks) < divide_up(len(blocks), world_size):
+        rank_blocks.append([])
+    return rank_blocks

@@ -35,15 +35,17 @@ MAX_ROWS = 2_000
 def make_document_table(report: Report) -> Table:
     """Makes the table with a row for each document and comparison.
 
-    If they are more than `MAX_ROWS`, each comparison has the documents with the largest savings and
-    the largest costs. The main comparison, which comes first, has at least as many as the others.
+    If there are more than `MAX_ROWS`, the table has the documents with the largest savings and the
+    largest costs in each comparison. The main comparison comes first, and gets half of the rows.
     """
     has_several = len(report.models) > 1
     has_hosts = any(any(model.hosts) for model in report.models)
-    columns = [
-        Column("document"),
-        *([Column("checkpoint")] if has_several else []),
-        *([Column("host")] if has_hosts else []),
+    columns = [Column("document")]
+    if has_several:
+        columns.append(Column("checkpoint"))
+    if has_hosts:
+        columns.append(Column("host"))
+    columns += [
         Column("comparison"),
         Column(DIFFERENCE, SIGNED),
         Column(WITHOUT, BITS),
@@ -63,26 +65,26 @@ def make_document_table(report: Report) -> Table:
                 rows.append(
                     _make_row(model, row, index, has_several=has_several, has_hosts=has_hosts)
                 )
-    return Table("Each document", _join_notes(len(rows), total), columns, rows)
+    return Table("Each document", _describe_rows(len(rows), total), columns, rows)
 
 
 def _share_rows(model: ModelReport, limit: int) -> Iterator[tuple[Row, int]]:
-    """Yields the comparisons of a model, its main one first, each with its share of a limit."""
-    main = find_main_row(model)
-    if main is None or main.comparison.name not in model.totals:
+    """Yields the comparisons of a model, the main one first, each with its number of rows."""
+    main_row = find_main_row(model)
+    if main_row is None or main_row.comparison.name not in model.totals:
         return
 
-    others = [
+    other_rows = [
         row
         for row in model.rows
-        if row.compares and row is not main and row.comparison.name in model.totals
+        if row.compares and row is not main_row and row.comparison.name in model.totals
     ]
-    main_limit = limit // 2 if others else limit
-    yield main, main_limit
+    main_limit = limit // 2 if other_rows else limit
+    yield main_row, main_limit
 
-    remaining = limit - len(_select_documents(model, main, main_limit))
-    for row in others:
-        yield row, remaining // len(others)
+    remaining = limit - len(_select_documents(model, main_row, main_limit))
+    for row in other_rows:
+        yield row, remaining // len(other_rows)
 
 
 def _select_documents(model: ModelReport, row: Row, limit: int) -> list[int]:
@@ -94,24 +96,30 @@ def _select_documents(model: ModelReport, row: Row, limit: int) -> list[int]:
 def _make_row(
     model: ModelReport, row: Row, index: int, *, has_several: bool, has_hosts: bool
 ) -> list[Cell]:
+    """Makes the cells of a document in a comparison; the flags say which columns the table has."""
     sums = model.totals[row.comparison.name][index]
-    without, with_metadata = (
-        float(sums[column]) / math.log(2) / float(sums[BYTES])
-        for column in (NATS_WITHOUT, NATS_WITH)
-    )
+    bits_without = float(sums[NATS_WITHOUT]) / math.log(2) / float(sums[BYTES])
+    bits_with = float(sums[NATS_WITH]) / math.log(2) / float(sums[BYTES])
+
+    cells: list[Cell] = [model.names[index]]
+    if has_several:
+        cells.append(model.checkpoint)
+    if has_hosts:
+        cells.append(shorten_name(model.hosts[index]) if model.hosts else "")
     return [
-        model.names[index],
-        *([model.checkpoint] if has_several else []),
-        *([shorten_name(model.hosts[index]) if model.hosts else ""] if has_hosts else []),
+        *cells,
         label_row(row),
-        with_metadata - without,
-        without,
-        with_metadata,
-        *(int(sums[column]) for column in (BYTES, TOKENS, TOKENS_WITH)),
+        bits_with - bits_without,
+        bits_without,
+        bits_with,
+        int(sums[BYTES]),
+        int(sums[TOKENS]),
+        int(sums[TOKENS_WITH]),
     ]
 
 
-def _join_notes(row_count: int, total: int) -> str:
+def _describe_rows(row_count: int, total: int) -> str:
+    """Returns the note of the table, which says how many of all rows are shown."""
     note = (
         "Without and with are bits per byte of the document; the difference is with minus without "
         "(below 0: metadata helps). In each comparison, the documents stand by rising difference."

@@ -8,7 +8,6 @@ ranks agree on the documents and none fails later.
 
 from __future__ import annotations
 
-import itertools
 import os
 import tempfile
 from array import array
@@ -73,17 +72,17 @@ class HeldOutDocuments:
 
     Args:
         config: The file, the metadata to decode, and the handling of bad documents.
-        max_documents: Keep at most this many documents (None: all).
+        max_documents: Maximum number of documents; None: all.
         deduplicate: Keep only the first of several documents with the same text.
         remote_file: The file, if it is remote and was already located.
 
     Attributes:
-        numbers: Index of each document's line in the file.
+        numbers: Number of each document's line in the file, from 0.
         sizes: Length of each text in characters.
         bytes: Length of each text in UTF-8 bytes.
         digests: xxh3 hash of each text.
-        carried: Number of documents that have each type when all types are rendered.
-        changed: Number of documents that then get a prefix or local metadata in the text.
+        carried: Number of documents that carry each type when they are rendered with all types.
+        changed: Number of documents to which rendering adds a prefix or local metadata.
         left_out: Number of documents left out, by reason.
 
     Raises:
@@ -109,7 +108,7 @@ class HeldOutDocuments:
         self.left_out: Counter[str] = Counter()
 
         self._config = config
-        self._decoder = self.decoder(config.metadata_config)
+        self._decoder = self.open_decoder(config.metadata_config)
         self._renderer = Renderer(config.metadata_config)
         self._types = tuple(config.metadata_config.metadata_list)
         self._lines = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this object)
@@ -124,13 +123,13 @@ class HeldOutDocuments:
         return len(self.numbers)
 
     def __getitem__(self, index: int) -> Document:
-        return self._decoder.decode(self.line(index))
+        return self._decoder.decode(self.read_line(index))
 
-    def decoder(self, metadata: MetadataConfig) -> Decoder:
+    def open_decoder(self, metadata: MetadataConfig) -> Decoder:
         """Makes a decoder of the documents' lines, for the types of `metadata`."""
         return make_decoder(metadata, self._config.columns, content=self._config.content)
 
-    def line(self, index: int) -> bytes:
+    def read_line(self, index: int) -> bytes:
         """Returns the line that a document was read from."""
         start = self._offsets[index]
         stop = self._offsets[index + 1]
@@ -141,30 +140,33 @@ class HeldOutDocuments:
         """Returns `<shard file name>:<document number>`, the name that training uses as well."""
         return f"{os.path.basename(str(self.path))}:{self.numbers[index]}"
 
-    def columns(self) -> list[str]:
-        """Returns the metadata types for which the documents have columns.
+    def list_types(self) -> list[str]:
+        """Lists the metadata types for which the documents have columns, sorted.
 
-        They are mapped by the configuration, or else named `metadata_…`.
+        The configuration maps the columns, or else they are named `metadata_…`.
         """
         if self._config.columns:
             return sorted(key for key in self._config.columns if key != TEXT)
 
         names: set[str] = set()
         for index in range(len(self)):
-            for name in split_columns(self.line(index)):
+            for name in split_columns(self.read_line(index)):
                 if name.startswith("metadata_"):
                     names.add(name.removeprefix("metadata_"))
         keys = map_columns()
         return sorted(keys.get(name, name) for name in names)
 
     def _select_documents(self, max_documents: int | None) -> None:
+        """Reads the file, and selects documents until there are `max_documents`."""
         reader = open_shard(self.path)
-        numbers = itertools.count()
+        number = 0
         while lines := reader.read(reader.line, LINE_BATCH_SIZE):
-            for line, number in zip(lines, numbers, strict=False):
+            for line in lines:
                 if max_documents is not None and len(self) >= max_documents:
                     return
                 self._select_if_usable(number, bytes(line))
+                number += 1
+
         if reader.damage:
             self._refuse_or_count(reader.line, BadDocument("damaged_file", reader.damage))
         reader.close()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -68,11 +69,13 @@ PAIR_ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WI
 """The arms in which models are compared: the name of a comparison, and its column of the sums."""
 
 
-def run(config: EvaluateConfig, locations: Sequence[Location], context: Processes) -> list[Path]:
+def run_evaluation(
+    config: EvaluateConfig, locations: Sequence[Location], context: Processes
+) -> list[Path]:
     """Scores the held-out documents on all processes; rank 0 writes and prints the report.
 
     Returns:
-        The folder of the report; nothing on other ranks.
+        The folder of the report on rank 0; [] on other ranks.
     """
     with show_progress_bar("scoring", 1, shown=context.is_main) as progress:
         report = evaluate(config, locations, context, progress)
@@ -87,7 +90,7 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Processe
 
 
 def has_other_data(config: EvaluateConfig, location: Location) -> bool:
-    """Whether the held-out file differs from the run's held-out file, which may have been moved."""
+    """Whether `validation_file` differs from the run's held-out file, which may have been moved."""
     if config.validation_file is None:
         return False
     data = read_run_config(location, config.training_config, config.overrides).data_config
@@ -116,10 +119,7 @@ def evaluate(
 
     models = []
     for number, location in enumerate(locations):
-
-        def advance(share: float, done: int = number) -> None:
-            progress((done + share) / len(locations))
-
+        advance = _scale_progress(progress, number, len(locations))
         models.append(_evaluate_model(config, location, context, advance))
 
     pairs = compare_models(
@@ -131,11 +131,21 @@ def evaluate(
     return Report(settings=redact_values(asdict(config)), models=models, pairs=pairs)
 
 
+def _scale_progress(progress: Advance, num_done: int, num_parts: int) -> Advance:
+    """Returns the progress of the part after `num_done` of `num_parts` equal parts of the work."""
+
+    def advance(share: float) -> None:
+        progress((num_done + share) / num_parts)
+
+    return advance
+
+
 def _evaluate_model(
     config: EvaluateConfig, location: Location, context: Processes, progress: Advance
 ) -> ModelReport:
-    train = resolve_config(config, location)
-    data = train.data_config
+    """Scores the held-out documents with one model, and computes its results."""
+    run_config = resolve_config(config, location)
+    data = run_config.data_config
     metadata = data.metadata_config
     if data.validation_file is not None and context.is_main:
         path = resolve_in_dataset(data.validation_file, data)
@@ -153,7 +163,7 @@ def _evaluate_model(
     slices = make_slices(config.slices, documents, metadata)
 
     evaluation, tokenizer, sums = _score_documents(
-        config, location, train, documents, comparisons, context, progress
+        config, location, run_config, documents, comparisons, context, progress
     )
     clusters = assign_host_clusters(hosts)
     compute_metrics = partial(
@@ -169,13 +179,7 @@ def _evaluate_model(
     report = ModelReport(
         checkpoint=location.name,
         model=location.model,
-        data={
-            "file": os.path.basename(str(documents.path)),
-            "documents": len(documents),
-            "left_out": dict(documents.left_out),
-            "metadata_list": list(metadata.metadata_list),
-            "max_seq_len": metadata.max_seq_len,
-        },
+        data=_describe_data(documents, metadata),
         rows=make_rows(
             comparisons, sums, np.array(documents.bytes), config.position_edges, compute_metrics
         ),
@@ -189,10 +193,21 @@ def _evaluate_model(
     return add_shown_documents(report, evaluation, tokenizer)
 
 
+def _describe_data(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, Any]:
+    """Returns the `data` of a `ModelReport`."""
+    return {
+        "file": os.path.basename(str(documents.path)),
+        "documents": len(documents),
+        "left_out": dict(documents.left_out),
+        "metadata_list": list(metadata.metadata_list),
+        "max_seq_len": metadata.max_seq_len,
+    }
+
+
 def _score_documents(
     config: EvaluateConfig,
     location: Location,
-    train: CausalLMConfig,
+    run_config: CausalLMConfig,
     documents: HeldOutDocuments,
     comparisons: Sequence[Comparison],
     context: Processes,
@@ -201,14 +216,14 @@ def _score_documents(
     """Loads a model and scores the documents with it.
 
     Args:
-        train: The configuration of the model's run, with the changes of the evaluation.
+        run_config: The configuration of the model's run, with the changes of the evaluation.
 
     Returns:
         The evaluation, the tokenizer of the model, and the sums of each comparison.
     """
-    model, tokenizer = load_model(location, train, config.precision, context.device)
+    model, tokenizer = load_model(location, run_config, config.precision, context.device)
     evaluation = PairedEvaluation(
-        train.data_config,
+        run_config.data_config,
         tokenizer,
         documents,
         comparisons,
@@ -223,12 +238,12 @@ def _score_documents(
 
 
 def _check_hosts(config: EvaluateConfig, hosts: Sequence[str], path: str) -> None:
-    """Refuses hosts as the units if there are too few of them for an interval."""
-    count = len(set(hosts) - {""})
-    if config.cluster == HOST and count < 2:
+    """Refuses `cluster=host` if fewer than two hosts are known, too few for an interval."""
+    num_hosts = len(set(hosts) - {""})
+    if config.cluster == HOST and num_hosts < 2:
         raise ConfigurationError(
-            f"cluster=host: the documents of {path} have {count} hosts that are known; expected "
-            "at least 2 (ten for intervals that are not wide); use cluster=document"
+            f"cluster=host: the documents of {path} have {num_hosts} hosts that are known; "
+            "expected at least 2 (ten for intervals that are not wide); use cluster=document"
         )
 
 
@@ -251,13 +266,13 @@ def _compute_metrics_over_hosts(
 def _check_types(
     config: EvaluateConfig, documents: HeldOutDocuments, metadata: MetadataConfig
 ) -> None:
-    """Rejects types that no document has, and comparisons that are 0 for every model."""
+    """Refuses types that no document has, and comparisons that are 0 for every model."""
     for name in config.metadata_list or ():
         if not documents.carried[name]:
             raise ConfigurationError(
                 f"metadata_list={list(config.metadata_list or ())}: no document of "
                 f"{documents.path} has {name}; expected some of its types"
-                f"{suggest_nearest(name, documents.columns())}"
+                f"{suggest_nearest(name, documents.list_types())}"
             )
 
     is_appended = metadata.metadata_position == "append" and bool(metadata.metadata_list)
@@ -280,7 +295,7 @@ def compare_models(
     rows = []
     for first, second in itertools.combinations(models, 2):
         for arm in PAIR_ARMS:
-            row = _compare_pair(first, second, arm, resamples, seed, by_host)
+            row = _compare_pair(first, second, arm, resamples=resamples, seed=seed, by_host=by_host)
             if row is not None:
                 rows.append(row)
 
@@ -294,18 +309,19 @@ def _compare_pair(
     first: ModelReport,
     second: ModelReport,
     arm: str,
+    *,
     resamples: int,
     seed: int,
     by_host: bool,
 ) -> PairRow | None:
     """Compares two models in one arm; None if no document was scored by both in it."""
     comparison, column = PAIR_ARMS[arm]
-    if not all(comparison in model.totals for model in (first, second)):
+    if comparison not in first.totals or comparison not in second.totals:
         return None
 
     sums, first_indices = _align_documents(first, second, comparison)
-    count = sums.shape[1]
-    if not count:
+    num_documents = sums.shape[1]
+    if num_documents == 0:
         return None
 
     bits = sums[:, :, column] / math.log(2)
@@ -319,15 +335,17 @@ def _compare_pair(
         hosts = [first.hosts[index] for index in first_indices]
         interval, p_value = _compare_over_hosts(bits, sizes, assign_host_clusters(hosts))
     else:
-        ratios = resample_ratios(bits, sizes, resamples=resamples, seed=seed)
-        interval = compute_central_interval(ratios[:, 1] - ratios[:, 0]) if count > 1 else None
+        interval = None
+        if num_documents > 1:
+            ratios = resample_ratios(bits, sizes, resamples=resamples, seed=seed)
+            interval = compute_central_interval(ratios[:, 1] - ratios[:, 0])
         p_value = compute_sign_test(better, worse)
 
     return PairRow(
         first=first.checkpoint,
         second=second.checkpoint,
         shown=arm,
-        documents=count,
+        documents=num_documents,
         bits_per_byte_first=float(bits_per_byte[0]),
         bits_per_byte_second=float(bits_per_byte[1]),
         difference=float(bits_per_byte[1] - bits_per_byte[0]),
@@ -375,13 +393,14 @@ def _compare_over_hosts(
     weights = sum_by_cluster(sizes, clusters)
     differences = values[1] / weights[1] - values[0] / weights[0]
     p_value = compute_sign_test(int((differences < 0).sum()), int((differences > 0).sum()))
-    count = len(differences)
-    if count < 2:
+    num_hosts = len(differences)
+    if num_hosts < 2:
         return None, p_value
 
     changes = leave_one_out(values[1], weights[1]) - leave_one_out(values[0], weights[0])
     degrees = min(compute_cluster_degrees(model_weights) for model_weights in weights)
-    half_width = compute_half_width([Source(compute_jackknife_variance(changes, count), degrees)])
+    variance = compute_jackknife_variance(changes, num_hosts)
+    half_width = compute_half_width([Source(variance, degrees)])
     bits_per_byte = values.sum(axis=1) / weights.sum(axis=1)
     difference = float(bits_per_byte[1] - bits_per_byte[0])
     return Interval(difference - half_width, difference + half_width), p_value

@@ -31,13 +31,13 @@ class Control:
     """A control of a comparison.
 
     Attributes:
-        words: Its name for readers.
+        label: Its name for readers.
         effect: Bits per byte with the control's prefix minus bits per byte of the text alone.
         content: The comparison of the document's own metadata with the control, over the same
             bytes: below 0, the own metadata needs fewer bits.
     """
 
-    words: str
+    label: str
     effect: float
     content: PairedMetrics
 
@@ -78,17 +78,18 @@ def describe_over_hosts(model: ModelReport, row: Row) -> list[str]:
 
 
 def find_strongest_control(model: ModelReport, row: Row) -> Control | None:
-    """Returns the control that leaves the least to the content of the row's metadata, if any."""
+    """Returns the control that leaves the smallest effect to the content; None without controls."""
     controls = []
     for rows in list_controls(model):
         control = rows.control_row.metrics
-        against = rows.against_row.metrics
-        if rows.row is row and control is not None and against is not None:
-            controls.append(Control(CONTROL_WORDS[rows.control], control.difference, against))
+        content = rows.against_row.metrics
+        if rows.row is row and control is not None and content is not None:
+            controls.append(Control(CONTROL_WORDS[rows.control], control.difference, content))
     return max(controls, key=lambda control: control.content.difference, default=None)
 
 
 def _describe_difference(row: Row, metrics: PairedMetrics) -> str:
+    """Describes the difference that metadata makes, with its interval."""
     interval = find_interval(metrics)
     if interval is None:
         certainty = "over one document, so there is no interval"
@@ -109,8 +110,9 @@ def _describe_difference(row: Row, metrics: PairedMetrics) -> str:
 
 
 def _describe_control(control: Control, metrics: PairedMetrics) -> str:
+    """Describes how much of the difference in `metrics` the control leaves to the content."""
     effect = (
-        f"Its strongest control ({control.words}) changes the bits per byte by "
+        f"Its strongest control ({control.label}) changes the bits per byte by "
         f"{control.effect:+.4f}"
     )
     content = find_interval(control.content)
@@ -128,6 +130,7 @@ def _describe_control(control: Control, metrics: PairedMetrics) -> str:
 
 
 def _has_effect(metrics: PairedMetrics) -> bool:
+    """Whether the interval of the difference excludes 0."""
     interval = find_interval(metrics)
     return interval is not None and interval.excludes_zero
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -114,6 +115,23 @@ class DocumentSums:
     values: np.ndarray
 
 
+class _Style(NamedTuple):
+    """How the documents of an arm's style are rendered and encoded.
+
+    The encoder closes truncated prefixes in the style.
+    """
+
+    renderer: StyledRenderer
+    encoder: DocumentEncoder
+
+
+class _StyledRendering(NamedTuple):
+    """A rendering, and the style whose encoder encodes it."""
+
+    style: str
+    rendered: Rendered
+
+
 class PairedEvaluation:
     """Compares arms over held-out documents.
 
@@ -141,19 +159,18 @@ class PairedEvaluation:
         self._comparisons = list(comparisons)
         pairs = ((comparison.base, comparison.test) for comparison in comparisons)
         self._arms = list(dict.fromkeys(chain.from_iterable(pairs)))
-        self._windows = WINDOW_CUTTERS[windows]
+        self._cut_windows = WINDOW_CUTTERS[windows]
         self._edges = np.asarray(position_edges)
         self._ranks = ranks
 
         # A document is shown with the values of training; controls replace them.
         self._trained_values = SHUFFLED if metadata.metadata_values == SHUFFLED else OWN
-        self._styles: dict[str, tuple[StyledRenderer, DocumentEncoder]] = {}
+        self._styles: dict[str, _Style] = {}
         for style in dict.fromkeys(arm.style for arm in self._arms):
             values = metadata.metadata_values if style == TRAINING else OWN
             renderer = StyledRenderer(style, replace(metadata, metadata_values=values))
-            # the encoder closes truncated prefixes in the style
             encoder = DocumentEncoder(tokenizer, replace(config, metadata_config=renderer.config))
-            self._styles[style] = (renderer, encoder)
+            self._styles[style] = _Style(renderer, encoder)
 
         self._donors = None
         if any(self._choose_values(arm) != OWN for arm in self._arms):
@@ -162,24 +179,26 @@ class PairedEvaluation:
         self._max_tokens = limit_batch_tokens(
             len(tokenizer), config.per_device_eval_batch_size, compute_row_length(config)
         )
-        # A first piece costs at most one sequence, with about four characters per token.
-        is_cut = windows == "first_piece"
-        max_cost = 4 * metadata.max_seq_len if is_cut else max(documents.sizes)
+        max_cost = max(documents.sizes)
+        if windows == "first_piece":  # at most one sequence, of about four characters per token
+            max_cost = 4 * metadata.max_seq_len
         costs = [min(size, max_cost) for size in documents.sizes]
         self._plan = take_blocks(plan_blocks(costs), self._ranks.rank, self._ranks.size)
 
-    def blocks(self) -> Iterator[Block]:
-        """Returns this rank's blocks, built lazily (a list of them may be scored repeatedly)."""
+    def build_blocks(self) -> Iterator[Block]:
+        """Yields this rank's blocks, built lazily (a list of them may be scored repeatedly)."""
         return map(self._build_block, self._plan)
 
     def _choose_values(self, arm: Arm) -> str:
-        """Returns the kind of values in an arm: for `own`, the kind that the model trained on."""
-        return self._trained_values if arm.values == OWN and arm.types else arm.values
+        """Returns the values that an arm shows: for `own`, the ones that the model trained on."""
+        if arm.values == OWN and arm.types:
+            return self._trained_values
+        return arm.values
 
     def _build_block(self, indices: Sequence[int]) -> Block:
         """Renders, encodes and cuts the documents with these indices."""
         documents = []
-        renderings: list[tuple[str, Rendered]] = []  # with the style of each
+        renderings: list[_StyledRendering] = []
         for index in report_each(indices):
             document = self._documents[index]
             arm_renderings = self._render_in_arms(index, document, renderings)
@@ -188,17 +207,19 @@ class PairedEvaluation:
         windows: list[list[Window]] = [[] for _ in renderings]
         prefix_cut = [False] * len(renderings)
         lost: list[np.ndarray | None] = [None] * len(renderings)
-        for style, (_, encoder) in self._styles.items():  # one call of the tokenizer for each
+        for name, style in self._styles.items():
             numbers = [
-                number
-                for number, (rendering_style, _) in enumerate(renderings)
-                if rendering_style == style
+                number for number, rendering in enumerate(renderings) if rendering.style == name
             ]
             if not numbers:
                 continue
-            encoded_documents = encoder.encode([renderings[number][1] for number in numbers])
+
+            # The tokenizer is called once for all renderings of a style.
+            encoded_documents = style.encoder.encode(
+                [renderings[number].rendered for number in numbers]
+            )
             for number, encoded in zip(numbers, encoded_documents, strict=True):
-                windows[number] = self._windows(encoded, self._config)
+                windows[number] = self._cut_windows(encoded, self._config)
                 prefix_cut[number] = encoded.prefix_is_cut
                 lost[number] = encoded.lost
 
@@ -206,27 +227,27 @@ class PairedEvaluation:
 
     def encode_in_arm(self, index: int, arm: Arm) -> EncodedDocument:
         """Encodes a document as it is scored in an arm."""
-        renderings: list[tuple[str, Rendered]] = []
+        renderings: list[_StyledRendering] = []
         arm_renderings = self._render_in_arms(index, self._documents[index], renderings)
-        style, rendered = renderings[arm_renderings[arm].number]
-        _, encoder = self._styles[style]
-        (encoded,) = encoder.encode([rendered])
+        rendering = renderings[arm_renderings[arm].number]
+        (encoded,) = self._styles[rendering.style].encoder.encode([rendering.rendered])
         return encoded
 
     def _plan_batches(self, windows: Sequence[Sequence[Window]]) -> list[list[Window]]:
         """Groups the distinct windows that have scored tokens into batches."""
-        distinct = {
+        windows_by_key = {
             window.key: window for window in chain.from_iterable(windows) if window.scored.any()
         }
-        scored = list(distinct.values())
+        distinct_windows = list(windows_by_key.values())
+        lengths = [len(window.ids) for window in distinct_windows]
 
         batches = []
-        for indices in plan_batches([len(window.ids) for window in scored], self._max_tokens):
-            batches.append([scored[index] for index in indices])
+        for indices in plan_batches(lengths, self._max_tokens):
+            batches.append([distinct_windows[index] for index in indices])
         return batches
 
     def _render_in_arms(
-        self, index: int, document: Document, renderings: list[tuple[str, Rendered]]
+        self, index: int, document: Document, renderings: list[_StyledRendering]
     ) -> dict[Arm, ArmRendering]:
         """Renders a document in each arm, and appends the distinct renderings to `renderings`."""
         variants = {OWN: document}
@@ -238,14 +259,14 @@ class PairedEvaluation:
                 assert self._donors is not None
                 variants[values] = self._donors.replace_values(index, document, values)
 
-            renderer, _ = self._styles[arm.style]
-            rendering = renderer.render(variants[values], arm.types)
-            style = arm.style if rendering.prefix else None  # a style cuts its prefixes
-            key = (style, rendering.prefix, rendering.lead, rendering.body)
+            rendered = self._styles[arm.style].renderer.render(variants[values], arm.types)
+            # Equal texts are shared, but each style truncates its prefixes differently.
+            style = arm.style if rendered.prefix else None
+            key = (style, rendered.prefix, rendered.lead, rendered.body)
             if key not in numbers:
                 numbers[key] = len(renderings)
-                renderings.append((arm.style, rendering))
-            arm_renderings[arm] = ArmRendering(numbers[key], rendering.types)
+                renderings.append(_StyledRendering(arm.style, rendered))
+            arm_renderings[arm] = ArmRendering(numbers[key], rendered.types)
         return arm_renderings
 
     def run(
@@ -260,26 +281,27 @@ class PairedEvaluation:
 
         Args:
             model: A causal language model, wrapped by a launcher or not.
-            blocks: Prebuilt blocks (`list(evaluation.blocks())`); by default they are built here.
+            blocks: Prebuilt blocks (`list(evaluation.build_blocks())`); None: they are built here.
             progress: Called with the share of the work that is done, from 0 to 1.
 
         Returns:
             The sums of each comparison by name, on every rank.
 
         Raises:
-            DataError: If a score is not finite; lists documents and arms; raised on every rank.
+            DataError: On every rank, if any score is not finite; lists the documents and arms.
         """
+        blocks_to_score = self.build_blocks() if blocks is None else blocks
         rank_sums: list[DocumentSums] = []
         failures: list[str] = []
         progress(0.0)
         with open_scorer(model, device) as scorer:
-            for number, block in enumerate(self.blocks() if blocks is None else blocks):
+            for num_done, block in enumerate(blocks_to_score, start=1):
                 readings = self._read_block(scorer, block, failures)
                 rank_sums += self._sum_block(block, readings)
-                progress((number + 1) / len(self._plan))
+                progress(num_done / len(self._plan))
         self._refuse_failures(self._ranks.gather(failures))
 
-        sums = {comparison.name: self._empty_sums() for comparison in self._comparisons}
+        sums = {comparison.name: self._make_empty_sums() for comparison in self._comparisons}
         for document_sums in chain.from_iterable(self._ranks.gather(rank_sums)):
             comparison_sums = sums[document_sums.comparison]
             index = document_sums.document
@@ -289,25 +311,28 @@ class PairedEvaluation:
             comparison_sums.lost_bytes[index] = document_sums.lost_bytes
         return sums
 
-    def _empty_sums(self) -> ComparisonSums:
-        count = len(self._documents)
+    def _make_empty_sums(self) -> ComparisonSums:
+        """Returns the sums of a comparison in which no document takes part."""
+        num_documents = len(self._documents)
         return ComparisonSums(
-            values=np.zeros((count, 2, len(self._edges), COLUMNS)),
-            takes_part=np.zeros(count, bool),
-            prefix_cut=np.zeros(count, bool),
-            lost_bytes=np.zeros(count, np.int64),
+            values=np.zeros((num_documents, 2, len(self._edges), COLUMNS)),
+            takes_part=np.zeros(num_documents, bool),
+            prefix_cut=np.zeros(num_documents, bool),
+            lost_bytes=np.zeros(num_documents, np.int64),
         )
 
     def _read_block(self, scorer: Scorer, block: Block, failures: list[str]) -> list[Reading]:
         """Returns the readings of the block's renderings; adds non-finite scores to `failures`."""
-        # before the model's first call: all ranks issue collective calls in the same order
-        states = self._ranks.gather((len(block.batches), failures))
-        self._refuse_failures([rank_failures for _, rank_failures in states])
+        # Before the model's first call: all ranks issue collective calls in the same order.
+        rank_states = self._ranks.gather((len(block.batches), failures))
+        self._refuse_failures([rank_failures for _, rank_failures in rank_states])
 
         windows = chain.from_iterable(block.batches)
         values = chain.from_iterable(scorer.score(block.batches))
         scores = {window.key: value for window, value in zip(windows, values, strict=True)}
-        for _ in range(max(count for count, _ in states) - len(block.batches)):
+
+        max_batches = max(num_batches for num_batches, _ in rank_states)
+        for _ in range(max_batches - len(block.batches)):
             scorer.call_dummy()
 
         readings = []
@@ -332,15 +357,15 @@ class PairedEvaluation:
         if not names:
             return
 
-        others = ""
+        remainder = ""
         if len(names) > MAX_FAILURES_SHOWN:
-            others = f"\n  and {len(names) - MAX_FAILURES_SHOWN} more"
+            remainder = f"\n  and {len(names) - MAX_FAILURES_SHOWN} more"
         raise DataError(
             "the model's log-probabilities are not finite (NaN or infinite), so there is "
             "nothing to compare; expected a checkpoint with finite weights, or "
             "precision=float32. Documents and arms:\n  "
             + "\n  ".join(names[:MAX_FAILURES_SHOWN])
-            + others
+            + remainder
         )
 
     def _sum_block(self, block: Block, readings: list[Reading]) -> Iterator[DocumentSums]:
@@ -366,8 +391,10 @@ def _takes_part(comparison: Comparison, base: ArmRendering, test: ArmRendering) 
     """Whether a document takes part in a comparison, given its renderings in the two arms."""
     if comparison.group == TEXT:
         return True
+
     # With a control, values that are equal by chance are a tie.
     if comparison.group.startswith(AGAINST_PREFIX):
-        return base.types == test.types != ()
+        return base.types == test.types and base.types != ()
+
     # Appended metadata does not affect the text before it: the renderings are then the same.
     return base.types != test.types and base.number != test.number

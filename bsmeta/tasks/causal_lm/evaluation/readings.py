@@ -37,7 +37,7 @@ class Reading:
         ends: int32 [n], character after its last (greater than `starts`).
         nats: float64 [n], -ln p of each token; NaN if it is not scored.
         shown_from: int32 [n], first character of the text in the token's window.
-        lost: bool [characters], characters that the tokens do not give back; None: none.
+        lost: bool [characters], characters that decoding the tokens does not restore; None: none.
     """
 
     starts: np.ndarray
@@ -87,11 +87,13 @@ def make_reading(
 
 
 def sum_paired(
-    without: Reading, with_metadata: Reading, text: str, edges: np.ndarray
+    text_reading: Reading, metadata_reading: Reading, text: str, edges: np.ndarray
 ) -> np.ndarray:
-    """Sums both readings over the segments that count, by position in the document and by context.
+    """Sums both readings over the counted segments, by position in the document and by context.
 
     Args:
+        text_reading: The reading without metadata.
+        metadata_reading: The reading with metadata.
         edges: int [bins], byte positions at which the position bins begin; the first is 0.
 
     Returns:
@@ -103,23 +105,24 @@ def sum_paired(
         return sums
 
     lengths = measure_utf8_lengths(text)
-    segments = _number_segments((without, with_metadata), len(text))
+    readings = (text_reading, metadata_reading)
+    segments = _number_segments(readings, len(text))
     num_segments = int(segments[-1]) + 1
-    is_counted = _find_counted_segments((without, with_metadata), segments, num_segments)
+    is_counted = _find_counted_segments(readings, segments, num_segments)
 
     def sum_by_segment(numbers: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
         return np.bincount(numbers, values, minlength=num_segments)
 
-    token_segments = segments[without.starts]
-    token_segments_with = segments[with_metadata.starts]
+    token_segments = segments[text_reading.starts]
+    token_segments_with = segments[metadata_reading.starts]
     columns = {
         BYTES: sum_by_segment(segments, lengths),
         TOKENS: sum_by_segment(token_segments),
-        NATS_WITHOUT: sum_by_segment(token_segments, np.nan_to_num(without.nats)),
-        NATS_WITH: sum_by_segment(token_segments_with, np.nan_to_num(with_metadata.nats)),
+        NATS_WITHOUT: sum_by_segment(token_segments, np.nan_to_num(text_reading.nats)),
+        NATS_WITH: sum_by_segment(token_segments_with, np.nan_to_num(metadata_reading.nats)),
         TOKENS_WITH: sum_by_segment(token_segments_with),
     }
-    for axis, positions in _locate_segments(without, segments, lengths).items():
+    for axis, positions in _locate_segments(text_reading, segments, lengths).items():
         bins = np.searchsorted(edges, positions[is_counted], side="right") - 1
         for column, values in columns.items():
             sums[axis, :, column] = np.bincount(bins, values[is_counted], minlength=len(edges))
@@ -129,7 +132,7 @@ def sum_paired(
 def _find_counted_segments(
     readings: Sequence[Reading], segments: np.ndarray, num_segments: int
 ) -> np.ndarray:
-    """Finds the segments of which neither reading leaves a character unscored or loses one.
+    """Finds the segments in which both readings score every character and lose none.
 
     Args:
         segments: The segment of each character (`_number_segments`).
@@ -147,9 +150,9 @@ def _find_counted_segments(
 
 
 def _locate_segments(
-    without: Reading, segments: np.ndarray, lengths: np.ndarray
+    text_reading: Reading, segments: np.ndarray, lengths: np.ndarray
 ) -> dict[int, np.ndarray]:
-    """Returns the positions of the segments in bytes: in the document, and in the window's text.
+    """Returns the byte offset of each segment in the DOCUMENT, and in its window's text (CONTEXT).
 
     Args:
         segments: The segment of each character (`_number_segments`).
@@ -158,21 +161,21 @@ def _locate_segments(
     first_characters = np.flatnonzero(np.diff(segments, prepend=-1))
     offsets = np.cumsum(lengths) - lengths
     shown_from = np.zeros(len(lengths), dtype=np.int64)
-    shown_from[without.starts] = without.shown_from
+    shown_from[text_reading.starts] = text_reading.shown_from
     positions = offsets[first_characters]
     return {DOCUMENT: positions, CONTEXT: positions - offsets[shown_from[first_characters]]}
 
 
-def count_lost_bytes(without: Reading, with_metadata: Reading, text: str) -> int:
+def count_lost_bytes(text_reading: Reading, metadata_reading: Reading, text: str) -> int:
     """Counts the bytes that `sum_paired` leaves out because a reading loses text."""
-    readings = (without, with_metadata)
+    readings = (text_reading, metadata_reading)
     losses = [reading.lost for reading in readings if reading.lost is not None]
     if not losses:
         return 0
 
-    segment = _number_segments(readings, len(text))
-    is_left_out = np.bincount(segment, np.logical_or.reduce(losses)) > 0
-    return int(measure_utf8_lengths(text)[is_left_out[segment]].sum())
+    segments = _number_segments(readings, len(text))
+    is_left_out = np.bincount(segments, np.logical_or.reduce(losses)) > 0
+    return int(measure_utf8_lengths(text)[is_left_out[segments]].sum())
 
 
 def _number_segments(readings: Sequence[Reading], size: int) -> np.ndarray:
@@ -186,6 +189,7 @@ def _number_segments(readings: Sequence[Reading], size: int) -> np.ndarray:
 
 def _mark_unscored(reading: Reading, size: int) -> np.ndarray:
     """Marks the characters that are in no token or in an unscored one: bool [size]."""
-    missing = np.isnan(reading.nats)
-    unscored = count_coverage(reading.starts[missing], reading.ends[missing], size)
-    return (count_coverage(reading.starts, reading.ends, size) == 0) | (unscored > 0)
+    is_unscored = np.isnan(reading.nats)
+    num_tokens = count_coverage(reading.starts, reading.ends, size)
+    num_unscored = count_coverage(reading.starts[is_unscored], reading.ends[is_unscored], size)
+    return (num_tokens == 0) | (num_unscored > 0)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
@@ -29,6 +29,7 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
     ModelReport,
     PairedMetrics,
     Report,
+    Row,
 )
 from bsmeta.tasks.causal_lm.evaluation.shown_documents import (
     describe_shown_documents,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 
 PER_DOCUMENT = "documents.jsonl"
-"""Per-document sums, from which the tables are computed: a line per document, comparison, model."""
+"""File of per-document sums: a line for each document, comparison and model."""
 
 VARIANTS = {SHUFFLED: "v", WRONG: "X", MATCHED: "^", FORM: "D", SEPARATOR: "|", PROMPT: "s"}
 """Plot markers of the variants (controls, prompt style) of other comparisons."""
@@ -51,13 +52,18 @@ VARIANTS = {SHUFFLED: "v", WRONG: "X", MATCHED: "^", FORM: "D", SEPARATOR: "|", 
 TEMPLATE = "tasks/causal_lm/evaluation/evaluation.html.j2"
 """The template of the page, which also shows documents."""
 
-WORDS = tables.CONTROL_WORDS | {PROMPT: "plain English"}
+VARIANT_NAMES = tables.CONTROL_WORDS | {PROMPT: "plain English"}
+"""Names of the variants in legends."""
+
 OWN_VALUES = "own values"
-CURVED = ("all", "each", "chosen")
+CURVE_GROUPS = ("all", "each", "chosen")
 """Groups of comparisons that the position plot shows."""
 
+RUN_METRICS = ("bits_per_byte_without", "bits_per_byte_with")
+"""Metrics of evaluations during training that the plot of the run shows."""
+
 SMOOTHING_WINDOWS = 50
-"""A run has this number of windows over which its training loss is averaged."""
+"""The training loss is averaged over the steps of a run divided by this number."""
 
 
 def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Path]:
@@ -95,7 +101,7 @@ def print_report(report: Report, files: Sequence[Path]) -> None:
     """Prints the main tables, a one-sentence summary, and the paths of the files."""
     console = create_report_console()
     if len(report.models) > 1:
-        # the next tables have the same note
+        # Without its note, which the next tables repeat.
         print_table(console, replace(tables.make_checkpoint_table(report), note=""))
     if report.pairs:
         print_table(console, tables.make_pair_table(report))
@@ -117,13 +123,36 @@ def print_report(report: Report, files: Sequence[Path]) -> None:
 
 
 def make_page(report: Report, metrics: Path | None) -> Page:
-    """Makes the page of the report, with the curves of the (first) run."""
-    has_several = len(report.models) > 1
-    answers = [
-        f"{model.checkpoint}: {make_headline(model)}" if has_several else make_headline(model)
-        for model in report.models
-    ]
+    """Makes the page of the report.
 
+    Args:
+        metrics: The `metrics.jsonl` of the first model's run, for its curves; None: no curves.
+    """
+    answers = [make_headline(model) for model in report.models]
+    if len(report.models) > 1:
+        answers = [
+            f"{model.checkpoint}: {answer}"
+            for model, answer in zip(report.models, answers, strict=True)
+        ]
+
+    run_plots = list_run_plots(metrics) if metrics else {}
+    sections = [
+        Section(tables=tables.make_main_tables(report), plots=_list_comparison_plots(report)),
+        Section("Where in the text, and more metrics", tables=tables.make_further_tables(report)),
+        Section("The training run", plots=run_plots),
+    ]
+    return Page(
+        title=f"Evaluation of {', '.join(model.checkpoint for model in report.models)}",
+        answers=answers,
+        facts=_list_facts(report),
+        sections=[section for section in sections if section.tables or section.plots],
+        commands=describe_command(),
+        settings=report.settings,
+    )
+
+
+def _list_facts(report: Report) -> dict[str, str]:
+    """Returns facts about the data of each model and about the comparisons, by name."""
     settings = report.settings
     if settings.get("cluster") == "host":
         intervals = "hosts (jackknife)"
@@ -132,35 +161,26 @@ def make_page(report: Report, metrics: Path | None) -> Page:
             f"{settings['bootstrap_resamples']:,} resamples of the documents, "
             f"seed {settings['seed']}"
         )
-    count = max(map(tables.count_comparisons, report.models))
-    facts = {model.checkpoint: describe_data(model, report) for model in report.models}
-    facts["comparisons"] = f"{count:,}, controls included; intervals over {intervals}"
 
+    num_comparisons = max(tables.count_comparisons(model) for model in report.models)
+    facts = {model.checkpoint: describe_data(model, report) for model in report.models}
+    facts["comparisons"] = f"{num_comparisons:,}, controls included; intervals over {intervals}"
+    return facts
+
+
+def _list_comparison_plots(report: Report) -> dict[str, Callable[[], Figure]]:
+    """Returns the functions that draw the comparisons of each model, by file name."""
     plots: dict[str, Callable[[], Figure]] = {}
     for number, model in enumerate(report.models, start=1):
-        ending = f"-{number}" if has_several else ""
+        ending = f"-{number}" if len(report.models) > 1 else ""
         if any(row.compares for row in model.rows):
             plots[f"differences{ending}"] = partial(draw_differences, model)
             plots[f"positions{ending}"] = partial(draw_positions, model)
-
-    curves = list_run_plots(metrics) if metrics else {}
-    sections = [
-        Section(tables=tables.make_main_tables(report), plots=plots),
-        Section("Where in the text, and more metrics", tables=tables.make_further_tables(report)),
-        Section("The training run", plots=curves),
-    ]
-    return Page(
-        title=f"Evaluation of {', '.join(model.checkpoint for model in report.models)}",
-        answers=answers,
-        facts=facts,
-        sections=[section for section in sections if section.tables or section.plots],
-        commands=describe_command(),
-        settings=settings,
-    )
+    return plots
 
 
 def describe_data(model: ModelReport, report: Report) -> str:
-    """Describes in a sentence the documents that were scored with a model."""
+    """Describes the documents that were scored with a model, in a sentence."""
     data = model.data
     description = f"{data['documents']:,} documents of {data['file']}"
 
@@ -168,7 +188,7 @@ def describe_data(model: ModelReport, report: Report) -> str:
     if left_out:
         description += f" (left out: {left_out})"
 
-    text = model.row(TEXT)
+    text = model.find_row(TEXT)
     if text and text.lost_bytes:
         description += f"; left out: {describe_lost_bytes(text.lost_bytes, text.text_bytes)}"
 
@@ -184,25 +204,16 @@ def draw_differences(model: ModelReport) -> Figure:
     """
     rows = [row for row in tables.rank_rows(model) if row.comparison.group not in VARIANTS]
     variants = [row for row in model.rows if row.comparison.group in VARIANTS]
+    lines = _group_by_line([*rows, *variants])
 
-    # By the name of the line: the metrics to draw on it, with the marker of a variant.
-    lines: dict[str, list[tuple[PairedMetrics, str | None]]] = {}
-    for row in (*rows, *variants):
-        if row.metrics is None or not row.compares:
-            continue
-        marker = VARIANTS.get(row.comparison.group)
-        name = tables.label_types(row) if marker else tables.label_row(row)
-        lines.setdefault(name, []).append((row.metrics, marker))
-
-    names: dict[str | None, str] = {None: OWN_VALUES}
-    names |= {marker: WORDS[group] for group, marker in VARIANTS.items()}
-    max_entries = max(map(len, lines.values()))
-    figure, (axes,) = figures.create_figure(1.9 + (0.25 + 0.12 * max_entries) * len(lines))
-    for line, entries in enumerate(lines.values()):
-        for number, (metrics, marker) in enumerate(entries):
-            height = line + 0.7 * (number - (len(entries) - 1) / 2) / max_entries
-            with figures.draw_series(axes, names[marker]):
-                _draw_difference(axes, height, metrics, marker)
+    max_points = max(len(points) for points in lines.values())
+    figure, (axes,) = figures.create_figure(1.9 + (0.25 + 0.12 * max_points) * len(lines))
+    for line, points in enumerate(lines.values()):
+        for number, point in enumerate(points):
+            height = line + 0.7 * (number - (len(points) - 1) / 2) / max_points
+            name = OWN_VALUES if point.variant is None else VARIANT_NAMES[point.variant]
+            with figures.draw_series(axes, name):
+                _draw_difference(axes, height, point)
     figures.draw_zero(axes)
     figures.name_rows(axes, list(lines))
     axes.set_xlabel("difference in bits per byte (left of 0: metadata helps)")
@@ -210,26 +221,47 @@ def draw_differences(model: ModelReport) -> Figure:
 
     groups = {row.comparison.group for row in variants if row.compares}
     legend = [(OWN_VALUES, Look(MUTED, "o", ""))]
-    for name, marker in VARIANTS.items():
-        if name in groups:
-            legend.append((WORDS[name], Look(MUTED, marker, "")))
+    for group, marker in VARIANTS.items():
+        if group in groups:
+            legend.append((VARIANT_NAMES[group], Look(MUTED, marker, "")))
     figures.add_legend_below(figure, legend)
     return figure
 
 
-def _draw_difference(axes: Axes, height: float, metrics: PairedMetrics, marker: str | None) -> None:
-    """Draws one difference with both its intervals; only variants have a marker of their own."""
-    outer = tables.find_simultaneous_interval(metrics)
+class _Point(NamedTuple):
+    """The metrics of a comparison, and its group in `VARIANTS`; None: it is no variant."""
+
+    metrics: PairedMetrics
+    variant: str | None
+
+
+def _group_by_line(rows: Sequence[Row]) -> dict[str, list[_Point]]:
+    """Groups the points to draw by the name of their line, which variants share."""
+    lines: dict[str, list[_Point]] = {}
+    for row in rows:
+        if row.metrics is None or not row.compares:
+            continue
+        if row.comparison.group in VARIANTS:
+            point = _Point(row.metrics, row.comparison.group)
+            lines.setdefault(tables.label_types(row), []).append(point)
+        else:
+            lines.setdefault(tables.label_row(row), []).append(_Point(row.metrics, None))
+    return lines
+
+
+def _draw_difference(axes: Axes, height: float, point: _Point) -> None:
+    """Draws one difference with both its intervals; each variant has its marker."""
+    simultaneous_interval = tables.find_simultaneous_interval(point.metrics)
     color = MUTED
-    if outer is not None and outer.excludes_zero:
-        color = GOOD if outer.high < 0 else BAD
+    if simultaneous_interval is not None and simultaneous_interval.excludes_zero:
+        color = GOOD if simultaneous_interval.high < 0 else BAD
     figures.draw_interval(
         axes,
         height,
-        tables.estimate_difference(metrics),
-        Look(color, marker or "o"),
-        outer=outer,
-        size=5.0 if marker else 7.0,
+        tables.estimate_difference(point.metrics),
+        Look(color, "o" if point.variant is None else VARIANTS[point.variant]),
+        outer=simultaneous_interval,
+        size=7.0 if point.variant is None else 5.0,
     )
 
 
@@ -237,14 +269,14 @@ def _draw_difference(axes: Axes, height: float, metrics: PairedMetrics, marker: 
 def draw_positions(model: ModelReport) -> Figure:
     """Draws the difference by position and by preceding text, with the first row's controls.
 
-    Each panel has a scale of its own. Junk words are in the tables alone: they cost several times
-    more than other prefixes change, so the other curves would be flat beside theirs.
+    Each panel has its own scale. Junk words are only in the tables: they cost so much more than
+    other prefixes change that the other curves would look flat.
     """
     compared = [row for row in model.rows if row.compares]
-    rows = [row for row in compared if row.comparison.group in CURVED] or compared
-    main = rows[0]
+    rows = [row for row in compared if row.comparison.group in CURVE_GROUPS] or compared
+    main_row = rows[0]
     control_names = [
-        f"{control}/{main.comparison.subject}"
+        f"{control}/{main_row.comparison.subject}"
         for control in tables.CONTROL_WORDS
         if control != FORM
     ]
@@ -256,10 +288,12 @@ def draw_positions(model: ModelReport) -> Figure:
 
     figure, panels = figures.create_figure(4.6, panels=2, shares_y=False)
     for axes, attribute in zip(panels, ("positions", "contexts"), strict=True):
-        bins = getattr(main, attribute)
+        bins = getattr(main_row, attribute)
         for row, style in looks:
             with figures.draw_series(axes, tables.label_row(row)):
-                _draw_bins(axes, list(bins), getattr(row, attribute), style, has_band=row is main)
+                _draw_bins(
+                    axes, list(bins), getattr(row, attribute), style, has_band=row is main_row
+                )
         axes.axhline(0, color=INK, linewidth=1)
         axes.grid(axis="y")
         names = [
@@ -297,7 +331,7 @@ def _draw_bins(
 
     (line,) = axes.plot(
         numbers,
-        list(map(read_value, points)),
+        [read_value(point) for point in points],
         linestyle=style.line,
         marker=style.marker,
         color=style.color,
@@ -322,15 +356,7 @@ def list_run_plots(metrics: Path) -> dict[str, Callable[[], Figure]]:
 @figures.style_figure
 def draw_loss(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> Figure:
     """Draws the training loss by step, and the evaluations of the run."""
-    names = {
-        name: f"{METRICS[name].label} metadata"
-        for name in ("bits_per_byte_without", "bits_per_byte_with")
-    }
-    events = []
-    for event in evaluations:
-        if all(name in event for name in names):
-            events.append(event)
-
+    events = [event for event in evaluations if all(name in event for name in RUN_METRICS)]
     figure, panels = figures.create_figure(3.8, panels=2 if events else 1, shares_y=False)
     step_numbers = [step["step"] for step in steps]
     losses = [step["loss"] for step in steps]
@@ -339,25 +365,33 @@ def draw_loss(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, A
     panels[0].set_title("training loss, nats per token", loc="left")
 
     if events:
-        looks = (Look(SERIES[0], "o"), Look(GOOD, "s", "--"))
-        for (name, words), style in zip(names.items(), looks, strict=True):
-            with figures.draw_series(panels[1], words):
-                panels[1].plot(
-                    [event["step"] for event in events],
-                    [event[name] for event in events],
-                    linestyle=style.line,
-                    marker=style.marker,
-                    color=style.color,
-                    markersize=5,
-                    label=words,
-                )
-        figures.link_legend(panels[1].legend(labelcolor=INK), [*names.values()])
-        panels[1].set_title("held-out text, bits per byte", loc="left")
+        _draw_evaluations(panels[1], events)
 
     for axes in panels:
         axes.set_xlabel("step")
         axes.grid()
     return figure
+
+
+def _draw_evaluations(axes: Axes, events: Sequence[dict[str, Any]]) -> None:
+    """Draws the bits per byte without and with metadata of evaluations during training."""
+    labels = []
+    looks = (Look(SERIES[0], "o"), Look(GOOD, "s", "--"))
+    for name, style in zip(RUN_METRICS, looks, strict=True):
+        label = f"{METRICS[name].label} metadata"
+        labels.append(label)
+        with figures.draw_series(axes, label):
+            axes.plot(
+                [event["step"] for event in events],
+                [event[name] for event in events],
+                linestyle=style.line,
+                marker=style.marker,
+                color=style.color,
+                markersize=5,
+                label=label,
+            )
+    figures.link_legend(axes.legend(labelcolor=INK), labels)
+    axes.set_title("held-out text, bits per byte", loc="left")
 
 
 @figures.style_figure
@@ -373,11 +407,14 @@ def draw_exposure(shares: Mapping[str, float]) -> Figure:
 
 
 def _smooth_values(values: Sequence[float]) -> list[float]:
-    """Returns the average of each value with the values before it in its window."""
+    """Returns for each value the average of the window that ends with it."""
     width = max(len(values) // SMOOTHING_WINDOWS, 1)
     sums = list(itertools.accumulate(values, initial=0.0))
-    starts = [max(end - width, 0) for end in range(1, len(values) + 1)]
-    return [(sums[i + 1] - sums[start]) / (i + 1 - start) for i, start in enumerate(starts)]
+    averages = []
+    for end in range(1, len(values) + 1):
+        start = max(end - width, 0)
+        averages.append((sums[end] - sums[start]) / (end - start))
+    return averages
 
 
 def compute_exposure(steps: Sequence[dict[str, Any]]) -> dict[str, float]:

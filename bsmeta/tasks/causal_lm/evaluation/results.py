@@ -54,10 +54,10 @@ class PairedMetrics:
     """The metrics of one comparison; differences below 0 mean that metadata helps.
 
     Attributes:
-        documents: Documents with at least one byte that both readings score.
-        bytes: Number of those bytes (UTF-8, of the original text).
-        tokens: Number of their tokens in the reading without metadata.
-        bits_per_byte_without, bits_per_byte_with: Over exactly those bytes.
+        documents: Number of documents with at least one byte that both readings score.
+        bytes: Number of bytes that both readings score (UTF-8, of the original text).
+        tokens: Number of tokens of these bytes in the reading without metadata.
+        bits_per_byte_without, bits_per_byte_with: Over exactly these bytes.
         perplexity_without, perplexity_with: Per token of the reading without metadata (the same
             token count for both, so that they can be compared).
         difference: Bits per byte with metadata minus bits per byte without.
@@ -141,10 +141,10 @@ def compute_paired_metrics(
 
     metrics: list[PairedMetrics | None] = []
     for comparison_sums, members, comparison_errors in zip(sums, takes_part, errors, strict=True):
-        has_documents = bool(members.any())
-        metrics.append(
-            _make_metrics(comparison_sums[members], comparison_errors) if has_documents else None
-        )
+        if members.any():
+            metrics.append(_make_metrics(comparison_sums[members], comparison_errors))
+        else:
+            metrics.append(None)
     _correct_family(metrics, errors, family)
     return metrics
 
@@ -155,7 +155,8 @@ class _Errors:
 
     Attributes:
         difference: Interval of the difference; None if only one unit takes part.
-        mean_difference: Interval of the mean of the documents' differences; None likewise.
+        mean_difference: Interval of the mean of the documents' differences; None if only one unit
+            takes part.
         source: The error of the difference.
         better, worse: Units that need fewer or more bits with metadata.
         hosts: Hosts that take part; None if documents are the units.
@@ -199,13 +200,19 @@ def _estimate_errors_over_documents(
             errors.append(_Errors(None, None, Source(0.0, 0), 0, 0))
             continue
 
+        difference_interval = None
+        mean_interval = None
+        if count > 1:
+            difference_interval = compute_central_interval(ratios[:, number])
+            mean_interval = compute_central_interval(means[:, number])
+
         member_differences = bit_differences[number][members]
         difference = member_differences.sum() / sizes[number].sum()
         variance = float(np.nanmean((ratios[:, number] - difference) ** 2))
         errors.append(
             _Errors(
-                difference=compute_central_interval(ratios[:, number]) if count > 1 else None,
-                mean_difference=compute_central_interval(means[:, number]) if count > 1 else None,
+                difference=difference_interval,
+                mean_difference=mean_interval,
                 source=Source(variance, count - 1),
                 better=int((member_differences < 0).sum()),
                 worse=int((member_differences > 0).sum()),
@@ -237,16 +244,20 @@ def _estimate_errors_over_hosts(
         document_sums, clusters
     )
 
-    hosts = int((host_sizes > 0).sum())
+    num_hosts = int((host_sizes > 0).sum())
+    difference_interval = None
+    mean_interval = None
+    if num_hosts > 1:
+        difference_interval = _compute_student_interval(host_bits, host_sizes)
+        mean_interval = _compute_student_interval(host_differences, host_documents)
+
     return _Errors(
-        difference=_compute_student_interval(host_bits, host_sizes) if hosts > 1 else None,
-        mean_difference=_compute_student_interval(host_differences, host_documents)
-        if hosts > 1
-        else None,
+        difference=difference_interval,
+        mean_difference=mean_interval,
         source=estimate_ratio_error(host_bits, host_sizes),
         better=int((host_bits < 0).sum()),
         worse=int((host_bits > 0).sum()),
-        hosts=hosts,
+        hosts=num_hosts,
     )
 
 
@@ -317,13 +328,14 @@ def _correct_family(
 
 
 def compute_sign_test(better: int, worse: int) -> float:
-    """Returns the two-sided exact binomial p-value of better against worse, without ties."""
-    count = better + worse
-    return float(binomtest(better, count).pvalue) if count else 1.0
+    """Returns the two-sided exact binomial p-value of better against worse; 1 if both are 0."""
+    if better + worse == 0:
+        return 1.0
+    return float(binomtest(better, better + worse).pvalue)
 
 
 def _exponentiate(value: float) -> float:
-    """Returns exp(value), which stays finite (MAX_EXPONENT)."""
+    """Returns exp(value), kept finite by `MAX_EXPONENT`."""
     return math.exp(min(float(value), MAX_EXPONENT))
 
 
@@ -373,9 +385,10 @@ def refuse_empty_scores(sums: Mapping[str, ComparisonSums], model_setting: str) 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison; `metrics` is None if no document could be compared.
+    """The results of one comparison.
 
     Attributes:
+        metrics: None if no document could be compared.
         text_bytes: All bytes of the documents that take part, including documents without a byte
             that both arms score.
         lost_bytes: Of these, bytes that are left out because the tokenizer loses them.
@@ -472,7 +485,7 @@ class ModelReport:
         """Bytes of all documents that are left out because the tokenizer loses them."""
         return max((row.lost_bytes for row in self.rows), default=0)
 
-    def row(self, name: str) -> Row | None:
+    def find_row(self, name: str) -> Row | None:
         """Returns the comparison of this name; None if it was not made."""
         return next((row for row in self.rows if row.comparison.name == name), None)
 
@@ -595,18 +608,18 @@ def make_rows(
     family = [number for number, comparison in enumerate(comparisons) if comparison.group != TEXT]
     metrics = compute_metrics(stacked, family=family)
 
-    count = len(comparisons)
-    bins = len(position_edges)
+    num_bins = len(position_edges)
 
     def select_bins(start: int) -> dict[int, PairedMetrics]:
-        pairs = zip(position_edges, metrics[start : start + bins], strict=True)
+        """Returns the metrics of the bins from index `start` on, by their first byte."""
+        pairs = zip(position_edges, metrics[start : start + num_bins], strict=True)
         return {edge: bin_metrics for edge, bin_metrics in pairs if bin_metrics is not None}
 
     rows = []
     for number, comparison in enumerate(comparisons):
         comparison_sums = sums[comparison.name]
         is_cut = comparison_sums.prefix_cut & (comparison_sums.totals[:, BYTES] > 0)
-        start = count + 2 * bins * number
+        start = len(comparisons) + 2 * num_bins * number
         rows.append(
             Row(
                 comparison,
@@ -615,7 +628,7 @@ def make_rows(
                 lost_bytes=int(comparison_sums.lost_bytes.sum()),
                 prefixes_cut=int(is_cut.sum()),
                 positions=select_bins(start),
-                contexts=select_bins(start + bins),
+                contexts=select_bins(start + num_bins),
             )
         )
     return rows
@@ -645,5 +658,9 @@ def make_slice_rows(
     slice_rows = []
     for part in slices:
         metrics = compute_metrics(stacked * part.members[None, :, None])
-        slice_rows.append((part, list(map(Row, comparisons, metrics))))
+        rows = [
+            Row(comparison, comparison_metrics)
+            for comparison, comparison_metrics in zip(comparisons, metrics, strict=True)
+        ]
+        slice_rows.append((part, rows))
     return slice_rows

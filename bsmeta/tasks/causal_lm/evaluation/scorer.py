@@ -37,24 +37,26 @@ ROWS_PER_CHUNK = 64
 
 def unwrap_model(model: nn.Module) -> nn.Module:
     """Returns the model without any wrappers (DDP, DeepSpeed)."""
-    while isinstance(module := getattr(model, "module", None), nn.Module):
-        model = module  # DDP and the DeepSpeed engine keep the model there
-    return model
+    while True:
+        wrapped_model = getattr(model, "module", None)  # of DDP and of DeepSpeed's engine
+        if not isinstance(wrapped_model, nn.Module):
+            return model
+        model = wrapped_model
 
 
 def find_output_embedding(model: nn.Module) -> nn.Module:
     """Returns the layer that computes logits.
 
     Raises:
-        ConfigurationError: If the model has none, and so is not a language model.
+        ConfigurationError: If the model has none, so it is not a language model.
     """
-    inner = unwrap_model(model)
-    get_head = getattr(inner, "get_output_embeddings", None)
+    bare_model = unwrap_model(model)
+    get_head = getattr(bare_model, "get_output_embeddings", None)
     head = get_head() if callable(get_head) else None
     if not isinstance(head, nn.Module):
         raise ConfigurationError(
-            f"{type(inner).__name__} has no output embedding: only causal language models can be "
-            "evaluated in bits per byte. Give a checkpoint of the causal_lm task."
+            f"{type(bare_model).__name__} has no output embedding: only causal language models can "
+            "be evaluated in bits per byte. Give a checkpoint of the causal_lm task."
         )
     return head
 
@@ -85,7 +87,8 @@ class Scorer:
         model_config = getattr(unwrap_model(model), "config", None)
         self._positions = None if model_config is None else count_positions(model_config)
 
-        # .rows: positions of the hidden states to pass to the head; .hidden: these hidden states
+        # For each thread, `rows` are the flat positions whose hidden states are passed to the head,
+        # and `hidden` are these hidden states.
         self._selection = threading.local()
         self.hook = self._head.register_forward_pre_hook(self._select_rows)
 
@@ -116,7 +119,7 @@ class Scorer:
         if self._device.type != "cpu" or not self._is_bare or threads == 1 or len(batches) < 2:
             return [self._score_batch(batch) for batch in batches]
 
-        # one thread per batch: sharing each small operation among threads is slower
+        # One thread per batch, because sharing each small operation among threads is slower.
         try:
             torch.set_num_threads(1)
             with ThreadPoolExecutor(
@@ -136,6 +139,7 @@ class Scorer:
 
     @torch.no_grad()
     def _score_batch(self, windows: Sequence[Window]) -> list[np.ndarray]:
+        """Pads a batch and scores it: for each window, float64 [number of its scored tokens]."""
         lengths = [len(window.ids) for window in windows]
         longest = max(lengths)
         width = self._pad_size(longest)
@@ -143,16 +147,16 @@ class Scorer:
             width = max(min(width, self._positions), longest)
 
         ids = np.zeros((self._pad_size(len(windows)), width), dtype=np.int64)
-        row_list: list[np.ndarray] = []
-        target_list: list[np.ndarray] = []
+        rows_by_window: list[np.ndarray] = []
+        targets_by_window: list[np.ndarray] = []
         for number, window in enumerate(windows):
             ids[number, : lengths[number]] = window.ids
             positions = np.flatnonzero(window.scored)
-            row_list.append(number * width + positions - 1)  # position j - 1 predicts token j
-            target_list.append(window.ids[positions])
+            rows_by_window.append(number * width + positions - 1)  # position j - 1 predicts token j
+            targets_by_window.append(window.ids[positions])
 
-        rows = np.concatenate(row_list)
-        targets = np.concatenate(target_list).astype(np.int64)
+        rows = np.concatenate(rows_by_window)
+        targets = np.concatenate(targets_by_window).astype(np.int64)
         scores = self._score_rows(
             torch.from_numpy(ids).to(self._device),
             torch.from_numpy(rows).to(self._device),
@@ -160,7 +164,8 @@ class Scorer:
         )
         values = scores.cpu().numpy().astype(np.float64)
         report_progress()
-        return np.split(values, np.cumsum([len(part) for part in row_list])[:-1])
+        bounds = np.cumsum([len(window_rows) for window_rows in rows_by_window])
+        return np.split(values, bounds[:-1])
 
     def _score_rows(
         self, ids: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor
@@ -170,18 +175,18 @@ class Scorer:
         A chunk of rows at a time is converted to float32, to limit the memory (LOGITS_PER_CHUNK).
         """
         logits, hidden = self._call(ids, rows)
-        rows_source = hidden if self._applies_head_by_rows else logits
+        row_values = hidden if self._applies_head_by_rows else logits
         chunk_size = LOGITS_PER_CHUNK.get(self._device.type, LOGITS_PER_CHUNK["cuda"])
         step = max(chunk_size // max(logits.shape[-1], 1), ROWS_PER_CHUNK)
 
-        parts = [logits.new_zeros(0, dtype=torch.float32)]
+        scores = [logits.new_zeros(0, dtype=torch.float32)]
         for start in range(0, len(targets), step):
-            chunk = rows_source[start : start + step]
+            chunk = row_values[start : start + step]
             if self._applies_head_by_rows:
                 chunk = self._head(chunk)
             chunk_targets = targets[start : start + step]
-            parts.append(-cross_entropy(chunk.float(), chunk_targets, reduction="none"))
-        return torch.cat(parts)
+            scores.append(-cross_entropy(chunk.float(), chunk_targets, reduction="none"))
+        return torch.cat(scores)
 
     @torch.no_grad()
     def _call(self, ids: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,6 +211,6 @@ class Scorer:
 
         hidden = inputs[0].flatten(0, -2)[rows]
         self._selection.hidden = hidden
-        # Applied by rows, the head is called later: here it computes no logits.
-        passed = hidden[:0] if self._applies_head_by_rows else hidden
-        return (passed.unsqueeze(0), *inputs[1:])
+        # If the head is applied by rows, it is called later, and computes no logits here.
+        head_input = hidden[:0] if self._applies_head_by_rows else hidden
+        return (head_input.unsqueeze(0), *inputs[1:])

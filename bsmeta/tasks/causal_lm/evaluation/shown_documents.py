@@ -28,12 +28,12 @@ def add_shown_documents(
     report: ModelReport, evaluation: PairedEvaluation, tokenizer: PreTrainedTokenizerBase
 ) -> ModelReport:
     """Adds the documents that the main comparison helps most and least, if one was made."""
-    main = find_main_row(report)
-    if main is None:
+    main_row = find_main_row(report)
+    if main_row is None:
         return report
 
-    totals = report.totals[main.comparison.name]
-    shown_documents = show_extreme_documents(evaluation, main.comparison, totals, tokenizer)
+    totals = report.totals[main_row.comparison.name]
+    shown_documents = show_extreme_documents(evaluation, main_row.comparison, totals, tokenizer)
     return replace(report, shown_documents=shown_documents)
 
 
@@ -71,7 +71,7 @@ def show_extreme_documents(
 
 
 def compute_differences(totals: np.ndarray) -> np.ndarray:
-    """Computes the bits per byte with minus without metadata of each document.
+    """Computes each document's bits per byte with metadata minus bits per byte without.
 
     Args:
         totals: float64 [documents, COLUMNS].
@@ -109,8 +109,8 @@ def title_document(model: ModelReport, document: ShownDocument) -> str:
 
 def describe_shown_documents(model: ModelReport) -> str:
     """Describes which documents the page shows with their tokens, and how much of them."""
-    main = find_main_row(model)
-    label = label_row(main) if main else ""
+    main_row = find_main_row(model)
+    label = label_row(main_row) if main_row else ""
     return (
         f"Of {model.checkpoint}, in the comparison `{label}`: the {MAX_DOCUMENTS} documents with "
         f"the largest savings and the {MAX_DOCUMENTS} with the largest costs in bits per byte, as "

@@ -42,11 +42,16 @@ def make_slices(
     Raises:
         ConfigurationError: If a declaration is invalid; the message lists all of them.
     """
-    return list_slices(configs, list_document_facts(documents, metadata)) if configs else []
+    if not configs:
+        return []
+    return list_slices(configs, list_document_facts(documents, metadata))
 
 
 def list_slices(configs: Sequence[SliceConfig], facts: Mapping[str, list]) -> list[Slice]:
-    """Returns the slices of documents of which only the facts are given (`list_document_facts`).
+    """Returns the slices of the documents with these facts, except empty ones.
+
+    Args:
+        facts: The result of `list_document_facts`.
 
     Raises:
         ConfigurationError: If a declaration is invalid; the message lists all of them.
@@ -68,6 +73,7 @@ def list_slices(configs: Sequence[SliceConfig], facts: Mapping[str, list]) -> li
 
 
 def _find_slice_problems(config: SliceConfig) -> Iterator[str]:
+    """Yields a message for each key of a declaration that is missing or does not belong to it."""
     edges = list(config.edges)
     sites = list(config.sites)
     prefix = f"slices: by={config.by}"
@@ -84,34 +90,37 @@ def _find_slice_problems(config: SliceConfig) -> Iterator[str]:
 def list_document_facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, list]:
     """Returns the host, the length in bytes and the year of each document.
 
-    The lists are by grouping (`site`, `length`, `time`); a document without an address or a time
-    has None there.
+    The lists are by grouping: `site` (the host), `length` and `time` (the year). They contain None
+    for a document without an address or a time.
     """
     grouping = {
         metadata_type.slice_by: key
         for key, metadata_type in PROCESSORS.items()
         if metadata_type.slice_by
     }
-    decoder = documents.decoder(
+    decoder = documents.open_decoder(
         replace(metadata, metadata_list=[*grouping.values()], metadata_column_list=None)
     )
 
     facts: dict[str, list] = {"length": documents.bytes.tolist(), **{by: [] for by in grouping}}
     for index in range(len(documents)):
-        document = decoder.decode(documents.line(index))
+        document = decoder.decode(documents.read_line(index))
         for by, key in grouping.items():
             facts[by].append(_find_group(document, key))
     return facts
 
 
 def _find_group(document: Document, key: str) -> str | None:
-    """Returns the group of a document by the value of a type, under the default settings."""
+    """Returns the group of a document by its first value of a type; None if it has no valid one."""
     metadata_type = find_type(key)
     values = [str(record.value) for record in document.records(key)]
     if metadata_type.is_address and document.url:
         values.insert(0, document.url)
+    if not values or not values[0]:
+        return None
+
     try:
-        return metadata_type.group(values[0], MetadataConfig()) if values and values[0] else None
+        return metadata_type.group(values[0], MetadataConfig())
     except BadDocument:  # not a valid value of the type: the document is in none of its slices
         return None
 

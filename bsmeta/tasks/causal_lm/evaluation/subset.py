@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class SubsetEvaluation:
-    """Evaluates the first `max_documents` held-out documents with all their metadata, and without.
+    """Evaluates the first `max_documents` held-out documents, with and without all metadata.
 
     Every rank creates one, and all ranks call `run` together.
 
@@ -53,7 +53,7 @@ class SubsetEvaluation:
         self._evaluation = PairedEvaluation(
             config, tokenizer, documents, [TEXT_ALONE, *comparisons], ranks=ranks
         )
-        self._blocks = list(self._evaluation.blocks())
+        self._blocks = list(self._evaluation.build_blocks())
         self._text_bytes = int(np.sum(documents.bytes))
         self._seed = seed
 
@@ -61,15 +61,13 @@ class SubsetEvaluation:
         """Scores the subset; returns the metrics of the task's table, equal on all ranks."""
         sums = self._evaluation.run(model, device, blocks=self._blocks)
         stacked = np.stack([sums[name].totals for name in ("text", "all")])
-        text, everything = compute_paired_metrics(stacked, resamples=RESAMPLES, seed=self._seed)
+        text, all_metadata = compute_paired_metrics(stacked, resamples=RESAMPLES, seed=self._seed)
 
-        lost = int(sums["text"].lost_bytes.sum())
-        if lost:
-            log_once(
-                logger,
-                logging.WARNING,
-                f"evaluations leave out {describe_lost_bytes(lost, self._text_bytes)}"
-                + ("; no bytes are left to score" if text is None else ""),
-            )
+        lost_bytes = int(sums["text"].lost_bytes.sum())
+        if lost_bytes:
+            message = f"evaluations leave out {describe_lost_bytes(lost_bytes, self._text_bytes)}"
+            if text is None:
+                message += "; no bytes are left to score"
+            log_once(logger, logging.WARNING, message)
 
-        return compute_values(METRICS, Compared(text, everything))
+        return compute_values(METRICS, Compared(text, all_metadata))

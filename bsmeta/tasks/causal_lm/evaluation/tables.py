@@ -161,13 +161,15 @@ class ControlRows:
 
 
 def _make_columns(*heads: str) -> list[Column]:
+    """Makes the columns with these headings of COLUMNS."""
     return [Column(head, COLUMNS[head].format) for head in heads]
 
 
 def _join_notes(columns: Sequence[str], model: ModelReport) -> str:
     """Joins the explanations of the columns."""
-    is_by_host = any(row.metrics and row.metrics.hosts is not None for row in model.rows)
-    notes = NOTES | {INTERVAL: OVER_HOSTS} if is_by_host else NOTES
+    notes = NOTES
+    if any(row.metrics and row.metrics.hosts is not None for row in model.rows):
+        notes = NOTES | {INTERVAL: OVER_HOSTS}
     return " ".join(note for column, note in notes.items() if column in columns)
 
 
@@ -177,9 +179,9 @@ def count_comparisons(model: ModelReport) -> int:
 
 
 def rank_rows(model: ModelReport) -> list[Row]:
-    """Sorts the comparisons without the controls by group, and by how much they help in each group.
+    """Returns the comparisons without the controls by group, in each the most helpful first.
 
-    Types that are added one after the other keep their order.
+    The group `added` keeps the order in which the types are added.
     """
     rows = [row for row in model.rows if row.comparison.group in (TEXT, *GROUPS)]
     groups = list(dict.fromkeys(row.comparison.group for row in rows))
@@ -194,7 +196,7 @@ def rank_rows(model: ModelReport) -> list[Row]:
 
 
 def make_main_tables(report: Report) -> list[Table]:
-    """Makes the main tables: the comparisons, each against its controls."""
+    """Makes the tables of the checkpoints, of pairs of models, of comparisons and of controls."""
     tables = []
     if len(report.models) > 1:
         tables.append(make_checkpoint_table(report))
@@ -210,7 +212,7 @@ def make_main_tables(report: Report) -> list[Table]:
 
 
 def make_further_tables(report: Report) -> list[Table]:
-    """Makes the other tables: more metrics, and the differences by position in the text."""
+    """Makes the tables with more metrics, with the differences by position, and of the slices."""
     tables = []
     for model in report.models:
         positions = {row.comparison.name: row.positions for row in model.rows}
@@ -254,9 +256,8 @@ def make_comparison_table(
     count = count_comparisons(model)
     note = (
         f"{_join_notes(columns, model)} {count} comparisons were made, controls included: a 95% "
-        "interval "
-        f"holds for one of them, `{TOGETHER}` for all {count} together, and Holm's p is corrected "
-        f"for {count}."
+        f"interval holds for one of them, `{TOGETHER}` for all {count} together, and Holm's p is "
+        f"corrected for {count}."
     )
     rows = [[label_row(row), *_format_cells(row, columns)] for row in rank_rows(model)]
     return Table(title, note, [Column("comparison"), *_make_columns(*columns)], rows)
@@ -319,10 +320,10 @@ def make_checkpoint_table(report: Report) -> Table:
     ]
     table = Table("The checkpoints", _join_notes(heads, report.models[0]), columns)
     for model in report.models:
-        text = model.row(TEXT)
+        text = model.find_row(TEXT)
         bits = text.metrics.bits_per_byte_without if text and text.metrics else None
-        main = find_main_row(model)
-        cells = _format_cells(main, heads) if main else [None] * len(heads)
+        main_row = find_main_row(model)
+        cells = _format_cells(main_row, heads) if main_row else [None] * len(heads)
         table.rows.append([model.checkpoint, bits, *cells])
     return table
 
@@ -372,9 +373,13 @@ def make_pair_table(report: Report) -> Table:
 def _make_bin_table(
     model: ModelReport, title: str, by: str, bins: Mapping[str, Mapping[int, PairedMetrics]]
 ) -> Table:
-    """Makes a table of the difference in parts of the text: a row per comparison, a column per bin.
+    """Makes a table of the difference by bin: a row per comparison, a column per bin.
 
     It includes the controls of the main comparison.
+
+    Args:
+        by: What the bins divide the text by, for the note.
+        bins: The metrics of each bin by its first byte, by the name of the comparison.
     """
     rows = _select_binned_rows(model)
     all_edges: set[int] = set()
@@ -407,16 +412,21 @@ def _make_bin_table(
 
 def _select_binned_rows(model: ModelReport) -> list[Row]:
     """Selects the comparisons of two different arms, and the controls of the main comparison."""
-    main = find_main_row(model)
-    control_rows = [control.control_row for control in list_controls(model) if control.row is main]
+    main_row = find_main_row(model)
+    control_rows = [
+        control.control_row for control in list_controls(model) if control.row is main_row
+    ]
     return [row for row in (*rank_rows(model), *control_rows) if row.compares]
 
 
 def make_slice_table(model: ModelReport) -> Table:
     """Makes the table of the main comparison over each slice."""
-    main = find_main_row(model)
-    description = label_row(main) if main else "text alone"
-    name = main.comparison.name if main else TEXT
+    main_row = find_main_row(model)
+    description = "text alone"
+    name = TEXT
+    if main_row is not None:
+        description = label_row(main_row)
+        name = main_row.comparison.name
 
     note = f"The comparison shown is: {description}. Intervals are not corrected for their number."
     heads = (DOCUMENTS, BYTES, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
@@ -430,7 +440,7 @@ def make_slice_table(model: ModelReport) -> Table:
 
 def find_main_row(model: ModelReport) -> Row | None:
     """Returns the comparison that represents the model: `all` if it was made, else the first."""
-    return model.row("all") or next((row for row in model.rows if row.compares), None)
+    return model.find_row("all") or next((row for row in model.rows if row.compares), None)
 
 
 def label_row(row: Row) -> str:
@@ -469,14 +479,20 @@ def find_interval(metrics: PairedMetrics) -> Interval | None:
 
 
 def _make_interval(low: float | None, high: float | None) -> Interval | None:
-    return None if low is None or high is None else Interval(low, high)
+    if low is None or high is None:
+        return None
+    return Interval(low, high)
 
 
 def _format_cells(row: Row, heads: Sequence[str]) -> list[Cell]:
-    """Returns the cells of a row under some of the headings in COLUMNS."""
+    """Returns the cells of a row under these headings of COLUMNS; None for an empty cell."""
     if row.metrics is None:
         return [0 if head == DOCUMENTS else None for head in heads]
-    return [
-        COLUMNS[head].make_cell(row, row.metrics) if row.compares or head in TEXT_COLUMNS else None
-        for head in heads
-    ]
+
+    cells: list[Cell] = []
+    for head in heads:
+        if row.compares or head in TEXT_COLUMNS:
+            cells.append(COLUMNS[head].make_cell(row, row.metrics))
+        else:
+            cells.append(None)
+    return cells

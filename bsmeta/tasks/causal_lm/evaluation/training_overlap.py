@@ -22,8 +22,8 @@ from bsmeta.data.io.shards import (
 from bsmeta.tasks.checkpoints import Location
 
 
-def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMConfig) -> None:
-    """Rejects a held-out file that is one of the run's training shards.
+def check_not_trained_on(data: DataConfig, location: Location, run_config: CausalLMConfig) -> None:
+    """Refuses a held-out file that is one of the run's training shards.
 
     The training shards are listed by a checkpoint of the run, or match its configuration on this
     machine. Local shards are identified by their content, shards on the Hub by name and size,
@@ -31,7 +31,7 @@ def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMCo
 
     Args:
         data: The data configuration of the evaluation.
-        train: The configuration of its run, without the changes that the evaluation makes.
+        run_config: The configuration of the model's run, without changes by the evaluation.
 
     Raises:
         DataError: If the held-out file was trained on.
@@ -48,16 +48,16 @@ def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMCo
         # A shard of the Hub is identified by its size alone: then the names must agree, too.
         if listed_content == content and (has_same_name or isinstance(listed_content, dict)):
             matching_names.append(name)
-    for shard in _list_local_shards(train.data_config):
+    for shard in _list_local_shards(run_config.data_config):
         if shard.size == held_out.size and _identify_content(shard) == content:
             matching_names.append(str(shard.path))
 
     if matching_names:
-        run_file = train.data_config.validation_file
+        run_file = run_config.data_config.validation_file
+        suggestion = f", such as validation_file={run_file}" if run_file else ""
         raise DataError(
             f"validation_file={path}: the run of checkpoint={location.name} was trained on it (as "
-            f"{matching_names[0]}); expected a file that it was not trained on"
-            + (f", such as validation_file={run_file}" if run_file else "")
+            f"{matching_names[0]}); expected a file that it was not trained on{suggestion}"
         )
 
 
@@ -67,7 +67,7 @@ def _identify_content(shard: Shard) -> Any:
 
 
 def _list_checkpoint_shards(location: Location) -> dict[str, Any]:
-    """Returns training shards and their fingerprints from a checkpoint of the run; {} if none."""
+    """Returns the fingerprints of the training shards in a checkpoint, by name; {} if unknown."""
     folders = [Path(location.model).parent, Path(location.name)]
     if location.run_folder is not None:
         folders += sorted(location.run_folder.glob("checkpoint-*step"))

@@ -5,8 +5,8 @@ a sequence of preceding text as context, if the document has that much: each win
 half of the previous window and scores only the new tokens. A prefix takes up room in its window, so
 metadata reduces the text context under `all_pieces`, and hardly does under `sliding`.
 
-Tokens that do not give their text back (unknown tokens, tokens of text that was lower-cased) stand
-for other texts, too: no window scores them.
+Tokens that do not decode to their text (unknown tokens, tokens of lower-cased text) stand for other
+texts as well, so no window scores them.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def cut_sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
     while stop < size:
         has_prefix = not windows or metadata.prefix_on == "every_piece"
         prefix_ids = document.prefix_ids if has_prefix else document.prefix_ids[:0]
-        prefix = len(prefix_ids)
+        prefix_length = len(prefix_ids)
 
         # The window has the tokens from `start` to `stop`; all from `first_new` on are new. Half of
         # a window is context from the window before.
         first_new = stop
-        room = metadata.max_seq_len - prefix
+        room = metadata.max_seq_len - prefix_length
         start = max(first_new - room // 2, 0)
         stop = min(start + room, size)
         starts = document.text_starts[start:stop]
@@ -99,10 +99,10 @@ def cut_sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
         windows.append(
             Window(
                 ids=np.concatenate((prefix_ids, document.ids[start:stop])),
-                starts=np.pad(starts, (prefix, 0)),
-                ends=np.pad(ends, (prefix, 0)),
-                scored=np.pad(scored, (prefix, 0)),
-                first_new=prefix + first_new - start,
+                starts=np.pad(starts, (prefix_length, 0)),
+                ends=np.pad(ends, (prefix_length, 0)),
+                scored=np.pad(scored, (prefix_length, 0)),
+                first_new=prefix_length + first_new - start,
             )
         )
     return windows
@@ -114,7 +114,7 @@ def cut_continuations(
     """Cuts the whole text into chunks of up to `max_tokens`, and puts each after every prefix.
 
     Returns:
-        For each chunk a window for each prefix; nothing for a chunk of a single token.
+        For each chunk of at least two tokens, a window for each prefix.
     """
     end = len(document.ids) - 1  # without EOS
     chunks = []
@@ -151,4 +151,4 @@ WINDOW_CUTTERS: dict[str, WindowCutter] = {
     "all_pieces": cut_all_pieces,
     "sliding": cut_sliding,
 }
-"""How a document is cut into windows, by the name in the configuration."""
+"""Functions that cut a document into windows, by the name in the configuration."""

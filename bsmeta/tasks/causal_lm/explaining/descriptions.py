@@ -1,4 +1,4 @@
-"""Descriptions of a document and of the packing of its window, which all views share."""
+"""Describes a document and the packing of its window, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ def describe_document(
 ) -> DocumentView:
     """Describes a document, and decodes and describes its chunks."""
     chunks = [decode_tokens(chunk, texts) for chunk in document.chunks]
+    num_tokens = sum(len(tokens) for tokens in chunks)
+    num_targets = sum(_count_targets(tokens) for tokens in chunks)
     length = (
         f"{format_count(len(document.rendered.text), 'character')} of text, "
-        f"{format_count(sum(map(len, chunks)), 'token')} in {format_count(len(chunks), 'chunk')}, "
-        f"loss on {sum(map(_count_targets, chunks)):,}"
+        f"{format_count(num_tokens, 'token')} in {format_count(len(chunks), 'chunk')}, "
+        f"loss on {num_targets:,}"
     )
 
     captioned_chunks = []
     for index, tokens in enumerate(chunks):
-        numbers = Counter(token.part for token in tokens)
-        parts = ", ".join(f"{part.value} {numbers[part]:,}" for part in Part if numbers[part])
+        counts = Counter(token.part for token in tokens)
+        parts = ", ".join(f"{part.value} {counts[part]:,}" for part in Part if counts[part])
         caption = (
             f"chunk {index + 1} of {len(chunks)}: {format_count(len(tokens), 'token')} ({parts}), "
             f"loss on {_count_targets(tokens):,}; "
@@ -67,8 +69,8 @@ def _describe_metadata(document: ExplainedDocument) -> str:
 def describe_packing(window: ExplainedWindow) -> str:
     """Describes how densely a window is packed."""
     chunks = list(itertools.chain.from_iterable(window.sequences))
-    used = sum(chunk.budgeted_length for chunk in chunks)
-    room = max(len(window.sequences) * window.capacity, 1)
+    used_tokens = sum(chunk.budgeted_length for chunk in chunks)
+    total_capacity = max(len(window.sequences) * window.capacity, 1)
 
     documents = f"documents {window.first} to {window.last} of {window.shard}"
     if window.count <= window.last - window.first:
@@ -78,19 +80,24 @@ def describe_packing(window: ExplainedWindow) -> str:
         f"{format_count(len(chunks), 'chunk')} in "
         f"{format_count(len(window.sequences), 'sequence')} of "
         f"{window.capacity:,} tokens{' of text' if window.by_text else ''}, "
-        f"{used / room:.1%} full"
+        f"{used_tokens / total_capacity:.1%} full"
     )
 
 
 def select_sequences(window: ExplainedWindow, limit: int) -> list[int]:
-    """Selects the first `limit` sequences, and at most `limit` others of shown documents."""
-    of_documents: set[int] = set()
+    """Selects the first `limit` sequences, and at most `limit` others of shown documents.
+
+    Returns:
+        The indices of the sequences, rising.
+    """
+    shown_sequences: set[int] = set()
     for document in window.documents:
-        of_documents.update(document.sequences)
-    others = sorted(index for index in of_documents if index >= limit)
+        shown_sequences.update(document.sequences)
+    others = sorted(index for index in shown_sequences if index >= limit)
     return [*range(min(limit, len(window.sequences))), *others[:limit]]
 
 
 def format_count(number: int, name: str) -> str:
     """Returns a number with its noun: `1 chunk`, `2,000 chunks`."""
-    return f"{number:,} {name}" + ("" if number == 1 else "s")
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {name}{plural}"

@@ -96,16 +96,16 @@ def find_document(name: str, shards: Sequence[Shard], data: DataConfig) -> Start
     Raises:
         ConfigurationError: If the name is not `<shard>:<number>`, or training has no such shard.
     """
-    make_shard_names = [shard.name for shard in shards]
+    shard_names = [shard.name for shard in shards]
     match = re.fullmatch(r"(.+):([0-9]{1,15})", name)
     if match is None:
         raise ConfigurationError(
-            f"document={name}: expected <shard>:<number>, such as {make_shard_names[0]}:0"
+            f"document={name}: expected <shard>:<number>, such as {shard_names[0]}:0"
         )
 
     shard_name, number = match.groups()
-    if shard_name in make_shard_names:
-        return Start(make_shard_names.index(shard_name), int(number))
+    if shard_name in shard_names:
+        return Start(shard_names.index(shard_name), int(number))
 
     problem = f"document={name}: training reads no shard of the name {shard_name}"
     if data.validation_file and shard_name == os.path.basename(data.validation_file):
@@ -113,10 +113,10 @@ def find_document(name: str, shards: Sequence[Shard], data: DataConfig) -> Start
             f"{problem}: it is the held-out file; data_config.validation_file=null would not "
             "leave it out"
         )
-    similar = difflib.get_close_matches(shard_name, make_shard_names, n=MAX_NAMES_SHOWN, cutoff=0.0)
+    similar = difflib.get_close_matches(shard_name, shard_names, n=MAX_NAMES_SHOWN, cutoff=0.0)
     others = ""
-    if len(make_shard_names) > len(similar):
-        others = f" or {len(make_shard_names) - len(similar)} others"
+    if len(shard_names) > len(similar):
+        others = f" or {len(shard_names) - len(similar)} others"
     raise ConfigurationError(
         f"{problem}; expected {', '.join(similar)}{others} "
         f"(data_config.train_file={describe_train_files(data)})"
@@ -124,13 +124,13 @@ def find_document(name: str, shards: Sequence[Shard], data: DataConfig) -> Start
 
 
 class Selection:
-    """The windows with the documents that a configuration requests.
+    """Iterates over the windows that contain the documents to show.
 
     Args:
         tokenizer: The tokenizer of the run, with the special tokens of the metadata.
 
     Raises:
-        ConfigurationError: If a value is not possible, or names a shard or a type that the
+        ConfigurationError: If a value is invalid, or names a shard or a type that the
             configuration does not have.
         DataError: If shards are missing.
     """
@@ -170,7 +170,8 @@ class Selection:
                 held_out=excluded,
                 sample=read_checked_lines(self._data, corpus),
             )
-            self._makers |= dict.fromkeys((shard.name for shard in corpus.shards), maker)
+            for shard in corpus.shards:
+                self._makers[shard.name] = maker
             for share in itertools.chain.from_iterable(streams):
                 self._shares[share.shard.name].append(share)
 
@@ -199,7 +200,7 @@ class Selection:
         )
 
     def _iterate_windows(self, shard: Shard, start: int) -> Iterator[Window]:
-        """Yields the windows of a shard from document `start`, first the one that contains it.
+        """Yields the windows of a shard from document `start` on, beginning with its window.
 
         If streams share the shard, each window has documents of only one stream.
         """
@@ -243,22 +244,21 @@ class Selection:
             logger.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
 
         packed = maker.pack(window, documents)
-        sequence_of_chunk: dict[int, int] = {}  # by the index of the chunk
-        for sequence, members in enumerate(packed.packing):
-            for chunk_index in members:
-                sequence_of_chunk[chunk_index] = sequence
+        sequence_by_chunk: dict[int, int] = {}
+        for sequence, chunk_indices in enumerate(packed.packing):
+            for chunk_index in chunk_indices:
+                sequence_by_chunk[chunk_index] = sequence
 
         chunks = iter(packed.chunks)
         packed_chunks: list[PackedChunk] = []
         explained: list[ExplainedDocument] = []
         for document in documents:
-            # As they are trained on: packing may have cut them.
+            # Packing may have cut the chunks; these are trained on.
             document.chunks = list(itertools.islice(chunks, len(document.chunks)))
             first = len(packed_chunks)
             packed_chunks += self._describe_chunks(document)
             if document.number >= start and len(explained) < limit:
-                chunk_indices = range(first, len(packed_chunks))
-                sequences = [sequence_of_chunk[index] for index in chunk_indices]
+                sequences = [sequence_by_chunk[index] for index in range(first, len(packed_chunks))]
                 explained.append(self._explain_document(window, document, sequences))
 
         last_read = window.numbers[max(len(window.lines), 1) - 1]
@@ -267,8 +267,8 @@ class Selection:
             self._refuse_skipped(window, start, last_read, skipped)
 
         packed_sequences = []
-        for members in packed.packing:
-            packed_sequences.append([packed_chunks[index] for index in members])
+        for chunk_indices in packed.packing:
+            packed_sequences.append([packed_chunks[index] for index in chunk_indices])
         return ExplainedWindow(
             shard=window.shard.name,
             first=window.numbers[0],
@@ -281,12 +281,18 @@ class Selection:
         )
 
     def _describe_chunks(self, document: WindowDocument) -> Iterator[PackedChunk]:
-        """Yields the chunks of a document as they stand in sequences."""
-        by_text = self._data.row_budget == BY_TEXT
-        count = len(document.chunks)
+        """Yields the numbers and lengths of a document's chunks."""
         for index, chunk in enumerate(document.chunks):
-            budgeted_length = len(chunk) - (chunk.metadata_length if by_text else 0)
-            yield PackedChunk(document.number, index, count, len(chunk), budgeted_length)
+            budgeted_length = len(chunk)
+            if self._data.row_budget == BY_TEXT:
+                budgeted_length -= chunk.metadata_length
+            yield PackedChunk(
+                number=document.number,
+                index=index,
+                count=len(document.chunks),
+                length=len(chunk),
+                budgeted_length=budgeted_length,
+            )
 
     def _refuse_skipped(
         self, window: Window, number: int, last: int, skipped: Counter[str]
@@ -302,6 +308,7 @@ class Selection:
     def _explain_document(
         self, window: Window, document: WindowDocument, sequences: list[int]
     ) -> ExplainedDocument:
+        """Collects what is shown of a document, whose chunks are in these sequences."""
         metadata = self._data.metadata_config
         rendered = document.rendered
         if metadata.without_metadata_same_context:

@@ -47,7 +47,7 @@ BAR_CELLS = 32
 def show_window(
     window: ExplainedWindow, console: Console, config: ExplainConfig, texts: TokenTexts
 ) -> None:
-    """Prints the documents to show of a window, then its packing."""
+    """Prints the selected documents of a window, then its packing."""
     renderables: list[RenderableType] = []
     for document in window.documents:
         view = describe_document(document, window, texts)
@@ -74,7 +74,8 @@ def show_legend(console: Console, config: ExplainConfig) -> None:
         Text("faint: no loss is taken", choose_style(Part.TEXT, 0, target=False)),
     ]
 
-    lines = [Text("metadata: ").append(Text(", ").join(types)), Text("; ").join(styles)]
+    type_line = Text("metadata: ").append(Text(", ").join(types))
+    lines = [type_line, Text("; ").join(styles)]
     if config.tokens:
         lines.append(Text(f"{BOUNDARY} begins a token; {INSIDE_CHARACTER} ends inside a character"))
     console.print(Group(Rule(style="dim"), *lines), highlight=False)
@@ -132,7 +133,7 @@ def render_packing(window: ExplainedWindow, limit: int) -> Iterator[RenderableTy
             Text(chunk.label, Style(bold=chunk.number in window.shown_numbers))
             for chunk in sequence
         )
-        padding = str(window.padding(index))
+        padding = str(window.count_padding(index))
         table.add_row(str(index + 1), draw_bar(sequence, window), padding, labels)
     yield table
     yield Text()

@@ -1,4 +1,4 @@
-"""Windows of the training data with the documents to show, their chunks and sequences."""
+"""Data classes: windows of the training data with their documents, chunks and sequences."""
 
 from __future__ import annotations
 
@@ -84,6 +84,6 @@ class ExplainedWindow:
         """Numbers of the documents to show."""
         return {int(document.name.rpartition(":")[2]) for document in self.documents}
 
-    def padding(self, sequence: int) -> int:
+    def count_padding(self, sequence: int) -> int:
         """Returns the number of tokens that would still fit into a sequence."""
         return self.capacity - sum(chunk.budgeted_length for chunk in self.sequences[sequence])

@@ -53,11 +53,13 @@ ACCURACY_TITLES = {
 
 def infer_metadata(config: GenerateConfig, opened: OpenedModel) -> None:
     """Infers the metadata of the held-out documents, or of `prompt`, and reports it."""
-    data = opened.train.data_config
+    data = opened.run_config.data_config
     if config.validation_file is not None:
         data = replace(data, validation_file=config.validation_file)
     _check_attributable(config, data.metadata_config)
-    folder = Path(config.out_dir) if config.out_dir else opened.location.run_folder or Path()
+    folder = opened.location.run_folder or Path()
+    if config.out_dir:
+        folder = Path(config.out_dir)
     path = locate_report(folder, config.type)
 
     documents = _open_documents(config, data, opened)
@@ -66,7 +68,7 @@ def infer_metadata(config: GenerateConfig, opened: OpenedModel) -> None:
     likelihoods = Likelihoods(
         opened.model,
         opened.tokenizer,
-        opened.train.data_config,
+        opened.run_config.data_config,
         [labels.make_record(label) for label in candidates.labels],
         all_pieces=config.windows == "all_pieces",
         rows=config.batch_size,
@@ -95,7 +97,7 @@ def infer_metadata(config: GenerateConfig, opened: OpenedModel) -> None:
 def _open_documents(
     config: GenerateConfig, data: DataConfig, opened: OpenedModel
 ) -> HeldOutDocuments | None:
-    """Opens the held-out documents; None if neither texts, candidates nor prior come from them."""
+    """Opens the held-out documents; None if texts, candidates and prior come from elsewhere."""
     if config.prompt and config.candidates and config.prior == "uniform":
         return None
     if data.validation_file is not None:
@@ -105,7 +107,7 @@ def _open_documents(
 
 
 def _check_attributable(config: GenerateConfig, metadata: MetadataConfig) -> None:
-    """Rejects a type without a value before the text, or one that the model was not trained on."""
+    """Refuses a type without a value before the text, or one that the model was not trained on."""
     metadata_type = find_type(config.type)
     if metadata_type.is_local or metadata_type.always_present:
         raise ConfigurationError(
@@ -118,6 +120,7 @@ def _check_attributable(config: GenerateConfig, metadata: MetadataConfig) -> Non
 def _make_report(
     config: GenerateConfig, model: str, likelihoods: Likelihoods, attribution: Attribution
 ) -> dict[str, Any]:
+    """Returns the content of `attribution-{type}.json`."""
     return {
         "settings": redact_values(asdict(config)),
         "model": model,
@@ -135,7 +138,7 @@ def _make_report(
 
 
 def locate_report(folder: Path, type_name: str) -> Path:
-    """Returns the path of the report on a metadata type, which the model's configuration names.
+    """Returns the path of the report on a metadata type, whose name may come from someone else.
 
     Raises:
         UnsafeNameError: If it would not be in the folder.
@@ -191,12 +194,7 @@ def _attribute_documents(
 
     is_scored = tokens > 0
     if not is_scored.any():
-        raise ConfigurationError(
-            f"type={config.type}: no held-out document has one of the candidates "
-            f"{', '.join(candidates.labels[:5])}{', …' if len(candidates.labels) > 5 else ''} and "
-            "a text of two tokens"
-            + (f"; left out: {likelihoods.describe_lost_text()}" if likelihoods.lost_bytes else "")
-        )
+        raise _make_nothing_scored_error(config, candidates, likelihoods)
 
     indices = labeled[is_scored].tolist()
     priors = np.stack([candidates.compute_log_prior(config.prior, index) for index in indices])
@@ -209,8 +207,24 @@ def _attribute_documents(
     )
 
 
+def _make_nothing_scored_error(
+    config: GenerateConfig, candidates: Candidates, likelihoods: Likelihoods
+) -> ConfigurationError:
+    """Makes the error for held-out documents of which none can be scored."""
+    names = ", ".join(candidates.labels[:5])
+    if len(candidates.labels) > 5:
+        names += ", …"
+    message = (
+        f"type={config.type}: no held-out document has one of the candidates {names} and a text of "
+        "two tokens"
+    )
+    if likelihoods.lost_bytes:
+        message += f"; left out: {likelihoods.describe_lost_text()}"
+    return ConfigurationError(message)
+
+
 def show_attribution(report: dict[str, Any], console: Console) -> None:
-    """Prints the accuracy, beside the accuracy of always guessing the most frequent candidate."""
+    """Prints the accuracies (of the guesses, and of the majority class) and the candidates."""
     metrics = report["metrics"]
     console.print(
         f"{report['type']} of {metrics['documents']:,} documents, inferred from their text "

@@ -16,7 +16,7 @@ from bsmeta.report.inference import compute_bootstrap_intervals
 from bsmeta.tasks.causal_lm.generation.candidates import Candidates
 
 TOP_COUNTS = (1, 5)
-"""A document counts as right if its label is among the first of this number of guesses."""
+"""Numbers of best guesses among which the label of a document must be to count as right."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def compute_metrics(attribution: Attribution, *, resamples: int, seed: int) -> d
 
 
 def list_candidates(attribution: Attribution) -> list[dict[str, Any]]:
-    """Returns each candidate's documents, its correct guesses, and its main wrong guess."""
+    """Returns for each candidate its numbers of documents and guesses, and its main confusion."""
     guesses = attribution.posterior.argmax(axis=1)
     truths = attribution.truths
     labels = attribution.candidates.labels

@@ -21,7 +21,7 @@ from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 
 
 class Labels:
-    """Labels of one metadata type."""
+    """Labels documents and candidates by one metadata type."""
 
     def __init__(self, key: str, config: MetadataConfig) -> None:
         self.key = key
@@ -33,8 +33,11 @@ class Labels:
         values = [
             str(record.value) for record in document.records(self.key) if not record.is_local()
         ]
+        if not values:
+            return None
+
         try:
-            return self._type.group(values[0], self._config) if values else None
+            return self._type.group(values[0], self._config)
         except BadDocument as error:
             raise DataError(f"metadata_{self.key}: {error}") from error
 
@@ -95,7 +98,7 @@ class Candidates:
 def find_candidates(
     labels: Labels, requested: Sequence[str], documents: HeldOutDocuments | None
 ) -> Candidates:
-    """Returns the requested candidates, or without any all labels of the held-out documents.
+    """Returns the requested candidates, or by default all labels of the held-out documents.
 
     Raises:
         ConfigurationError: If there are fewer than two candidates.
@@ -107,8 +110,10 @@ def find_candidates(
         ]
     counts = Counter(label for label in document_labels if label is not None)
 
-    names = [labels.label_candidate(text) for text in requested] or list(counts)
-    names = sorted(dict.fromkeys(names), key=lambda name: (-counts[name], name))
+    distinct_names = {labels.label_candidate(text) for text in requested}
+    if not requested:
+        distinct_names = set(counts)
+    names = sorted(distinct_names, key=lambda name: (-counts[name], name))
     if len(names) < 2:
         raise ConfigurationError(
             f"candidates={names}: expected at least two values of {labels.key}, given or in the "

@@ -30,8 +30,8 @@ class Context:
     Attributes:
         prefix: The rendered metadata; "" without any.
         ids: Token ids of the prefix and the prompt; never empty.
-        joint: The remainder of the separator between prefix and text, with which the continuation
-            begins; it is not part of the text.
+        joint: The end of the separator between prefix and text that merges with the first word. The
+            continuation begins with it, but it is not part of the text.
     """
 
     prefix: str
@@ -47,7 +47,8 @@ class Contexts:
         self._renderer = Renderer(config.metadata_config)
         self._encoder = DocumentEncoder(tokenizer, config)
         self._tokenizer = tokenizer
-        self._is_apart = config.row_budget == BY_TEXT  # the separator merges with no word
+        # Under this budget, metadata and text are tokenized separately.
+        self._separator_merges = config.row_budget != BY_TEXT
 
     def make_context(self, metadata: Mapping[str, Any], prompt: str) -> Context:
         """Builds the context of metadata followed by a prompt.
@@ -59,26 +60,26 @@ class Contexts:
                 a local type.
             prompt: The text to continue; may be empty.
         """
-        head = self._render_metadata(metadata)
+        rendered_metadata = self._render_metadata(metadata)
         rendered = Rendered(
             prompt,
-            prefix=head.prefix,
-            prefix_spans=head.prefix_spans,
-            prefix_token_types=head.prefix_token_types,
-            prefix_own=head.prefix_own,
-            lead=head.lead,
+            prefix=rendered_metadata.prefix,
+            prefix_spans=rendered_metadata.prefix_spans,
+            prefix_token_types=rendered_metadata.prefix_token_types,
+            prefix_own=rendered_metadata.prefix_own,
+            lead=rendered_metadata.lead,
             body=prompt,
         )
         (encoded,) = self._encoder.encode([rendered])
 
-        joint_text = ""
-        body = encoded.ids[:-1].tolist()
-        if not prompt and not self._is_apart:
-            body, joint_text = self._split_lead(head.lead)
-        ids = [*encoded.prefix_ids.tolist(), *body]
-        if not ids:  # the model needs a token to begin with: the end of the document before
+        joint = ""
+        body_ids = encoded.ids[:-1].tolist()
+        if not prompt and self._separator_merges:
+            body_ids, joint = self._split_lead(rendered.lead)
+        ids = [*encoded.prefix_ids.tolist(), *body_ids]
+        if not ids:  # the model needs a first token: the end of the document before
             ids = [int(self._tokenizer.eos_token_id)]
-        return Context(head.prefix, ids, joint_text)
+        return Context(rendered.prefix, ids, joint)
 
     def _render_metadata(self, metadata: Mapping[str, Any]) -> Rendered:
         """Renders metadata without a text.
@@ -99,16 +100,19 @@ class Contexts:
 
     def find_joint(self, lead: str) -> str:
         """Returns the end of the separator before the text that merges with the first word."""
-        return "" if self._is_apart else self._split_lead(lead)[1]
+        if not self._separator_merges:
+            return ""
+        _, joint = self._split_lead(lead)
+        return joint
 
     def _split_lead(self, lead: str) -> tuple[list[int], str]:
         """Splits the separator between prefix and text, for a context without a prompt.
 
-        Some of it merges with the first word: a space, for example, is part of the token of the
-        word after it.
+        Its end may merge with the first word of the text: a space, for example, is part of the
+        token of the word after it.
 
         Returns:
-            The tokens that do not merge, and the characters that do.
+            The token ids of the beginning, and the characters that merge.
         """
         if not lead:
             return [], ""
@@ -120,20 +124,22 @@ class Contexts:
 
 
 def _make_records(key: str, value: Any) -> list[Record]:
+    """Makes the records of a type from a value or a list of values."""
     if find_type(key).is_local:  # only announced in the prefix: its insertion is not used
         return [Record(value="", key=key, type="local", char_start_idx=0, char_end_idx=0)]
     values = value if isinstance(value, list) else [value]
-    return [Record(value=value, key=key, type="global") for value in values]
+    return [Record(value=entry, key=key, type="global") for entry in values]
 
 
 def check_metadata(metadata: Mapping[str, Any], config: MetadataConfig) -> None:
-    """Rejects metadata that cannot be in the prefix of this model; None leaves a type out.
+    """Refuses metadata that cannot be in the prefix of this model; None leaves a type out.
 
     Raises:
-        ConfigurationError: If a type or a value is not possible.
+        ConfigurationError: If a type or a value is invalid.
     """
-    given = {key: value for key, value in metadata.items() if value is not None}
-    for key, value in given.items():
+    for key, value in metadata.items():
+        if value is None:
+            continue
         check_type(key, f"metadata.{key}", config)
         problem = _describe_value_problem(key, value, config)
         if problem is not None:
@@ -144,14 +150,14 @@ def _describe_value_problem(key: str, value: Any, config: MetadataConfig) -> str
     """Returns the value with the reason why it cannot be in the prefix; None if it can."""
     metadata_type = find_type(key)
     if metadata_type.is_local:
-        announced = is_announced(key, config)
-        if value is True and announced:
+        can_announce = is_announced(key, config)
+        if value is True and can_announce:
             return None
         problem = (
             f"{value}: {key} is a local type; it stands at places in the text and cannot be "
             "given as a value before it; "
         )
-        if announced:
+        if can_announce:
             return problem + f"the prefix only announces it: metadata.{key}=true"
         return problem + f"and training did not announce it in the prefix: leave out metadata.{key}"
 
@@ -168,19 +174,19 @@ def _is_text_or_number(value: Any) -> bool:
     return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
-def check_type(key: str, name: str, config: MetadataConfig) -> None:
-    """Rejects a metadata type that cannot be in the prefix of this model.
+def check_type(key: str, setting: str, config: MetadataConfig) -> None:
+    """Refuses a metadata type that cannot be in the prefix of this model.
 
     Args:
-        name: The setting of the user, for the message.
+        setting: The setting of the user, for the message.
 
     Raises:
         ConfigurationError: If the model was not trained with the type, or not with a prefix.
     """
     if key not in config.metadata_list:
-        possible = [other for other in config.metadata_list if not find_type(other).is_local]
+        global_types = [name for name in config.metadata_list if not find_type(name).is_local]
         raise ConfigurationError(
-            f"{name}: the model was not trained with this type; expected any of {possible}"
+            f"{setting}: the model was not trained with this type; expected any of {global_types}"
             f"{_suggest_type(key, config.metadata_list)}"
         )
 
@@ -188,19 +194,22 @@ def check_type(key: str, name: str, config: MetadataConfig) -> None:
     has_value = not metadata_type.is_local and not metadata_type.always_present
     if config.metadata_position == "append" and has_value:
         raise ConfigurationError(
-            f"{name}: the model was trained with metadata_position=append: it reads metadata after "
-            "the text, so none can be given before it"
+            f"{setting}: the model was trained with metadata_position=append: it reads metadata "
+            "after the text, so none can be given before it"
         )
 
 
 def _suggest_type(key: str, trained_types: Sequence[str]) -> str:
     """Returns `; did you mean X?` for the type of a column or a misspelled type, or ""."""
-    close_matches = difflib.get_close_matches(key, trained_types, n=1)
-    suggestion = map_columns().get(key) or next(iter(close_matches), None)
+    suggestion = map_columns().get(key)
+    if suggestion is None:
+        close_matches = difflib.get_close_matches(key, trained_types, n=1)
+        suggestion = close_matches[0] if close_matches else None
     return f"; did you mean {suggestion}?" if suggestion in trained_types else ""
 
 
 def is_announced(key: str, config: MetadataConfig) -> bool:
-    """Whether the prefix names a local type that a document has."""
-    has_name = (config.local_metadata_special_tokens or {}).get(key, key) != ""
+    """Whether the prefix of a document names a local type that the document has."""
+    names = config.local_metadata_special_tokens or {}
+    has_name = names.get(key, key) != ""
     return config.add_local_metadata_special_tokens_in_prefix and has_name

@@ -75,10 +75,10 @@ class Decoder:
         self._max_length = max_length
         self._device = device
         forward = inspect.signature(model.forward).parameters
-        self._arguments = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
+        self._forward_arguments = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
 
     def continue_texts(self, draws: Sequence[Draw]) -> list[Continuation]:
-        """Generates a continuation per draw; their contexts must be shorter than `max_length`.
+        """Generates a continuation for each draw, whose context must be shorter than `max_length`.
 
         Raises:
             DataError: If the model's probabilities are NaN.
@@ -88,16 +88,13 @@ class Decoder:
 
     @torch.no_grad()
     def extend_texts(self, draws: Sequence[Draw]) -> Iterator[list[Continuation]]:
-        """Yields the continuations after each of their tokens: the same, growing objects.
+        """Yields the continuations after each new token: the same objects, updated in place.
 
         Raises:
             DataError: If the model's probabilities are NaN.
         """
         batch = _Batch(draws, self._device)
-        limits = [
-            min(draw.max_new_tokens, self._max_length - max(map(len, _list_context_rows(draw))))
-            for draw in draws
-        ]
+        limits = [self._limit_new_tokens(draw) for draw in draws]
         continuations = [Continuation() for _ in draws]
         ids, mask = self._pad_rows(batch.rows)
         cache = None
@@ -112,13 +109,13 @@ class Decoder:
                 position_ids=positions[:, -ids.shape[1] :],
                 past_key_values=cache,
                 use_cache=True,
-                **self._arguments,
+                **self._forward_arguments,
             )
             cache = output.past_key_values
-            tokens = batch.choose(output.logits[:, -1, : self._vocabulary].double())
+            tokens = batch.choose_tokens(output.logits[:, -1, : self._vocabulary].double())
 
-            states = zip(continuations, tokens.tolist(), draws, limits, strict=True)
-            for continuation, token, draw, limit in states:
+            rows = zip(continuations, tokens.tolist(), draws, limits, strict=True)
+            for continuation, token, draw, limit in rows:
                 if not continuation.finished:
                     self._add_token(continuation, token, draw, limit)
             yield continuations
@@ -128,8 +125,13 @@ class Decoder:
             ids = tokens[batch.owners, None]
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
 
+    def _limit_new_tokens(self, draw: Draw) -> int:
+        """Returns the maximum length of a continuation, which also has to fit after the context."""
+        longest_context = max(len(row) for row in _list_context_rows(draw))
+        return min(draw.max_new_tokens, self._max_length - longest_context)
+
     def _add_token(self, continuation: Continuation, token: int, draw: Draw, limit: int) -> None:
-        """Adds a token to a text, or ends the text."""
+        """Adds a token to a continuation, or ends the continuation."""
         if token == self._eos:
             continuation.finished = "eos"
             return
@@ -139,8 +141,8 @@ class Decoder:
             continuation.finished = "max_new_tokens" if is_requested else "max_seq_len"
 
     def _pad_rows(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pads rows on the left; returns their ids and the mask of the padding, [rows, width]."""
-        width = max(map(len, rows))
+        """Pads rows on the left; returns ids and mask (0: padding), both int64 [rows, width]."""
+        width = max(len(row) for row in rows)
         ids = [[self._eos] * (width - len(row)) + list(row) for row in rows]
         mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
         return torch.tensor(ids, device=self._device), torch.tensor(mask, device=self._device)
@@ -160,7 +162,7 @@ class _Batch:
 
     Attributes:
         rows: The contexts to continue, one or two for each text.
-        owners: The number of the text of each row.
+        owners: The index of the text of each row.
     """
 
     def __init__(self, draws: Sequence[Draw], device: torch.device) -> None:
@@ -168,12 +170,12 @@ class _Batch:
         self.owners: list[int] = []
         # For each text: its row, and the row of the null context (the same row if only one context
         # affects the text).
-        self._main: list[int] = []
-        self._null: list[int] = []
+        self._main_rows: list[int] = []
+        self._null_rows: list[int] = []
         for number, draw in enumerate(draws):
             rows = _list_context_rows(draw)
-            self._main.append(len(self.rows))
-            self._null.append(len(self.rows) + len(rows) - 1)
+            self._main_rows.append(len(self.rows))
+            self._null_rows.append(len(self.rows) + len(rows) - 1)
             self.owners += [number] * len(rows)
             self.rows += rows
         self._generators = [torch.Generator().manual_seed(draw.seed) for draw in draws]
@@ -181,14 +183,15 @@ class _Batch:
         def make_column(values: list[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
 
-        is_guided = [main != null for main, null in zip(self._main, self._null, strict=True)]
+        row_pairs = zip(self._main_rows, self._null_rows, strict=True)
+        is_guided = [main_row != null_row for main_row, null_row in row_pairs]
         self._is_guided = torch.tensor(is_guided, device=device)[:, None]
         self._guidance = make_column([draw.guidance for draw in draws])
         self._temperature = make_column([draw.temperature for draw in draws])
         self._top_p = make_column([draw.top_p for draw in draws])
         self._device = device
 
-    def choose(self, logits: torch.Tensor) -> torch.Tensor:
+    def choose_tokens(self, logits: torch.Tensor) -> torch.Tensor:
         """Chooses the next token of each text (int64 [texts]) by the logits [rows, vocabulary]."""
         scores = torch.log_softmax(logits, dim=-1)
         if scores.isnan().any():
@@ -198,16 +201,17 @@ class _Batch:
                 "another checkpoint, or precision=float32"
             )
 
-        main = scores[self._main]
-        null = scores[self._null]
-        guided = torch.where(self._is_guided, null + self._guidance * (main - null), main)
+        main_scores = scores[self._main_rows]
+        null_scores = scores[self._null_rows]
+        guided_scores = null_scores + self._guidance * (main_scores - null_scores)
+        guided_scores = torch.where(self._is_guided, guided_scores, main_scores)
 
-        numbers = [
+        points = [
             torch.rand(1, generator=generator, dtype=torch.float64)
             for generator in self._generators
         ]
-        points = torch.cat(numbers)[:, None].to(self._device)
-        return draw_tokens(guided, self._temperature, self._top_p, points)
+        column = torch.cat(points)[:, None].to(self._device)
+        return draw_tokens(guided_scores, self._temperature, self._top_p, column)
 
 
 def draw_tokens(
@@ -238,6 +242,6 @@ def draw_tokens(
     cumulative = torch.where(is_in_nucleus, probabilities, 0.0).cumsum(dim=-1)
 
     position = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)
-    last = is_in_nucleus.sum(dim=-1, keepdim=True) - 1
-    position = torch.where(is_greedy, 0, torch.minimum(position, last))
+    last_position = is_in_nucleus.sum(dim=-1, keepdim=True) - 1
+    position = torch.where(is_greedy, 0, torch.minimum(position, last_position))
     return order.gather(1, position)[:, 0]

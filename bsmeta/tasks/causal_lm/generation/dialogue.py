@@ -39,7 +39,7 @@ class Dialogue:
         """Returns the request of a line; None if the line only changes a setting.
 
         Raises:
-            ConfigurationError: If the setting or its value is not possible.
+            ConfigurationError: If the setting is unknown or its value is invalid.
         """
         setting = _SETTING.fullmatch(line)
         if setting is None:
@@ -102,6 +102,7 @@ def read_input_lines(types: Iterable[str]) -> Iterator[str]:
 
 
 def _parse_value(text: str) -> Any:
+    """Parses a value in YAML, as on the command line."""
     try:
         return parse_yaml(text)
     except yaml.YAMLError as error:

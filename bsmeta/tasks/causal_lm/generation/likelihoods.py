@@ -1,7 +1,7 @@
-"""The likelihoods of texts after the prefix of each candidate.
+"""Computes the likelihood of texts after the prefix of each candidate.
 
-Prefixes differ in length, and so would the chunks after them: texts are cut to the room that the
-longest prefix leaves, so that all candidates are compared over the same tokens.
+Prefixes differ in length. Texts are cut into chunks that fit after the longest prefix, so that all
+candidates are compared over the same tokens.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,13 +29,20 @@ from bsmeta.tasks.causal_lm.evaluation.scorer import open_scorer
 from bsmeta.tasks.causal_lm.evaluation.windows import Window, cut_continuations
 
 
+class _Owner(NamedTuple):
+    """The text and the candidate that a window belongs to, by index."""
+
+    text: int
+    candidate: int
+
+
 class Likelihoods:
     """Scores texts (all their chunks, or only the first) after the prefix of each candidate.
 
     Attributes:
         prefixes: The rendered prefix of each candidate.
         text_bytes: UTF-8 bytes of all texts that were scored.
-        lost_bytes: Of these, bytes that the tokenizer loses, whose tokens are left out.
+        lost_bytes: Number of these bytes that the tokenizer loses; their tokens are not scored.
     """
 
     def __init__(
@@ -54,17 +62,17 @@ class Likelihoods:
         self._encoder = DocumentEncoder(tokenizer, config)
 
         renderer = Renderer(config.metadata_config)
-        heads = []
+        renderings = []
         for record in candidates:
             assert record.key is not None
             rendered = renderer.render(Document("", None, {record.key: [record]}), (record.key,))
-            heads.append(replace(rendered, suffix=""))
-        self.prefixes = [head.prefix for head in heads]
-        self._lead = heads[0].lead
-        self._prefixes = [head.prefix_ids for head in self._encoder.encode(heads)]
+            renderings.append(replace(rendered, suffix=""))
+        self.prefixes = [rendered.prefix for rendered in renderings]
+        self._lead = renderings[0].lead
+        self._prefix_ids = [encoded.prefix_ids for encoded in self._encoder.encode(renderings)]
 
         length = config.metadata_config.max_seq_len
-        self._room = length - max(map(len, self._prefixes))
+        self._max_chunk_tokens = length - max(len(ids) for ids in self._prefix_ids)
         self._max_tokens = limit_batch_tokens(len(tokenizer), rows, length)
         self.text_bytes = 0
         self.lost_bytes = 0
@@ -73,8 +81,8 @@ class Likelihoods:
         """Computes log p(text | candidate) in nats.
 
         Returns:
-            float64 [texts, candidates]; int64 [texts], number of scored tokens (all but the first
-            text token of each chunk, and tokens that lose text).
+            float64 [texts, candidates], and the number of scored tokens: int64 [texts]. The first
+            text token of each chunk and tokens that lose text are not scored.
 
         Raises:
             DataError: If a log-probability is not finite.
@@ -87,9 +95,10 @@ class Likelihoods:
         with open_scorer(self._model, self._device) as scorer:
             scores = scorer.score(batches)
 
-        sums = np.zeros((len(texts), len(self._prefixes)))
+        sums = np.zeros((len(texts), len(self._prefix_ids)))
         tokens = np.zeros(len(texts), np.int64)
-        for index, values in zip(chain(*index_batches), chain(*scores), strict=True):
+        window_indices = chain.from_iterable(index_batches)
+        for index, values in zip(window_indices, chain.from_iterable(scores), strict=True):
             text, candidate = owners[index]
             if not np.isfinite(values).all():
                 raise DataError(
@@ -103,24 +112,27 @@ class Likelihoods:
                 tokens[text] += len(values)
         return sums, tokens
 
-    def _cut_windows(self, texts: Sequence[str]) -> tuple[list[Window], list[tuple[int, int]]]:
-        """Cuts texts after each prefix; also returns the text and candidate of each window."""
+    def _cut_windows(self, texts: Sequence[str]) -> tuple[list[Window], list[_Owner]]:
+        """Cuts texts into windows with each prefix; also returns the owner of each window."""
         encoded = self._encoder.encode(
             [Rendered(text, lead=self._lead, body=text) for text in texts]
         )
         windows: list[Window] = []
-        owners: list[tuple[int, int]] = []
+        owners: list[_Owner] = []
         for number, document in enumerate(encoded):
             self._count_lost_bytes(texts[number], document)
-            chunks = cut_continuations(document, self._prefixes, self._room)
-            for chunk in chunks if self._all_pieces else chunks[:1]:
+            chunks = cut_continuations(document, self._prefix_ids, self._max_chunk_tokens)
+            if not self._all_pieces:
+                chunks = chunks[:1]
+            for chunk in chunks:
                 for candidate, window in enumerate(chunk):
                     if window.scored.any():
                         windows.append(window)
-                        owners.append((number, candidate))
+                        owners.append(_Owner(number, candidate))
         return windows, owners
 
     def _count_lost_bytes(self, text: str, document: EncodedDocument) -> None:
+        """Adds the bytes of a text to `text_bytes` and `lost_bytes`."""
         lengths = measure_utf8_lengths(text)
         self.text_bytes += int(lengths.sum())
         if document.lost is not None:

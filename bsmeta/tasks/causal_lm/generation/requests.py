@@ -41,13 +41,13 @@ def replace_defaults(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> 
     """Returns a request with some of the defaults replaced.
 
     Raises:
-        ConfigurationError: If a field is unknown, or a value is not possible.
+        ConfigurationError: If a field is unknown, or a value is invalid.
     """
     merged = {**defaults, **values}
     try:
         request = msgspec.convert(merged, Request)
     except msgspec.ValidationError as error:
-        # such as `Expected … - at `$.temperature``
+        # The path of the field is at the end: `Expected … - at `$.temperature``.
         message, _, path = str(error).partition(" - at `$.")
         name = path.rstrip("`")
         if name:
@@ -64,7 +64,7 @@ def read_requests(path: str, defaults: Request) -> list[Request]:
     """Reads the requests of a JSON Lines file; missing fields have the values of `defaults`.
 
     Raises:
-        DataError: If the file cannot be read, or lines are not valid requests; lists all of these.
+        DataError: If the file cannot be read, or lines are invalid requests; lists all such lines.
     """
     try:
         lines = Path(path).read_bytes().splitlines()
@@ -88,10 +88,10 @@ def read_requests(path: str, defaults: Request) -> list[Request]:
 
 
 def apply_steps(requests: Sequence[Request], *steps: Callable[[Request], Output]) -> list[Output]:
-    """Applies each step to each request, and returns the outputs.
+    """Applies each step to each request; returns the outputs, ordered by request, then by step.
 
     Raises:
-        ConfigurationError: Listing the problems of all requests.
+        ConfigurationError: If a step refuses a request; lists the problems of all requests.
     """
     outputs: list[Output] = []
     problems: list[str] = []

@@ -49,8 +49,9 @@ def write_texts(config: GenerateConfig, opened: OpenedModel) -> None:
     else:
         requests = [default_request]
 
-    metadata_config = opened.train.data_config.metadata_config
-    apply_steps(  # before a model is loaded
+    metadata_config = opened.run_config.data_config.metadata_config
+    # Requests are checked before the model is loaded.
+    apply_steps(
         requests,
         lambda request: check_metadata(request.metadata, metadata_config),
         lambda request: check_metadata(request.null_metadata, metadata_config),
@@ -66,20 +67,20 @@ def write_texts(config: GenerateConfig, opened: OpenedModel) -> None:
         show_side_by_side(list(writer.write(requests)), console)
     else:
         for result in writer.write(requests):
-            show_window(result, console)
+            show_result(result, console)
 
 
 def _check_output_keys(config: GenerateConfig) -> None:
-    """Rejects combinations of keys that conflict, and an `output` that exists."""
+    """Refuses combinations of keys that conflict, and an `output` that exists."""
     is_set = {
         "compare": bool(config.compare),
         "interactive": config.interactive,
         "input": config.input is not None,
     }
-    names = [name for name, value in is_set.items() if value]
-    if len(names) > 1:
+    set_keys = [key for key, value in is_set.items() if value]
+    if len(set_keys) > 1:
         raise ConfigurationError(
-            f"{' and '.join(names)}: expected at most one of compare, interactive and input"
+            f"{' and '.join(set_keys)}: expected at most one of compare, interactive and input"
         )
 
     if config.interactive and config.output is not None:
@@ -98,7 +99,7 @@ def _answer_interactively(default_request: Request, writer: Writer, config: Meta
     for request in dialogue.iterate_requests(read_input_lines(config.metadata_list)):
         try:
             for result in writer.write([request]):
-                show_window(result, create_report_console(highlight=False))
+                show_result(result, create_report_console(highlight=False))
                 sys.stdout.flush()
         except ConfigurationError as error:  # for example a prompt that is too long
             print(error, file=sys.stderr, flush=True)
@@ -121,7 +122,7 @@ def _write_file(results: Iterable[Result], path: str) -> None:
     print(f"{count} results written to {path}", file=sys.stderr)
 
 
-def show_window(result: Result, console: Console) -> None:
+def show_result(result: Result, console: Console) -> None:
     """Prints the texts of a request, each after its prefix (dim) and its prompt (bold).
 
     A file or a pipe receives prefix, prompt and text as they are.
@@ -146,18 +147,20 @@ def show_side_by_side(results: Sequence[Result], console: Console) -> None:
         prefix = make_printable(result.prefix) or "(no metadata)"
         table.add_column(Text(prefix), ratio=1, overflow="fold")
     for samples in zip(*(result.samples for result in results), strict=True):
-        cells = zip(results, samples, strict=True)
-        table.add_row(*[_style_prompt(result.request, sample) for result, sample in cells])
+        cells = []
+        for result, sample in zip(results, samples, strict=True):
+            cells.append(_style_prompt(result.request, sample))
+        table.add_row(*cells)
     console.print(table)
 
 
 def _style_prompt(request: Request, sample: Sample) -> Text:
-    """Returns the prompt in bold and the text after it."""
+    """Returns the prompt (bold) with the text and its ending (dim) after it."""
     prompt = make_printable(request.prompt)
     text = make_printable(sample.text)
     return Text.assemble((prompt, "bold"), text, (_choose_ending(sample), "dim"))
 
 
 def _choose_ending(sample: Sample) -> str:
-    """Returns an ellipsis for a text that did not end by itself."""
+    """Returns an ellipsis for a text that a limit has cut off; otherwise an empty string."""
     return "" if sample.finished == "eos" else " …"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,11 +38,19 @@ class Result(msgspec.Struct, frozen=True):
     samples: list[Sample]
 
 
+class _PreparedRequest(NamedTuple):
+    """A request with its context, and the context that guidance leads away from."""
+
+    request: Request
+    context: Context
+    null_context: Context
+
+
 class Writer:
     """Generates texts with one model, `batch_size` at a time."""
 
     def __init__(self, opened: OpenedModel, *, batch_size: int) -> None:
-        config = opened.train.data_config
+        config = opened.run_config.data_config
         tokenizer = opened.tokenizer
         self._contexts = Contexts(config, tokenizer)
         self._tokenizer = tokenizer
@@ -61,8 +70,7 @@ class Writer:
         Raises:
             ConfigurationError: If a request is invalid; the message lists the problems of all.
         """
-        pairs = list(zip(requests, apply_steps(requests, self._make_contexts), strict=True))
-        return self._generate_results(pairs)
+        return self._generate_results(apply_steps(requests, self._prepare_request))
 
     def write_pieces(self, request: Request) -> Iterator[str]:
         """Checks a request for one sample, and returns an iterator over the pieces of its text.
@@ -73,21 +81,21 @@ class Writer:
         Raises:
             ConfigurationError: If the request is invalid.
         """
-        (contexts,) = apply_steps([request], self._make_contexts)
-        return self._generate_pieces(request, contexts)
+        (prepared,) = apply_steps([request], self._prepare_request)
+        return self._generate_pieces(prepared)
 
-    def _generate_pieces(
-        self, request: Request, contexts: tuple[Context, Context]
-    ) -> Iterator[str]:
-        written = ""
-        for (continuation,) in self._decoder.extend_texts([*_list_draws([(request, contexts)])]):
-            text = self._decode(continuation, contexts[0])
+    def _generate_pieces(self, prepared: _PreparedRequest) -> Iterator[str]:
+        """Yields the characters that each new token completes."""
+        yielded_text = ""
+        draws = list(_list_draws([prepared]))
+        for (continuation,) in self._decoder.extend_texts(draws):
+            text = self._decode(continuation, prepared.context)
             if not continuation.finished:
                 # Bytes of an incomplete character, which the next tokens may complete.
                 text = text.rstrip("\N{REPLACEMENT CHARACTER}")
-            if len(text) > len(written):
-                yield text[len(written) :]
-                written = text
+            if len(text) > len(yielded_text):
+                yield text[len(yielded_text) :]
+                yielded_text = text
 
     def _decode(self, continuation: Continuation, context: Context) -> str:
         """Returns the text of a continuation, after the prompt."""
@@ -96,12 +104,10 @@ class Writer:
         )
         return text.removeprefix(context.joint)
 
-    def _generate_results(
-        self, pairs: Sequence[tuple[Request, tuple[Context, Context]]]
-    ) -> Iterator[Result]:
+    def _generate_results(self, prepared_requests: Sequence[_PreparedRequest]) -> Iterator[Result]:
         """Yields the result of each request as soon as it is complete."""
-        continuations = self._generate(_list_draws(pairs))
-        for request, (context, _) in pairs:
+        continuations = self._generate(_list_draws(prepared_requests))
+        for request, context, _ in prepared_requests:
             samples = []
             for number, continuation in enumerate(islice(continuations, request.num_samples)):
                 samples.append(
@@ -114,8 +120,12 @@ class Writer:
                 )
             yield Result(request, context.prefix, samples)
 
-    def _make_contexts(self, request: Request) -> tuple[Context, Context]:
-        """Makes the context of a request, and the context that guidance leads away from."""
+    def _prepare_request(self, request: Request) -> _PreparedRequest:
+        """Makes the contexts of a request.
+
+        Raises:
+            ConfigurationError: If the metadata is invalid, or a context is too long.
+        """
         context = self._contexts.make_context(request.metadata, request.prompt)
         null_context = self._contexts.make_context(request.null_metadata, request.prompt)
         longest = max(len(context.ids), len(null_context.ids))
@@ -124,16 +134,17 @@ class Writer:
                 f"prompt: with its metadata it has {longest} tokens, but the model was trained on "
                 f"sequences of {self._max_length}; expected fewer, so that there is room to write"
             )
-        return context, null_context
+        return _PreparedRequest(request, context, null_context)
 
     def _generate(self, draws: Iterator[Draw]) -> Iterator[Continuation]:
+        """Yields the continuations of all draws, generated in batches."""
         while batch := list(islice(draws, self._batch_size)):
             yield from self._decoder.continue_texts(batch)
 
 
-def _list_draws(pairs: Sequence[tuple[Request, tuple[Context, Context]]]) -> Iterator[Draw]:
-    """Yields the texts to generate: for each request its samples, with consecutive seeds."""
-    for request, (context, null_context) in pairs:
+def _list_draws(prepared_requests: Sequence[_PreparedRequest]) -> Iterator[Draw]:
+    """Yields a draw for each sample of each request; the samples have consecutive seeds."""
+    for request, context, null_context in prepared_requests:
         for number in range(request.num_samples):
             yield Draw(
                 context=context.ids,

@@ -26,5 +26,5 @@ def test_padding_is_counted_in_the_same_tokens_as_the_sequence_length() -> None:
         shard="a.jsonl.gz", first=5, last=6, count=2, documents=[document],
         sequences=[[whole, other], [other]], capacity=32, by_text=True,
     )  # fmt: skip
-    assert [window.padding(0), window.padding(1)] == [2, 22]
+    assert [window.count_padding(0), window.count_padding(1)] == [2, 22]
     assert window.shown_numbers == {5}
