@@ -1,6 +1,6 @@
 """Secrets to plant in whatever a program is given, and the search for them in all that it leaves.
 
-Each is planted once, so that its name says where it came from. None is a real one; they are put
+Each is planted once, so that its name identifies its origin. None is a real one; they are put
 together here, because a whole one in a file would alarm whoever scans the repository.
 """
 
@@ -16,13 +16,13 @@ LETTERS = "abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ123456789"
 
 
 def letters(seed: int, length: int, alphabet: str = LETTERS) -> str:
-    """Characters that look random, the same for the same seed."""
+    """Returns characters that look random, determined by the seed."""
     drawn = hashlib.shake_256(str(seed).encode()).digest(length)
     return "".join(alphabet[byte % len(alphabet)] for byte in drawn)
 
 
 def digits(seed: int, length: int) -> str:
-    """Hexadecimal digits."""
+    """Returns hexadecimal digits."""
     return letters(seed, length, "0123456789abcdef")
 
 
@@ -105,13 +105,13 @@ FILES = {
 PLANTED = {**IN_ENVIRONMENT, **CONFIGURED, **ADDRESSES, **FILES}
 
 
-def found_in(folder: Path, *texts: str) -> dict[str, str]:
-    """The planted secrets in texts, and in the names and contents of all files below a folder.
+def find_secrets(folder: Path, *texts: str) -> dict[str, str]:
+    """Finds planted secrets in texts, and in names and contents of all files below a folder.
 
     Also where they are escaped in JSON, Python, HTML or URLs.
 
     Returns:
-        A place in which each was found, by its name.
+        A place of each secret found, by its name.
     """
     contents = {f"output {number}": text.encode() for number, text in enumerate(texts)}
     for path in folder.rglob("*"):
@@ -128,7 +128,7 @@ def found_in(folder: Path, *texts: str) -> dict[str, str]:
 
 
 def written_forms(secret: str) -> set[str]:
-    """The forms in which a secret counts as found."""
+    """Returns the forms in which a secret counts as found."""
     escaped = {json.dumps(secret)[1:-1], repr(secret)[1:-1], html.escape(secret)}
     encoded = {quote(secret), quote(secret, safe=""), quote_plus(secret)}
     return {secret, *escaped, *encoded, *(form.lower() for form in encoded if "%" in form)}

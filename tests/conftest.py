@@ -40,7 +40,7 @@ settings.load_profile("bsmeta")
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Bytes by their number: gzip files hold the time, and all workers must agree on names."""
+    """Names bytes by their number: gzip files hold the time, and workers must agree on names."""
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
 
 
@@ -65,7 +65,7 @@ def replace_surrogates(value: Any) -> Any:
 
 
 def command(script: Path, *arguments: str, processes: int, launcher: bool = False) -> list[str]:
-    """The command line that starts `script`, with torchrun where there are several processes."""
+    """Returns the command line that starts `script`, with torchrun for several processes."""
     start = [sys.executable]
     if processes > 1 or launcher:
         start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
@@ -101,7 +101,7 @@ def run_warm(
 
 @pytest.fixture
 def reported(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Has an item for each time that this process reports progress to a watchdog."""
+    """A list with an item for each progress report of this process to a watchdog."""
     times: list[int] = []
     monkeypatch.setattr(progress._Progress, "report", lambda _: times.append(len(times)))
     return times
@@ -109,7 +109,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def steps() -> Callable[[Path], dict[int, dict[str, Any]]]:
-    """The step events of a run folder, by step."""
+    """Returns a function that reads the step events of a run folder, by step."""
 
     def read(out_dir: Path) -> dict[int, dict[str, Any]]:
         events = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
@@ -120,7 +120,7 @@ def steps() -> Callable[[Path], dict[int, dict[str, Any]]]:
 
 @pytest.fixture
 def documents() -> Callable[[Path], dict[int, list[str]]]:
-    """The documents of each step of a run folder, over all ranks, sorted."""
+    """Returns a function that reads the sorted documents of each step of a run over all ranks."""
 
     def read(out_dir: Path) -> dict[int, list[str]]:
         found: dict[int, list[str]] = {}

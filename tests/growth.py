@@ -37,7 +37,7 @@ def measure_growth(
         run: The function.
         make: Makes a text of about a number of characters.
         lengths: Characters of the texts, ascending. A limit that bounds what grows faster must be
-            less than the half of the last.
+            less than half of the last.
 
     Returns:
         The ratio of the times at the last length and at its half, or, where time has grown too
@@ -60,7 +60,7 @@ def measure_growth(
 
 
 def _ratio(run: Callable[[str], object], shorter: str, longer: str) -> float:
-    """The ratio of the times of two texts, in one short period.
+    """Returns the ratio of the times of two texts, in one short period.
 
     Where processes share caches, a longer text may lose more to the others than a shorter one, but
     not in every period: time that grows with the square does so in all of them.
@@ -70,7 +70,7 @@ def _ratio(run: Callable[[str], object], shorter: str, longer: str) -> float:
 
 
 def _seconds(run: Callable[[str], object], text: str) -> float:
-    """The processor time of a run, without collections of garbage.
+    """Returns the processor time of a run, without garbage collection.
 
     These walk over all objects of the process, and a longer text may cause one more of them.
     """

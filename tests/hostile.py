@@ -80,7 +80,7 @@ class Limits:
     Attributes:
         memory_bytes: Growth of the resident memory, at its peak, after reading the intact file.
         cpu_s: Seconds of the processor, of all threads.
-        idle_s: Seconds of sleep without any use of a processor: what it waits for never comes.
+        idle_s: Seconds of sleep without any processor time, as in an endless wait.
         refusals: The exceptions that refuse an input.
     """
 
@@ -111,7 +111,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Job:
-    """What every child does: the arguments of `read_all`, and where it may write."""
+    """The job of every child: the arguments of `read_all`, and its folder for writing."""
 
     reader: Reader
     name: str
@@ -175,13 +175,13 @@ def read_all(
             server.join()
 
 
-def failures(outcomes: Iterable[Outcome], most: int = 10) -> list[str]:
-    """Describes the inputs that were neither read nor refused; at most `most` of them."""
+def failures(outcomes: Iterable[Outcome], limit: int = 10) -> list[str]:
+    """Describes the inputs that were neither read nor refused; at most `limit` of them."""
     bad = (outcome for outcome in outcomes if outcome.ending not in (Ending.OK, Ending.REFUSED))
     return [
         f"input {outcome.number}: {outcome.ending} (peak of {outcome.peak_bytes:,} bytes)\n"
         f"{outcome.content[:2000]!r}\n{outcome.detail}"
-        for outcome in itertools.islice(bad, most)
+        for outcome in itertools.islice(bad, limit)
     ]
 
 
@@ -204,7 +204,7 @@ def random_changes(content: bytes, count: int, seed: int = 0) -> Iterator[bytes]
 
 
 def _change(content: bytearray, source: random.Random) -> None:
-    """Changes a file at one place, as a bad disk, a broken copy or an attacker would."""
+    """Changes a file at one position, like a bad disk, a broken copy or an attacker."""
     begin = source.randrange(len(content) + 1)
     size = min(source.choice((1, 1, 2, 4, 8, 64, 512)), len(content) - begin)
     end = begin + size
@@ -249,7 +249,7 @@ def _outcomes(connection: Connection, inputs: Iterable[bytes]) -> Iterator[Outco
 
 
 def _receive(connection: Connection) -> tuple[list[_Report], _End]:
-    """All messages of a child: it must never wait for whoever uses the outcomes."""
+    """Receives all messages of a child, which must never wait for the consumer of outcomes."""
     message = connection.recv()
     assert message == _READY, f"the intact file is not read: {message}"
 
@@ -376,14 +376,14 @@ def _read(job: _Job, path: Path) -> tuple[Ending, str]:
 
 
 def _resident(name: str) -> int:
-    """A number of bytes of /proc/self/status: `VmRSS`, or its peak, `VmHWM`."""
+    """Returns a number of bytes of /proc/self/status: `VmRSS`, or its peak, `VmHWM`."""
     with open("/proc/self/status", encoding="ascii") as file:
         (line,) = (line for line in file if line.startswith(f"{name}:"))
     return int(line.split()[1]) << 10
 
 
 def _reset_peak() -> None:
-    """Makes the peak of the resident memory the present one; see proc(5), `clear_refs`."""
+    """Resets the peak of the resident memory to its present value; see proc(5), `clear_refs`."""
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")
 
@@ -394,6 +394,6 @@ def _limit_address_space() -> None:
 
 
 def _limit_processor(seconds: int) -> None:
-    """Ends this process with SIGXCPU when it has used more seconds from now on."""
+    """Ends this process with SIGXCPU after `seconds` more processor seconds."""
     limit = int(time.process_time()) + 1 + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))

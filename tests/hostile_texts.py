@@ -40,12 +40,12 @@ class Shape(NamedTuple):
     end: str
 
     def make(self, length: int) -> str:
-        """The text with about so many characters."""
+        """Returns a text of about `length` characters."""
         return self.beginning + self.unit * max(1, length // len(self.unit)) + self.end
 
 
-def shapes_of(pattern: re.Pattern[Any]) -> list[Shape]:
-    """Texts made of what a pattern matches, and of what it all but matches."""
+def list_shapes(pattern: re.Pattern[Any]) -> list[Shape]:
+    """Returns texts of strings that a pattern matches or almost matches."""
     source = pattern.pattern
     if isinstance(source, bytes):
         source = source.decode("latin-1")
@@ -92,7 +92,7 @@ def _atoms(items: Sequence[_Item]) -> Iterator[str]:
 
 
 def _parts(items: Sequence[_Item]) -> Iterator[str]:
-    """Yields examples of what parts of a pattern match: beginnings, ends, and neighbors."""
+    """Yields examples of matches of parts of a pattern: beginnings, ends, and neighbors."""
     for number in range(1, len(items) + 1):
         yield from _examples(items[:number])
         yield from _examples(items[-number:])
@@ -141,7 +141,7 @@ def _example(items: Sequence[_Item], repetitions: int, branch: int, groups: dict
 
 
 def _inner(code: Any, argument: Any) -> list[Sequence[_Item]]:
-    """The parts of an item that consist of items."""
+    """Returns the parts of an item that consist of items."""
     if code is codes.BRANCH:
         return list(argument[1])
     if code is codes.SUBPATTERN:
@@ -161,7 +161,7 @@ def _flat(items: Sequence[_Item]) -> Iterator[_Item]:
 
 
 def _members(characters: Sequence[_Item]) -> list[str]:
-    """The characters that a class names, of ranges and categories one each."""
+    """Returns the characters that a class names, and one of each range and category."""
     members = []
     for code, argument in characters:
         if code is codes.LITERAL:
@@ -169,15 +169,19 @@ def _members(characters: Sequence[_Item]) -> list[str]:
         elif code is codes.RANGE:
             members.append(chr(argument[0]))
         elif code is codes.CATEGORY:
-            members += [one for one in _CANDIDATES if re.match(_CATEGORIES[argument], one)][:1]
+            members += [
+                character for character in _CANDIDATES if re.match(_CATEGORIES[argument], character)
+            ][:1]
     return members[:_MOST_PAIRED]
 
 
 def _matching(characters: Sequence[_Item]) -> str:
-    """A character that a class matches."""
+    """Returns a character that a class matches."""
     if characters[0][0] is not codes.NEGATE:
         return _members(characters)[0]
-    return next(one for one in _CANDIDATES + "!§" if not _is_member(characters, one))
+    return next(
+        character for character in _CANDIDATES + "!§" if not _is_member(characters, character)
+    )
 
 
 def _is_member(characters: Sequence[_Item], character: str) -> bool:

@@ -10,7 +10,7 @@ from bsmeta.annotate.annotator import Annotator, Columns, Row
 
 
 class Ended(BaseException):
-    """Ends the process: only an `Exception` is counted as a failure of the page."""
+    """Ends the process, since only an `Exception` counts as a failure of the page."""
 
 
 class Leaking(Annotator):

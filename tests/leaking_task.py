@@ -1,4 +1,4 @@
-"""The toy task on a bad day: it and the libraries that it uses say all that they know.
+"""The toy task on a bad day: it and its libraries print all secrets.
 
 `LEAK=crash` raises in the middle of a run, `LEAK=loader` in a process that loads data, and
 `LEAK=nan` has a loss that is not finite. All of them print, warn and log before.
@@ -37,7 +37,7 @@ LIBRARY.addHandler(logging.StreamHandler())
 
 
 def all_secrets(config: CausalLMConfig) -> str:
-    """All that the process was given, in the forms in which messages of libraries have it."""
+    """Returns all secrets of the process, in the forms of messages of libraries."""
     names = json.loads(os.environ["PLANTED"])
     values = [os.environ[name] for name in names] + config.data_config.exclude
     sent = {"Authorization": f"Bearer {os.environ['CLOUDFLARE_API_TOKEN']}"}
@@ -45,8 +45,8 @@ def all_secrets(config: CausalLMConfig) -> str:
     return "\n".join(forms)
 
 
-def say(text: str) -> None:
-    """Says a text in every way in which a library may."""
+def emit(text: str) -> None:
+    """Emits a text in every way that a library might."""
     print(text)
     print(text, file=sys.stderr)
     warnings.warn(text, stacklevel=1)
@@ -80,7 +80,7 @@ class LeakingStream(IterableDataset):
             yield from loader
         for number, step in enumerate(self._stream):
             if number == 2:
-                say(self._text)
+                emit(self._text)
                 fail(self._text)
             yield step
 
@@ -98,7 +98,7 @@ class LeakingTask(toy_task.ToyTask):
         if self.steps < 2 or LEAK == "loader":
             return loss
         text = all_secrets(self.config)
-        say(text)
+        emit(text)
         if LEAK == "crash":
             fail(text)
         return Loss(loss.sum * float("nan"), loss.parts)

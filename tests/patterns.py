@@ -36,9 +36,9 @@ class Use:
     """A pattern, and one way in which it is used.
 
     Attributes:
-        place: The file below the package, and the line.
+        place: File below the package, and line.
         method: A method of patterns.
-        most: The characters that it reads at most, if the call says so.
+        most: Maximal number of characters read, if the call limits it.
     """
 
     place: str
@@ -49,14 +49,14 @@ class Use:
 
 @dataclass
 class Uses:
-    """The uses of all patterns, and the reasons why some cannot be found."""
+    """The uses of all patterns, and the reasons for uses that cannot be found."""
 
     uses: list[Use] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 class UnknownValueError(Exception):
-    """An expression has a name whose value only a run knows."""
+    """An expression has a name with a value known only at run time."""
 
 
 class Module:
@@ -75,7 +75,7 @@ class Module:
         return dict(vars(importlib.import_module(self.name)))
 
     def function_of(self, node: ast.AST) -> ast.FunctionDef | None:
-        """The outermost function that a node is in."""
+        """Returns the outermost function around a node."""
         outermost = None
         while node in self.parents:
             node = self.parents[node]
@@ -84,7 +84,7 @@ class Module:
 
     @cached_property
     def imported(self) -> set[tuple[str | None, str]]:
-        """The modules and names of its `from` imports."""
+        """Returns the modules and names of its `from` imports."""
         imports = [node for node in self.nodes if isinstance(node, ast.ImportFrom)]
         return {(node.module, alias.name) for node in imports for alias in node.names}
 
@@ -133,7 +133,7 @@ def find_uses(modules: Sequence[Module], values: Mapping[str, Mapping[str, Seque
 
 
 def _other_ways(module: Module) -> Iterator[str]:
-    """Yields ways to use regular expressions that `find_uses` does not know."""
+    """Yields uses of regular expressions unknown to `find_uses`."""
     for node in module.nodes:
         match node:
             case ast.Import():
@@ -151,7 +151,7 @@ def _other_ways(module: Module) -> Iterator[str]:
 
 
 def _pattern_and_flags(call: ast.Call) -> tuple[ast.expr, ast.expr | None, str] | None:
-    """The expressions of pattern and flags of a call, and the method; None if it has no pattern."""
+    """Returns pattern, flags (as expressions) and method of a call; None without a pattern."""
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
     match call.func:
         case ast.Attribute(value=ast.Name(id="re"), attr=name) if name in _FLAGS_AT:
@@ -242,7 +242,7 @@ def _assigned(target: ast.expr, value: Any, names: dict[str, Any]) -> dict[str, 
 def _uses_of_name(
     modules: Sequence[Module], module: Module, call: ast.Call
 ) -> set[tuple[str, int | None]]:
-    """How a pattern is used that is compiled and given a name."""
+    """Returns the uses of a compiled pattern with a name."""
     statement = module.parents[call]
     if not isinstance(statement, ast.Assign):
         return {(method, None) for method in _ESCAPED}

@@ -10,7 +10,7 @@ from tests.warm import REPOSITORY
 
 
 def shared_data(name: str) -> Path:
-    """A folder of `../shared/data`; the test is skipped where it is absent."""
+    """Returns a folder of `../shared/data`; skips the test if it is absent."""
     folder = REPOSITORY.parent / "shared" / "data" / name
     if not folder.is_dir():
         pytest.skip(f"there is no {folder}")

@@ -124,7 +124,7 @@ Run = Callable[[str, Path], object]
 
 @dataclass(frozen=True)
 class Splitter:
-    """A way to call functions that take texts apart.
+    """A way to call functions that split texts.
 
     Attributes:
         shapes: Texts that are hard for them, besides the repetitions of `GENERAL`.
@@ -170,14 +170,14 @@ def skipped_records(path: Path) -> None:
 
 
 def read_label_cell(text: str) -> object:
-    """A cell with as many labels as the text has words."""
+    """Reads a cell with as many labels as the text has words."""
     table = Path("labels.csv")
     config = ClassificationDataConfig(csv=str(table), label_separator=" ")
     return LabelCells(table, config).read(text, TableRow(1, 2, []))
 
 
 def wide_records(text: str, folder: Path) -> None:
-    """As many columns as the text has characters."""
+    """Reads as many columns as the text has characters."""
     path = folder / "wide.csv"
     path.write_text(",".join(f"{number}{ord(character)}" for number, character in enumerate(text)))
     with contextlib.suppress(UserError):
@@ -191,7 +191,7 @@ def wide_records(text: str, folder: Path) -> None:
 
 
 def nested_record(text: str, _: Path) -> None:
-    """A long key above many, and a chain of objects."""
+    """Reads a long key above many, and a chain of objects."""
     inner: Any = {f"{number}": number for number in range(len(text))}
     for _ in range(100):
         inner = {"a": inner, "b": 0}
@@ -209,7 +209,7 @@ def page_of(profile: Any) -> Run:
 
 
 def annotated(name: str, record: Callable[[str], InputRecord], **settings: Any) -> Run:
-    """What an annotator makes of a record."""
+    """Returns a function that annotates a text."""
     config = AnnotateConfig(annotators=[name], **settings)
     (annotator,) = make_annotators(config)
 
@@ -231,7 +231,7 @@ def links_of(text: str, folder: Path) -> None:
 
 
 def linked_sets(text: str, folder: Path) -> None:
-    """The training data of a disambiguator from a crawl of two pages."""
+    """Makes training data of a disambiguator from a crawl of two pages."""
     locate_index(folder).parent.mkdir(exist_ok=True)
     titles = [f"{text} - a", f"{text} | b"]
     pages = [LinkedPage(f"a.org/{n}", title, "", "a.org", "") for n, title in enumerate(titles)]
@@ -374,7 +374,7 @@ def read_archive(text: str, _: Path) -> None:
 
 
 def read_compressed_archive(text: str, _: Path) -> None:
-    """The text in gzip members of a few bytes, of which some are damaged."""
+    """Reads the text in gzip members of a few bytes, some of them damaged."""
     data = text.encode()
     members = [gzip.compress(data[start : start + 40]) for start in range(0, len(data), 40)]
     damaged = [member[:-9] if number % 5 == 4 else member for number, member in enumerate(members)]
@@ -382,7 +382,7 @@ def read_compressed_archive(text: str, _: Path) -> None:
 
 
 def columns_of_pages(text: str) -> object:
-    """A text as the text, the address and the name of a column of pages."""
+    """Reads a text as text, address and column name of pages."""
     rows = [{"body": f"{text} {number}", "url": text, text or "a": text} for number in range(2)]
     with contextlib.suppress(UserError):
         find_columns(rows, {})
@@ -775,7 +775,7 @@ OTHERS = {
 
 
 def splitting_functions(modules: Iterable[Module]) -> Iterator[str]:
-    """Yields the functions that call what takes a string apart, except those of `OTHER_MODULES`.
+    """Yields the functions that split strings, except those of `OTHER_MODULES`.
 
     Each is FILE:NAME.
     """
@@ -809,7 +809,7 @@ def _qualified_name(module: Module, node: ast.FunctionDef) -> str:
 
 
 def forget_results() -> None:
-    """Has functions that keep their results be called again, whatever a test has called before."""
+    """Clears the caches of functions, so that they are called again after other tests."""
     for name, module in [*sys.modules.items()]:
         if name.startswith("bsmeta."):
             for function in vars(module).values():
@@ -818,7 +818,7 @@ def forget_results() -> None:
 
 
 def called_functions(run: Callable[[], object]) -> set[str]:
-    """The functions of the package that are called, as FILE:NAME."""
+    """Returns the functions of the package that are called, as FILE:NAME."""
     forget_results()
     called: set[str] = set()
     folder = f"{PACKAGE}/"

@@ -24,7 +24,7 @@ LARGE = {"TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50"}
 def run_in_terminal(
     arguments: Sequence[str], folder: Path = REPOSITORY, **environment: str
 ) -> tuple[int, str]:
-    """The exit code of `python ARGUMENTS`, and what its terminal received."""
+    """Returns the exit code of `python ARGUMENTS`, and the output on its terminal."""
     reading, terminal = pty.openpty()
     settings = termios.tcgetattr(terminal)
     settings[1] &= ~termios.OPOST  # line ends arrive as they are written
@@ -45,6 +45,6 @@ def run_in_terminal(
     return ask({"pid": pid})["code"], received.decode()
 
 
-def acting(received: str) -> list[str]:
-    """The characters that act on a terminal, beside those of the project's own styles."""
+def find_sequences(received: str) -> list[str]:
+    """Returns the control sequences in the output, except those of the project's styles."""
     return ACTING.findall(OWN.sub("", received))

@@ -16,7 +16,7 @@ SOURCES = [
     for path in sorted((REPOSITORY / folder).rglob("*.py"))
 ]
 
-# The last name of a call -> the files that may call it. Each of them is a gate, or says why not.
+# The last name of a call -> the files that may call it. Each is a gate, or has a reason.
 GATES: dict[str, set[str]] = {
     "from_pretrained": {"bsmeta/core/model_files.py"},
     "from_config": {"bsmeta/core/model_files.py"},
@@ -68,7 +68,7 @@ YAML = {
 
 @cache
 def nodes() -> list[tuple[str, ast.AST]]:
-    """Each file with each of the nodes that these tests look at."""
+    """Yields each file with each node that these tests check."""
     kinds = (ast.Call, ast.Import, ast.ImportFrom, ast.List, ast.Tuple)
     return [
         (str(path.relative_to(REPOSITORY)), node)
@@ -83,24 +83,26 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
 
 
 def called(node: ast.Call) -> str:
-    """The dotted name of what a call calls: `torch.load`."""
+    """Returns the dotted name of the called function: `torch.load`."""
     return ast.unparse(node.func)
 
 
 def keyword(node: ast.Call, name: str) -> str | None:
-    """The value of an argument, as source."""
-    return next((ast.unparse(one.value) for one in node.keywords if one.arg == name), None)
+    """Returns the value of an argument, as source."""
+    return next(
+        (ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == name), None
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", GATES)
-def test_a_call_has_its_gate(name: str) -> None:
+def test_calls_that_run_code_are_only_in_their_gates(name: str) -> None:
     users = {file for file, node in calls() if called(node).rpartition(".")[2] == name}
     assert users <= GATES[name]
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_that_runs_code_has_its_place(module: str) -> None:
+def test_modules_that_run_code_are_only_imported_by_listed_files(module: str) -> None:
     users = set()
     for file, node in nodes():
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -110,14 +112,14 @@ def test_a_module_that_runs_code_has_its_place(module: str) -> None:
     assert users <= MODULES[module]
 
 
-def test_an_entry_point_is_loaded_in_one_place() -> None:
+def test_only_one_module_loads_entry_points() -> None:
     loads = {file for file, node in calls() if called(node) == "point.load"}
     (entry_points,) = [node for _, node in calls() if called(node) == "entry_points"]
     assert loads == {"bsmeta/tasks/registry.py"}
     assert keyword(entry_points, "group") == "GROUP"
 
 
-def test_no_model_is_trusted() -> None:
+def test_models_are_never_loaded_with_remote_code() -> None:
     gate = [
         keyword(node, "trust_remote_code")
         for file, node in calls()
@@ -128,7 +130,7 @@ def test_no_model_is_trusted() -> None:
     assert {value for value in given if value is not None} == {"False"}
 
 
-def test_torch_loads_values_only() -> None:
+def test_torch_loads_only_values() -> None:
     loads = [node for _, node in calls() if called(node) == "torch.load"]
     assert len(loads) == 3
     assert all(keyword(node, "weights_only") == "True" for node in loads)
@@ -140,7 +142,7 @@ def test_numpy_loads_no_objects() -> None:
     ]
 
 
-def test_yaml_of_runs_and_models_has_one_reader() -> None:
+def test_only_one_module_reads_yaml_of_runs_and_models() -> None:
     found: dict[str, int] = {}
     for file, node in calls():
         if called(node) in ("parse_yaml", "parse_yaml_file"):
@@ -148,8 +150,8 @@ def test_yaml_of_runs_and_models_has_one_reader() -> None:
     assert {file: count for file, count in found.items() if file.startswith("bsmeta/")} == YAML
 
 
-def test_values_are_resolved_only_where_hydra_composes() -> None:
-    """Or in a study's file, and in the path of a part; both are the user's own."""
+def test_interpolations_are_resolved_only_by_hydra() -> None:
+    """Or in a study's file and in the path of a part, both written by the user."""
     resolving = {
         file
         for file, node in calls()
@@ -165,12 +167,12 @@ def test_values_are_resolved_only_where_hydra_composes() -> None:
     }  # fmt: skip
 
 
-def test_nothing_is_evaluated() -> None:
+def test_no_text_is_evaluated_as_code() -> None:
     assert not [file for file, node in calls() if called(node) in ("eval", "exec", "__import__")]
 
 
 def test_python_is_started_without_the_working_folder() -> None:
-    """`-m` and `-c` would put it first among the folders that modules are imported from."""
+    """`-m` and `-c` would put it first in the import path."""
     commands = []
     for file, node in nodes():
         parts = [*map(ast.unparse, node.elts)] if isinstance(node, (ast.List, ast.Tuple)) else []

@@ -24,7 +24,7 @@ def test_init_copies_the_files_and_overwrites_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("option", "code"), [("--help", 0), ("--overwrite", 2)])
-def test_an_option_of_init_is_no_folder(tmp_path: Path, option: str, code: int) -> None:
+def test_an_option_of_init_is_not_taken_as_a_folder(tmp_path: Path, option: str, code: int) -> None:
     command = [sys.executable, "-m", "bsmeta.cli", "init", option]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == code

@@ -19,7 +19,7 @@ PROMPT = "ready> "
 
 
 class Shell:
-    """An interactive shell on a terminal of its own."""
+    """An interactive shell on a separate terminal."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self._terminal, other_side = pty.openpty()

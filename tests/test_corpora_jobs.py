@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import run_warm
 from tests.data.corpora import CORPORA, overrides, write_corpus
-from tests.test_main_job import figures, job, kill_when, logged_step, run
+from tests.test_main_job import job, kill_when, list_metrics, logged_step, run
 from tests.warm import REPOSITORY
 
 Documents = Callable[[Path], dict[int, list[str]]]
@@ -29,7 +29,7 @@ SMALL = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CORPORA)
-def test_killed_and_resumed_equals_never_stopped(
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     name: str, steps: Steps, documents: Documents, tmp_path: Path
 ) -> None:
     """Two processes with ZeRO-2; then the held-out documents are evaluated and shown."""
@@ -41,14 +41,14 @@ def test_killed_and_resumed_equals_never_stopped(
     kill_when(command, tmp_path, lambda: logged_step(killed) >= 6)
     run(command, tmp_path)
     assert list(steps(whole)) == list(range(1, 13))
-    assert figures(steps(killed)) == figures(steps(whole))
+    assert list_metrics(steps(killed)) == list_metrics(steps(whole))
     assert documents(killed) == documents(whole)
-    report = evaluated(whole)
+    report = evaluate(whole)
     assert (report["documents"], report["left_out"]) == (12, {})
 
 
-def evaluated(out_dir: Path) -> dict[str, Any]:
-    """What `evaluate.py` reports about the held-out documents."""
+def evaluate(out_dir: Path) -> dict[str, Any]:
+    """Returns the report of `evaluate.py` on the held-out documents."""
     script = str(REPOSITORY / "bsmeta" / "evaluate.py")
     run([sys.executable, script, f"checkpoint={out_dir}", "bootstrap_resamples=10"], out_dir)
     report = json.loads((out_dir / "evaluation" / "evaluation.json").read_text())
@@ -56,8 +56,10 @@ def evaluated(out_dir: Path) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_a_mixture_in_the_log(steps: Steps, documents: Documents, tmp_path: Path) -> None:
-    """Losses and exposure of each source; half of the run by two processes, half by one."""
+def test_the_log_has_losses_and_exposure_of_each_source(
+    steps: Steps, documents: Documents, tmp_path: Path
+) -> None:
+    """Half of the run is trained by two processes, half by one."""
     sources = []
     for name, weight in (("c4_en", 0.7), ("fineweb", 0.2), ("dclm", 0.1)):
         write_corpus(name, tmp_path / name)
@@ -88,17 +90,22 @@ def test_a_mixture_in_the_log(steps: Steps, documents: Documents, tmp_path: Path
             if sequences:
                 assert 0 < event["parts"][f"source_{name}"] < 12
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    exposure = [one for one in map(json.loads, lines) if one["event"] == "exposure"][-1]
-    found = exposure["sources"]
-    assert {name: one["configured"] for name, one in found.items()} == pytest.approx(shares)
-    assert {name: one["sequences"] for name, one in found.items()} == counts
-    assert sum(one["tokens"] for one in found.values()) == steps(tmp_path / "run")[12]["tokens"]
+    exposure = [result for result in map(json.loads, lines) if result["event"] == "exposure"][-1]
+    exposure_by_source = exposure["sources"]
+    assert {name: one["configured"] for name, one in exposure_by_source.items()} == pytest.approx(
+        shares
+    )
+    assert {name: one["sequences"] for name, one in exposure_by_source.items()} == counts
+    assert (
+        sum(counts["tokens"] for counts in exposure_by_source.values())
+        == steps(tmp_path / "run")[12]["tokens"]
+    )
     assert exposure["types"]["source"]["realized"] > 0
     trained = {name.split("/")[0] for step in documents(tmp_path / "run").values() for name in step}
     assert trained == set(shares)
 
 
-def test_a_wrong_path_ends_the_check(tmp_path: Path) -> None:
+def test_a_wrong_column_path_is_refused_by_the_check(tmp_path: Path) -> None:
     write_corpus("c4_en", tmp_path / "c4_en")
     data = [*overrides("c4_en", tmp_path / "c4_en"), "data_config.columns.timestamp=date"]
     done = run_warm(job(None, tmp_path / "run", *data, "check_only=true"), tmp_path)

@@ -25,14 +25,14 @@ EXCEPTIONS = {
 }
 
 
-def test_all_decoders_are_those_of_the_gate() -> None:
+def test_only_the_gate_uses_decoders() -> None:
     decoders = [
         name for module in read_modules() if module.file != GATE for name in find_decoders(module)
     ]
     assert sorted(decoders) == sorted(EXCEPTIONS)
 
 
-def test_the_gate_decodes() -> None:
+def test_the_gate_uses_decoders() -> None:
     assert {name.partition(" ")[2] for name in find_decoders(Module(PACKAGE / GATE))} == {
         "json.loads",
         "msgspec.json.Decoder",
@@ -55,7 +55,7 @@ def test_the_gate_decodes() -> None:
         ("import pandas as pd\npd.read_json(b)\n", " pd.read_json"),
     ],
 )
-def test_decoders_are_noticed(
+def test_decoders_are_detected(
     source: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "module.py"

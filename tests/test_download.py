@@ -28,14 +28,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
         yield running
 
 
-def source_of(server: FileServer, content: bytes = CONTENT, name: str = "data.bin") -> Entry:
+def make_source(server: FileServer, content: bytes = CONTENT, name: str = "data.bin") -> Entry:
     sha256 = hashlib.sha256(content).hexdigest()
     return Entry(name, f"{server.address}/{name}", len(content), sha256)
 
 
 def fetch(server: FileServer, folder: Path, retries: int = 2, timeout: float = 20.0) -> bytes:
     path = folder / "out/data.bin"
-    download(source_of(server), path, retries=retries, timeout=timeout)
+    download(make_source(server), path, retries=retries, timeout=timeout)
     assert [file.name for file in path.parent.iterdir()] == ["data.bin"]
     return path.read_bytes()
 
@@ -91,14 +91,14 @@ def test_a_file_is_downloaded_at_once(server: FileServer, tmp_path: Path) -> Non
     assert server.ranges == [None]
 
 
-def test_a_connection_that_is_cut_is_resumed(server: FileServer, tmp_path: Path) -> None:
+def test_a_cut_connection_is_resumed(server: FileServer, tmp_path: Path) -> None:
     server.faults = [cut] * 4  # more than the retries: each makes progress
     assert fetch(server, tmp_path) == CONTENT
     assert server.ranges == [None, *(f"bytes={place}-" for place in range(50_000, 250_000, 50_000))]
 
 
 @pytest.mark.parametrize("fault", [html_with_200, another_range, compressed, busy, longer])
-def test_an_answer_that_is_not_the_file_is_repeated(
+def test_an_answer_that_is_not_the_file_is_requested_again(
     server: FileServer, tmp_path: Path, fault: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.faults = [cut, fault]  # type: ignore[list-item]
@@ -107,9 +107,7 @@ def test_an_answer_that_is_not_the_file_is_repeated(
     assert server.ranges == [None, "bytes=50000-", "bytes=50000-"]
 
 
-def test_a_server_without_ranges_sends_the_beginning_again(
-    server: FileServer, tmp_path: Path
-) -> None:
+def test_without_range_requests_the_download_restarts(server: FileServer, tmp_path: Path) -> None:
     server.faults = [cut, whole_file_despite_the_range]
     assert fetch(server, tmp_path) == CONTENT
     assert len(server.ranges) == 2
@@ -122,14 +120,18 @@ def test_wrong_bytes_are_refused_and_not_kept(server: FileServer, tmp_path: Path
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_part_of_another_file_is_begun_again(server: FileServer, tmp_path: Path) -> None:
+def test_a_part_of_another_file_is_downloaded_from_the_beginning(
+    server: FileServer, tmp_path: Path
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/data.bin.part").write_bytes(b"another file")
     assert fetch(server, tmp_path) == CONTENT
     assert server.ranges == ["bytes=12-", None]
 
 
-def test_the_part_of_an_interrupted_download_is_used(server: FileServer, tmp_path: Path) -> None:
+def test_an_interrupted_download_continues_with_its_part(
+    server: FileServer, tmp_path: Path
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/data.bin.part").write_bytes(CONTENT[:100_000])
     assert fetch(server, tmp_path) == CONTENT
@@ -137,7 +139,7 @@ def test_the_part_of_an_interrupted_download_is_used(server: FileServer, tmp_pat
 
 
 @pytest.mark.long
-def test_a_server_that_stalls_is_asked_again(server: FileServer, tmp_path: Path) -> None:
+def test_a_stalled_request_is_repeated(server: FileServer, tmp_path: Path) -> None:
     released = threading.Event()
 
     def stall(request: Request, content: bytes) -> bool:
@@ -158,7 +160,7 @@ def test_too_many_failures_end_the_download(server: FileServer, tmp_path: Path) 
 
 
 def test_a_missing_file_ends_the_download(server: FileServer, tmp_path: Path) -> None:
-    source = source_of(server, name="other.bin")
+    source = make_source(server, name="other.bin")
     named = structs.replace(source, address=source.address.replace("//", "//user:secret@"))
     with pytest.raises(DataError, match="HTTP 404; correct the address") as error:
         download(named, tmp_path / "other.bin", retries=9, timeout=9)
@@ -166,7 +168,7 @@ def test_a_missing_file_ends_the_download(server: FileServer, tmp_path: Path) ->
     assert server.ranges == [None]
 
 
-def test_a_file_on_the_disk(tmp_path: Path) -> None:
+def test_a_file_url_is_copied_and_verified(tmp_path: Path) -> None:
     (tmp_path / "a b.bin").write_bytes(CONTENT)
     (tmp_path / "c.bin.part").write_bytes(CONTENT[:9])
     address = (tmp_path / "a b.bin").as_uri()

@@ -23,7 +23,7 @@ def documents(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in shard]
 
 
-def test_size_and_notices() -> None:
+def test_the_examples_are_small_and_have_all_license_notices() -> None:
     assert sum(path.stat().st_size for path in EXAMPLES.rglob("*") if path.is_file()) < 5_000_000
     notices = sorted(path.name for path in (EXAMPLES / "webdocs" / "licenses").iterdir())
     assert notices == [
@@ -45,10 +45,10 @@ def test_size_and_notices() -> None:
     ]
 
 
-def test_contents_are_as_its_readme_says() -> None:
+def test_the_contents_match_the_readme() -> None:
     counts = [len(documents(path)) for path in SHARDS]
     assert counts == [59, 160, 162, 163, 172, 176, 161]
-    assert Counter(urlsplit(one["url"]).netloc for one in documents(HELD_OUT)) == {
+    assert Counter(urlsplit(document["url"]).netloc for document in documents(HELD_OUT)) == {
         "docs.python.org": 11,
         "docs.scipy.org": 12,
         "pandas.pydata.org": 12,
@@ -61,7 +61,7 @@ def test_contents_are_as_its_readme_says() -> None:
     assert with_entities == ["000", "001", "002", "003", "004", "005"]
 
 
-def test_no_document_stands_twice_and_none_is_held_out_and_trained_on() -> None:
+def test_documents_are_distinct_and_not_both_held_out_and_trained_on() -> None:
     everything = [document for path in SHARDS for document in documents(path)]
     for key in ("url", "text"):
         assert len({document[key] for document in everything}) == len(everything) == 1053
@@ -71,7 +71,7 @@ def test_shards_are_written_without_a_time() -> None:
     assert {path.read_bytes()[4:8] for path in SHARDS} == {b"\0\0\0\0"}
 
 
-def test_tokenizer_and_model_fit_together() -> None:
+def test_tokenizer_and_model_have_the_same_vocabulary() -> None:
     tokenizer = AutoTokenizer.from_pretrained(EXAMPLES / "tokenizer")
     shape = AutoConfig.from_pretrained(EXAMPLES / "model" / "config.json")
     assert len(tokenizer) == shape.vocab_size == 4096

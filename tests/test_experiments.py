@@ -17,7 +17,7 @@ EXPERIMENTS = REPOSITORY / "experiments"
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_the_metadata_benchmark(launch: Launch) -> None:
+def test_the_metadata_benchmark_prints_its_result(launch: Launch) -> None:
     done = launch(
         EXPERIMENTS / "benchmarks" / "metadata.py",
         f"--data={REPOSITORY}/examples/webdocs/*.jsonl.gz",
@@ -36,14 +36,14 @@ def test_the_metadata_benchmark(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_the_evaluation_benchmark(launch: Launch) -> None:
+def test_the_evaluation_benchmark_prints_its_result(launch: Launch) -> None:
     script = EXPERIMENTS / "benchmarks" / "evaluation.py"
     result = json.loads(launch(script, "--documents=1", "--types=title").stdout)
     assert (result["documents"], result["comparisons"], result["threads"]) == (1, 2, 2)
     assert result["ratio"] == pytest.approx(result["plain_s"] / result["batched_s"], rel=0.02)
 
 
-def test_the_annotation_benchmark(launch: Launch) -> None:
+def test_the_annotation_benchmark_prints_its_results(launch: Launch) -> None:
     script, pages = EXPERIMENTS / "benchmarks" / "annotate.py", "examples/rawpages/*.jsonl.gz"
     done = launch(script, f"input={REPOSITORY}/{pages}", "limit=2", "repeats=1")
     results = [json.loads(line) for line in done.stdout.splitlines()]
@@ -54,12 +54,14 @@ def test_the_annotation_benchmark(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_saves(launch: Launch) -> None:
+def test_the_benchmark_of_saves_prints_a_result_for_each_engine(launch: Launch) -> None:
     keys = [f"model_config_file={REPOSITORY}/examples/model/config.json", "saves=1", "every=2"]
     keys.append("engines=ddp,fsdp2,zero3")
     done = launch(EXPERIMENTS / "benchmarks" / "save_time.py", *keys)
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    by_engine = [(one["engine"], one.get("async_save"), one.get("model")) for one in results]
+    by_engine = [
+        (result["engine"], result.get("async_save"), result.get("model")) for result in results
+    ]
     assert by_engine == [
         ("ddp", False, None), ("ddp", True, None), ("fsdp2", False, None), ("fsdp2", True, None),
         ("zero3", None, True), ("zero3", None, False),
@@ -70,7 +72,7 @@ def test_the_benchmark_of_saves(launch: Launch) -> None:
             assert result["slower_s"] == 0
 
 
-def test_the_scores_of_extractors(launch: Launch) -> None:
+def test_the_scores_of_extractors_are_printed_as_a_table(launch: Launch) -> None:
     pages = REPOSITORY / "examples" / "rawpages" / "raw-000.jsonl.gz"
     table = launch(EXPERIMENTS / "content_f1.py", str(pages), "1").stdout.splitlines()
     assert table[0].startswith("| site | pages | all | published | resiliparse |")
@@ -80,7 +82,7 @@ def test_the_scores_of_extractors(launch: Launch) -> None:
 
 @pytest.mark.parametrize("answer", ["echo 'GPU-a, 900, 0'", "exit 9", None])
 def test_no_gpu_is_selected_if_none_can_be_used(answer: str | None, tmp_path: Path) -> None:
-    """With a GPU that CUDA_VISIBLE_DEVICES hides, a broken nvidia-smi, and none at all."""
+    """With a GPU hidden by CUDA_VISIBLE_DEVICES, a broken nvidia-smi, and no nvidia-smi."""
     if answer is not None:
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
@@ -92,7 +94,7 @@ def test_no_gpu_is_selected_if_none_can_be_used(answer: str | None, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.faults
-def test_the_soak_test_with_one_kill(tmp_path: Path) -> None:
+def test_the_soak_test_survives_one_kill(tmp_path: Path) -> None:
     command = [sys.executable, str(EXPERIMENTS / "soak.py"), "steps=30", "kills=1"]
     command += ["seed=1", f"folder={tmp_path}"]  # the kill comes after step 5
     done = subprocess.run(command, capture_output=True, text=True, check=False)

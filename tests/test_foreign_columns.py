@@ -65,7 +65,7 @@ __all__ = ["encoder", "model", "tokenizer"]
 FORMATS = ("json", "parquet")
 TYPES = ["html", "entity", "tags"]
 
-# What training and evaluation say of the rows whose columns they are to read.
+# Messages of training and evaluation about the rows whose columns they must read.
 JSON_REASONS = {
     "tags-strings": "wrong_type",
     "tags-numbers": "wrong_type",
@@ -128,7 +128,7 @@ def folder(form: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def find_keys(form: str, names: Iterable[str]) -> set[str]:
-    """The rows that documents were read from, by the name of a shard and a number."""
+    """Returns the rows of documents, given as shard name and number."""
     if form == "parquet":
         return {name.partition(".parquet:")[0] for name in names}
     return {KEYS[form][int(name.rpartition(":")[2])] for name in names}
@@ -141,27 +141,27 @@ def configure(folder: Path, types: list[str], **changes: Any) -> DataConfig:
 
 
 def read_rows(shard: Path) -> list[dict[str, Any]]:
-    """The rows of a shard; Python does not read integers of more than 4300 digits."""
+    """Returns the rows of a shard; Python does not read integers of more than 4300 digits."""
     lines = gzip.decompress(shard.read_bytes()).splitlines()
     return [json.loads(line, parse_int=float) for line in lines]
 
 
 def read_table(page: str, title: str) -> dict[str, str]:
-    """The first two columns of a table of a report."""
+    """Returns the first two columns of a table of a report."""
     (table,) = re.findall(rf"<h2>{title}</h2>(.*?)</table>", page, re.DOTALL)
     cells = re.findall(r'<th scope="row">(.*?)</th>.*?<td[^>]*>(.*?)</td>', table, re.DOTALL)
     return dict(cells)
 
 
 @pytest.mark.parametrize("annotators", [["language"], ["title", "paragraph", "language"]])
-def test_annotate_carries_them_and_its_report_shows_the_pages(
+def test_annotate_keeps_foreign_columns_and_reports_the_pages(
     form: str, folder: Path, tmp_path: Path, annotators: list[str]
 ) -> None:
     out = tmp_path / "out"
     settings = {"report": True, "report_pages": 100}
     assert annotate(str(folder), out, annotators=annotators, **settings) == 0
-    made = {row["url"]: row for path in out.glob("*.jsonl.gz") for row in read_rows(path)}
-    assert {url.removeprefix(SITE) for url in made} == {*KEYS[form]}
+    annotated_rows = {row["url"]: row for path in out.glob("*.jsonl.gz") for row in read_rows(path)}
+    assert {url.removeprefix(SITE) for url in annotated_rows} == {*KEYS[form]}
 
     page = (out / "report.html").read_text()
     assert {*re.findall(rf"<h3>{SITE}([a-z0-9-]+)</h3>", page)} == {*KEYS[form]}
@@ -169,17 +169,19 @@ def test_annotate_carries_them_and_its_report_shows_the_pages(
     assert read_table(page, "Not shown") == UNSHOWN[form]
 
 
-def test_annotate_writes_their_values_in_standard_json(tmp_path: Path) -> None:
+def test_annotate_writes_foreign_values_in_standard_json(tmp_path: Path) -> None:
     shards = write_parquet(tmp_path / "tables")
     write_json_lines(shards / "rows.json.gz")
     assert annotate(str(shards), tmp_path / "out", annotators=["language"]) == 0
-    made = {row["url"].removeprefix(SITE): row for row in read_rows(tmp_path / "out/rows.jsonl.gz")}
-    assert made["nan"]["f"] == {"a": {"b": [None, None, None, "NaN"]}}
-    assert made["half"]["title"] == "cut \ufffd"
-    assert made["half-in-bytes"]["title"] == "cut \ufffd"
-    assert made["half-in-name"]["\ufffd"] == 1
-    assert made["tags-strings"]["metadata_tags"] == ["a", "b"]
-    assert made["html-text"]["metadata_html"] == "<b>"
+    annotated_rows = {
+        row["url"].removeprefix(SITE): row for row in read_rows(tmp_path / "out/rows.jsonl.gz")
+    }
+    assert annotated_rows["nan"]["f"] == {"a": {"b": [None, None, None, "NaN"]}}
+    assert annotated_rows["half"]["title"] == "cut \ufffd"
+    assert annotated_rows["half-in-bytes"]["title"] == "cut \ufffd"
+    assert annotated_rows["half-in-name"]["\ufffd"] == 1
+    assert annotated_rows["tags-strings"]["metadata_tags"] == ["a", "b"]
+    assert annotated_rows["html-text"]["metadata_html"] == "<b>"
     with_range = gzip.decompress((tmp_path / "out/rows.jsonl.gz").read_bytes())
     assert b'"f":1e400,' in with_range
 
@@ -191,7 +193,9 @@ def test_annotate_writes_their_values_in_standard_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["url", "text", "html"])
-def test_half_a_pair_in_a_column_that_annotate_reads_is_counted(tmp_path: Path, name: str) -> None:
+def test_half_a_surrogate_pair_in_a_column_read_by_annotate_is_counted(
+    tmp_path: Path, name: str
+) -> None:
     line = {"text": "a", "url": "https://example.org/", name: "b\ud83d"}
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(line) + "\n")
@@ -200,7 +204,7 @@ def test_half_a_pair_in_a_column_that_annotate_reads_is_counted(tmp_path: Path, 
     assert report["total"]["dropped"] == {"not_json": 1}
 
 
-def test_annotators_that_read_them_fail_with_the_reason(tmp_path: Path) -> None:
+def test_annotators_that_read_foreign_columns_fail_with_the_reason(tmp_path: Path) -> None:
     path = write_json_lines(tmp_path / "a.jsonl.gz")
     annotate(str(path), tmp_path / "out", annotators=["title", "paragraph"], report=True)
     report = json.loads((tmp_path / "out/report.json").read_text())
@@ -220,7 +224,9 @@ def test_annotators_that_read_them_fail_with_the_reason(tmp_path: Path) -> None:
     ("key", "reason"),
     [("entity-strings", "wrong_type"), ("entity-no-offsets", "missing_position"), ("range", None)],
 )
-def test_an_annotator_of_mentions_reads_them(key: str, reason: str | None) -> None:
+def test_the_annotator_of_mentions_reads_or_refuses_foreign_columns(
+    key: str, reason: str | None
+) -> None:
     name, value = JSON_COLUMNS[key]
     record = decode_line(b'{"text": "Ada", "%b": %b}' % (name.encode(), value))
     row = Row(record, "visible")
@@ -234,7 +240,7 @@ def test_an_annotator_of_mentions_reads_them(key: str, reason: str | None) -> No
 
 
 @pytest.mark.parametrize("types", [[], TYPES])
-def test_training_and_its_checks_use_them_only_if_asked_to(
+def test_training_and_its_checks_use_foreign_columns_only_if_requested(
     form: str, folder: Path, types: list[str]
 ) -> None:
     config = configure(folder, types)
@@ -272,8 +278,8 @@ def test_training_on_content_names_the_rows_without_spans(tmp_path: Path) -> Non
     }
 
 
-def test_mapped_fields_beside_foreign_ones_are_read(tmp_path: Path) -> None:
-    """The fields of an object that are not mapped are only carried, too."""
+def test_mapped_fields_beside_foreign_fields_are_read(tmp_path: Path) -> None:
+    """The unmapped fields of an object are kept as well."""
     lines = [
         b'{"doc": {"body": "a", "url": "b", "score": NaN, "f": 1e400, "cut": "\\ud83d"}}',
         b'{"doc": {"body": "a\\ud83d", "url": "b", "score": 1}}',
@@ -289,7 +295,9 @@ def test_mapped_fields_beside_foreign_ones_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("types", [[], TYPES])
-def test_explain_shows_them(form: str, folder: Path, types: list[str]) -> None:
+def test_explain_shows_documents_with_foreign_columns(
+    form: str, folder: Path, types: list[str]
+) -> None:
     config = ExplainConfig(data_config=configure(folder, types), limit=100)
     windows = [*Selection(config, small_tokenizer())]
     names = [document.name for window in windows for document in window.documents]
@@ -306,7 +314,7 @@ def test_explain_shows_them(form: str, folder: Path, types: list[str]) -> None:
 
 
 @pytest.mark.parametrize("types", [[], TYPES])
-def test_held_out_documents_are_those_of_training(
+def test_held_out_documents_are_read_as_in_training(
     form: str, folder: Path, types: list[str]
 ) -> None:
     names: list[str] = []
@@ -344,7 +352,7 @@ def test_held_out_documents_are_kept_out_of_training(form: str, folder: Path) ->
                 assert held_out.find_overlap(document) == "url"
 
 
-def test_evaluate_reports(
+def test_evaluate_reports_on_documents_with_foreign_columns(
     folder: Path,
     tmp_path: Path,
     model: GPT2LMHeadModel,
@@ -372,7 +380,7 @@ def test_evaluate_reports(
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-def test_predict_writes_them(tmp_path: Path, encoder: Path, suffix: str) -> None:
+def test_predict_keeps_foreign_columns(tmp_path: Path, encoder: Path, suffix: str) -> None:
     table = write_leanings(tmp_path)
     config = ClassificationConfig(
         data_config=data_config(table),
@@ -406,15 +414,15 @@ def test_predict_writes_them(tmp_path: Path, encoder: Path, suffix: str) -> None
     # Rows with these values are bad rows: they cannot be written as CSV, for example.
     refused = {"digits", "many-digits", "depth"}
     lines = written.splitlines()
-    made = {json.loads(line)["url"].removeprefix(SITE): line for line in lines}
-    assert made.keys() == {*keys} - refused
-    assert '"f":1e400' in made["range"]
-    assert '"f":{"a":[1,-1e999]}' in made["range-in-list"]
-    assert json.loads(made["half"])["title"] == "cut \ufffd"
-    assert '"f":{"a":{"b":[null,null,null,"NaN"]}}' in made["nan"]
+    annotated_rows = {json.loads(line)["url"].removeprefix(SITE): line for line in lines}
+    assert annotated_rows.keys() == {*keys} - refused
+    assert '"f":1e400' in annotated_rows["range"]
+    assert '"f":{"a":[1,-1e999]}' in annotated_rows["range-in-list"]
+    assert json.loads(annotated_rows["half"])["title"] == "cut \ufffd"
+    assert '"f":{"a":{"b":[null,null,null,"NaN"]}}' in annotated_rows["nan"]
 
 
-def test_the_programs_themselves(
+def test_the_programs_accept_foreign_columns_from_the_command_line(
     launch: Callable[..., CompletedProcess[str]], form: str, folder: Path, tmp_path: Path
 ) -> None:
     programs = REPOSITORY / "bsmeta"

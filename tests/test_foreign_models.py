@@ -38,7 +38,7 @@ AUTO_MAP = {
 
 
 def write_model(folder: Path, marker: Path, *, in_tokenizer: bool = False) -> None:
-    """A model whose configuration, or that of its tokenizer, names a Python file beside it."""
+    """Writes a model whose (tokenizer) configuration names a Python file beside it."""
     folder.mkdir(parents=True)
     for file in TOKENIZER.iterdir():
         shutil.copy(file, folder)
@@ -54,7 +54,7 @@ def write_model(folder: Path, marker: Path, *, in_tokenizer: bool = False) -> No
 
 
 def write_run(folder: Path, config: RunConfig, marker: Path) -> None:
-    """A finished run of such a model, and its last checkpoint."""
+    """Writes a finished run of such a model, and its last checkpoint."""
     write_model(folder / "model", marker)
     checkpoint = folder / "checkpoint-1step"
     write_model(checkpoint / "model", marker)
@@ -126,9 +126,9 @@ def test_code_beside_a_model_is_not_run(program: str, tmp_path: Path) -> None:
 
     script, *arguments = PROGRAMS[program]
     for name in ("RUN", "MODEL", "TOKENIZER", "CLASSIFIER", "CORRECTOR", "DETECTOR", "TEXT"):
-        arguments = [one.replace(name, str(tmp_path / name)) for one in arguments]
+        arguments = [argument.replace(name, str(tmp_path / name)) for argument in arguments]
     for name, file in {"TABLE": "TABLE.csv", "STUDY": "STUDY.yaml"}.items():
-        arguments = [one.replace(name, str(tmp_path / file)) for one in arguments]
+        arguments = [argument.replace(name, str(tmp_path / file)) for argument in arguments]
     environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, str(REPOSITORY / script), *arguments],

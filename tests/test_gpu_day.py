@@ -51,7 +51,7 @@ def test_every_command_of_the_plan_can_run() -> None:
     assert {"R5-8-rows", "R5-4-rows", "R6-ddp", "R6-zero2", "R6-zero3", "R6-fsdp2"} < items
 
 
-def test_a_command_that_cannot_run_is_shown(gpu_day: ModuleType, gpu_plan: ModuleType) -> None:
+def test_a_command_that_cannot_run_is_reported(gpu_day: ModuleType, gpu_plan: ModuleType) -> None:
     command = gpu_plan.Command(
         arguments=("bsmeta/train.py",), training=("--config-name", "demo", "max_train_step=3")
     )
@@ -69,7 +69,9 @@ def test_the_tests_on_a_gpu_cover_the_plan(gpu_plan: ModuleType, tmp_path: Path)
 
 
 @pytest.mark.long
-def test_results_are_kept_and_only_the_rest_runs_again(tmp_path: Path, gpu_day: ModuleType) -> None:
+def test_finished_results_are_kept_and_only_the_rest_runs(
+    tmp_path: Path, gpu_day: ModuleType
+) -> None:
     file = tmp_path / "results.jsonl"
     command = [sys.executable, str(GPU_DAY), f"out={tmp_path}"]
     subprocess.run([*command, "only=imports"], check=True, capture_output=True)
@@ -131,7 +133,7 @@ def finished(output: str, out_dir: Path | None = None) -> Any:
     return gpu_values.Finished(0, 1.0, 0.0, output, out_dir)
 
 
-def test_the_values_of_an_estimate(gpu_plan: ModuleType) -> None:
+def test_the_values_of_an_estimate_are_parsed(gpu_plan: ModuleType) -> None:
     output = """
   H100: 79.1 GiB, of which 2.0 GiB are left to CUDA and to fragmentation
 (assumed); this launch takes 52.5 GiB with 4 rows: it fits
@@ -166,7 +168,7 @@ def test_the_fastest_arms_are_profiled(gpu_plan: ModuleType, tmp_path: Path) -> 
     assert not {"estimate=true", "estimate_steps=24"} & {*first.arguments, *second.arguments}
 
 
-def test_waits_that_grow_with_the_steps(gpu_plan: ModuleType) -> None:
+def test_waits_that_grow_with_the_steps_are_detected(gpu_plan: ModuleType) -> None:
     short = finished('step 12/12\n{"waits": {"a.py:1": 2, "b.py:2": 12}}\n')
     long = finished('{"waits": {"a.py:1": 2, "b.py:2": 24, "c.py:3": 1}}\n')
     assert gpu_plan.values.compare_waits([short, long]) == {
@@ -194,7 +196,9 @@ while True:
 """
 
 
-def test_a_signal_at_a_step(gpu_day: ModuleType, gpu_plan: ModuleType, tmp_path: Path) -> None:
+def test_a_signal_can_be_sent_at_a_step(
+    gpu_day: ModuleType, gpu_plan: ModuleType, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     command = gpu_plan.Command(
         arguments=("-c", RUN, str(run)), out_dir=run, signal_at=(3, signal.SIGTERM)
@@ -203,7 +207,7 @@ def test_a_signal_at_a_step(gpu_day: ModuleType, gpu_plan: ModuleType, tmp_path:
     assert finished.exit_code == -signal.SIGTERM
 
 
-def test_an_item_that_fails_is_a_result(
+def test_a_failed_item_counts_as_a_result(
     gpu_day: ModuleType, gpu_plan: ModuleType, tmp_path: Path
 ) -> None:
     command = gpu_plan.Command(arguments=("-c", "print('no such kernel'); raise SystemExit(3)"))

@@ -24,7 +24,7 @@ LIMITS = Limits(memory_bytes=50 << 20, cpu_s=1, idle_s=1)
 
 
 def obey(path: Path) -> None:
-    """Does what the file says."""
+    """Obeys the command in the file."""
     match path.read_bytes():
         case b"refuse":
             raise DataError(f"{path.name} is damaged")
@@ -51,7 +51,7 @@ def obey(path: Path) -> None:
 
 
 def require(word: bytes, path: Path) -> None:
-    """Reads the file and another beside it."""
+    """Reads the file and another file beside it."""
     if path.read_bytes() + (path.parent / "inner/other").read_bytes() != word:
         raise DataError("another word")
 
@@ -93,7 +93,7 @@ def test_every_ending_is_reported_with_its_input() -> None:
     ]
 
 
-def test_many_inputs_of_which_some_end_the_process() -> None:
+def test_crashes_among_many_inputs_are_attributed_correctly() -> None:
     inputs = [b"abort" if number % 700 == 7 else b"read" for number in range(2500)]
     outcomes = [*read_all(obey, inputs, intact=b"read", name="a.bin", limits=LIMITS)]
     assert [outcome.number for outcome in outcomes] == [*range(2500)]
@@ -108,7 +108,7 @@ def test_an_intact_file_that_is_not_read_fails(intact: bytes) -> None:
         list(read_all(obey, [b"read"], intact=intact, name="a.bin"))
 
 
-def test_files_beside_the_input(tmp_path: Path) -> None:
+def test_other_files_are_beside_the_input(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner/other").write_bytes(b"b")
     reader = partial(require, b"ab")
@@ -117,7 +117,7 @@ def test_files_beside_the_input(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["inner"]
 
 
-def test_each_byte_is_changed() -> None:
+def test_changed_bytes_covers_every_byte_and_bit() -> None:
     changed = {*changed_bytes(b"\x00a", values=(0, 255))}
     first = {bytes([value]) + b"a" for value in (255, 1, 2, 4, 8, 16, 32, 64, 128)}
     second = {b"\0" + bytes([value]) for value in (0, 255, *(97 ^ 1 << bit for bit in range(8)))}

@@ -92,12 +92,12 @@ def files() -> list[Path]:
 
 
 @cache
-def imported_by(path: Path) -> list[str]:
-    return imported(ast.parse(path.read_text()))
+def list_imports_of(path: Path) -> list[str]:
+    return list_imported(ast.parse(path.read_text()))
 
 
-def imported(tree: ast.AST) -> list[str]:
-    """Dotted names of the modules imported in `tree` (`from a import b` gives a.b, too)."""
+def list_imported(tree: ast.AST) -> list[str]:
+    """Returns dotted names of the modules imported in `tree` (`from a import b` gives a.b, too)."""
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -109,26 +109,26 @@ def imported(tree: ast.AST) -> list[str]:
     return names
 
 
-def part_of(path: Path) -> str | None:
+def find_part(path: Path) -> str | None:
     """`data` for bsmeta/data/batch.py; None for an entry point and bsmeta/__init__.py."""
     parts = path.relative_to(PACKAGE).parts
     return parts[0] if len(parts) > 1 else None
 
 
-def stands_in(path: Path, room: str) -> bool:
+def is_in_room(path: Path, room: str) -> bool:
     """Whether `path` is the file, or lies in the folder, that the pattern `room` names."""
     parts, patterns = path.relative_to(PACKAGE).parts, room.split("/")
     return len(parts) >= len(patterns) and all(map(fnmatch, parts, patterns))
 
 
-def module_of(path: Path) -> str:
+def name_module(path: Path) -> str:
     """`bsmeta.data.batch` for bsmeta/data/batch.py; `bsmeta` for bsmeta/__init__.py."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 
 
-def imported_modules(source: str, modules: Collection[str]) -> set[str]:
-    """The modules that a source imports anywhere; of a package, the module in it that is named."""
+def list_imported_modules(source: str, modules: Collection[str]) -> set[str]:
+    """Returns the modules imported anywhere in a source; of a package, the named module in it."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -141,12 +141,12 @@ def imported_modules(source: str, modules: Collection[str]) -> set[str]:
 
 
 def find_circle(sources: Mapping[str, str]) -> list[str]:
-    """Modules each of which imports the next, ending with the first; [] if there are none.
+    """Returns modules that each import the next, ending with the first; [] if there are none.
 
     Args:
         sources: The source of each module.
     """
-    graph = {name: imported_modules(source, sources) for name, source in sources.items()}
+    graph = {name: list_imported_modules(source, sources) for name, source in sources.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -156,7 +156,7 @@ def find_circle(sources: Mapping[str, str]) -> list[str]:
 
 
 def test_no_files_import_each_other() -> None:
-    paths = {module_of(path): path for path in files()}
+    paths = {name_module(path): path for path in files()}
     circle = find_circle({module: path.read_text() for module, path in paths.items()})
     names = [str(paths[module].relative_to(PACKAGE.parent)) for module in circle]
     assert not circle, (
@@ -175,7 +175,7 @@ def test_no_files_import_each_other() -> None:
         "if TYPE_CHECKING:\n    from p.b import Type",
     ],
 )
-def test_a_circle_of_imports_of_every_kind_is_found(statement: str) -> None:
+def test_circular_imports_of_every_kind_are_detected(statement: str) -> None:
     sources = {"p": "from p.a import f", "p.a": statement, "p.b": "import p.c", "p.c": ""}
     assert find_circle(sources) == []
     circle = find_circle({**sources, "p.c": "from p import a"})
@@ -183,15 +183,15 @@ def test_a_circle_of_imports_of_every_kind_is_found(statement: str) -> None:
     assert {*circle} == {"p.a", "p.b", "p.c"}
 
 
-def test_imports_run_one_way() -> None:
+def test_imports_follow_the_table_of_parts() -> None:
     upward = []
     for path in files():
-        part = part_of(path)
+        part = find_part(path)
         if part is None:
             continue
-        assert part in ALLOWED, f"bsmeta/{part}: say in ALLOWED what it may import"
+        assert part in ALLOWED, f"bsmeta/{part}: list its imports in ALLOWED"
         allowed = tuple(f"bsmeta.{name}." for name in ALLOWED[part])
-        names = imported_by(path)
+        names = list_imports_of(path)
         upward += [
             f"{path.relative_to(PACKAGE)}: {name}"
             for name in names
@@ -201,11 +201,13 @@ def test_imports_run_one_way() -> None:
 
 
 @pytest.mark.parametrize("library", sorted(ROOMS))
-def test_each_large_library_has_its_room(library: str) -> None:
+def test_each_large_library_is_imported_only_in_its_room(library: str) -> None:
     users = [
-        path for path in files() if library in {name.split(".")[0] for name in imported_by(path)}
+        path
+        for path in files()
+        if library in {name.split(".")[0] for name in list_imports_of(path)}
     ]
-    outside = [path for path in users if not any(stands_in(path, room) for room in ROOMS[library])]
+    outside = [path for path in users if not any(is_in_room(path, room) for room in ROOMS[library])]
     assert outside == []
 
 
@@ -213,10 +215,10 @@ def test_tasks_do_not_import_each_other() -> None:
     shared = {"__init__", "checkpoints", "model_card", "registry"}
     tasks = {p.name.partition(".")[0] for p in (PACKAGE / "tasks").glob("*")} - shared
     for path in (PACKAGE / "tasks").rglob("*.py"):
-        own = path.relative_to(PACKAGE / "tasks").parts[0].removesuffix(".py")
-        others = {f"bsmeta.tasks.{name}" for name in tasks - {own}}
-        if own in tasks:
-            assert not others & {*imported_by(path)}, path
+        task = path.relative_to(PACKAGE / "tasks").parts[0].removesuffix(".py")
+        others = {f"bsmeta.tasks.{name}" for name in tasks - {task}}
+        if task in tasks:
+            assert not others & {*list_imports_of(path)}, path
 
 
 @pytest.mark.parametrize("package", sorted(LANGUAGE_MODEL))
@@ -226,31 +228,31 @@ def test_packages_of_the_language_model_import_downward(package: str) -> None:
     paths = sorted((PACKAGE / "tasks/causal_lm" / package).rglob("*.py"))
     upward = []
     for path in paths:
-        for name in imported_by(path):
+        for name in list_imports_of(path):
             if name.startswith(f"{root}.") and not f"{name}.".startswith(allowed):
                 upward.append(f"{path.relative_to(PACKAGE)}: {name}")
     assert len(paths) > 1
     assert upward == []
 
 
-def test_every_package_of_the_language_model_says_what_it_may_import() -> None:
+def test_every_package_of_the_language_model_declares_its_imports() -> None:
     folders = (PACKAGE / "tasks/causal_lm").glob("*/__init__.py")
     assert {path.parent.name for path in folders} == {*LANGUAGE_MODEL}
 
 
-def test_slow_libraries_are_imported_where_they_are_used() -> None:
+def test_slow_libraries_are_imported_inside_functions() -> None:
     for path in files():
         body = ast.parse(path.read_text()).body
         top = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        found = {name.split(".")[0] for node in top for name in imported(node)}
-        assert not found & NEVER_AT_TOP, path
+        top_level = {name.split(".")[0] for node in top for name in list_imported(node)}
+        assert not top_level & NEVER_AT_TOP, path
 
 
 def test_no_test_imports_a_private_name() -> None:
     private = [
         f"{path.name}: {name}"
         for path in sorted(Path(__file__).parent.rglob("*.py"))
-        for name in imported_by(path)
+        for name in list_imports_of(path)
         if name.startswith("bsmeta.") and name.rpartition(".")[2].startswith("_")
     ]
     assert [name for name in private if not name.endswith("__version__")] == []

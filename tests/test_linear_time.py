@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 
 from bsmeta.core.token_forms import TOKEN_FORMS
 from tests.growth import LIMIT, SHORT, measure_growth
-from tests.hostile_texts import GENERAL, Shape, shapes_of
+from tests.hostile_texts import GENERAL, Shape, list_shapes
 from tests.patterns import PACKAGE, Use, Uses, find_uses, read_modules
 from tests.splitters import (
     EXAMPLE,
@@ -65,7 +65,7 @@ def find_all_uses() -> Uses:
     return find_uses(read_modules(), VALUES)
 
 
-def distinct(uses: Sequence[Use]) -> Iterator[Use]:
+def list_distinct(uses: Sequence[Use]) -> Iterator[Use]:
     """Yields one use of each pattern and way to read a text: `sub` and others as `finditer`."""
     seen = set()
     for use in uses:
@@ -76,8 +76,8 @@ def distinct(uses: Sequence[Use]) -> Iterator[Use]:
             yield Use(use.place, use.pattern, method, use.most)
 
 
-def slow_shape(use: Use) -> tuple[Shape, float] | None:
-    """A text for which the time of a pattern grows faster than its length, and the growth."""
+def find_slow_shape(use: Use) -> tuple[Shape, float] | None:
+    """Returns a text for which a pattern's time grows faster than its length, and the growth."""
 
     def run(text: str) -> None:
         content = text if isinstance(use.pattern.pattern, str) else text.encode()
@@ -90,14 +90,14 @@ def slow_shape(use: Use) -> tuple[Shape, float] | None:
     lengths = LENGTHS_OF_PATTERNS
     if use.most is not None:
         lengths = (*(length for length in SHORT if length < use.most), use.most, 4 * use.most)
-    for shape in shapes_of(use.pattern):
+    for shape in list_shapes(use.pattern):
         growth = measure_growth(run, shape.make, lengths)
         if growth > LIMIT:
             return shape, growth
     return None
 
 
-def file_of(use: Use) -> str:
+def get_file(use: Use) -> str:
     return use.place.rpartition(":")[0]
 
 
@@ -106,14 +106,14 @@ def test_every_pattern_is_found() -> None:
     every = find_all_uses()
     assert every.problems == []
     assert len({use.place for use in every.uses}) > 80
-    assert {file_of(use) for use in every.uses} <= {*FILES}
+    assert {get_file(use) for use in every.uses} <= {*FILES}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("file", FILES)
 def test_patterns_take_linear_time(file: str) -> None:
-    uses = [use for use in distinct(find_all_uses().uses) if file_of(use) == file]
-    assert [(use, shape) for use in uses if (shape := slow_shape(use))] == []
+    uses = [use for use in list_distinct(find_all_uses().uses) if get_file(use) == file]
+    assert [(use, shape) for use in uses if (shape := find_slow_shape(use))] == []
 
 
 @pytest.mark.long
@@ -131,15 +131,15 @@ def test_patterns_take_linear_time(file: str) -> None:
         (r"(?<!a)(?:a+)+b", "search"),
     ],
 )
-def test_slow_patterns_are_noticed(pattern: str, method: str) -> None:
+def test_slow_patterns_are_detected(pattern: str, method: str) -> None:
     use = Use("", re.compile(pattern), method)
-    assert any(slow_shape(use) for _ in range(ATTEMPTS))
+    assert any(find_slow_shape(use) for _ in range(ATTEMPTS))
 
 
 @pytest.mark.parametrize("method", ["search", "finditer"])
-def test_a_pattern_that_must_match_at_once_is_not_slow(method: str) -> None:
-    assert slow_shape(Use("", re.compile(r"(?<!\s)\s++(?:\(|$)"), method)) is None
-    assert slow_shape(Use("", re.compile(r"<[^>]*>"), "match")) is None
+def test_an_anchored_pattern_is_not_slow(method: str) -> None:
+    assert find_slow_shape(Use("", re.compile(r"(?<!\s)\s++(?:\(|$)"), method)) is None
+    assert find_slow_shape(Use("", re.compile(r"<[^>]*>"), "match")) is None
 
 
 @pytest.mark.long
@@ -157,7 +157,7 @@ def test_splitters_take_linear_time(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_every_function_that_takes_texts_apart_is_called(tmp_path: Path) -> None:
+def test_every_function_that_splits_texts_is_called(tmp_path: Path) -> None:
     called: set[str] = set()
     for number, splitter in enumerate(SPLITTERS.values()):
         folder = tmp_path / f"{number}"
@@ -177,8 +177,8 @@ def test_every_function_that_takes_texts_apart_is_called(tmp_path: Path) -> None
         lambda text: [word for word in text.split(" ") if text.split(" ").count(word) > 1],
     ],
 )
-def test_slow_splitters_are_noticed(slow: Any) -> None:
-    """Nearly all of their time grows with the square, so that no load hides the growth."""
+def test_slow_splitters_are_detected(slow: Any) -> None:
+    """Nearly all their time grows quadratically, so that no load hides the growth."""
     texts = [Shape("", unit, "").make for unit in (" ", "a ")]
     assert any(
         measure_growth(slow, make, LENGTHS) > LIMIT for make in texts for _ in range(ATTEMPTS)

@@ -52,12 +52,12 @@ def run(command: list[str], folder: Path) -> None:
 
 
 def run_cold(command: list[str], folder: Path) -> None:
-    """As `run`, with new interpreters, which order sets of strings in another way."""
+    """Like `run`, with new interpreters, which order sets of strings differently."""
     subprocess.run(command, cwd=folder, check=True, timeout=STUCK_S)
 
 
 def kill_when(command: list[str], folder: Path, reached: Callable[[], bool]) -> None:
-    """Starts the job and kills all of its processes with SIGKILL once `reached` says so."""
+    """Starts the job and kills all its processes with SIGKILL once `reached` returns true."""
     process = Warm(command, {**os.environ}, folder)
     workers: set[int] = set()
     try:
@@ -71,7 +71,7 @@ def kill_when(command: list[str], folder: Path, reached: Callable[[], bool]) -> 
 
 
 def descendants(pid: int) -> set[int]:
-    """Children and their children: torchrun's workers have sessions of their own."""
+    """Returns children and their children: torchrun's workers have separate sessions."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True)
     children: dict[int, list[int]] = {}
     for child, parent in (map(int, line.split()) for line in listed.stdout.splitlines()):
@@ -97,7 +97,7 @@ def logged_step(out_dir: Path) -> int:
     return file.read_text().count('"event": "step"') if file.exists() else 0
 
 
-def figures(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float]]:
+def list_metrics(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float]]:
     return {step: (event["loss"], event["learning_rate"]) for step, event in steps.items()}
 
 
@@ -109,7 +109,7 @@ def figures(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float]]:
         pytest.param("cpu_fsdp2.yaml", marks=pytest.mark.slow),
     ],
 )
-def test_killed_and_resumed_equals_never_stopped(
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     launch_file: str, steps: Steps, documents: Documents, tmp_path: Path
 ) -> None:
     """Killed in the middle of a step, and while a checkpoint is written."""
@@ -121,17 +121,17 @@ def test_killed_and_resumed_equals_never_stopped(
     kill_when(command, tmp_path, lambda: unfinished.exists() or logged_step(killed) >= STEPS - 4)
     run(command, tmp_path)
     assert list(steps(whole)) == list(range(1, STEPS + 1))
-    assert figures(steps(killed)) == figures(steps(whole))
+    assert list_metrics(steps(killed)) == list_metrics(steps(whole))
     assert documents(killed) == documents(whole)
     status = json.loads((killed / "status.json").read_text())
     assert (status["state"], status["step"], status["exit_code"]) == ("done", STEPS, 0)
 
 
 @pytest.mark.long
-def test_one_process_and_fsdp2_train_as_two_processes_do(
+def test_one_process_and_fsdp2_train_like_two_processes(
     steps: Steps, documents: Documents, tmp_path: Path
 ) -> None:
-    """With recomputed layers, an evaluation, and weights that the model has under two names.
+    """With recomputed layers, an evaluation, and tied weights.
 
     The global batch is 8: 2 x 2 x 2 processes, and 4 x 2 in one.
     """
@@ -158,13 +158,15 @@ def test_one_process_and_fsdp2_train_as_two_processes_do(
 
 
 def evaluations(out_dir: Path) -> dict[int, float]:
-    """The bits per byte without metadata of each evaluation, by step."""
+    """Returns the bits per byte without metadata of each evaluation, by step."""
     events = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
-    return {one["step"]: one["text_bits_per_byte"] for one in events if one["event"] == "eval"}
+    return {
+        event["step"]: event["text_bits_per_byte"] for event in events if event["event"] == "eval"
+    }
 
 
 def assert_same_model(plain: Path, sharded: Path) -> None:
-    """The same files and names; weights that are equal up to rounding."""
+    """Checks that files and names are the same, and weights equal up to rounding."""
     assert {file.name for file in plain.iterdir()} == {file.name for file in sharded.iterdir()}
     assert (plain / "config.json").read_text() == (sharded / "config.json").read_text()
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (plain, sharded))

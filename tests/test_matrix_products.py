@@ -30,8 +30,8 @@ print(found)
 
 
 @pytest.mark.long
-def test_the_place_of_the_operands_does_not_change_the_bits() -> None:
-    """On some processors MKL depends on it unless told otherwise before its first use."""
+def test_the_memory_layout_of_the_operands_does_not_change_the_bits() -> None:
+    """On some processors MKL depends on it unless configured before its first use."""
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     command = [sys.executable, "-c", PRODUCTS]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

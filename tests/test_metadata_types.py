@@ -20,7 +20,7 @@ from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.generation.contexts import Contexts
 from bsmeta.tasks.causal_lm.model_card import render_example
 from tests.data.helpers import batches, small_config, small_tokenizer, write_shard
-from tests.metadata.helpers import chunks, config, local, render, world
+from tests.metadata.helpers import chunks, config, global_record, local, render
 from tests.tasks.causal_lm.explaining.helpers import own_config, own_windows
 
 
@@ -55,7 +55,7 @@ class Author(MetadataType):
 
 
 class Quality(MetadataType):
-    """A score, which refuses documents for a reason of its own."""
+    """A score, which refuses documents for a custom reason."""
 
     reasons = ("quality_unknown",)
 
@@ -66,7 +66,7 @@ class Quality(MetadataType):
 
 
 class Careless(Quality):
-    """The same, but it does not list its reason."""
+    """The same type, but without declaring its reason."""
 
     reasons = ()
 
@@ -95,11 +95,11 @@ def data_config(tmp_path: Path, **changes: Any) -> DataConfig:
     return small_config(tmp_path, **{"metadata_list": TYPES, **always, **changes})
 
 
-def test_each_reads_as_its_class_says() -> None:
+def test_each_type_renders_as_its_class_defines() -> None:
     rendered = render(
         config(TYPES, local_metadata_special_tokens={"passage": "mixed"}),
         "To say merci.",
-        world("language", "en"),
+        global_record("language", "en"),
         local("passage", "fr", 7, 12),
         local("passage", "de", 13, 13),
     )
@@ -108,21 +108,21 @@ def test_each_reads_as_its_class_says() -> None:
     assert chunks(rendered) == ["<fr>", "</fr>"]
 
 
-def test_without_a_class_a_type_reads_by_the_default_form() -> None:
-    records = (world("mood", "calm"), local("mood", "glad", 7, 12))
+def test_a_type_without_a_class_renders_in_the_default_form() -> None:
+    records = (global_record("mood", "calm"), local("mood", "glad", 7, 12))
     rendered = render(config(["mood"]), "To say merci.", *records)
     assert rendered.prefix == "mood: calm | mood |||"
     assert rendered.body == "To say [mood: glad]merci[/mood: glad]."
 
 
-def test_the_template_of_a_class_yields_to_that_of_the_configuration() -> None:
-    record = world("author", "Ada")
+def test_a_configured_template_overrides_the_template_of_a_class() -> None:
+    record = global_record("author", "Ada")
     assert render(config(["author"]), "Text.", record).prefix == "by Ada |||"
     own = config(["author"], metadata_templates={"author": "Author={value}"})
     assert render(own, "Text.", record).prefix == "Author=Ada |||"
 
 
-def test_both_are_trained_on(tmp_path: Path) -> None:
+def test_training_reads_both_types(tmp_path: Path) -> None:
     tokenizer = small_tokenizer()
     stream = TrainStream(
         data_config(tmp_path, packing="pad"),
@@ -140,7 +140,7 @@ def test_both_are_trained_on(tmp_path: Path) -> None:
     assert tensors["document_types"][0, 0] == 0b11
 
 
-def test_both_are_explained(tmp_path: Path) -> None:
+def test_explain_shows_both_types(tmp_path: Path) -> None:
     wanted = {"metadata_list": TYPES, "random_sample_metadata": False}
     (window,) = own_windows(own_config(tmp_path, [DOCUMENT], **wanted))
     (shown,) = window.documents
@@ -148,7 +148,7 @@ def test_both_are_explained(tmp_path: Path) -> None:
     assert shown.rendered.prefix + " " + shown.rendered.body + "<eos>" == READS
 
 
-def test_generation_takes_a_value_of_the_global_type_and_announces_the_local_one() -> None:
+def test_generation_takes_a_global_value_and_announces_the_local_type() -> None:
     written = DataConfig(metadata_config=MetadataConfig(metadata_list=TYPES))
     contexts = Contexts(written, small_tokenizer())
     given = contexts.make_context({"language": "fr", "passage": True}, "Il")
@@ -157,7 +157,7 @@ def test_generation_takes_a_value_of_the_global_type_and_announces_the_local_one
         contexts.make_context({"passage": "fr"}, "Il")
 
 
-def test_both_are_evaluated(tmp_path: Path) -> None:
+def test_evaluation_compares_both_types(tmp_path: Path) -> None:
     held_out = data_config(tmp_path, validation_file=str(tmp_path / "a.jsonl.gz"))
     documents = HeldOutDocuments(held_out, max_documents=None, deduplicate=False)
     assert documents.list_types() == ["language", "passage"]
@@ -168,7 +168,7 @@ def test_both_are_evaluated(tmp_path: Path) -> None:
     )
 
 
-def test_both_are_on_the_model_card() -> None:
+def test_the_model_card_has_both_types() -> None:
     shown = render_example(config(TYPES))
     assert shown.prefix + shown.lead + shown.body == (
         "passage | Language: en ||| Ada Lovelace wrote a <fr>program</fr>."
@@ -176,7 +176,7 @@ def test_both_are_on_the_model_card() -> None:
 
 
 def refusing(tmp_path: Path, key: str, **changes: Any) -> DataConfig:
-    """64 documents, of which the type of `key` refuses 48."""
+    """Returns a configuration of 64 documents; the type of `key` refuses 48 of them."""
     rows = [
         {
             "text": f"Text {number}.",
@@ -203,7 +203,7 @@ def test_documents_refused_for_a_reason_of_the_type_are_limited(tmp_path: Path) 
     assert "skipped 48 bad documents in this epoch: more than" in str(error.value)
 
 
-def test_a_reason_that_the_type_does_not_list_is_refused(tmp_path: Path) -> None:
+def test_an_undeclared_reason_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as error:
         batches(refusing(tmp_path, "careless"), 1)
     assert str(error.value) == (

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.annotate.helpers import some_pages, write_pages
-from tests.canary import ADDRESSES, CONFIGURED, ENVIRONMENT, FILES, found_in
+from tests.canary import ADDRESSES, CONFIGURED, ENVIRONMENT, FILES, find_secrets
 from tests.conftest import REPOSITORY, run_warm
 from tests.data.azure_server import ACCOUNT, AzureServer, refuse
 from tests.data.file_server import FileServer, Request
@@ -30,7 +30,7 @@ Program = Callable[..., CompletedProcess[str]]
 
 
 def secrets_of_the_configuration() -> list[str]:
-    """Values that a user might put anywhere in a configuration."""
+    """Returns secrets that a user might put anywhere in a configuration."""
     user, query = CONFIGURED["the user of a web address"], CONFIGURED["the query of a web address"]
     return [
         CONFIGURED["a token by its form"],
@@ -74,7 +74,7 @@ def program(home: Path, tmp_path: Path) -> Program:
             **environment,
         }
         done = run_warm([sys.executable, *start, *arguments], REPOSITORY, **variables)
-        assert found_in(tmp_path, done.stdout, done.stderr) == {}
+        assert find_secrets(tmp_path, done.stdout, done.stderr) == {}
         return done
 
     return run
@@ -89,7 +89,9 @@ def write_configuration(folder: Path, name: str, **values: object) -> tuple[str,
 
 
 @pytest.mark.parametrize("leak", ["crash", "loader", "nan"])
-def test_a_run_that_ends_badly(program: Program, home: Path, tmp_path: Path, leak: str) -> None:
+def test_a_failing_run_prints_and_writes_no_secret(
+    program: Program, home: Path, tmp_path: Path, leak: str
+) -> None:
     options = write_configuration(home / "configs", "bad", defaults=["causal_lm_config", "_self_"])
     keys = [*STEPS, f"out_dir={tmp_path}/run", TRACKERS, "save_steps=1"]
     done = program(LEAKING, *options, *keys, LEAK=leak, TRACKIO_DIR=f"{tmp_path}/trackio")
@@ -110,7 +112,9 @@ def test_a_run_that_ends_badly(program: Program, home: Path, tmp_path: Path, lea
 
 
 @pytest.mark.long
-def test_downloads(program: Program, home: Path, tmp_path: Path) -> None:
+def test_a_download_prints_and_writes_no_secret(
+    program: Program, home: Path, tmp_path: Path
+) -> None:
     path = "/data.bin"
     query = (
         f"?X-Amz-Signature={ADDRESSES['the signature of a manifest']}"
@@ -158,8 +162,8 @@ def test_downloads(program: Program, home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_is_refused(program: Program, home: Path, tmp_path: Path) -> None:
-    """Messages quote what was found; a launch file and a DeepSpeed JSON hold secrets, too."""
+def test_refusals_print_no_secret(program: Program, home: Path, tmp_path: Path) -> None:
+    """Messages quote wrong values; a launch file and a DeepSpeed JSON hold secrets, too."""
     options = write_configuration(home / "configs", "bad", defaults=["causal_lm_config", "_self_"])
     json_file = home / "zero.json"
     key = CONFIGURED["a key of the DeepSpeed JSON"]
@@ -211,10 +215,10 @@ def container() -> Iterator[AzureServer]:
 
 
 @pytest.mark.parametrize("unset", ["AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"])
-def test_copies_of_blobs(
+def test_copying_blobs_prints_and_writes_no_secret(
     program: Program, tmp_path: Path, container: AzureServer, unset: str
 ) -> None:
-    """With each of the planted credentials; the server refuses them after the first copy."""
+    """Each of the planted credentials is used; the server refuses it after the first copy."""
     container.put({"web/000.jsonl": b'{"text": "a"}\n'})
     variables = {
         "AZURE_STORAGE_ENDPOINT": container.endpoint,
@@ -234,7 +238,9 @@ def test_copies_of_blobs(
 
 
 @pytest.mark.slow
-def test_a_life_of_a_model(program: Program, home: Path, tmp_path: Path, bucket: S3Server) -> None:
+def test_the_life_of_a_model_prints_and_writes_no_secret(
+    program: Program, home: Path, tmp_path: Path, bucket: S3Server
+) -> None:
     """Pages are annotated, and copied to a disk; a model is trained, evaluated, and generates."""
     annotated = program(
         "bsmeta.annotate", f"input={RAWPAGES}", f"output={tmp_path}/shards", "workers=1",

@@ -27,7 +27,7 @@ def read_cells(notebook: Path) -> list[dict[str, Any]]:
 
 
 def mask_output(cell: dict[str, Any]) -> str:
-    """The printed text of a cell, with a mark for each number; only its lines where it varies."""
+    """Returns the printed text of a cell with numbers masked; only lines if the text varies."""
     texts = []
     for output in cell.get("outputs", ()):
         text = output.get("text", "") or output.get("data", {}).get("text/plain", "")

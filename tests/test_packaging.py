@@ -58,7 +58,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unpacked(wheel: Path) -> Path:
-    """The wheel, unpacked beside it."""
+    """The wheel, unpacked."""
     folder = wheel.parent / "unpacked"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)

@@ -34,7 +34,7 @@ READINGS = [
 
 
 @pytest.mark.long
-def test_from_a_file_to_a_sentence(
+def test_one_command_turns_a_file_into_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -72,7 +72,7 @@ def test_from_a_file_to_a_sentence(
 
 @pytest.mark.slow
 def test_a_stopped_command_continues(tmp_path: Path) -> None:
-    """It is stopped in the first run, and then started twice: the last start trains nothing."""
+    """It is stopped in the first run and then started twice; the last start trains nothing."""
     pages = write_rows(tmp_path / "pages.jsonl", [make_row(number) for number in range(100)])
     out_dir = tmp_path / "out"
     arguments = [f"{key}={value}" for key, value in {**SHORT, "max_train_steps": 400}.items()]

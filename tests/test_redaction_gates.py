@@ -34,13 +34,13 @@ SHOWN = {"format_url", "format_server"}
 
 
 def called(tree: ast.AST) -> set[str]:
-    """The names of the functions that are called in a tree."""
+    """Returns the names of the functions called in a tree."""
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return {call.attr if isinstance(call, ast.Attribute) else ast.unparse(call) for call in calls}
 
 
 def named_addresses(path: Path) -> Iterator[str]:
-    """The expressions in f-strings whose names say that they are addresses, and are shown bare."""
+    """Returns the expressions in f-strings that are named like addresses and not redacted."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FormattedValue) and not called(node.value) & SHOWN:
             names = [ast.unparse(part).rpartition(".")[2] for part in ast.walk(node.value)

@@ -1,4 +1,4 @@
-"""docs/configuration.md and `--help`: what the schemas say, and nothing else."""
+"""docs/configuration.md and `--help` follow from the schemas."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from bsmeta.config.help_page import format_help, list_keys, list_sections
 from bsmeta.reference import FILE, PROGRAMS, format_reference
 
 
-def test_the_page_is_what_the_schemas_say() -> None:
+def test_the_page_is_generated_from_the_schemas() -> None:
     assert FILE.read_text() == format_reference(), "run `make docs`"
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one[1].__name__)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program[1].__name__)
 def test_help_and_page_have_every_key(program: tuple[str, type, str]) -> None:
     name, schema, config_name = program
     text = format_help(schema, name, config_name)
@@ -25,7 +25,7 @@ def test_help_and_page_have_every_key(program: tuple[str, type, str]) -> None:
         assert f"| `{key.name.rpartition('.')[2]}` |" in page
 
 
-def test_a_row_tells_type_default_meaning_and_owner() -> None:
+def test_a_row_has_type_default_meaning_and_owner() -> None:
     row = (
         "| `learning_rate` | `float` | `> 0` | `5e-05` | peak learning rate | Hydra; "
         "`optimizer.params.lr` in the JSON |"
@@ -33,7 +33,7 @@ def test_a_row_tells_type_default_meaning_and_owner() -> None:
     assert row in format_reference().splitlines()
 
 
-def test_headings_are_those_of_the_keys() -> None:
+def test_headings_follow_the_keys() -> None:
     headings = [heading for heading, _ in list_sections(CausalLMConfig)]
     assert headings[:4] == [
         "Task", "Optimizer, schedule and batch", "Run folder and resuming",

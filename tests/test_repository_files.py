@@ -22,7 +22,7 @@ def read(file: str | Path) -> Any:
 
 
 def test_actions_are_pinned_by_commit() -> None:
-    """A tag of someone else's repository may be moved to other code."""
+    """A tag of a foreign repository may be moved to other code."""
     text = (REPOSITORY / ".github/workflows/ci.yml").read_text()
     actions = re.findall(r"uses: *(\S+)(.*)", text)
     assert actions
@@ -31,7 +31,7 @@ def test_actions_are_pinned_by_commit() -> None:
         assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), action
 
 
-def test_the_workflow_runs_what_exists() -> None:
+def test_the_workflow_runs_existing_targets() -> None:
     workflow = read(".github/workflows/ci.yml")
     assert set(workflow[True]) == {"push", "pull_request"}  # YAML 1.1 reads `on` as a boolean
     commands = []
@@ -41,13 +41,15 @@ def test_the_workflow_runs_what_exists() -> None:
         commands += [step["run"] for step in job["steps"] if "run" in step]
     assert ".ci/run" in commands
     assert (REPOSITORY / ".ci/run").stat().st_mode & 0o111
-    made = [target for line in commands if line.startswith("make ") for target in line.split()[1:]]
-    assert made
-    assert set(made) <= set(TARGETS)
+    targets = [
+        target for line in commands if line.startswith("make ") for target in line.split()[1:]
+    ]
+    assert targets
+    assert set(targets) <= set(TARGETS)
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form.stem != "config"], ids=str)
-def test_an_issue_form_has_what_a_form_needs(form: Path) -> None:
+def test_an_issue_form_has_the_required_fields(form: Path) -> None:
     content = read(form)
     assert {"name", "description", "body"} <= set(content)
     fields = [field["id"] for field in content["body"] if field["type"] != "markdown"]
@@ -57,8 +59,8 @@ def test_an_issue_form_has_what_a_form_needs(form: Path) -> None:
         assert field["attributes"].get("label") or field["type"] == "markdown"
 
 
-def test_the_citation_is_one_of_this_version() -> None:
-    """The keys that CFF 1.2.0 requires, and the version of the package."""
+def test_the_citation_has_the_version_of_the_package() -> None:
+    """It has the keys that CFF 1.2.0 requires."""
     citation = read("CITATION.cff")
     assert {"cff-version", "message", "title", "authors"} <= set(citation)
     assert citation["cff-version"] == "1.2.0"
@@ -76,7 +78,7 @@ def test_the_changelog_keeps_its_form() -> None:
     assert set(re.findall(r"^### (.*)$", text, re.M)) <= kinds
 
 
-def test_the_image_is_built_from_what_exists() -> None:
+def test_the_image_is_built_from_existing_files() -> None:
     lines = (REPOSITORY / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
     copied = [line.split()[1:-1] for line in lines if line.startswith("COPY")]
     assert all((REPOSITORY / source).exists() for sources in copied for source in sources)

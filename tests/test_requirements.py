@@ -25,19 +25,19 @@ LINES = [
 ]
 
 NOT_INSTALLED = {
-    "liger_kernel": "GPUs only; liger_kernel=true says pip install liger-kernel",
-    "ray": "executor=ray says pip install",
+    "liger_kernel": "GPUs only; liger_kernel=true suggests pip install liger-kernel",
+    "ray": "executor=ray suggests pip install",
     "compression": "in the standard library of Python 3.14, the only one that imports it",
 }
 """Imported only where a key asks for them, which is refused where they are missing."""
 
 
-def imported(folder: str) -> dict[str, Path]:
+def list_imported(folder: str) -> dict[str, Path]:
     """The outermost modules that the files of a folder import and that are not in the repository.
 
     Each with one of the files.
     """
-    found: dict[str, Path] = {}
+    versions_in_lock: dict[str, Path] = {}
     for path in sorted((REPOSITORY / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names: list[str | None] = []
@@ -48,17 +48,17 @@ def imported(folder: str) -> dict[str, Path]:
             for name in (str(name).partition(".")[0] for name in names):
                 beside = (path.with_name(f"{name}.py"), REPOSITORY / name)
                 if name not in sys.stdlib_module_names and not any(map(Path.exists, beside)):
-                    found.setdefault(name, path)
-    return found
+                    versions_in_lock.setdefault(name, path)
+    return versions_in_lock
 
 
 def normalized(name: str) -> str:
-    """The name of a distribution in the form in which equal ones are equal (PEP 503)."""
+    """Normalizes the name of a distribution (PEP 503)."""
     return re.sub(r"[-_.]+", "-", re.split(r"[<>=\[;~! ]", name)[0]).lower()
 
 
 def is_for(line: str, python: str) -> bool:
-    """Whether a requirement is one of this machine with a version of Python."""
+    """Whether a requirement applies to this machine with a version of Python."""
     marker = Requirement(line).marker
     return marker is None or marker.evaluate({"python_version": python})
 
@@ -69,8 +69,8 @@ def pinned_version(line: str) -> str:
     return pin.version
 
 
-def of_setup(name: str) -> Any:
-    """The value of a constant of setup.py."""
+def read_setup_constant(name: str) -> Any:
+    """Returns the value of a constant of setup.py."""
     tree = ast.parse((REPOSITORY / "setup.py").read_text())
     (value,) = [
         node.value
@@ -82,7 +82,11 @@ def of_setup(name: str) -> Any:
 
 PINNED = {normalized(line) for line in LINES}
 DECLARED_LINES = sorted(
-    {line for lines in [of_setup("BASE"), *of_setup("EXTRAS").values()] for line in lines}
+    {
+        line
+        for lines in [read_setup_constant("BASE"), *read_setup_constant("EXTRAS").values()]
+        for line in lines
+    }
 )
 DECLARED = {normalized(line) for line in DECLARED_LINES}
 
@@ -93,13 +97,14 @@ DECLARED = {normalized(line) for line in DECLARED_LINES}
     [("bsmeta", PINNED), ("bsmeta", DECLARED), ("experiments", PINNED), ("examples", PINNED)],
 )
 def test_every_import_is_declared(folder: str, declared: set[str]) -> None:
-    """What only comes along with another package is missing as soon as that drops it."""
+    """A package installed only as a dependency of another may disappear."""
     distributions = packages_distributions()
     missing = {
         name: str(path)
-        for name, path in imported(folder).items()
+        for name, path in list_imported(folder).items()
         if name not in NOT_INSTALLED
-        and not declared & {normalized(one) for one in distributions.get(name, [name])}
+        and not declared
+        & {normalized(distribution) for distribution in distributions.get(name, [name])}
     }
     assert missing == {}
 
@@ -111,18 +116,18 @@ def test_every_import_is_declared(folder: str, declared: set[str]) -> None:
         "tldextract>=5.3",  # the first with top_domain_under_public_suffix
     ],
 )
-def test_lower_bound_has_what_is_used(line: str) -> None:
-    assert line in of_setup("BASE")
+def test_the_lower_bound_has_the_used_features(line: str) -> None:
+    assert line in read_setup_constant("BASE")
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if is_for(line, THIS_PYTHON)])
-def test_installed_version_is_the_pinned_one(line: str) -> None:
+def test_the_installed_version_is_the_pinned_version(line: str) -> None:
     # torch adds its build: 2.13.0+cpu
     assert version(Requirement(line).name).split("+")[0] == pinned_version(line)
 
 
-def locked(file: str) -> dict[str, dict[str, int]]:
-    """The packages of a lock file: for each of its versions, with its marker, the hashes."""
+def read_lock(file: str) -> dict[str, dict[str, int]]:
+    """Returns the packages of a lock file: the hashes of each version with its marker."""
     packages: dict[str, dict[str, int]] = {}
     for entry in re.split(r"\n(?=\S)", (REPOSITORY / file).read_text()):
         name, _, rest = entry.partition("==")
@@ -133,7 +138,7 @@ def locked(file: str) -> dict[str, dict[str, int]]:
 
 @pytest.mark.parametrize("file", ["requirements.lock", "requirements-base.lock"])
 def test_all_locked_packages_have_hashes(file: str) -> None:
-    packages = locked(file)
+    packages = read_lock(file)
     assert [name for name, versions in packages.items() if 0 in versions.values()] == []
     assert not {"torch", "triton"} & packages.keys()  # its builds differ, see the Makefile
     assert [name for name in packages if name.startswith("nvidia-")] == []
@@ -142,17 +147,21 @@ def test_all_locked_packages_have_hashes(file: str) -> None:
 def test_every_pinned_package_is_locked() -> None:
     pinned = {normalized(line): pinned_version(line) for line in LINES}
     assert pinned.pop("torch")
-    packages = {name: [*versions] for name, versions in locked("requirements.lock").items()}
-    found = {name: [line.split(" ")[0] for line in packages.get(name, [])] for name in pinned}
-    assert found == {name: [pin] for name, pin in pinned.items()}, (
+    packages = {name: [*versions] for name, versions in read_lock("requirements.lock").items()}
+    versions_in_lock = {
+        name: [line.split(" ")[0] for line in packages.get(name, [])] for name in pinned
+    }
+    assert versions_in_lock == {name: [pin] for name, pin in pinned.items()}, (
         "requirements.lock is older than requirements*.txt: make lock"
     )
 
 
-def test_the_base_lock_has_what_the_base_install_needs_and_no_extra() -> None:
-    base = locked("requirements-base.lock")
-    needed = {normalized(line) for line in of_setup("BASE")} - {"torch"}
-    extras = {normalized(line) for lines in of_setup("EXTRAS").values() for line in lines}
+def test_the_base_lock_has_exactly_the_requirements_of_the_base_install() -> None:
+    base = read_lock("requirements-base.lock")
+    needed = {normalized(line) for line in read_setup_constant("BASE")} - {"torch"}
+    extras = {
+        normalized(line) for lines in read_setup_constant("EXTRAS").values() for line in lines
+    }
     assert needed <= base.keys(), "requirements-base.lock is older than setup.py: make lock"
     assert base.keys() & (extras - needed) == {"requests"}  # of tiktoken and tldextract
 
@@ -168,8 +177,8 @@ def test_both_locks_have_the_same_versions() -> None:
             if "emscripten" not in line
         }
 
-    base = versions(locked("requirements-base.lock"))
-    assert base - versions(locked("requirements.lock")) == set(), "make lock"
+    base = versions(read_lock("requirements-base.lock"))
+    assert base - versions(read_lock("requirements.lock")) == set(), "make lock"
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -191,7 +200,7 @@ def test_constraints_are_the_lower_bounds(python: str) -> None:
     assert disagreeing == {}, "constraints/ is older than setup.py: make lock"
 
 
-def test_every_python_is_named_everywhere() -> None:
+def test_every_supported_python_is_named_everywhere() -> None:
     setup = (REPOSITORY / "setup.py").read_text()
     assert re.findall(r"Programming Language :: Python :: (3\.\d+)", setup) == PYTHONS
     assert 'python_requires=">=3.11,<3.15"' in setup

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_main_job import Documents, Steps, figures, job, kill_when, logged_step, run
+from tests.test_main_job import Documents, Steps, job, kill_when, list_metrics, logged_step, run
 
 COMMON = (
     "data_config.row_budget=text",
@@ -32,7 +32,7 @@ ARMS = {
 
 
 def lines(out_dir: Path) -> list[list[dict[str, Any]]]:
-    """The documents and the targets of each step, of each rank."""
+    """Returns documents and targets of each step, by rank."""
     files = sorted(out_dir.glob("documents-rank*.jsonl"))
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
@@ -41,7 +41,7 @@ def lines(out_dir: Path) -> list[list[dict[str, Any]]]:
 def test_arms_have_the_same_documents_and_text_targets_in_every_step(
     tmp_path: Path, steps: Steps
 ) -> None:
-    """Two processes; the arm with all types is killed on the way, and resumed."""
+    """Two processes; the arm with all types is killed and resumed."""
     for arm in ("none", "all"):
         command = job("cpu.yaml", tmp_path / arm, *COMMON, *ARMS[arm])
         if arm == "all":
@@ -58,15 +58,15 @@ def test_arms_have_the_same_documents_and_text_targets_in_every_step(
     targets = {arm: [event["targets"] for event in events[arm].values()] for arm in found}
     assert targets["all"] == targets["none"]
     # The weights are equal before the first step: only what a text is read after differs.
-    assert figures(events["all"]) != figures(events["none"])
+    assert list_metrics(events["all"]) != list_metrics(events["none"])
     assert max(event["tokens"] for event in events["all"].values()) > targets["none"][-1]
 
 
 @pytest.mark.slow
-def test_one_process_trains_on_the_text_of_two(
+def test_one_process_trains_on_the_same_text_as_two(
     tmp_path: Path, documents: Documents, steps: Steps
 ) -> None:
-    """A control in one process, text alone in two under ZeRO-2."""
+    """A control in one process, text alone in two processes under ZeRO-2."""
     large = "data_config.per_device_train_batch_size=4"
     run(job(None, tmp_path / "one", *COMMON, large, *ARMS["shuffled"]), tmp_path)
     run(job("cpu_zero2.yaml", tmp_path / "two", *COMMON, *ARMS["none"]), tmp_path)

@@ -54,15 +54,15 @@ def run(script: str, *keys: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("script", ["scaling.py", "failures.py"])
-def test_the_page_shows_what_the_scripts_print(script: str) -> None:
+def test_the_page_shows_the_output_of_the_scripts(script: str) -> None:
     page = Path(REPOSITORY / "docs/scaling.md").read_text()
     _, _, tables = run(script).stdout.partition("\n\n")
     assert f"<!-- table: python experiments/benchmarks/{script} -->\n{tables}<!-- end" in page
 
 
 @pytest.mark.slow
-def test_a_start_asks_no_more_on_many_ranks() -> None:
-    """Of a disk: a listing, and for each of 300 shards a look-up, an opening and four reads."""
+def test_a_start_reads_no_more_on_many_ranks() -> None:
+    """From a disk: a listing, and for each of 300 shards a look-up, an opening and four reads."""
     done = run("startup.py", "shards=300", "others=3")
     assert done.returncode == 0, done.stderr
     table = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
@@ -78,10 +78,10 @@ def test_a_start_asks_no_more_on_many_ranks() -> None:
     ]
 
 
-def test_the_limited_hub_refuses_what_exceeds_its_quota(
+def test_the_limited_hub_refuses_requests_beyond_its_quota(
     startup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A process waits until the window ends, and then reads the listing."""
+    """A process waits for the end of the window, and then reads the listing."""
     monkeypatch.setattr(startup, "WINDOW_S", 1)
     monkeypatch.setattr(startup, "QUOTAS", {"api": 3, "resolvers": 9})
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -94,14 +94,14 @@ def test_the_limited_hub_refuses_what_exceeds_its_quota(
     assert hub.refused == 1
 
 
-def test_the_time_until_the_hub_permits_the_last_request(startup: ModuleType) -> None:
+def test_the_wait_for_the_quota_of_the_hub_is_computed(startup: ModuleType) -> None:
     assert startup.waits_s(Counter(api=1000, resolvers=5000, storage=10**6)) == 0
     assert startup.waits_s(Counter(api=1001)) == 300
     assert startup.waits_s(Counter(api=27 * 1024)) == 27 * 300
     assert startup.waits_s(Counter(api=1, resolvers=5001)) == 300
 
 
-def test_figures_by_hand(scaling: ModuleType) -> None:
+def test_results_equal_a_computation_by_hand(scaling: ModuleType) -> None:
     """10 billion parameters: 20 GB x 63/64 at 80% of 50 GB/s are 0.492 s one way."""
     setting = scaling.Setting(parameters=1e10, micro_batch_s=1.0, latency_us=0.0)
     assert scaling.one_way_s(setting, 64) == pytest.approx(0.4921875)
@@ -115,7 +115,7 @@ def test_figures_by_hand(scaling: ModuleType) -> None:
     assert scaling.step_s(setting, 3, 64, 4) == pytest.approx((4 + 12 * c - 4, 4 + 12 * c))
 
 
-def test_a_measured_time() -> None:
+def test_a_measured_time_can_be_given() -> None:
     assert run("scaling.py", "micro_batch_s=0.28").stdout.startswith(
         "one micro-batch on one GPU: 0.280 s"
     )
@@ -132,7 +132,7 @@ HOUR = 3600.0
 
 
 @pytest.mark.parametrize(
-    ("every", "pause", "behind", "between", "restart"),
+    ("every", "pause", "write", "between", "restart"),
     [
         (300.0, 30.0, 0.0, HOUR, 300.0),
         (900.0, 60.0, 0.0, 3 * HOUR, 0.0),
@@ -140,18 +140,18 @@ HOUR = 3600.0
         (HOUR, 60.0, 0.0, HOUR, 300.0),  # most intervals end in a failure
     ],
 )
-def test_the_simulated_run_loses_what_the_formula_says(
+def test_the_simulated_loss_equals_the_formula(
     failures: ModuleType,
     every: float,
     pause: float,
-    behind: float,
+    write: float,
     between: float,
     restart: float,
 ) -> None:
-    saves = failures.Saves(every, pause, behind)
+    saves = failures.Saves(every, pause, write)
     expected = failures.useful_share(saves, between, restart)
-    found = failures.simulated_share(saves, between, restart, 20_000, 7)
-    assert found == pytest.approx(expected, abs=0.01)
+    simulated = failures.simulated_share(saves, between, restart, 20_000, 7)
+    assert simulated == pytest.approx(expected, abs=0.01)
 
 
 def test_a_run_that_never_fails_loses_its_pauses(failures: ModuleType) -> None:
@@ -161,7 +161,7 @@ def test_a_run_that_never_fails_loses_its_pauses(failures: ModuleType) -> None:
     assert failures.useful_share(slow, 1e12, 300.0) == pytest.approx(0.5)
 
 
-def test_young_s_interval_loses_less_than_half_or_twice_of_it(failures: ModuleType) -> None:
+def test_the_interval_of_young_loses_less_than_half_or_twice_of_it(failures: ModuleType) -> None:
     best = failures.best_interval_s(10.0, 3 * HOUR)
     assert best == pytest.approx(464.758, abs=0.001)
     half, young, double = (
@@ -172,13 +172,15 @@ def test_young_s_interval_loses_less_than_half_or_twice_of_it(failures: ModuleTy
 
 
 @pytest.mark.parametrize(("gpus", "largest"), [(2, 0.56419), (4, 1.02938), (100, 2.50759)])
-def test_the_slowest_gpu(failures: ModuleType, gpus: int, largest: float) -> None:
+def test_the_time_of_the_slowest_gpu_follows_order_statistics(
+    failures: ModuleType, gpus: int, largest: float
+) -> None:
     """Expected maxima of standard normals, from tables of order statistics."""
     assert failures.slowest(gpus, 0.1) == pytest.approx(1 + 0.1 * largest, abs=1e-5)
     assert failures.slowest(1, 0.1) == 1.0
 
 
-def test_what_a_save_takes_from_the_loop(save_time: ModuleType) -> None:
+def test_the_cost_of_a_save_to_the_loop_is_computed(save_time: ModuleType) -> None:
     """The save of step 3 is still written during steps 4 and 5; that of step 6 ends the run."""
     times = {1: 9.0, 2: 1.0, 3: 1.0, 4: 1.5, 5: 1.25, 6: 1.0}
     events = [{"event": "step", "step": step, "step_s": time} for step, time in times.items()]

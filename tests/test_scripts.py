@@ -24,11 +24,11 @@ SCRIPTS = sorted(
 def run(
     script: str, folder: Path, arguments: list[str], gpus: int = 0, **environ: str
 ) -> list[str]:
-    """The commands that a script starts, one a line, with the repository's path as ROOT.
+    """Returns the commands that a script starts, one per line, with the repository's path as ROOT.
 
-    In front of each stands CUDA_VISIBLE_DEVICES, where the script has chosen GPUs.
+    Each is preceded by CUDA_VISIBLE_DEVICES if the script has chosen GPUs.
 
-    The stand-in for Python also says the number of GPUs, and the run folder of a configuration.
+    The stand-in for Python also returns the number of GPUs, and the run folder of a configuration.
     """
     stand_ins = folder / "bin"
     stand_ins.mkdir()
@@ -54,12 +54,12 @@ def run(
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_shellcheck_has_nothing_to_say(script: Path) -> None:
+def test_shellcheck_reports_nothing(script: Path) -> None:
     command = ["shellcheck", "--external-sources", "--source-path", str(REPOSITORY), str(script)]
     subprocess.run(command, check=True)
 
 
-def test_main_job(tmp_path: Path) -> None:
+def test_the_main_job_starts_one_process_per_gpu(tmp_path: Path) -> None:
     started = run(
         "experiments/hpsearch/test.sh",
         tmp_path,
@@ -82,7 +82,7 @@ TRAIN = "-m bsmeta.train --config-name demo overwrite_out_dir=true"
 EVALUATE = "-m bsmeta.evaluate checkpoint=runs/demo"
 
 
-def test_demo_on_a_cpu(tmp_path: Path) -> None:
+def test_the_demo_runs_on_a_cpu(tmp_path: Path) -> None:
     assert run("experiments/demo.sh", tmp_path, []) == [
         f"accelerate launch --config_file experiments/accelerate/cpu_zero2.yaml {TRAIN}",
         f"accelerate launch --config_file experiments/accelerate/cpu.yaml {EVALUATE}",
@@ -90,7 +90,7 @@ def test_demo_on_a_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("gpus", "processes"), [(1, 1), (2, 2), (3, 2), (8, 8), (16, 8)])
-def test_demo_on_gpus(gpus: int, processes: int, tmp_path: Path) -> None:
+def test_the_demo_uses_the_chosen_gpus(gpus: int, processes: int, tmp_path: Path) -> None:
     assert run("experiments/demo.sh", tmp_path, [], gpus=gpus) == [
         "accelerate launch --config_file experiments/accelerate/zero2.yaml"
         f" --num_processes {processes} {TRAIN}",
@@ -98,17 +98,17 @@ def test_demo_on_gpus(gpus: int, processes: int, tmp_path: Path) -> None:
     ]
 
 
-def test_demo_of_the_classifier(tmp_path: Path) -> None:
+def test_the_demo_of_the_classifier_starts_its_commands(tmp_path: Path) -> None:
     train = "-m bsmeta.train --config-name demo_classification overwrite_out_dir=true"
     launch = "accelerate launch --config_file experiments/accelerate/"
     for gpus, expected in ((0, "cpu.yaml"), (3, "ddp.yaml --num_processes 3")):
         folder = tmp_path / str(gpus)
         folder.mkdir()
-        found = run("experiments/demo_classification.sh", folder, ["seed=1"], gpus=gpus)
-        assert found == [f"{launch}{expected} {train} seed=1"]
+        commands = run("experiments/demo_classification.sh", folder, ["seed=1"], gpus=gpus)
+        assert commands == [f"{launch}{expected} {train} seed=1"]
 
 
-def test_demo_of_spelling(tmp_path: Path) -> None:
+def test_the_demo_of_spelling_starts_its_commands(tmp_path: Path) -> None:
     assert run("experiments/demo_spelling.sh", tmp_path, ["seed=1"], gpus=0) == [
         "python experiments/spelling_test_set.py"
         " examples/webdocs/c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz"
@@ -122,8 +122,10 @@ def test_demo_of_spelling(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("gpus", "processes"), [(1, 1), (2, 2), (3, 2), (8, 2)])
-def test_demo_of_spelling_on_gpus(gpus: int, processes: int, tmp_path: Path) -> None:
-    """Its batches are divided evenly among two processes, but not among three."""
+def test_the_demo_of_spelling_uses_a_number_of_gpus_that_divides_its_batches(
+    gpus: int, processes: int, tmp_path: Path
+) -> None:
+    """Batches can be divided among two processes, but not among three."""
     _, *trained, _ = run("experiments/demo_spelling.sh", tmp_path, [], gpus=gpus)
     assert trained == [
         "accelerate launch --config_file experiments/accelerate/ddp.yaml"
@@ -168,11 +170,13 @@ SEVERAL = (
         ),
     ],
 )
-def test_one_machine_or_a_slurm_job(
+def test_train_sh_starts_one_machine_or_a_slurm_job(
     gpus: int, environ: dict[str, str], started: str, tmp_path: Path
 ) -> None:
-    found = run("experiments/train.sh", tmp_path, ["seed=1"], gpus, BSMETA_CONFIG="demo", **environ)
-    assert found == [started]
+    commands = run(
+        "experiments/train.sh", tmp_path, ["seed=1"], gpus, BSMETA_CONFIG="demo", **environ
+    )
+    assert commands == [started]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +186,7 @@ def test_one_machine_or_a_slurm_job(
         'distributed_type: "NO"\nuse_cpu: true\n',
     ],
 )
-def test_a_launch_file_of_ones_own_for_cpus(text: str, tmp_path: Path) -> None:
+def test_a_launch_file_of_the_user_for_cpus_hides_the_gpus(text: str, tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(text)
     variables = {"BSMETA_CONFIG": "demo", "BSMETA_LAUNCH_FILE": "own.yaml"}
     assert run("experiments/train.sh", tmp_path, [], **variables) == [
@@ -190,7 +194,7 @@ def test_a_launch_file_of_ones_own_for_cpus(text: str, tmp_path: Path) -> None:
     ]
 
 
-def test_a_configuration_file_and_a_run_to_go_on_with(tmp_path: Path) -> None:
+def test_train_sh_accepts_a_configuration_file_and_a_run_to_resume(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")
     one, two = tmp_path / "one", tmp_path / "two"
@@ -208,9 +212,9 @@ def test_a_configuration_file_and_a_run_to_go_on_with(tmp_path: Path) -> None:
     ]
 
 
-def test_the_first_of_several_machines(tmp_path: Path) -> None:
-    """accelerate divides the 6 by the machines; torchrun adds up what each machine starts."""
-    found = run(
+def test_several_machines_sh_starts_the_first_machine(tmp_path: Path) -> None:
+    """accelerate divides the 6 by the machines; torchrun adds up the processes of each machine."""
+    commands = run(
         "experiments/several_machines.sh",
         tmp_path,
         [],
@@ -221,25 +225,25 @@ def test_the_first_of_several_machines(tmp_path: Path) -> None:
         BSMETA_MASTER_ADDR="one",
         BSMETA_PROCESSES="3",
     )
-    assert found == [
+    assert commands == [
         f"GPU-b,GPU-a,GPU-c{LAUNCH}zero2.yaml --num_machines 2 --machine_rank 0 {SEVERAL}"
         " --num_processes 6 -m bsmeta.train --config-name demo"
     ]
 
 
-def test_dry_run_starts_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="started"):
         run("experiments/train.sh", tmp_path, ["--dry-run"], BSMETA_CONFIG="demo")
 
 
-@pytest.mark.parametrize("place", ["beside job.sh", "elsewhere"])
-def test_a_batch_script_under_another_name_finds_the_job(place: str, tmp_path: Path) -> None:
-    """SLURM runs a copy; scontrol says where the original lies, and its arguments."""
+@pytest.mark.parametrize("location", ["beside job.sh", "elsewhere"])
+def test_a_batch_script_under_another_name_finds_the_job(location: str, tmp_path: Path) -> None:
+    """SLURM runs a copy; scontrol reports the original's path and arguments."""
     slurm = tmp_path / "with space" / "experiments" / "slurm"
     slurm.mkdir(parents=True)
     (slurm / "job.sh").write_text('#!/usr/bin/env bash\necho "job $BSMETA_REQUEUE $*"\n')
     (slurm / "job.sh").chmod(0o755)
-    original = (slurm if place == "beside job.sh" else tmp_path) / "my job.sh"
+    original = (slurm if location == "beside job.sh" else tmp_path) / "my job.sh"
     shutil.copy(REPOSITORY / "experiments" / "slurm" / "train.sbatch", original)
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.parent.mkdir()
@@ -276,20 +280,20 @@ def test_every_program_answers_to_help(script: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_soak_test_names_a_word_that_is_no_setting() -> None:
+def test_the_soak_test_refuses_an_unknown_setting() -> None:
     command = [sys.executable, str(REPOSITORY / "experiments" / "soak.py"), "kills"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.startswith("unknown: kills; expected")) == (2, True)
 
 
-def test_a_task_of_an_array_makes_one_run_of_a_study(tmp_path: Path) -> None:
+def test_a_task_of_an_array_starts_one_run_of_a_study(tmp_path: Path) -> None:
     started = run(
         "experiments/slurm/study.sbatch", tmp_path, ["studies/mine.yaml"], SLURM_ARRAY_TASK_ID="3"
     )
     assert started == ["python experiments/study.py studies/mine.yaml --run 3"]
 
 
-def test_a_task_of_an_array_makes_the_arms_of_a_seed(tmp_path: Path) -> None:
+def test_a_task_of_an_array_starts_the_arms_of_a_seed(tmp_path: Path) -> None:
     started = run(
         "experiments/slurm/study.sbatch", tmp_path, ["studies/mine.yaml"], SLURM_ARRAY_TASK_ID="1",
         BSMETA_STUDY_UNIT="seed",

@@ -18,7 +18,7 @@ from tests.data.helpers import page, write_shard
 from tests.tasks.classification.helpers import TEXT
 from tests.tasks.disambiguation.helpers import profiles, write_lines
 from tests.tasks.spelling.helpers import arguments
-from tests.terminal import OWN, acting, run_in_terminal
+from tests.terminal import OWN, find_sequences, run_in_terminal
 
 # Writes the clipboard, begins a link, a style that the project has not, a style by C1; overwrites
 # the line; turns the text around.
@@ -33,14 +33,14 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def quoted(key: str, value: object) -> str:
-    """An argument for Hydra whose value has any characters but quotes."""
+def quote(key: str, value: object) -> str:
+    """Returns an argument for Hydra with a value without quotes."""
     return f'{key}="{value}"'
 
 
 @dataclass(frozen=True)
 class World:
-    """A folder with data of all kinds, whose fields and names all have `EVIL`."""
+    """A folder with data of all kinds; all fields and names contain `EVIL`."""
 
     folder: Path
 
@@ -57,7 +57,7 @@ class World:
         return self.folder / f"{EVIL}.csv"
 
     def named(self, ending: str) -> Path:
-        """A file whose name has `EVIL`; it need not exist."""
+        """Returns a file whose name contains `EVIL`; it need not exist."""
         return self.folder / f"other {EVIL}{ending}"
 
 
@@ -70,7 +70,7 @@ def evil_page(number: int) -> dict[str, Any]:
 
 
 def write_table(path: Path) -> None:
-    """Texts with three labels; a file with many control characters would be refused as binary."""
+    """Writes texts with three labels; many control characters would be refused as binary."""
     labels = ["left", "right"] * 20 + [EVIL] * 3
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = [(f"text {row} {TEXT}", label) for row, label in enumerate(labels)]
@@ -89,10 +89,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     (made.folder / "text.txt").write_text(f"teh {EVIL} letters {EVIL}\r\nrecieve\n")
     raw = {"url": f"https://example.org/{EVIL}", "html": f"<title>{EVIL}</title><p>{EVIL} {TEXT}"}
     write_pages(made.named(".jsonl.gz"), [raw] * 3)
-    write_lines(made.named(".jsonl"), [{**one, "title": EVIL} for one in profiles()])
+    write_lines(made.named(".jsonl"), [{**profile, "title": EVIL} for profile in profiles()])
     arms = {
         "none": {"overrides": []},
-        "url": {"overrides": [quoted("model_name", EVIL)], "label": EVIL},
+        "url": {"overrides": [quote("model_name", EVIL)], "label": EVIL},
     }
     study = {"title": EVIL, "out_dir": f"study {EVIL}", "config": "demo", "seeds": [1],
              "baseline": "none", "arms": arms, "curve": [1.0]}  # fmt: skip
@@ -103,8 +103,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 def data_keys(world: World) -> list[str]:
     return [
-        "--config-name", "demo", quoted("data_config.train_file", world.shard.parent),
-        quoted("data_config.validation_file", world.held_out), *SETTINGS,
+        "--config-name", "demo", quote("data_config.train_file", world.shard.parent),
+        quote("data_config.validation_file", world.held_out), *SETTINGS,
     ]  # fmt: skip
 
 
@@ -114,19 +114,19 @@ CALLS: dict[str, Callable[[World], list[str]]] = {
     ],
     "train": lambda world: [*data_keys(world), "out_dir=run"],
     "train a classifier": lambda world: [
-        "--config-name", "demo_classification", quoted("data_config.csv", world.table),
+        "--config-name", "demo_classification", quote("data_config.csv", world.table),
         "data_config.database=null", "data_config.label_column=label", "num_train_epochs=1",
         "data_config.split_by=null", "method=linear", "out_dir=labels", "trackers=[]",
         "results_dir=results", "bootstrap_resamples=20",
     ],
     "evaluate": lambda _: ["checkpoint=run", "bootstrap_resamples=20"],
     "evaluate a classifier": lambda world: [
-        "checkpoint=labels", quoted("validation_file", world.table), "bootstrap_resamples=20"
+        "checkpoint=labels", quote("validation_file", world.table), "bootstrap_resamples=20"
     ],
     "explain": lambda world: [*data_keys(world), "limit=2"],
     "generate": lambda _: [
-        "checkpoint=run", quoted("prompt", EVIL), "max_new_tokens=4",
-        quoted("metadata", "{title: x}").replace('"', ""),
+        "checkpoint=run", quote("prompt", EVIL), "max_new_tokens=4",
+        quote("metadata", "{title: x}").replace('"', ""),
     ],
     "generate attributes": lambda _: ["checkpoint=run", "mode=attribute", "type=title"],
     "train a detector": lambda world: [
@@ -134,24 +134,24 @@ CALLS: dict[str, Callable[[World], list[str]]] = {
     ],
     "predict a text": lambda _: ["checkpoint=detector", "input=text.txt", "show=color"],
     "predict": lambda world: [
-        "checkpoint=labels", "input=texts.jsonl", quoted("output", world.named(".csv")),
+        "checkpoint=labels", "input=texts.jsonl", quote("output", world.named(".csv")),
     ],
     "annotate": lambda world: [
-        quoted("input", world.named(".jsonl.gz")), quoted("output", world.named("")), "workers=1",
+        quote("input", world.named(".jsonl.gz")), quote("output", world.named("")), "workers=1",
         "report=true", "annotators=[html,url,title]",
     ],
-    "descriptions": lambda world: [quoted("dump", world.named(".xml")), "output=table.sqlite"],
-    "prepare": lambda world: [*data_keys(world), quoted("out", world.named(" prepared"))],
-    "stage": lambda world: [*data_keys(world), quoted("out", world.named(" staged"))],
+    "descriptions": lambda world: [quote("dump", world.named(".xml")), "output=table.sqlite"],
+    "prepare": lambda world: [*data_keys(world), quote("out", world.named(" prepared"))],
+    "stage": lambda world: [*data_keys(world), quote("out", world.named(" staged"))],
     "index": lambda world: [str(world.shard)],
     "entities": lambda world: [
-        quoted("table", world.named(" entities")), quoted("profiles", world.named(".jsonl"))
+        quote("table", world.named(" entities")), quote("profiles", world.named(".jsonl"))
     ],
     "convert": lambda world: [str(world.named(".json"))],
-    "download": lambda world: [quoted("manifest", world.named(".none")), "folder=files"],
+    "download": lambda world: [quote("manifest", world.named(".none")), "folder=files"],
     "study": lambda world: [str(world.named(".yaml")), "--dry-run"],
     "sweep": lambda _: [
-        "swept", "--config", "demo", "--dry-run", quoted("model_name", EVIL), "seed=1,2"
+        "swept", "--config", "demo", "--dry-run", quote("model_name", EVIL), "seed=1,2"
     ],
     "downstream": lambda world: [str(world.named(" model"))],
     "spelling-tests": lambda world: [str(world.named(".txt")), "--out", "tests"],
@@ -165,7 +165,7 @@ SILENT = {"train a detector"}
 """Calls that only make what the next one needs."""
 
 
-def test_all_programs_are_called() -> None:
+def test_every_program_is_called() -> None:
     assert {call.split(" ")[0] for call in CALLS} == {*PROGRAMS, "init"}
 
 
@@ -176,7 +176,7 @@ def test_a_terminal_receives_no_sequence_of_the_data(name: str, world: World) ->
     code, received = run_in_terminal(
         ["-m", "bsmeta", program, *CALLS[name](world)], world.folder, BSMETA_CONFIG=""
     )
-    assert acting(received) == []
+    assert find_sequences(received) == []
     assert "\x1b[5;35m" not in received
     assert "\rover" not in received
     assert (SHOWN in OWN.sub("", received)) == (name not in SILENT)

@@ -20,8 +20,8 @@ NAMING = {
 }
 
 
-def names_in(tree: ast.AST) -> set[str]:
-    """The names of tasks among the texts of a module."""
+def find_names(tree: ast.AST) -> set[str]:
+    """Returns the names of tasks among the texts of a module."""
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     return {name for name in BUILT_IN if name in texts}
 
@@ -32,16 +32,16 @@ def test_only_the_registry_and_the_package_of_a_task_name_it() -> None:
         file = path.relative_to(REPOSITORY).as_posix()
         in_package = len(path.relative_to(REPOSITORY / "bsmeta").parts) > 2
         is_of_a_task = file.startswith("bsmeta/tasks/") and in_package
-        if not is_of_a_task and names_in(ast.parse(path.read_text(encoding="utf-8"))):
+        if not is_of_a_task and find_names(ast.parse(path.read_text(encoding="utf-8"))):
             naming.add(file)
     assert naming == NAMING
 
 
 @pytest.mark.parametrize("package", ["causal_lm", "classification", "disambiguation", "spelling"])
-def test_the_package_of_a_task_names_no_task_of_another(package: str) -> None:
-    own = {"sed_words", "sed_sequence", "sec"} if package == "spelling" else {package}
+def test_the_package_of_a_task_names_no_task_of_another_package(package: str) -> None:
+    package_tasks = {"sed_words", "sed_sequence", "sec"} if package == "spelling" else {package}
     for path in sorted((REPOSITORY / "bsmeta" / "tasks" / package).rglob("*.py")):
-        assert names_in(ast.parse(path.read_text(encoding="utf-8"))) <= own, path
+        assert find_names(ast.parse(path.read_text(encoding="utf-8"))) <= package_tasks, path
 
 
 def test_the_types_of_the_api_have_the_tasks_of_the_registry() -> None:
@@ -51,7 +51,7 @@ def test_the_types_of_the_api_have_the_tasks_of_the_registry() -> None:
     assert {*get_args(LanguageModelTask)} == generating
 
 
-def test_the_tasks_whose_models_other_programs_use() -> None:
+def test_tasks_are_listed_by_the_capabilities_of_their_models() -> None:
     assert list_tasks("flag_words") == ["sed_words", "sed_sequence", "sec"]
     assert list_tasks("predict_label") == ["classification"]
     assert list_tasks("detect_entities") == ["disambiguation"]

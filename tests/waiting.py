@@ -13,13 +13,13 @@ POLL_S = 0.01
 
 
 class Process(Protocol):
-    """What `wait_until` needs of a process."""
+    """The interface of a process for `wait_until`."""
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs."""
+        """Returns the exit code; None while it runs."""
 
     def communicate(self) -> Any:
-        """Its output, at its end."""
+        """Returns the output, at the end."""
 
 
 def wait_until(reached: Callable[[], bool], *processes: Process) -> None:

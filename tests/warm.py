@@ -70,12 +70,12 @@ FIRST_DESCRIPTOR, LAST_DESCRIPTOR = 3, 1024
 
 
 class Forked:
-    """A command line of Python that runs in a fork of this process; as much as is used of Popen.
+    """A command line of Python that runs in a fork of this process; a subset of Popen.
 
     Args:
         command: `python [-u] script arguments…` or `python [-u] -m module arguments…`.
-        env: Its environment.
-        folder: Its working folder; None for that of this process.
+        env: Environment.
+        folder: Working folder; None: as this process.
         streams: File descriptors that become its standard output and error; empty to share those
             of this process.
     """
@@ -94,7 +94,7 @@ class Forked:
             become([*map(str, command)], env, folder, streams)
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs."""
+        """Returns the exit code; None while it runs."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -102,7 +102,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float = float("inf")) -> int:
-        """The exit code, when it has ended."""
+        """Waits for the end; returns the exit code."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -152,7 +152,7 @@ def become(
 
 
 def run(arguments: list[str]) -> None:
-    """Runs what follows `python` on a command line."""
+    """Runs the arguments after `python` of a command line."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
@@ -195,12 +195,12 @@ def serve(connection: socket.socket) -> None:
 
 
 class Warm:
-    """A process that the server has started; as much as is used of Popen.
+    """A process that the server has started; a subset of Popen.
 
-    Its output is read and kept at once.
+    Its output is read at once and kept.
 
     Attributes:
-        pid: Its process id. It leads a session of its own.
+        pid: Process id. It leads a separate session.
     """
 
     def __init__(
@@ -218,13 +218,13 @@ class Warm:
             self._readers[-1].start()
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs."""
+        """Returns the exit code; None while it runs."""
         if self.returncode is None:
             self.returncode = ask({"pid": self.pid})["code"]
         return self.returncode
 
     def communicate(self, timeout: float = STUCK_S) -> tuple[str, str]:
-        """Its output and errors, when it and all that it has started have closed these."""
+        """Returns output and errors once the process and its descendants have closed them."""
         deadline = time.monotonic() + timeout
         for reader in self._readers:
             reader.join(max(0.0, deadline - time.monotonic()))
@@ -235,7 +235,7 @@ class Warm:
         return output, errors
 
     def wait(self, timeout: float = STUCK_S) -> int:
-        """The exit code, when it has ended."""
+        """Waits for the end; returns the exit code."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -257,7 +257,7 @@ def keep(descriptor: int, stream: bytearray) -> None:
 
 
 def ask(question: dict[str, Any], *descriptors: int) -> dict[str, Any]:
-    """The server's answer."""
+    """Returns the server's answer."""
     connection = server()
     socket.send_fds(connection, [json.dumps(question).encode()], descriptors)
     answer: dict[str, Any] = json.loads(connection.recv(MESSAGE))
@@ -266,7 +266,7 @@ def ask(question: dict[str, Any], *descriptors: int) -> dict[str, Any]:
 
 @functools.cache
 def server() -> socket.socket:
-    """The connection to the server, which is started by the first worker that asks."""
+    """Returns the connection to the server, which the first worker starts."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
     address = f"\0bsmeta-warm-{run}"  # no file, and gone with its socket
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -298,7 +298,7 @@ def compose_once() -> None:
 
 
 def main() -> None:
-    """The server: forks a process for each connection, and ends when all of these have ended."""
+    """Runs the server: forks a process for each connection, and ends after all of them."""
     for module in IMPORTED:
         importlib.import_module(module)
     compose_once()

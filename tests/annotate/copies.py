@@ -14,7 +14,7 @@ LENGTH = 5  # words of a shingle, by default
 
 
 def make_text(words: Iterable[int]) -> str:
-    """A text of the words with these numbers."""
+    """Returns a text of the words with the given numbers."""
     return " ".join(f"w{word}" for word in words)
 
 
@@ -31,19 +31,19 @@ def write_texts(path: Path, texts: Iterable[str]) -> Path:
 
 
 def list_shingles(text: str, length: int = LENGTH) -> frozenset[tuple[str, ...]]:
-    """The sequences of words of a text."""
+    """Returns the sequences of `length` words of a text."""
     words = text.split()
     return frozenset(tuple(words[k : k + length]) for k in range(len(words) - length + 1))
 
 
 def measure_jaccard(first: str, second: str, length: int = LENGTH) -> float:
-    """The share of common shingles, by the definition."""
+    """Returns the share of common shingles, by the definition."""
     shingles = [list_shingles(text, length) for text in (first, second)]
     return len(shingles[0] & shingles[1]) / len(shingles[0] | shingles[1])
 
 
 def make_corpus(count: int, seed: int) -> list[str]:
-    """Random texts, a third of which are copies of earlier ones with some words replaced."""
+    """Returns random texts; a third are copies of earlier texts with some words replaced."""
     random_numbers = random.Random(seed)
     texts: list[list[int]] = []
     for number in range(count):
@@ -61,12 +61,12 @@ def make_corpus(count: int, seed: int) -> list[str]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file."""
+    """Reads the JSON lines of a file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def measure_all(texts: Sequence[str]) -> dict[tuple[int, int], float]:
-    """The similarity of each pair of texts that have common shingles, by brute force."""
+    """Returns the similarity of each pair of texts with common shingles, by brute force."""
     shingles = [list_shingles(text) for text in texts]
     similarities = {}
     for second, second_shingles in enumerate(shingles):

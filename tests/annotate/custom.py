@@ -12,7 +12,7 @@ from bsmeta.annotate.annotator import AnnotationError, Annotator, Columns, Row, 
 
 
 class Words(Annotator):
-    """The number of words; each page that it sees is noted in the file $WORDS_LOG."""
+    """The number of words; logs each page to the file $WORDS_LOG."""
 
     name = "words"
     columns = ("metadata_words",)
@@ -25,7 +25,7 @@ class Words(Annotator):
 
 
 class ManyWords(Annotator):
-    """Whether there are many words: needs the column of another annotator."""
+    """Whether there are many words; needs the column of another annotator."""
 
     name = "many_words"
     needs = ("metadata_words",)
@@ -37,7 +37,7 @@ class ManyWords(Annotator):
 
 
 class WithoutColumns(Annotator):
-    """Lacks what every annotator declares."""
+    """An annotator without the required `columns`."""
 
     name = "without_columns"
 
@@ -46,7 +46,7 @@ class WithoutColumns(Annotator):
 
 
 class Faulty(Annotator):
-    """Fails on the pages whose address says how."""
+    """Fails on some pages; the address of a page names the failure."""
 
     name = "faulty"
     columns = ("metadata_faulty",)
@@ -92,7 +92,7 @@ FAULTS = {
 
 
 class Slow(Words):
-    """Like `Words`, but a page takes some time: PAGE_S seconds."""
+    """Like `Words`, but takes PAGE_S seconds per page."""
 
     def annotate(self, row: Row) -> Columns:
         time.sleep(float(os.environ.get("PAGE_S", "0.005")))

@@ -27,32 +27,32 @@ ALL_RAWPAGES = ALL_DATA / "rawpages"
 
 
 def page(body: str, head: str = "", url: str = "https://www.example.org/a/b.html") -> InputRecord:
-    """A raw page."""
+    """Returns a raw page."""
     return InputRecord(url=url, html=f"<html><head>{head}</head><body>{body}</body></html>")
 
 
 def annotated(record: InputRecord, name: str, **settings: Any) -> dict[str, Any]:
-    """The columns that an annotator makes for a record."""
+    """Returns the columns that an annotator makes for a record."""
     config = AnnotateConfig(annotators=[name], **settings)
     row = Row(record, config.profile)
     return make_annotators(config)[0].annotate(row)
 
 
 def values(columns: dict[str, Any]) -> list[str]:
-    """The values of the records of the only column that has any."""
-    found = [records for records in columns.values() if records]
-    return [record["value"] for record in found[0]] if found else []
+    """Returns the record values of the only column with records."""
+    lists = [records for records in columns.values() if records]
+    return [record["value"] for record in lists[0]] if lists else []
 
 
 def write_pages(path: Path, pages: Sequence[dict[str, Any]]) -> Path:
     """Writes pages as JSON lines."""
     with gzip.open(path, "wt") as file:
-        file.writelines(json.dumps(one) + "\n" for one in pages)
+        file.writelines(json.dumps(page) + "\n" for page in pages)
     return path
 
 
 def some_pages(count: int) -> list[dict[str, Any]]:
-    """Different pages of a site."""
+    """Returns different pages of a site."""
     return [
         {
             "url": f"https://www.example.org/pages/{number}.html",
@@ -66,7 +66,7 @@ def some_pages(count: int) -> list[dict[str, Any]]:
 def warc_record(
     url: str, body: bytes, content_type: str = "text/html", status: str = "200 OK", **headers: str
 ) -> WarcRecord:
-    """A response."""
+    """Returns a WARC response record."""
     record = WarcRecord()
     record.init_headers(record_type=WarcRecordType.response)
     record.headers["WARC-Target-URI"] = url
@@ -85,6 +85,6 @@ def annotate(input: Any, output: Path, **settings: Any) -> int:
 
 
 def rows(shard: Path) -> list[dict[str, Any]]:
-    """The rows of a shard."""
+    """Returns the rows of a shard."""
     with gzip.open(shard, "rt") as file:
         return [json.loads(line) for line in file]

@@ -37,8 +37,8 @@ class Element:
 
     Attributes:
         in_drawing: Whether it belongs to an SVG, and not to HTML, which may be within an SVG.
-        gone: Whether a rule removed it; a space is left.
-        folded: How many elements around it it is folded into; it is then no tag.
+        gone: Whether a rule removed it, leaving a space.
+        folded: Number of enclosing elements into which it is folded; it then has no tag.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Element:
 
 
 def rendered(html: str, profile: str = "published") -> tuple[str, str]:
-    """The text of a page, and the same with its tags as the renderer inserts them."""
+    """Returns the text of a page, and the text with its tags as the renderer inserts them."""
     body = copied(LexborHTMLParser(html).body)
     if profile == "published":
         fold(body)
@@ -86,7 +86,7 @@ def fold(element: Element) -> None:
 
 
 def remove(element: Element) -> None:
-    """Removes from the outside in; the text of what is removed later counts, too."""
+    """Removes from the outside in; text in elements that are removed later counts, too."""
     is_short = element.name in REMOVED_IF_SHORT and not element.folded
     if element.name in REMOVED or (is_short and len(raw_text(element)) <= 64):
         element.gone = True
@@ -96,7 +96,7 @@ def remove(element: Element) -> None:
 
 
 def raw_text(element: Element, in_pre: bool = False) -> str:
-    """The text of an element with the white space of HTML collapsed."""
+    """Returns the text of an element with the white space of HTML collapsed."""
     in_pre = in_pre or element.name in ("pre", "script", "style")
     parts = []
     for child in element.children:
@@ -115,7 +115,7 @@ def empty(element: Element) -> None:
 
 
 def attributes(element: Element) -> list[tuple[str, str]]:
-    """Those of an element, with those of the elements that are folded into it."""
+    """Returns the attributes of an element and of the elements folded into it."""
     both = dict(element.attributes)
     inner = element.elements[0] if len(element.elements) == 1 else None
     if inner is not None and inner.folded:
@@ -130,7 +130,7 @@ class Layout:
     Attributes:
         text: The text.
         html: The text with tags.
-        spans: Of each element in the text, by its id.
+        spans: Span of each element in the text, by its id.
     """
 
     def __init__(self, body: Element) -> None:

@@ -12,18 +12,18 @@ from bsmeta.annotate.sources import InputRecord
 from tests.annotate.helpers import WORDS, annotated, page, values
 
 
-def of_url(url: str) -> InputRecord:
+def page_of_url(url: str) -> InputRecord:
     return InputRecord(url=url, text="a text")
 
 
 def test_the_url_of_a_page_is_recorded() -> None:
-    assert annotated(of_url("https://example.org/%C3%A9?q=1"), "url") == {
+    assert annotated(page_of_url("https://example.org/%C3%A9?q=1"), "url") == {
         "metadata_url": [
             {"key": "url", "type": "global", "value": "https://example.org/%C3%A9?q=1"}
         ]
     }
     with pytest.raises(AnnotationError, match="no_url"):
-        annotated(of_url(""), "url")
+        annotated(page_of_url(""), "url")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_title_of_a_page_is_recorded(head: str, title: list[str]) -> None:
     assert values(annotated(page(f"<p>{WORDS}", head), "title")) == title
 
 
-def test_the_title_of_an_image_is_not_that_of_the_page() -> None:
+def test_the_title_of_an_image_is_not_used_as_the_page_title() -> None:
     image = "<svg><title>Logo</title></svg>"
     assert values(annotated(page(image + WORDS, "<title>Real</title>"), "title")) == ["Real"]
     assert values(annotated(page(image + WORDS), "title")) == []
@@ -67,7 +67,7 @@ def test_a_title_is_read_from_a_shard_without_raw_pages() -> None:
     ],
 )
 def test_a_timestamp_is_read_from_the_address(url: str, date: str | None) -> None:
-    records = annotated(of_url(url), "timestamp")["metadata_timestamp"]
+    records = annotated(page_of_url(url), "timestamp")["metadata_timestamp"]
     expected = {"key": "timestamp", "type": "global", "value": date, "source": "url"}
     assert records == ([expected] if date else [])
 
@@ -94,14 +94,14 @@ def test_a_timestamp_is_read_from_the_declarations_of_a_page(
     assert records == ([expected] if date else [])
 
 
-def test_the_name_of_a_time_zone_warns_nobody() -> None:
+def test_the_name_of_a_time_zone_raises_no_warning() -> None:
     record = page('<meta name="date" content="Wed Nov 20 10:00:00 QST 2019">' + WORDS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert values(annotated(record, "timestamp")) == ["2019-11-20 10:00:00"]
 
 
-def test_timestamp_sources_are_asked_in_order() -> None:
+def test_timestamp_sources_are_tried_in_order() -> None:
     record = page(f'<time datetime="2017-05-04">{WORDS}', url="https://a.org/2018/12/10/")
     record.timestamp = "2019-04-05T00:00:00Z"
 
@@ -125,8 +125,8 @@ def test_a_website_description_is_read_from_a_table(suffix: str, tmp_path: Path)
     table.write_text(lines[suffix])
 
     def described(url: str) -> list[dict[str, str]]:
-        made = annotated(of_url(url), "website_description", descriptions=str(table))
-        return made["metadata_website_desc"]
+        annotation = annotated(page_of_url(url), "website_description", descriptions=str(table))
+        return annotation["metadata_website_desc"]
 
     record = {
         "key": "website_description",
@@ -141,8 +141,8 @@ def test_a_website_description_is_read_from_a_table(suffix: str, tmp_path: Path)
 
 def test_a_website_description_is_read_from_the_page() -> None:
     meta = '<meta name="description" content=" All about &quot;sets&quot;\n and  maps. ">'
-    made = annotated(page(WORDS, meta), "website_description")
-    assert made["metadata_website_desc"] == [
+    annotation = annotated(page(WORDS, meta), "website_description")
+    assert annotation["metadata_website_desc"] == [
         {"key": "website_description", "type": "global", "value": 'All about "sets" and maps.',
          "source": "page"}
     ]  # fmt: skip
@@ -154,14 +154,14 @@ def test_a_website_description_is_read_from_the_page() -> None:
 
 @pytest.mark.parametrize("url", ["", "https://[bad/"])
 @pytest.mark.parametrize("has_table", [False, True])
-def test_website_description_of_a_page_without_an_address(
+def test_a_page_without_an_address_uses_its_declared_description(
     has_table: bool, url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "table.tsv").write_text("example.org\tA site about the history of computing.\n")
     record = page(WORDS, '<meta name="description" content="All about sets and maps.">', url)
     table = str(tmp_path / "table.tsv") if has_table else None
-    made = annotated(record, "website_description", descriptions=table)
-    assert values(made) == ["All about sets and maps."]
+    annotation = annotated(record, "website_description", descriptions=table)
+    assert values(annotation) == ["All about sets and maps."]
 
 
 @pytest.mark.parametrize(
@@ -182,15 +182,15 @@ def test_website_description_of_a_page_without_an_address(
         ("https://example.de/caf%C3%A9", "example.de > café"),
     ],
 )  # fmt: skip
-def test_the_datasource_has_the_words_of_the_address(url: str, value: str) -> None:
-    assert annotated(of_url(url), "datasource") == {
+def test_the_datasource_consists_of_the_words_of_the_address(url: str, value: str) -> None:
+    assert annotated(page_of_url(url), "datasource") == {
         "metadata_generation_datasource": [{"key": "datasource", "type": "global", "value": value}]
     }
 
 
 def test_an_address_that_cannot_be_split_is_counted() -> None:
     with pytest.raises(AnnotationError, match="bad_url"):
-        annotated(of_url("https://[bad/"), "datasource")
+        annotated(page_of_url("https://[bad/"), "datasource")
 
 
 def test_the_language_of_a_text_is_recorded() -> None:

@@ -13,7 +13,7 @@ from tests.annotate.helpers import WORDS, annotate, rows, some_pages, write_page
 
 
 @pytest.mark.long
-def test_faulty_pages_are_counted_and_harm_no_other(tmp_path: Path) -> None:
+def test_faulty_pages_are_counted_and_do_not_affect_other_pages(tmp_path: Path) -> None:
     pages = some_pages(40)
     faults = {
         3: "refuse",
@@ -39,12 +39,12 @@ def test_faulty_pages_are_counted_and_harm_no_other(tmp_path: Path) -> None:
             chunk_pages=10,
             page_seconds=10,  # the page that hangs takes longer, and no other
         )
-    made = rows(tmp_path / "1/a.jsonl.gz")
+    annotated_rows = rows(tmp_path / "1/a.jsonl.gz")
     kept = [page for number, page in enumerate(pages) if number not in (25, 26)]
-    assert [row["url"] for row in made] == [page["url"] for page in kept]
+    assert [row["url"] for row in annotated_rows] == [page["url"] for page in kept]
     errors = {
         row["url"].rpartition("#")[2]: row["annotation_errors"]
-        for row in made
+        for row in annotated_rows
         if row["annotation_errors"]
     }
     assert errors == {
@@ -57,8 +57,8 @@ def test_faulty_pages_are_counted_and_harm_no_other(tmp_path: Path) -> None:
         "nothing": {"faulty": "error_AttributeError"},
         "surrogate": {"faulty": "error_UnicodeEncodeError"},
     }
-    assert all(row["metadata_url"] and row["metadata_title"] for row in made)
-    assert sum(not row["metadata_faulty"] for row in made) == 9
+    assert all(row["metadata_url"] and row["metadata_title"] for row in annotated_rows)
+    assert sum(not row["metadata_faulty"] for row in annotated_rows) == 9
     journal = read_journal(ShardFiles(tmp_path / "1", "a").journal)
     assert journal is not None
     counts = journal.sum_counts()
@@ -84,8 +84,8 @@ def test_faulty_pages_are_counted_and_harm_no_other(tmp_path: Path) -> None:
     assert read_shards(tmp_path / "1") == read_shards(tmp_path / "2")
 
 
-def test_a_page_of_the_wrong_text_is_not_annotated_by_its_html(tmp_path: Path) -> None:
-    """Offsets into the page's text would be wrong in another text."""
+def test_a_page_with_another_text_is_not_annotated_from_its_html(tmp_path: Path) -> None:
+    """Offsets into the text of the page would be wrong in another text."""
     html = f"<title>T</title><p>{WORDS}"
     lines = [{"url": "a", "html": html, "text": text} for text in (WORDS.strip(), "other")]
     write_pages(tmp_path / "a.jsonl.gz", lines)
@@ -107,4 +107,7 @@ def test_pages_are_not_parsed_for_annotators_that_do_not_need_them(
     monkeypatch.setattr(annotator, "parse_page", None)
     annotate(str(pages), tmp_path / "out", annotators=names, replace=["length", "url"])
     assert read_shards(tmp_path / "out").keys() == {"a.jsonl.gz", "b.jsonl.gz"}
-    assert all(made["annotation_errors"] == {} for made in rows(tmp_path / "out/a.jsonl.gz"))
+    assert all(
+        annotated_rows["annotation_errors"] == {}
+        for annotated_rows in rows(tmp_path / "out/a.jsonl.gz")
+    )

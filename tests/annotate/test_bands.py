@@ -54,12 +54,12 @@ def test_groups_are_numbered_in_each_band(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []  # a killed process leaves nothing
 
 
-def test_no_pages_have_no_groups(tmp_path: Path) -> None:
+def test_an_empty_corpus_has_no_groups(tmp_path: Path) -> None:
     with group_pages([], BandLayout(2, 2), tmp_path / "scratch") as groups:
         assert (groups.numbers.shape, groups.count) == ((3, 0), 0)
 
 
-def test_pages_share_a_group_where_the_index_of_the_library_finds_them(tmp_path: Path) -> None:
+def test_pages_share_a_group_exactly_if_the_library_finds_them(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     signatures = generator.integers(0, 2, (300, 32), np.uint32)
     records = make_records(signatures, [*range(300)], [SIGNED] * 300)

@@ -76,7 +76,7 @@ def test_rows_can_be_trained_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert [tag.value for tag in document.records("html")] == ["p", "article", "main", "body"]
 
 
-def test_a_failure_is_counted_and_keeps_what_was_found(
+def test_a_failure_is_counted_and_keeps_earlier_spans(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(html: str) -> str:
@@ -91,7 +91,7 @@ def test_a_failure_is_counted_and_keeps_what_was_found(
     assert row["content_spans"]["resiliparse"]
 
 
-def test_an_extractor_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extractor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ImportError(f"no module {name}")
 
@@ -100,7 +100,9 @@ def test_an_extractor_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> 
         make_annotators(AnnotateConfig(annotators=["content"]))
 
 
-def test_another_version_of_an_extractor_finds_other_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_an_extractor_invalidates_the_spans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fingerprint() -> str:
         settings = AnnotateConfig(annotators=["content"], content_extractors=["resiliparse"])
         return make_annotators(settings)[0].fingerprint()
@@ -120,7 +122,7 @@ See also: other bridges
 Home Imprint"""
 
 
-def found(extract: str, text: str = TEXT) -> list[str]:
+def align(extract: str, text: str = TEXT) -> list[str]:
     return [text[start:end] for start, end in Text(text).align_extract(extract)]
 
 
@@ -128,7 +130,7 @@ ARTICLES = ALL_DATA / "article_extraction" / "pages.jsonl.gz"
 
 
 @pytest.mark.parametrize("extractor", ["resiliparse", "trafilatura"])
-def test_a_page_that_has_its_article_twice(extractor: str) -> None:
+def test_only_one_copy_of_a_repeated_article_is_kept(extractor: str) -> None:
     twice = f"<article>{ARTICLE}</article><nav>{MENU}</ul></nav><div hidden>{ARTICLE}</div>"
     columns = annotated(page(twice), "content", profile="all", content_extractors=[extractor])
     text = Row(page(twice), "all").text
@@ -139,7 +141,7 @@ def test_a_page_that_has_its_article_twice(extractor: str) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(not ARTICLES.exists(), reason="data/article_extraction is not there")
 def test_spans_are_as_good_as_the_extractor_alone(launch: Launch) -> None:
-    """On news pages whose articles are marked by hand, some of which have theirs twice."""
+    """On news pages with articles marked by hand; some articles appear twice."""
     lines = launch(EXPERIMENTS / "content_f1.py", str(ARTICLES)).stdout.splitlines()
     assert lines[0].startswith("| 98 pages | precision | recall | F1 |")
     cells = [line.split("|") for line in lines if line.startswith("|")]
@@ -172,10 +174,10 @@ def test_spans_are_as_good_as_the_extractor_alone(launch: Launch) -> None:
     ],
 )
 def test_an_extract_is_aligned_with_the_text(extract: str, expected: list[str]) -> None:
-    assert found(extract) == expected
+    assert align(extract) == expected
 
 
-def test_a_repeated_menu_is_not_taken_for_the_content() -> None:
+def test_a_repeated_menu_is_not_aligned_as_content() -> None:
     lines = [f"Paragraph {n} says {n * n} things about topic {n % 7}." for n in range(40)]
     menu = "Home\nAbout\n" * 10
     text = menu + "\n".join(lines) + "\n" + menu
@@ -185,42 +187,42 @@ def test_a_repeated_menu_is_not_taken_for_the_content() -> None:
 
 
 @pytest.mark.parametrize("words", ["a ", "a b ", "a b c d e "])
-def test_repeated_words_are_aligned_whole(words: str) -> None:
+def test_repeated_words_are_aligned_completely(words: str) -> None:
     text = (words * 60_000).strip()
     assert Text(text).align_extract(text) == [(0, len(text))]
     half = text[: len(text) // 2].strip()
     assert Text(text).align_extract(half) == [(0, len(half))]
 
 
-def test_the_first_of_two_copies_is_taken() -> None:
-    """The first copy is taken, whole; of a part that only the second has, that."""
+def test_the_first_of_two_copies_is_aligned() -> None:
+    """The first copy is aligned completely; a part only in the second copy is aligned there."""
     article = "\n".join(LINES)
-    assert found(article, f"Home\n{article}\nAbout\n{article}\nImprint") == [article]
+    assert align(article, f"Home\n{article}\nAbout\n{article}\nImprint") == [article]
     short = "\n".join(LINES[:20])
     twice = f"Home\n{short}\nAbout\n{article}"
-    kept = "\n".join(found(article, twice))
+    kept = "\n".join(align(article, twice))
     assert kept == article
 
 
-def test_lines_of_the_extract_that_repeat() -> None:
+def test_repeated_lines_of_the_extract_are_aligned() -> None:
     items = ["Add to the basket and compare it"] * 30
     text = "\n".join(["Home", "About", *items, "Imprint"])
-    assert found("\n - ".join(items), text) == ["\n".join(items)]
-    assert found("Yes", "No\n" * 40 + "Yes\n" * 40) == ["Yes"]
+    assert align("\n - ".join(items), text) == ["\n".join(items)]
+    assert align("Yes", "No\n" * 40 + "Yes\n" * 40) == ["Yes"]
 
 
-def test_lines_that_an_extractor_has_moved_are_found() -> None:
+def test_lines_moved_by_an_extractor_are_aligned() -> None:
     caption = "The caption of a photograph of the bridge in 1877"
     text = "\n".join([caption, *LINES[:5]])
-    assert found("\n".join([*LINES[:5], caption]), text) == [text]
+    assert align("\n".join([*LINES[:5], caption]), text) == [text]
 
 
-def test_lines_that_a_menu_has_too() -> None:
-    """What comes before all that is unique is taken from next to it, not from the menu."""
+def test_lines_also_in_a_menu_are_aligned_next_to_unique_lines() -> None:
+    """Lines before all unique text are aligned next to it, not in the menu."""
     heads = [f"Part {number} of the manual" for number in range(5)]
     article = "\n".join([*heads, *LINES])
     text = "\n".join(["Home", *heads, "Search", article])
-    assert found(article, text) == [article]
+    assert align(article, text) == [article]
 
 
 WORDS = [f"w{number}" for number in range(50)]
@@ -235,8 +237,8 @@ def test_spans_are_disjoint_and_have_only_words_of_the_extract(
     text = "".join(word + rng.choice([" ", "\n", ". ", ", ", "-"]) for word in words).strip()
     parts = [word for word in words if rng.random() < 0.8]
     spans = Text(text).align_extract(" | ".join(parts))
-    assert [place for span in spans for place in span] == sorted(
-        {place for span in spans for place in span}
+    assert [position for span in spans for position in span] == sorted(
+        {position for span in spans for position in span}
     )
     kept = Counter(word for start, end in spans for word in re.findall(r"\w+", text[start:end]))
     assert kept <= Counter(parts)

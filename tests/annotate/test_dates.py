@@ -90,7 +90,7 @@ def test_dates_are_read_from_an_address(path: str, dates: list[str]) -> None:
     assert dates_in(f"https://a.org/{path}") == dates
 
 
-def test_the_first_date_of_an_address_that_can_be_is_used() -> None:
+def test_the_first_possible_date_of_an_address_is_used() -> None:
     record = InputRecord(url="https://a.org/2031/05/17/2019-11-20-title", text="a")
     record.timestamp = CRAWLED
     assert source_and_date(record) == ("url", "2019-11-20 00:00:00")
@@ -127,7 +127,7 @@ CRAWLS = st.datetimes(datetime(1990, 1, 1), datetime(2090, 1, 1))
 )
 @example(2019, 2, 30, "/", "/", datetime(2021, 6, 15))
 @example(2099, 11, 20, "/", "/", datetime(2021, 6, 15))
-def test_addresses_have_no_impossible_date_and_none_after_the_crawl(
+def test_dates_of_addresses_are_possible_and_not_after_the_crawl(
     year: int, month: int, day: int, separator: str, end: str, crawled: datetime
 ) -> None:
     url = f"https://a.org/{year}{separator}{month:02}{separator}{day:02}{end}"
@@ -138,12 +138,12 @@ def test_addresses_have_no_impossible_date_and_none_after_the_crawl(
         expected = None
     if expected and (expected > crawled or not FIRST_YEAR <= year <= LAST_YEAR):
         expected = None
-    made = source_and_date(record)
-    assert made == (("url", expected.isoformat(" ")) if expected else None)
+    source_and_value = source_and_date(record)
+    assert source_and_value == (("url", expected.isoformat(" ")) if expected else None)
 
 
 @given(st.dates(date(FIRST_YEAR, 1, 1), date(2090, 1, 1)), MONTH_NAMES, st.booleans())
-def test_months_of_addresses_may_be_names(day: date, names: list[str], is_lower: bool) -> None:
+def test_months_in_addresses_may_be_names(day: date, names: list[str], is_lower: bool) -> None:
     month = names[day.month].lower() if is_lower else names[day.month]
     for path in (f"{day.year}/{month}/{day.day}", f"{day.day:02}-{month}-{day.year}"):
         assert dates_in(f"https://a.org/{path}/") == [f"{day:%Y-%m-%d}"]
@@ -155,9 +155,9 @@ def test_months_of_addresses_may_be_names(day: date, names: list[str], is_lower:
 )
 def test_any_address_has_possible_dates_up_to_the_crawl(path: str, crawled: datetime) -> None:
     record = InputRecord(url=f"https://a.org/{path}", timestamp=f"{crawled}+00:00", text="a")
-    made = source_and_date(record)
-    if made is not None:
-        moment = datetime.fromisoformat(made[1])
+    source_and_value = source_and_date(record)
+    if source_and_value is not None:
+        moment = datetime.fromisoformat(source_and_value[1])
         assert moment.year >= FIRST_YEAR
         assert moment <= crawled
 
@@ -166,7 +166,7 @@ def test_any_address_has_possible_dates_up_to_the_crawl(path: str, crawled: date
     st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1), timezones=st.none() | st.timezones()),
     CRAWLS,
 )
-def test_no_source_has_a_date_after_the_crawl(moment: datetime, crawled: datetime) -> None:
+def test_no_source_yields_a_date_after_the_crawl(moment: datetime, crawled: datetime) -> None:
     written = moment.replace(microsecond=0)
     html = (
         f"<meta name=date content='{written.isoformat()}'><time datetime='{written.isoformat()}'>"
@@ -176,10 +176,10 @@ def test_no_source_has_a_date_after_the_crawl(moment: datetime, crawled: datetim
     record.timestamp = f"{crawled.isoformat()}Z"
     limit = crawled.replace(tzinfo=UTC)
     for source in ("url", "page", "visible", "crawl"):
-        made = source_and_date(record, timestamp_sources=[source])
-        if made is not None:
+        source_and_value = source_and_date(record, timestamp_sources=[source])
+        if source_and_value is not None:
             zone = written.tzinfo if source == "page" else None
-            assert datetime.fromisoformat(made[1]).replace(tzinfo=zone or UTC) <= limit
+            assert datetime.fromisoformat(source_and_value[1]).replace(tzinfo=zone or UTC) <= limit
 
 
 def test_a_coming_event_is_not_the_date_of_its_page() -> None:
@@ -250,8 +250,8 @@ def test_a_date_has_a_year_and_a_month(value: str, moment: str | None) -> None:
 
 def test_the_time_of_a_crawl_may_be_unix_time() -> None:
     record = InputRecord(url="https://a.org/", timestamp="1623758400", text="a")
-    made = source_and_date(record, timestamp_sources=["crawl"])
-    assert made == ("crawl", "2021-06-15 12:00:00")
+    source_and_value = source_and_date(record, timestamp_sources=["crawl"])
+    assert source_and_value == ("crawl", "2021-06-15 12:00:00")
     assert parse_crawl_time("soon") is None
 
 
@@ -272,18 +272,21 @@ def test_the_time_of_a_crawl_may_be_unix_time() -> None:
         ("", None),
     ],
 )
-def test_a_date_is_read_from_what_is_visible(body: str, date: str | None) -> None:
+def test_a_date_is_read_from_visible_text(body: str, date: str | None) -> None:
     record = page(f"{body}<p>{WORDS}{WORDS}")
     record.timestamp = CRAWLED
     assert source_and_date(record) == (("visible", f"{date} 00:00:00") if date else None)
 
 
-def test_what_is_declared_comes_before_what_is_visible() -> None:
+def test_declared_dates_precede_visible_dates() -> None:
     body = f"<span class=date>2019-11-20</span>{WORDS}"
     record = page(body, "<meta name=date content=2018-12-10>")
     assert source_and_date(record) == ("page", "2018-12-10 00:00:00")
-    made = source_and_date(record, timestamp_sources=["visible", "page"])
-    assert made == ("visible", "2018-12-10 00:00:00")  # htmldate reads declarations, too
+    source_and_value = source_and_date(record, timestamp_sources=["visible", "page"])
+    assert source_and_value == (
+        "visible",
+        "2018-12-10 00:00:00",
+    )  # htmldate reads declarations, too
     assert source_and_date(page(body), timestamp_sources=["url", "page"]) is None
 
 
@@ -291,13 +294,13 @@ NOTHING = ["", " ", "http://127.0.0.1:9/", "<", "<!-- a -->", "\0", "\ud800"]
 
 
 @pytest.mark.parametrize("html", NOTHING)
-def test_a_page_of_nothing_has_no_visible_date(html: str) -> None:
-    """An address is no page to be downloaded."""
+def test_an_empty_page_has_no_visible_date(html: str) -> None:
+    """An address is not downloaded as a page."""
     assert list(list_visible_dates(html, read_latest_moment(CRAWLED))) == []
 
 
-def test_htmldate_complains_to_nobody() -> None:
-    """In a process of its own, because pytest listens to all loggers."""
+def test_htmldate_logs_nothing() -> None:
+    """In a separate process, because pytest listens to all loggers."""
     code = (
         "import logging\n"
         "from bsmeta.annotate.content import EXTRACTORS\n"
@@ -321,10 +324,10 @@ def test_nearly_all_news_pages_have_a_date() -> None:
         for line in file:
             row = json.loads(line)
             record = InputRecord(url=row["url"], html=row["html"], timestamp=crawled.isoformat())
-            made = source_and_date(record)
-            if made is not None:
-                assert datetime.fromisoformat(made[1]).replace(tzinfo=UTC) <= crawled
-                sources.append(made[0])
+            source_and_value = source_and_date(record)
+            if source_and_value is not None:
+                assert datetime.fromisoformat(source_and_value[1]).replace(tzinfo=UTC) <= crawled
+                sources.append(source_and_value[0])
     assert len(sources) >= 95
     assert (sources.count("url"), sources.count("page")) == (30, 58)
 

@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "b.duplicates"
 
 
-def test_duplicates_are_read_as_written(path: Path) -> None:
+def test_duplicates_round_trip(path: Path) -> None:
     assert read_duplicates(path) == ("id", DUPLICATES)
     assert read_identity(path) == "id"
 
@@ -66,7 +66,7 @@ def test_the_configuration_decides_what_is_dropped(
     assert bool(decisions.identify_marked()) == (len(duplicates) > len(dropped))
 
 
-def test_a_chunk_gets_its_own_duplicates(path: Path) -> None:
+def test_a_chunk_gets_only_its_duplicates(path: Path) -> None:
     decisions = Decisions.read(AnnotateConfig(duplicates="mark"), path)
     assert {k: each.kept for k, each in decisions.select(64, 8).items()} == {0: "a:2", 6: "h:0"}
     assert decisions.select(4, 60) == {}

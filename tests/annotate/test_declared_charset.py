@@ -60,7 +60,7 @@ from bsmeta.annotate.page import decode_html
         (b" " * (PRESCAN_BYTES - 20) + b"<meta charset=koi8-r>", None),
     ],
 )  # fmt: skip
-def test_the_charset_is_that_of_the_prescan(html: bytes, encoding: str | None) -> None:
+def test_the_charset_follows_the_prescan_of_the_standard(html: bytes, encoding: str | None) -> None:
     assert find_declared_charset(html) == encoding
 
 
@@ -76,13 +76,13 @@ def test_a_page_is_not_decoded_by_the_charset_in_a_comment() -> None:
         )
     ).map(b"".join)
 )
-def test_nothing_in_a_comment_counts(comment: bytes) -> None:
+def test_declarations_in_a_comment_are_ignored(comment: bytes) -> None:
     html = b"<!-- " + comment.replace(b"-->", b" ") + b" --><meta charset=windows-1251>"
     assert find_declared_charset(html) == "cp1251"
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_searched(html: bytes) -> None:
-    """The result is a codec that Python has, or none."""
+def test_any_bytes_give_a_codec_or_none(html: bytes) -> None:
+    """The result is a codec that Python knows, or None."""
     charset = find_declared_charset(b"<meta " + html)
     assert charset is None or codecs.lookup(charset).name

@@ -72,19 +72,26 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("suffix", [".tsv", ".jsonl", ".sqlite", "#1.sqlite"])
-def test_a_table_is_made_of_a_dump(
+def test_a_dump_is_converted_to_a_table(
     suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / f"sites{suffix}"
     dump = write_dump(tmp_path / "pages.xml.bz2")
     main(DescriptionsConfig(dump=str(dump), output=str(table)))
     assert capsys.readouterr().out == f"{table}: 4 domains\n"
-    found = DescriptionTable(str(table))
-    assert {domain: found.find(domain) for domain in EXPECTED} == EXPECTED
+    description_table = DescriptionTable(str(table))
+    assert {domain: description_table.find(domain) for domain in EXPECTED} == EXPECTED
     assert (
-        found.find("www.example.org") == found.find("en.m.example.org") == EXPECTED["example.org"]
+        description_table.find("www.example.org")
+        == description_table.find("en.m.example.org")
+        == EXPECTED["example.org"]
     )
-    assert found.find("talk.org") is found.find("org") is found.find("empty.org") is None
+    assert (
+        description_table.find("talk.org")
+        is description_table.find("org")
+        is description_table.find("empty.org")
+        is None
+    )
     if suffix == ".jsonl":
         first = json.loads(table.read_text().splitlines()[0])
         assert first == {"domain": "b.net", "description": EXPECTED["b.net"]}

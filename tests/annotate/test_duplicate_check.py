@@ -43,7 +43,7 @@ def read_texts(shard: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("mode", "kept"), [("off", [OTHER, OTHER]), ("mark", [OTHER, OTHER]), ("drop", [OTHER])]
 )
-def test_copies_are_dropped_and_the_held_out_file_stays_whole(
+def test_copies_are_dropped_and_the_held_out_file_stays_complete(
     mode: str, kept: list[str], folder: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
@@ -66,7 +66,7 @@ def test_copies_are_marked(folder: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_the_held_out_file_may_lie_elsewhere_and_have_raw_pages(
+def test_the_held_out_file_may_be_elsewhere_and_have_raw_pages(
     folder: Path, tmp_path: Path
 ) -> None:
     raw = [{"url": "https://a.org", "html": f"<title>t</title><p>{HELD_OUT}"}]
@@ -77,7 +77,7 @@ def test_the_held_out_file_may_lie_elsewhere_and_have_raw_pages(
     assert read_texts(output / "b.jsonl.gz") == [OTHER, "short", OTHER]
 
 
-def test_a_copy_of_a_kept_page_and_a_held_out_page_copies_the_held_out_one(
+def test_a_copy_of_both_a_kept_and_a_held_out_page_counts_as_held_out(
     folder: Path, tmp_path: Path
 ) -> None:
     near = make_text([*range(95), *range(900, 905)])
@@ -140,7 +140,7 @@ def test_the_table_has_the_numbers_of_each_file(
     assert ["all", "files", "4", "1", "0"] in lines
 
 
-def test_a_damaged_file_is_not_passed_over(folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_not_ignored(folder: Path, tmp_path: Path) -> None:
     path = write_texts(folder / "c.jsonl.gz", make_corpus(30, 0))
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(DataError, match=r"c\.jsonl\.gz: damaged"):

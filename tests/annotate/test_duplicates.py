@@ -43,7 +43,7 @@ CHUNK = 8
 
 
 def list_copies(folder: Path, **settings: Any) -> dict[str, dict[str, Any]]:
-    """Looks for duplicates in the files of a folder; maps each page to its line."""
+    """Finds duplicates in the files of a folder; returns each copy with its line."""
     output = folder.with_name(f"{folder.name}.copies")
     settings = {"duplicates": "mark", "duplicates_only": True} | settings
     annotate(str(folder), output, **settings)
@@ -82,7 +82,7 @@ def test_the_first_page_in_the_order_of_files_and_records_is_kept(folder: Path) 
     ("common", "is_copy"), [(100, True), (94, True), (92, True), (84, False), (70, False)]
 )
 def test_pages_from_the_threshold_on_are_copies(common: int, is_copy: bool, folder: Path) -> None:
-    """Two sets of 100 words; the similarity of those with 89 in common would be 0.802."""
+    """Two sets of 100 words; with 89 in common, the similarity would be 0.802."""
     texts = [make_text(range(100)), make_text(range(100 - common, 200 - common))]
     jaccard = common / (200 - common)
     assert measure_jaccard(texts[0], texts[1], length=1) == pytest.approx(jaccard)
@@ -96,7 +96,7 @@ def test_pages_from_the_threshold_on_are_copies(common: int, is_copy: bool, fold
 def test_a_chain_of_small_changes_drops_no_page_that_differs_from_the_kept_one(
     folder: Path,
 ) -> None:
-    """Each text has 95 words in common with the next one, and 90 with the one after it."""
+    """Each text has 95 words in common with the next, and 90 with the next but one."""
     write_texts(folder / "a.jsonl.gz", [make_text(range(5 * k, 100 + 5 * k)) for k in range(5)])
     copies = list_copies(folder, duplicate_shingle=1, duplicate_threshold=0.87)
     assert {page: copy["kept"] for page, copy in copies.items()} == {"a:1": "a:0", "a:3": "a:2"}
@@ -170,7 +170,7 @@ def _read_signature(index: MinHashLSH, texts: Sequence[str], number: int) -> Min
 
 
 def test_a_copy_is_found_though_more_pages_share_a_band_than_are_compared(folder: Path) -> None:
-    """Pages with 60 of 100 words in common share bands, and are no copies of each other."""
+    """Pages with 60 of 100 words in common share bands without being copies."""
     sets = [
         [*range(60), *range(1000 * k, 1000 * k + 40)] for k in range(1, MAX_COMPARED_PAGES + 50)
     ]
@@ -268,9 +268,7 @@ def test_a_changed_setting_changes_only_the_shards_with_duplicates(
     assert numbers == [(4, False), (3, True), (4, False), (3, True), (4, True)]
 
 
-def test_a_later_file_changes_no_shard_and_an_earlier_one_those_with_new_copies(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_new_file_changes_only_later_shards_with_new_copies(folder: Path, tmp_path: Path) -> None:
     text = make_text(range(100))
     output = tmp_path / "out"
     write_texts(folder / "b.jsonl.gz", [text])
@@ -306,7 +304,7 @@ def test_marks_are_updated_when_an_earlier_file_arrives(folder: Path, tmp_path: 
     ]
 
 
-def test_a_damaged_file_takes_no_part(folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_excluded(folder: Path, tmp_path: Path) -> None:
     text = make_text(range(100))
     write_texts(folder / "a.jsonl.gz", [text, *make_corpus(30, 0)])
     write_texts(folder / "b.jsonl.gz", [text])
@@ -376,7 +374,7 @@ def start(folder: Path, output: Path, mode: str) -> subprocess.Popen[str]:
 
 
 def measure_progress(output: Path) -> int:
-    """Bytes that a run has written so far."""
+    """Returns the bytes that a run has written so far."""
     paths = [path for path in output.rglob("*") if path.is_file()]
     return sum(path.stat().st_size for path in paths if path.exists())
 

@@ -63,7 +63,7 @@ def test_tasks_share_the_files(pages: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
 
 
-def test_a_task_makes_its_own_shards_and_names_damaged_files(pages: Path, tmp_path: Path) -> None:
+def test_a_task_makes_only_its_shards_and_names_damaged_files(pages: Path, tmp_path: Path) -> None:
     (pages / "2.jsonl.gz").write_bytes(b"\x1f\x8b\x08")
     config = AnnotateConfig(output=str(tmp_path / "out"), annotators=NAMES, workers=1)
     step = partial(run_task, config, list_inputs(str(pages)))
@@ -115,7 +115,7 @@ def test_tasks_are_submitted_to_slurm(pages: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tasks_are_run_by_ray(pages: Path, tmp_path: Path) -> None:
+def test_ray_runs_the_tasks(pages: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="not required: pip install ray")
     annotate(str(pages), tmp_path / "alone")
     command = (

@@ -70,13 +70,13 @@ PIECES = st.lists(
 
 
 @given(PIECES)
-def test_no_page_keeps_what_connects_or_leads_elsewhere(pieces: list[str]) -> None:
+def test_no_page_keeps_connections_or_links_to_elsewhere(pieces: list[str]) -> None:
     tree = LexborHTMLParser(make_inert_html("".join(pieces)))
     assert tree.css(FORBIDDEN) == []
     assert not [script for script in tree.css("script") if script.attributes]
 
 
-def test_the_look_of_a_page_stays() -> None:
+def test_the_appearance_of_a_page_is_kept() -> None:
     page = (
         '<!DOCTYPE html><html lang="en"><head><title>A &amp; B</title>'
         "<style>p { color: red; background: url(data:image/png;base64,AA) }</style></head>"
@@ -106,7 +106,7 @@ def test_a_page_that_takes_too_long_is_refused(page: str) -> None:
         make_inert_html(page)
 
 
-def report_of(folder: Path, pages: list[str]) -> Path:
+def write_report(folder: Path, pages: list[str]) -> Path:
     """The report on raw pages, with a frame for each."""
     rows = [
         {"url": f"https://www.example.org/{number}", "html": f"<p>{WORDS}</p>{page}"}
@@ -118,7 +118,7 @@ def report_of(folder: Path, pages: list[str]) -> Path:
 
 
 def test_the_frame_keeps_its_sandbox_and_its_policy(tmp_path: Path) -> None:
-    report = LexborHTMLParser(report_of(tmp_path, ["".join((*HEAD, *BODY, LINK))]).read_text())
+    report = LexborHTMLParser(write_report(tmp_path, ["".join((*HEAD, *BODY, LINK))]).read_text())
     (frame,) = report.css("iframe")
     assert "sandbox" in frame.attributes
     assert not frame.attributes["sandbox"]
@@ -132,9 +132,9 @@ def test_the_frame_keeps_its_sandbox_and_its_policy(tmp_path: Path) -> None:
     assert WORDS.strip() in page.text()
 
 
-def test_the_report_says_why_a_page_is_not_shown(tmp_path: Path) -> None:
-    """With its end tags, which are left out, this one has more tags than are parsed unexamined."""
-    report = LexborHTMLParser(report_of(tmp_path, ["<b>" * 12_000]).read_text())
+def test_the_report_shows_why_a_page_is_missing(tmp_path: Path) -> None:
+    """With its omitted end tags, this page has more tags than are parsed without a check."""
+    report = LexborHTMLParser(write_report(tmp_path, ["<b>" * 12_000]).read_text())
     (frame,) = report.css("iframe")
     assert (frame.attributes["srcdoc"] or "").endswith(
         ">The raw page cannot be shown: too_deep: more than 5000 elements within each other."
@@ -145,7 +145,7 @@ def test_the_report_says_why_a_page_is_not_shown(tmp_path: Path) -> None:
 
 
 class Connections(socketserver.ThreadingTCPServer):
-    """A server that keeps what each connection to it begins with, and answers nothing."""
+    """A server that records the first bytes of each connection and answers nothing."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), None)  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ class Connections(socketserver.ThreadingTCPServer):
 
 
 @contextmanager
-def listening() -> Iterator[Connections]:
+def start_server() -> Iterator[Connections]:
     with Connections() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
@@ -171,13 +171,13 @@ def listening() -> Iterator[Connections]:
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Browser]:
+def browser_tab(tmp_path: Path) -> Iterator[Browser]:
     reason = browser.missing()
     if reason is not None:
         pytest.skip(reason)
-    made = Browser(tmp_path / "profile")
-    yield made
-    made.close()
+    opened_browser = Browser(tmp_path / "profile")
+    yield opened_browser
+    opened_browser.close()
 
 
 LOAD = """
@@ -193,31 +193,31 @@ return [...document.querySelectorAll('iframe')].map(frame => {
 """
 
 
-def connections_of(page: Path, server: Connections, opened: Browser) -> int:
+def list_connections(page: Path, server: Connections, browser_tab: Browser) -> int:
     """Loads a page and all its frames, and clicks into each; then waits for a known request.
 
-    What a browser begins before that has arrived by then.
+    Connections begun earlier have arrived by then.
     """
     server.lines.clear()
-    opened.open(page, width=1000)
-    opened.run(LOAD)
-    for left, top in opened.run(PLACES):
-        opened.click(left, top)
+    browser_tab.open(page, width=1000)
+    browser_tab.run(LOAD)
+    for left, top in browser_tab.run(PLACES):
+        browser_tab.click(left, top)
     last = f"<img src='{server.address}/last'>"
-    opened.run(f"document.body.insertAdjacentHTML('beforeend', {last!r})")
+    browser_tab.run(f"document.body.insertAdjacentHTML('beforeend', {last!r})")
     wait_until(lambda: any(line.startswith(b"GET /last") for line in [*server.lines]))
     return len(server.lines) - 1
 
 
 @pytest.mark.slow
-def test_a_browser_connects_to_no_host_of_the_pages(opened: Browser, tmp_path: Path) -> None:
-    with listening() as server:
+def test_a_browser_connects_to_no_host_of_the_pages(browser_tab: Browser, tmp_path: Path) -> None:
+    with start_server() as server:
         pages = [
             part.replace("HOST", server.address) for part in ("".join(HEAD), "".join(BODY), LINK)
         ]
-        report = report_of(tmp_path, pages)
+        report = write_report(tmp_path, pages)
         source = report.read_text()
-        assert connections_of(report, server, opened) == 0
+        assert list_connections(report, server, browser_tab) == 0
         # The same pages as they are, in frames with the same sandbox and policy.
         policy = source.partition('srcdoc="')[2].partition("&lt;html")[0]
         raw = tmp_path / "raw.html"
@@ -226,4 +226,4 @@ def test_a_browser_connects_to_no_host_of_the_pages(opened: Browser, tmp_path: P
                 f'<iframe sandbox srcdoc="{policy}{html.escape(page)}"></iframe>' for page in pages
             )
         )
-        assert connections_of(raw, server, opened) > 0
+        assert list_connections(raw, server, browser_tab) > 0

@@ -16,7 +16,7 @@ from tests.waiting import STUCK_S
 
 @pytest.fixture(autouse=True)
 def time_limit() -> Iterator[None]:
-    """Of the processor: the pages that are refused would take longer."""
+    """Limits the processor time: pages that must be refused would take longer."""
     before = time.process_time()
     yield
     assert time.process_time() - before < 100
@@ -81,7 +81,7 @@ def test_an_attribute_of_a_megabyte_is_read() -> None:
         ("<select>" * 10_000 + "one", "one"),
     ],
 )
-def test_odd_pages_are_read(html: str, expected: str) -> None:
+def test_unusual_pages_are_read(html: str, expected: str) -> None:
     page = parse_page(html, profile="all")
     assert page.text == expected
     page.text.encode()
@@ -93,12 +93,12 @@ def test_50_mb_of_text_are_read() -> None:
     assert len(page.text) == 2_600 * len(WORDS) + 50_000_000 - 1
 
 
-def test_footers_within_each_other_are_serialized_once() -> None:
+def test_nested_footers_are_serialized_once() -> None:
     page = parse_page("<footer>" * 4_000 + "x")
     assert [len(footer) for footer in page.footer] == [4_000 * 17 + 1]
 
 
-def test_hostile_pages_are_counted_and_leave_the_others_unharmed(tmp_path: Path) -> None:
+def test_hostile_pages_are_counted_and_do_not_affect_other_pages(tmp_path: Path) -> None:
     good = {"url": "https://www.example.org/good", "html": f"<p>{WORDS}"}
     attributes = " ".join(f"a{number}" for number in range(100_000))
     formatting = "".join(f"<b id={number}>" for number in range(5_000))
@@ -121,12 +121,12 @@ def test_hostile_pages_are_counted_and_leave_the_others_unharmed(tmp_path: Path)
     settings = {"page_mb": 2, "page_seconds": STUCK_S, "worker_gb": 0.5}
     input = str(tmp_path / "pages.jsonl.gz")
     assert annotate(input, tmp_path / "out", annotators=["html", "url", "title"], **settings) == 0
-    made = rows(tmp_path / "out" / "pages.jsonl.gz")
-    texts = {row["url"].rpartition("/")[2][:20]: row["text"] for row in made}
+    annotated_rows = rows(tmp_path / "out" / "pages.jsonl.gz")
+    texts = {row["url"].rpartition("/")[2][:20]: row["text"] for row in annotated_rows}
     assert texts == dict.fromkeys(
         ["good", "zeros", "declaration", "script", "drawing", "x" * 20], WORDS.strip()
     )
-    assert sum(row["url"] == good["url"] for row in made) == 10
+    assert sum(row["url"] == good["url"] for row in annotated_rows) == 10
     journal = read_journal(ShardFiles(tmp_path / "out", "pages").journal)
     assert journal is not None
     dropped = journal.sum_counts().dropped

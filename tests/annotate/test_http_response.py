@@ -53,7 +53,7 @@ def test_a_decoded_body_is_bounded(name: str, encode: Callable[[bytes], bytes]) 
 
 
 @pytest.mark.parametrize(("name", "encode"), CODINGS)
-def test_the_content_before_a_missing_end_is_decoded(
+def test_content_is_decoded_up_to_a_missing_end(
     name: str, encode: Callable[[bytes], bytes]
 ) -> None:
     text = b" ".join(b"%d" % (number * number) for number in range(20_000))
@@ -63,12 +63,12 @@ def test_the_content_before_a_missing_end_is_decoded(
     assert len(decoded) > len(text) // 2
 
 
-def test_codings_in_sequence() -> None:
+def test_several_codings_are_decoded_in_order() -> None:
     assert decode_content(brotli.compress(gzip.compress(HTML)), "gzip, br", 1000) == HTML
 
 
 @pytest.mark.parametrize("name", ["", "identity", "none", "utf-8", "compress"])
-def test_names_that_are_no_coding_have_no_effect(name: str) -> None:
+def test_unknown_codings_have_no_effect(name: str) -> None:
     assert decode_content(HTML, name, 1000) == HTML
 
 
@@ -89,7 +89,7 @@ def test_binary_data_that_cannot_be_decoded_is_refused(name: str) -> None:
         (b"3\r\nis no length of a chunk", b"3\r\nis no length of a chunk"),
     ],
 )
-def test_chunks_are_joined_if_there_are_any(body: bytes, joined: bytes) -> None:
+def test_a_chunked_body_is_joined(body: bytes, joined: bytes) -> None:
     assert join_chunks(body) == joined
 
 
@@ -105,7 +105,7 @@ def test_chunks_are_joined_if_there_are_any(body: bytes, joined: bytes) -> None:
         ("text/plain, text/html", False),
     ],
 )
-def test_content_types_of_pages(content_type: str, expected: bool) -> None:
+def test_content_types_of_pages_are_recognized(content_type: str, expected: bool) -> None:
     assert is_html(content_type) is expected
 
 
@@ -113,7 +113,7 @@ def test_content_types_of_pages(content_type: str, expected: bool) -> None:
     "content_type",
     ["text/html; charset=Latin-1", "text/html;charset = 'Latin-1'", 'a; CHARSET="Latin-1";b=c'],
 )
-def test_the_charset_of_a_content_type(content_type: str) -> None:
+def test_the_charset_is_read_from_the_content_type(content_type: str) -> None:
     assert find_charset(content_type) == "Latin-1"
     assert find_charset("text/html") is None
 
@@ -132,12 +132,12 @@ def test_the_charset_of_a_content_type(content_type: str) -> None:
         ),
     ],
 )
-def test_responses_without_a_page(response: bytes, problem: str) -> None:
+def test_responses_without_a_page_are_refused_with_a_reason(response: bytes, problem: str) -> None:
     assert parse_response(response, 100) == Response(problem)
 
 
 @pytest.mark.parametrize("end", [b"\r\n", b"\n"])
 @pytest.mark.parametrize("status", [b"HTTP/1.0 200 OK", b"HTTP/2 200"])
-def test_a_page(status: bytes, end: bytes) -> None:
+def test_a_response_with_a_page_is_parsed(status: bytes, end: bytes) -> None:
     header = [status, b"content-type: text/html; charset=latin-1", b"", b"<p>"]
     assert parse_response(end.join(header), 100) == Response(body=b"<p>", charset="latin-1")

@@ -50,7 +50,7 @@ def start(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The shards that one worker makes in one go."""
+    """The shards by a single worker without interruption."""
     folder = tmp_path_factory.mktemp("undisturbed")
     make_pages(folder)
     annotate(str(folder / "pages"), folder / "out", annotators=ANNOTATORS, chunk_pages=CHUNK)
@@ -67,7 +67,7 @@ def shards(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((folder / "out").glob("*.gz*"))}
 
 
-def pages_done(folder: Path) -> int:
+def count_pages_done(folder: Path) -> int:
     done = 0
     for name in PAGES:
         files = ShardFiles(folder / "out", name)
@@ -77,14 +77,14 @@ def pages_done(folder: Path) -> int:
 
 
 def has_done(folder: Path, pages: float) -> bool:
-    return pages_done(folder) >= pages
+    return count_pages_done(folder) >= pages
 
 
 def has_done_or_ended(folder: Path, pages: float, process: subprocess.Popen[str]) -> bool:
     return has_done(folder, pages) or process.poll() is not None
 
 
-def workers_of(process: subprocess.Popen[str]) -> list[int]:
+def list_workers(process: subprocess.Popen[str]) -> list[int]:
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     return [int(number) for number in path.read_text().split()]
 
@@ -109,17 +109,17 @@ def test_a_run_killed_at_random_moments_equals_an_undisturbed_one(
     make_pages(tmp_path)
     total = sum(PAGES.values())
     for number in range(kills):
-        before = pages_done(tmp_path)
+        before = count_pages_done(tmp_path)
         wanted = before + moments.random() * 2 * (total - before) / (kills - number)
         process = start(tmp_path, WORDS_LOG=str(log))
         wait_until(partial(has_done_or_ended, tmp_path, min(wanted, total - 1), process))
         if process.poll() is None:
             time.sleep(moments.random() * 0.05)
-            workers = workers_of(process)
+            workers = list_workers(process)
             process.kill()
             wait_until(partial(have_ended, workers))
         process.communicate()
-        assert pages_done(tmp_path) >= before
+        assert count_pages_done(tmp_path) >= before
     process = start(tmp_path, WORDS_LOG=str(log))
     _, errors = process.communicate(timeout=STUCK_S)
     assert process.returncode == 0, errors
@@ -143,7 +143,7 @@ def test_a_signal_stops_the_run_to_be_continued(
     assert process.returncode == 75
     assert f"stopped by {number.name}; the same command continues where it was" in errors
     assert "Traceback" not in errors
-    done = pages_done(tmp_path)
+    done = count_pages_done(tmp_path)
     assert 100 <= done < sum(PAGES.values())
     process = start(tmp_path)
     _, errors = process.communicate(timeout=STUCK_S)
@@ -159,7 +159,7 @@ def test_workers_that_are_killed_are_replaced(
     process = start(tmp_path, PAGE_S="0.02")
     for done in (50, 150, 250):
         wait_until(partial(has_done, tmp_path, done), process)
-        os.kill(workers_of(process)[0], signal.SIGKILL)
+        os.kill(list_workers(process)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=STUCK_S)
     assert (process.returncode, shards(tmp_path)) == (0, undisturbed), errors
     assert errors.count("a worker ended (exit code -9); its chunk is redone") == 3
@@ -177,13 +177,13 @@ def test_a_full_disk_is_reported_and_the_run_continues_later(
     assert process.returncode == 2, errors
     assert "is full" in errors
     assert "repeat the command" in errors
-    assert pages_done(tmp_path) > 0
+    assert count_pages_done(tmp_path) > 0
     process = start(tmp_path)
     process.communicate(timeout=STUCK_S)
     assert (process.returncode, shards(tmp_path)) == (0, undisturbed)
 
 
-def test_a_disk_that_is_full_when_a_shard_begins_is_reported(tmp_path: Path) -> None:
+def test_a_disk_full_at_the_start_of_a_shard_is_reported(tmp_path: Path) -> None:
     make_pages(tmp_path)
     input, out = str(tmp_path / "pages/b.jsonl.gz"), tmp_path / "out"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -217,7 +217,7 @@ def test_a_kill_between_the_renames_of_a_shard_is_repaired(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("damage", ["torn line", "wrong checksum", "foreign header", "short shard"])
-def test_a_damaged_journal_costs_only_what_it_cannot_vouch_for(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_journal_loses_only_its_unverified_pages(damage: str, tmp_path: Path) -> None:
     make_pages(tmp_path)
     out, path = tmp_path / "out", str(tmp_path / "pages/b.jsonl.gz")
     annotate(path, out, chunk_pages=CHUNK)

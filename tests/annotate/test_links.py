@@ -26,7 +26,7 @@ SITE = "https://www.example.org"
 
 
 def crawl() -> list[dict[str, str]]:
-    """A small site, and a page of another."""
+    """Returns the pages of a small site, and a page of another site."""
 
     def page(path: str, title: str, body: str) -> dict[str, str]:
         return {"url": f"{SITE}{path}", "html": f"<title>{title} — Example</title>{body}"}
@@ -49,7 +49,7 @@ def crawl() -> list[dict[str, str]]:
 
 @pytest.fixture
 def annotated_crawl(tmp_path: Path) -> Path:
-    """The crawl in two files, so that links lead from one to the other."""
+    """Annotates the crawl in two files, with links from one file to the other."""
     (tmp_path / "in").mkdir()
     write_pages(tmp_path / "in/a.jsonl.gz", crawl()[:1])
     write_pages(tmp_path / "in/b.jsonl.gz", crawl()[1:])
@@ -74,7 +74,7 @@ def annotated_crawl(tmp_path: Path) -> Path:
         ("http://[bad", None),
     ],
 )
-def test_addresses_of_one_page_have_one_key(url: str, key: str | None) -> None:
+def test_equivalent_addresses_have_the_same_key(url: str, key: str | None) -> None:
     assert normalize_address(url) == key
 
 
@@ -89,21 +89,22 @@ def test_the_index_has_titles_without_the_name_of_the_site(annotated_crawl: Path
     assert pages[3].description.startswith("A set has no order.")
 
 
-def test_an_anchor_is_a_mention_of_the_page_that_it_leads_to(annotated_crawl: Path) -> None:
+def test_an_anchor_is_a_mention_of_its_target_page(annotated_crawl: Path) -> None:
     row = rows(annotated_crawl / "out/b.jsonl.gz")[1]
-    found = row["metadata_entity"]
-    assert [row["text"][one["char_start_idx"] : one["char_end_idx"]] for one in found] == [
-        "a set", "bags", "home",
-    ]  # fmt: skip
+    entities = row["metadata_entity"]
+    anchors = [
+        row["text"][entity["char_start_idx"] : entity["char_end_idx"]] for entity in entities
+    ]
+    assert anchors == ["a set", "bags", "home"]
     start = row["text"].index("a set,")
-    assert found[0] == {
+    assert entities[0] == {
         "key": "entity", "type": "local", "value": "Sets", "char_start_idx": start,
         "char_end_idx": start + 5, "url": "www.example.org/docs/sets.html",
     }  # fmt: skip
-    assert [one["value"] for one in found] == ["Sets", "Bags", "Home"]
+    assert [record["value"] for record in entities] == ["Sets", "Bags", "Home"]
 
 
-def test_links_are_relative_to_the_base_that_a_page_declares(tmp_path: Path) -> None:
+def test_links_are_relative_to_the_declared_base(tmp_path: Path) -> None:
     pages = crawl()[:2]
     pages[0]["html"] = f"<base href='/docs/'><p>{WORDS}<a href='sets.html'>Sets</a>"
     write_pages(tmp_path / "a.jsonl.gz", pages)
@@ -112,7 +113,7 @@ def test_links_are_relative_to_the_base_that_a_page_declares(tmp_path: Path) -> 
     assert entity["url"] == "www.example.org/docs/sets.html"
 
 
-def test_links_to_the_page_itself_are_no_mentions(tmp_path: Path) -> None:
+def test_links_to_the_same_page_are_not_mentions(tmp_path: Path) -> None:
     anchors = "<a href=''>empty</a> <a href=' #top'>top</a> <a href=' ?q'>query</a>"
     pages = [
         {"url": f"{SITE}/a/b.html", "html": f"<title>B</title><p>{anchors} {WORDS}"},
@@ -121,22 +122,22 @@ def test_links_to_the_page_itself_are_no_mentions(tmp_path: Path) -> None:
     ]
     write_pages(tmp_path / "a.jsonl.gz", pages)
     annotate(str(tmp_path / "a.jsonl.gz"), tmp_path / "out", annotators=["entity"])
-    found = rows(tmp_path / "out/a.jsonl.gz")[0]["metadata_entity"]
-    assert [one["url"] for one in found] == ["www.example.org/a/b.html?q"]
+    entities = rows(tmp_path / "out/a.jsonl.gz")[0]["metadata_entity"]
+    assert [record["url"] for record in entities] == ["www.example.org/a/b.html?q"]
 
 
-def test_the_index_has_the_pages_of_the_present_limit(tmp_path: Path) -> None:
+def test_the_index_follows_the_current_page_limit(tmp_path: Path) -> None:
     pages = crawl()[:2]
     pages[1]["html"] += WORDS * 100
     write_pages(tmp_path / "a.jsonl.gz", pages)
     for page_mb, expected in ((0.005, []), (8, ["www.example.org/docs/sets.html"])):
         settings = {"annotators": ["entity"], "page_mb": page_mb}
         annotate(str(tmp_path / "a.jsonl.gz"), tmp_path / "out", **settings)
-        found = rows(tmp_path / "out/a.jsonl.gz")[0]["metadata_entity"]
-        assert [one["url"] for one in found] == expected
+        entities = rows(tmp_path / "out/a.jsonl.gz")[0]["metadata_entity"]
+        assert [record["url"] for record in entities] == expected
 
 
-def test_a_page_that_ends_its_process_is_left_out_of_the_index(
+def test_a_page_that_crashes_its_process_is_left_out_of_the_index(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def ends(item: Item, page_bytes: int) -> InputRecord:
@@ -146,12 +147,12 @@ def test_a_page_that_ends_its_process_is_left_out_of_the_index(
     monkeypatch.setattr(links, "decode_record", ends)
     lines = [f'{{"url": "{SITE}/{name}", "html": "<title>T"}}' for name in ("deadly", "a")]
     chunk = Chunk(0, [line.encode() for line in lines])
-    found = collect_pages(8_000_000, chunk, {(0, PAGE_STEP): DIED}, Status())
-    assert [json.loads(line)[0] for line in found.splitlines()] == ["www.example.org/a"]
+    entities = collect_pages(8_000_000, chunk, {(0, PAGE_STEP): DIED}, Status())
+    assert [json.loads(line)[0] for line in entities.splitlines()] == ["www.example.org/a"]
 
 
 @pytest.mark.parametrize("name", ["a#1", "a?b", "a%20b"])
-def test_the_name_of_the_output_is_part_of_no_address(name: str, tmp_path: Path) -> None:
+def test_the_name_of_the_output_never_enters_an_address(name: str, tmp_path: Path) -> None:
     write_pages(tmp_path / "a.jsonl.gz", crawl()[:2])
     for _ in range(2):
         annotate(str(tmp_path / "a.jsonl.gz"), tmp_path / name, annotators=["entity"])
@@ -161,22 +162,22 @@ def test_the_name_of_the_output_is_part_of_no_address(name: str, tmp_path: Path)
 
 def test_entities_are_listed_by_paragraph(annotated_crawl: Path) -> None:
     row = rows(annotated_crawl / "out/b.jsonl.gz")[1]
-    found = row["metadata_entity_paragraph"]
-    places = [(one["relative_start_pos"], one["relative_end_pos"]) for one in found]
-    assert [one["value"] for one in found] == ["Sets", "Bags", "Home"]
+    entities = row["metadata_entity_paragraph"]
+    places = [(record["relative_start_pos"], record["relative_end_pos"]) for record in entities]
+    assert [record["value"] for record in entities] == ["Sets", "Bags", "Home"]
     assert places == [(0, 0), (1, 1), (2, 2)]
-    [(start, end)] = {(one["char_start_idx"], one["char_end_idx"]) for one in found}
+    [(start, end)] = {(record["char_start_idx"], record["char_end_idx"]) for record in entities}
     assert row["text"][start:end].lstrip().startswith("A list has an order.")
 
 
-def test_a_page_that_appears_changes_where_links_lead(annotated_crawl: Path) -> None:
+def test_a_new_page_changes_the_targets_of_links(annotated_crawl: Path) -> None:
     write_pages(
         annotated_crawl / "in/c.jsonl.gz",
         [{"url": f"{SITE}/docs/missing.html", "html": f"<title>Found</title>{WORDS}"}],
     )
     annotate(str(annotated_crawl / "in"), annotated_crawl / "out", annotators=["url", "entity"])
     row = rows(annotated_crawl / "out/b.jsonl.gz")[1]
-    values = [one["value"] for one in row["metadata_entity"]]
+    values = [record["value"] for record in row["metadata_entity"]]
     assert values == ["Sets", "Bags", "Found", "Home"]
 
 
@@ -186,7 +187,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_links_become_disambiguation_files(annotated_crawl: Path) -> None:
     folder = annotated_crawl / "sets"
-    profiles = {one["entity_id"]: one for one in lines(folder / "profiles.jsonl")}
+    profiles = {line["entity_id"]: line for line in lines(folder / "profiles.jsonl")}
     assert len(profiles) == 4
     sets = profiles["www.example.org/docs/sets.html"]
     assert sets["mentions"] == [["a set", 1], ["set types", 1], ["sets", 0.5]]
@@ -197,7 +198,7 @@ def test_links_become_disambiguation_files(annotated_crawl: Path) -> None:
     ]
     assert lines(folder / "dev.jsonl") == []
     train = lines(folder / "train.jsonl")
-    assert [one["sent_idx_unq"] for one in train] == list(range(len(train)))
+    assert [record["sent_idx_unq"] for record in train] == list(range(len(train)))
     assert train[0]["aliases"] == ["set types"]
     assert train[1]["sentence"] == "Unlike a set, or bags."
     assert train[1] | {"sent_idx_unq": 1} == {
@@ -211,7 +212,7 @@ def test_links_become_disambiguation_files(annotated_crawl: Path) -> None:
     }
 
 
-def test_a_damaged_shard_is_not_made_into_files_without_its_rest(annotated_crawl: Path) -> None:
+def test_a_damaged_shard_is_not_converted_in_part(annotated_crawl: Path) -> None:
     out, folder = annotated_crawl / "out", annotated_crawl / "sets"
     before = (folder / "train.jsonl").read_bytes()
     content = bytearray((out / "b.jsonl.gz").read_bytes())
@@ -227,8 +228,8 @@ def test_pages_are_held_out_with_all_their_sentences(annotated_crawl: Path) -> N
     out, folder = annotated_crawl / "out", annotated_crawl / "half"
     write_linked_sets(sorted(out.glob("*.gz")), out, folder, 0.5, lambda *_: None)
     split = {name: lines(folder / f"{name}.jsonl") for name in ("train", "dev")}
-    for name, found in split.items():
-        assert {is_held_out(one["document"], 0.5) for one in found} <= {name == "dev"}
+    for name, entities in split.items():
+        assert {is_held_out(record["document"], 0.5) for record in entities} <= {name == "dev"}
     assert len(split["train"]) + len(split["dev"]) == 3
     shares = [is_held_out(f"{SITE}/{number}", 0.1) for number in range(2000)]
     assert 150 < sum(shares) < 250

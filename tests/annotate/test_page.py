@@ -39,7 +39,7 @@ JAPANESE = "<p>これは日本語のテキストです。①番目の文章。" 
 
 
 def rendered(page: Page) -> str:
-    """The text with every tag, as training renders the row of the page."""
+    """Returns the text with every tag, as training renders the row of the page."""
     line = msgspec.json.encode({"text": page.text, "metadata_html": page.tags})
     return RENDERER.render(DECODER.decode(line), ["html"]).body
 
@@ -170,11 +170,11 @@ def test_profile_all_keeps_every_tag(html: str, expected: list[tuple]) -> None:
         ("<p>a page with little text</p>", ""),
     ],
 )
-def test_what_the_published_profile_removes(html: str, expected: str) -> None:
+def test_the_published_profile_removes_short_and_hidden_elements(html: str, expected: str) -> None:
     assert text(html, "published") == expected.strip()
 
 
-def test_chains_of_divs_are_folded() -> None:
+def test_chains_of_divs_are_folded_into_one() -> None:
     inner = f"<div title=c class=c><p>{WORDS}{WORDS}</p></div>"
     html = f"<div class=a id=x><div class=b>{inner}</div></div>"
     page = parse_page(html)
@@ -188,7 +188,7 @@ def test_chains_of_divs_are_folded() -> None:
     ]
 
 
-def test_a_chain_of_divs_ends_after_three() -> None:
+def test_at_most_three_divs_are_folded() -> None:
     html = "".join(f"<div id={number}>" for number in range(7))
     page = parse_page(f"{html}{WORDS}")
     values = [tag.html_attrs.values for tag in page.tags if tag.value == "div"]
@@ -203,7 +203,7 @@ def test_a_div_with_another_element_is_not_folded(between: str) -> None:
 
 
 @pytest.mark.parametrize("between", ["text", "<!-- comment -->", " "])
-def test_text_in_a_div_does_not_keep_it_from_being_folded(between: str) -> None:
+def test_a_div_with_text_is_folded(between: str) -> None:
     for html in (f"{between}<div>{WORDS}</div>", f"<div>{WORDS}</div>{between}"):
         page = parse_page(f"<div>{html}</div>")
         assert [tag.value for tag in page.tags].count("div") == 1
@@ -221,11 +221,11 @@ def test_text_in_a_div_does_not_keep_it_from_being_folded(between: str) -> None:
         ("<?xml version='1.0'?><title>yes</title>", "yes"),
     ],
 )
-def test_the_title_is_that_of_the_head(html: str, title: str | None) -> None:
+def test_the_title_is_read_from_the_head(html: str, title: str | None) -> None:
     assert parse_page(html).title == title
 
 
-def test_serialized_subtrees_are_those_of_the_whole_page() -> None:
+def test_serialized_subtrees_equal_those_of_the_whole_page() -> None:
     page = parse_page(
         "<head><title>T</title><script>a < b</script></head><body><svg><title>S</title></svg>"
         "<footer>one<footer>two</footer></footer><footer>three</footer>"
@@ -252,10 +252,10 @@ def test_declarations_of_a_page_are_read() -> None:
     assert page.declared.times == ["2019-04-07", "8 April"]
 
 
-def test_text_and_tags_of_real_pages_stay_as_they_are() -> None:
-    """`page_digests.json` has the hashes that version 3 of the parser made, of both profiles.
+def test_text_and_tags_of_real_pages_are_unchanged() -> None:
+    """`page_digests.json` has the hashes by version 3 of the parser, for both profiles.
 
-    None of these pages has an option or a text in an SVG, which version 4 handles otherwise.
+    These pages have no options and no text in an SVG, which version 4 handles differently.
     """
     digests = {}
     for path in sorted(RAWPAGES.glob("*.jsonl.gz")):
@@ -268,8 +268,8 @@ def test_text_and_tags_of_real_pages_stay_as_they_are() -> None:
 
 
 @pytest.mark.skipif(not NEWS.is_file(), reason="needs data/article_extraction")
-def test_options_and_drawings_touch_no_word_of_news_pages() -> None:
-    """Before, options did on 5 of these pages, and texts of an SVG on 7."""
+def test_options_and_drawings_do_not_touch_words_of_news_pages() -> None:
+    """Earlier, options touched words on 5 of these pages, and SVG texts on 7."""
     touching = set()
     with gzip.open(NEWS) as file:
         for line in file:
@@ -334,7 +334,7 @@ TEXTS = ["x", " ", "\n", " one two ", "three\u00a0 four ", "y" * 33, "&lt;b&gt;"
 
 
 def random_html(rng: random.Random, names: Sequence[str]) -> str:
-    """A random tree, most of it well nested."""
+    """Returns a random tree, most of it well nested."""
     out, is_open = [], []
     for _ in range(rng.randrange(1, 30)):
         choice = rng.random()
@@ -360,16 +360,16 @@ def compare_random_pages(seeds: range, names: Sequence[str] = NAMES) -> None:
             assert (page.text, rendered(page)) == plain_page.rendered(html, profile), (seed, html)
 
 
-def test_random_pages_are_read_as_by_the_plain_rules() -> None:
+def test_random_pages_are_parsed_as_by_the_plain_rules() -> None:
     compare_random_pages(range(400))
 
 
-def test_random_drawings_are_read_as_by_the_plain_rules() -> None:
+def test_random_drawings_are_parsed_as_by_the_plain_rules() -> None:
     compare_random_pages(range(1_000), NAMES_WITH_DRAWINGS)
 
 
 @pytest.mark.slow
-def test_20000_random_pages_are_read_as_by_the_plain_rules() -> None:
+def test_20000_random_pages_are_parsed_as_by_the_plain_rules() -> None:
     compare_random_pages(range(400, 20_400))
 
 
@@ -386,7 +386,7 @@ def test_20000_random_pages_are_read_as_by_the_plain_rules() -> None:
     ).map("".join),
     st.sampled_from(["published", "all"]),
 )
-def test_any_page_is_read_as_by_the_plain_rules(html: str, profile: str) -> None:
+def test_any_page_is_parsed_as_by_the_plain_rules(html: str, profile: str) -> None:
     page = parse_page(html, profile=profile)
     assert (page.text, rendered(page)) == plain_page.rendered(html, profile)
     page.text.encode()
@@ -432,7 +432,7 @@ def test_a_byte_order_mark_wins(mark: bytes, encoding: str) -> None:
 
 
 @given(st.text())
-def test_valid_utf8_is_read_whatever_is_declared(text: str) -> None:
+def test_valid_utf8_overrides_any_declared_charset(text: str) -> None:
     assume("\x1b" not in text)  # may be ISO-2022
     assume(not text.startswith(("\ufeff", "<\0", "\0<")))  # a mark, or UTF-16
     assert decode_html(text.encode(), "windows-1251") == text

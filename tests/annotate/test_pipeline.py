@@ -22,24 +22,26 @@ def test_a_row_has_the_columns_of_its_annotators(pages: Path, tmp_path: Path) ->
     assert [path.name for path in sorted((tmp_path / "out").iterdir())] == [
         "_annotation", "a.jsonl.gz", "b.jsonl.gz",
     ]  # fmt: skip
-    made = rows(tmp_path / "out" / "a.jsonl.gz")
-    assert [row["url"] for row in made] == [page["url"] for page in some_pages(30)]
-    assert list(made[0]) == [
+    annotated_rows = rows(tmp_path / "out" / "a.jsonl.gz")
+    assert [row["url"] for row in annotated_rows] == [page["url"] for page in some_pages(30)]
+    assert list(annotated_rows[0]) == [
         "text", "url", "c4_timestamp", "metadata_html", "html_head", "html_footer", "html_title",
         "metadata_url", "metadata_title", "annotation_errors",
     ]  # fmt: skip
-    assert made[0]["c4_timestamp"] == "2019-04-05T00:00:00Z"
-    assert made[3]["metadata_title"] == [{"key": "title", "type": "global", "value": "Page 3"}]
-    assert made[0]["annotation_errors"] == {}
+    assert annotated_rows[0]["c4_timestamp"] == "2019-04-05T00:00:00Z"
+    assert annotated_rows[3]["metadata_title"] == [
+        {"key": "title", "type": "global", "value": "Page 3"}
+    ]
+    assert annotated_rows[0]["annotation_errors"] == {}
 
 
-def test_the_same_bytes_for_any_number_of_workers(pages: Path, tmp_path: Path) -> None:
+def test_any_number_of_workers_writes_the_same_bytes(pages: Path, tmp_path: Path) -> None:
     for workers in (1, 2, 5):
         annotate(str(pages), tmp_path / str(workers), workers=workers, chunk_pages=4)
     assert read_shards(tmp_path / "1") == read_shards(tmp_path / "2") == read_shards(tmp_path / "5")
 
 
-def test_a_chunk_ends_at_its_pages_or_its_bytes(tmp_path: Path) -> None:
+def test_a_chunk_is_limited_in_pages_and_bytes(tmp_path: Path) -> None:
     lines = [{"url": "https://a.org/", "html": "word " * 200} for _ in range(9)]
     path = str(write_pages(tmp_path / "a.jsonl.gz", lines))
     annotate(path, tmp_path / "pages", chunk_pages=4)
@@ -65,8 +67,8 @@ def test_shards_that_have_text_keep_it_and_their_columns(pages: Path, tmp_path: 
             assert after["metadata_paragraph"][0]["marker"] == "p"
 
 
-def test_a_column_of_another_form_counts_no_records(tmp_path: Path) -> None:
-    """As `metadata_html` of another program, where its own page has no HTML."""
+def test_a_malformed_column_counts_no_records(tmp_path: Path) -> None:
+    """For example, `metadata_html` by another program for a page without HTML."""
     line = {**some_pages(1)[0], "text": "A page.", "metadata_html": "", "metadata_title": "A"}
     del line["html"]
     pages = tmp_path / "pages.jsonl"
@@ -76,7 +78,7 @@ def test_a_column_of_another_form_counts_no_records(tmp_path: Path) -> None:
     assert len(rows(shard)) == 1
 
 
-def test_a_damaged_file_leaves_the_others_whole(pages: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_does_not_affect_other_files(pages: Path, tmp_path: Path) -> None:
     whole = (pages / "a.jsonl.gz").read_bytes()
     (pages / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"a\.jsonl\.gz: damaged after \d+ records"):
@@ -88,7 +90,7 @@ def test_a_damaged_file_leaves_the_others_whole(pages: Path, tmp_path: Path) -> 
     assert rows(tmp_path / "out/a.jsonl.gz") == rows(tmp_path / "fresh/a.jsonl.gz")
 
 
-def test_progress_is_printed_where_there_is_no_terminal(
+def test_progress_is_printed_without_a_terminal(
     pages: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -110,14 +112,14 @@ def test_progress_is_printed_where_there_is_no_terminal(
     assert "profiles.jsonl (9 lines), train.jsonl (0 lines)" in output.out
 
 
-def test_two_runs_do_not_write_one_shard(pages: Path, tmp_path: Path) -> None:
+def test_two_runs_cannot_write_the_same_shard(pages: Path, tmp_path: Path) -> None:
     files = ShardFiles(tmp_path / "out", "a")
     files.lock.parent.mkdir(parents=True)
     with FileLock(files.lock), pytest.raises(ConfigurationError, match="written by another"):
         annotate(str(pages), tmp_path / "out")
 
 
-def test_shards_of_files_with_one_name_are_named_for_their_folders(tmp_path: Path) -> None:
+def test_shards_of_files_with_equal_names_are_named_for_their_folders(tmp_path: Path) -> None:
     for folder in ("x", "y"):
         (tmp_path / "in" / folder).mkdir(parents=True)
         write_pages(tmp_path / "in" / folder / "a.jsonl.gz", some_pages(2))

@@ -26,7 +26,7 @@ SHARD = "raw-000.jsonl.gz"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def annotated_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with real pages, and their shard with all columns."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "pages").mkdir()
@@ -36,9 +36,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+def folder(annotated_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the annotated folder."""
+    shutil.copytree(annotated_folder, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
@@ -47,9 +47,11 @@ def run(folder: Path, **settings: Any) -> int:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files of the output but the locks."""
+    """Returns all files of the output except locks, by path."""
     files = (folder / "out").rglob("*")
-    return {str(one): one.read_bytes() for one in files if one.is_file() and one.suffix != ".lock"}
+    return {
+        str(file): file.read_bytes() for file in files if file.is_file() and file.suffix != ".lock"
+    }
 
 
 def change_pages(folder: Path) -> None:
@@ -67,7 +69,7 @@ def change_pages(folder: Path) -> None:
         ({"annotators": ["title"], "replace": ["title"], "page_mb": 9}, "made with page_mb"),
     ],
 )
-def test_another_text_of_only_some_columns_is_refused(
+def test_updating_some_columns_under_another_text_is_refused(
     settings: dict[str, Any], message: str, folder: Path
 ) -> None:
     before = contents(folder)
@@ -79,7 +81,7 @@ def test_another_text_of_only_some_columns_is_refused(
 
 
 @pytest.mark.parametrize("settings", [{"only": ["title"]}, {"annotators": ["title", "url"]}])
-def test_other_pages_with_only_some_columns_are_refused(
+def test_updating_some_columns_of_other_pages_is_refused(
     settings: dict[str, Any], folder: Path
 ) -> None:
     change_pages(folder)
@@ -89,7 +91,7 @@ def test_other_pages_with_only_some_columns_are_refused(
     assert contents(folder) == before
 
 
-def test_another_parser_with_only_some_columns_is_refused(
+def test_updating_some_columns_with_another_parser_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = plan.VERSION
@@ -102,7 +104,7 @@ def test_another_parser_with_only_some_columns_is_refused(
 
 
 @pytest.mark.parametrize("settings", [{"only": ["title"]}, {"annotators": ["title"]}])
-def test_a_damaged_shard_is_not_replaced_by_some_columns(
+def test_a_damaged_shard_is_not_replaced_with_only_some_columns(
     settings: dict[str, Any], folder: Path
 ) -> None:
     path = folder / "out" / SHARD
@@ -152,24 +154,24 @@ def test_all_columns_may_be_rebuilt(settings: dict[str, Any], folder: Path) -> N
 
 
 def test_the_raw_page_is_added_and_then_kept(folder: Path) -> None:
-    """No column is made again for it, not even with `only`."""
+    """No column is rebuilt for it, not even with `only`."""
     without = rows(folder / "out" / SHARD)
     run(folder, only=["title"], keep_html=True)
     kept = rows(folder / "out" / SHARD)
     pages = {page["url"]: page["html"] for page in rows(folder / "pages" / SHARD)}
-    assert [made.pop("html") for made in kept] == [pages[made["url"]] for made in without]
+    assert [row.pop("html") for row in kept] == [pages[row["url"]] for row in without]
     assert kept == without
     before = contents(folder)
     run(folder)
     assert contents(folder) == before
     run(folder, replace=["title"])
-    assert all("html" in made for made in rows(folder / "out" / SHARD))
+    assert all("html" in row for row in rows(folder / "out" / SHARD))
 
 
 def test_a_page_without_a_row_gets_none_of_some_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though it could be parsed now: the other columns would be missing."""
+    """Although it could be parsed now, its other columns would be missing."""
 
     def fail(html: str, **more: Any) -> Page:
         if "Page 2" in html:
@@ -183,7 +185,7 @@ def test_a_page_without_a_row_gets_none_of_some_columns(
         run(tmp_path)
     for settings in ({"only": ["title"]}, {}):
         run(tmp_path, replace=["title"], **settings)
-        numbers = [made["url"][-6] for made in rows(tmp_path / "out/a.jsonl.gz")]
+        numbers = [row["url"][-6] for row in rows(tmp_path / "out/a.jsonl.gz")]
         assert numbers == ["0", "1", "3"]
         journal = ShardFiles(tmp_path / "out", "a").open_complete()
         assert journal is not None
@@ -193,7 +195,7 @@ def test_a_page_without_a_row_gets_none_of_some_columns(
 
 @pytest.fixture
 def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many pages the annotator `Words` has seen since the last call."""
+    """Returns the number of pages that the annotator `Words` has seen since the last call."""
     log = tmp_path / "seen"
     monkeypatch.setenv("WORDS_LOG", str(log))
 
@@ -205,7 +207,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return count
 
 
-def test_complete_shards_are_not_made_again(
+def test_complete_shards_are_not_rebuilt(
     pages: Path, tmp_path: Path, seen: Callable[[], int]
 ) -> None:
     def run(*more: str, **settings: Any) -> int:
@@ -224,16 +226,16 @@ def test_complete_shards_are_not_made_again(
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"Page", b"Leaf")))
     assert run() == 9
     assert rows(tmp_path / "out" / "b.jsonl.gz")[0]["text"].startswith("Leaf 0")
-    # So is another text: all is made again.
+    # With another text, everything is rebuilt.
     assert run(profile="all") == 39
-    # A damaged or a missing shard is made again.
+    # A damaged or missing shard is rebuilt.
     (tmp_path / "out" / "b.jsonl.gz").write_bytes(b"")
     assert run(profile="all") == 9
     (tmp_path / "out" / "b.jsonl.gz").unlink()
     assert run(profile="all") == 9
 
 
-def test_only_changed_columns_are_made_again(
+def test_only_changed_columns_are_rebuilt(
     pages: Path, tmp_path: Path, seen: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.annotate.custom import Words
@@ -263,11 +265,11 @@ def test_only_changed_columns_are_made_again(
     # An annotator that is no longer named leaves its columns.
     annotate(str(pages), tmp_path / "out", annotators=["url"], replace=["url"])
     for name in ("a", "b"):
-        out, fresh = (rows(tmp_path / one / f"{name}.jsonl.gz") for one in ("out", "fresh"))
+        out, fresh = (rows(tmp_path / folder / f"{name}.jsonl.gz") for folder in ("out", "fresh"))
         assert out == fresh
 
 
-def test_settings_of_an_annotator_count_for_it_alone(
+def test_settings_of_an_annotator_affect_only_that_annotator(
     pages: Path, tmp_path: Path, seen: Callable[[], int]
 ) -> None:
     names = ["paragraph", f"{CUSTOM}.Words"]
@@ -279,28 +281,28 @@ def test_settings_of_an_annotator_count_for_it_alone(
     assert row["metadata_paragraph"][0]["value"] == row["text"]
 
 
-def test_an_annotator_is_made_again_with_the_one_that_it_needs(
+def test_an_annotator_is_rebuilt_with_the_annotator_it_needs(
     pages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.annotate.custom import Words
 
     names = [f"{CUSTOM}.ManyWords", f"{CUSTOM}.Words"]  # in the wrong order
     annotate(str(pages), tmp_path / "out", annotators=names)
-    made = [row["metadata_many_words"][0]["value"] for row in rows(tmp_path / "out/b.jsonl.gz")]
-    assert made == ["False"] * 3 + ["True"] * 4 + ["False"] * 2
+    values = [row["metadata_many_words"][0]["value"] for row in rows(tmp_path / "out/b.jsonl.gz")]
+    assert values == ["False"] * 3 + ["True"] * 4 + ["False"] * 2
     monkeypatch.setattr(Words, "annotate", lambda *_: {"metadata_words": [{"value": "99"}]})
     monkeypatch.setattr(Words, "version", 2)
     annotate(str(pages), tmp_path / "out", annotators=names)
-    made = [row["metadata_many_words"][0]["value"] for row in rows(tmp_path / "out/b.jsonl.gz")]
-    assert made == ["True"] * 9
+    values = [row["metadata_many_words"][0]["value"] for row in rows(tmp_path / "out/b.jsonl.gz")]
+    assert values == ["True"] * 9
     # Also if the version is the same, and the other one is named in `replace`.
     monkeypatch.setattr(Words, "annotate", lambda *_: {"metadata_words": [{"value": "9"}]})
     annotate(str(pages), tmp_path / "out", annotators=names, replace=["words"])
-    made = [row["metadata_many_words"][0]["value"] for row in rows(tmp_path / "out/b.jsonl.gz")]
-    assert made == ["False"] * 9
+    values = [row["metadata_many_words"][0]["value"] for row in rows(tmp_path / "out/b.jsonl.gz")]
+    assert values == ["False"] * 9
 
 
-def test_columns_made_from_old_ones_are_made_again_with_these(
+def test_columns_made_from_stale_columns_are_rebuilt_with_them(
     pages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.annotate.custom import ManyWords, Words
@@ -311,14 +313,14 @@ def test_columns_made_from_old_ones_are_made_again_with_these(
     monkeypatch.setattr(Words, "version", 2)
     monkeypatch.setattr(ManyWords, "version", 2)
     annotate(str(pages), tmp_path / "out", annotators=names, only=["many_words"])
-    made = [row["metadata_many_words"][0]["value"] for row in rows(tmp_path / "out/b.jsonl.gz")]
-    assert made == ["False"] * 3 + ["True"] * 4 + ["False"] * 2
+    values = [row["metadata_many_words"][0]["value"] for row in rows(tmp_path / "out/b.jsonl.gz")]
+    assert values == ["False"] * 3 + ["True"] * 4 + ["False"] * 2
     annotate(str(pages), tmp_path / "out", annotators=names)
-    made = [row["metadata_many_words"][0]["value"] for row in rows(tmp_path / "out/b.jsonl.gz")]
-    assert made == ["True"] * 9
+    values = [row["metadata_many_words"][0]["value"] for row in rows(tmp_path / "out/b.jsonl.gz")]
+    assert values == ["True"] * 9
 
 
-def test_a_disk_that_is_too_small_is_noticed_before_the_start(
+def test_a_disk_that_is_too_small_is_refused_before_the_start(
     pages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=2000)
@@ -330,7 +332,7 @@ def test_a_disk_that_is_too_small_is_noticed_before_the_start(
     annotate(str(pages), tmp_path / "out")  # nothing is left to be written
 
 
-def test_a_shard_is_not_made_again_under_another_name(tmp_path: Path) -> None:
+def test_a_shard_is_not_rebuilt_under_another_name(tmp_path: Path) -> None:
     for folder, count in (("x", 2), ("y", 3)):
         (tmp_path / "in" / folder).mkdir(parents=True)
         write_pages(tmp_path / "in" / folder / "a.jsonl.gz", some_pages(count))
@@ -345,7 +347,7 @@ def test_a_shard_is_not_made_again_under_another_name(tmp_path: Path) -> None:
     assert list(read_shards(tmp_path / "out")) == ["x_a.jsonl.gz", "y_a.jsonl.gz"]
 
 
-def test_files_of_equal_pages_have_a_shard_each(tmp_path: Path) -> None:
+def test_files_of_equal_pages_have_separate_shards(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a", "b"):
         write_pages(tmp_path / "in" / f"{name}.jsonl.gz", some_pages(2))

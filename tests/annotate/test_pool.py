@@ -21,8 +21,8 @@ from bsmeta.annotate.sources import identify_files, list_inputs
 from tests.annotate.helpers import some_pages, write_pages
 
 
-def chunks_of(path: Path, skip: int = 0, **settings: float) -> list[Chunk]:
-    """The chunks of a file, whose first byte is the 1,000th of all files."""
+def list_chunks(path: Path, skip: int = 0, **settings: float) -> list[Chunk]:
+    """Returns the chunks of a file whose first byte is the 1,000th of all files."""
     config = AnnotateConfig(input=str(path), **settings)
     (file,) = identify_files(list_inputs(config.input))
     first = Chunk(3, names=frozenset({"url"}), position=1000)
@@ -31,7 +31,7 @@ def chunks_of(path: Path, skip: int = 0, **settings: float) -> list[Chunk]:
 
 def test_a_chunk_has_at_most_its_number_of_pages(tmp_path: Path) -> None:
     path = write_pages(tmp_path / "a.jsonl.gz", some_pages(7))
-    chunks = chunks_of(path, chunk_pages=3)
+    chunks = list_chunks(path, chunk_pages=3)
     assert [len(chunk.items) for chunk in chunks] == [3, 3, 1, 0]
     assert {(chunk.shard, chunk.names) for chunk in chunks} == {(3, frozenset({"url"}))}
     assert chunks[-1].position == 1000 + path.stat().st_size
@@ -40,19 +40,19 @@ def test_a_chunk_has_at_most_its_number_of_pages(tmp_path: Path) -> None:
 
 def test_a_chunk_ends_after_the_page_that_fills_its_bytes(tmp_path: Path) -> None:
     path = write_pages(tmp_path / "a.jsonl.gz", some_pages(3))
-    assert [len(chunk.items) for chunk in chunks_of(path, chunk_mb=1e-6)] == [1, 1, 1, 0]
+    assert [len(chunk.items) for chunk in list_chunks(path, chunk_mb=1e-6)] == [1, 1, 1, 0]
 
 
-def test_pages_that_are_done_are_skipped(tmp_path: Path) -> None:
+def test_finished_pages_are_skipped(tmp_path: Path) -> None:
     path = write_pages(tmp_path / "a.jsonl.gz", some_pages(5))
-    whole, rest = chunks_of(path), chunks_of(path, skip=3)
+    whole, rest = list_chunks(path), list_chunks(path, skip=3)
     assert rest[0].items == whole[0].items[3:]
 
 
 def test_a_damaged_file_ends_with_its_problem(tmp_path: Path) -> None:
     path = write_pages(tmp_path / "a.jsonl.gz", some_pages(5))
     path.write_bytes(gzip.compress(b"") + path.read_bytes()[:200])
-    end = chunks_of(path)[-1]
+    end = list_chunks(path)[-1]
     assert end.items == []
     assert str(path) in end.problem
 
@@ -69,7 +69,7 @@ def test_the_status_has_the_page_and_the_step() -> None:
     assert (status.read_item_and_step(), status.measure_seconds()) == (None, 0.0)
 
 
-def test_a_signal_ends_the_program_once_and_its_handler_comes_back() -> None:
+def test_a_signal_ends_the_program_once_and_its_handler_is_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Stopped, match="SIGTERM"), stop_at_signals():
         signal.raise_signal(signal.SIGTERM)

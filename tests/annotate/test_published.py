@@ -25,7 +25,7 @@ PUBLISHED = Path(__file__).with_name("published.json")
 
 
 def comparable(text: str, tags: list[TagRecord]) -> Iterator[list]:
-    """Name, span in the text without white space, and attributes of each tag."""
+    """Returns name, span in the text without white space, and attributes of each tag."""
     places = [0, *accumulate(not letter.isspace() for letter in text)]
     for tag in tags:
         if tag.value != "tbody":
@@ -39,15 +39,15 @@ def digest(content: object) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(content).encode())
 
 
-def test_text_and_tags_are_those_of_the_published_code() -> None:
+def test_text_and_tags_equal_those_of_the_published_code() -> None:
     expected = json.loads(PUBLISHED.read_text())
-    found = {}
+    digests = {}
     for path in sorted(RAWPAGES.glob("*.jsonl.gz")):
         for page in rows(path):
             if page["url"] in expected:
                 record = InputRecord(url=page["url"], html=page["html"])
                 text = Row(record, "published").text
                 tags = list(comparable(text, annotated(record, "html")["metadata_html"]))
-                found[page["url"]] = [digest("".join(text.split())), digest(tags)]
-    assert found == expected
-    assert len(found) == 70
+                digests[page["url"]] = [digest("".join(text.split())), digest(tags)]
+    assert digests == expected
+    assert len(digests) == 70

@@ -53,7 +53,7 @@ def test_the_summary_is_printed(
     assert ["no_html", "1", "5.0%"] in lines
 
 
-def test_the_page_shows_pages_beside_their_text(out: Path) -> None:
+def test_the_report_shows_pages_beside_their_text(out: Path) -> None:
     page = LexborHTMLParser((out / "report.html").read_text())
     assert [node.text() for node in page.css("h3")] == [
         f"https://www.example.org/pages/{number}.html" for number in range(3)
@@ -101,7 +101,7 @@ def test_a_text_is_split_into_its_marked_parts() -> None:
 def test_a_page_whose_row_cannot_be_read_is_left_out_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row may be longer than a line that is read: the annotators make it longer than its page."""
+    """Annotators make a row longer than its page, so it may exceed the longest line read."""
     pages = some_pages(3)
     pages[1]["html"] = f"<p>{WORDS * 2300}"
     path = write_pages(tmp_path / "a.jsonl.gz", pages)
@@ -113,7 +113,7 @@ def test_a_page_whose_row_cannot_be_read_is_left_out_and_counted(
     assert ["pages whose row cannot be decoded", "1"] in tables
 
 
-def test_columns_of_another_form_are_listed() -> None:
+def test_malformed_columns_are_listed() -> None:
     text = "A set has no order."
     span = {"value": "p", "char_start_idx": 0, "char_end_idx": 19}
     columns = {

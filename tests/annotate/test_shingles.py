@@ -26,7 +26,7 @@ from bsmeta.annotate.shingles import hash_shingles, mix_bits, split_words
         (" \n-- ", []),
     ],
 )
-def test_words_of_scripts(text: str, words: list[str]) -> None:
+def test_words_are_divided_by_the_rules_of_their_script(text: str, words: list[str]) -> None:
     composed = [unicodedata.normalize("NFC", word) for word in words]
     assert split_words(text) == composed
 
@@ -40,14 +40,14 @@ def test_each_sequence_of_words_has_a_hash() -> None:
     assert hash_shingles(["a", "a"], 2) != hash_shingles(["aa", ""], 2)
 
 
-def test_hashes_stay_the_same_in_every_version() -> None:
-    """Signatures on disk hold them: another hash needs another `VERSION`."""
+def test_hashes_never_change() -> None:
+    """Signatures on disk contain them: another hash needs another `VERSION`."""
     hashes = hash_shingles(["one", "two", "three"], 2)
     assert hashes.tolist() == [10070034025149354564, 16867776288377992511]
 
 
 @given(st.lists(st.text("abc", min_size=1, max_size=2), max_size=40), st.integers(1, 6))
-def test_equal_shingles_and_no_others_have_equal_hashes(words: list[str], length: int) -> None:
+def test_only_equal_shingles_have_equal_hashes(words: list[str], length: int) -> None:
     shingles = {tuple(words[k : k + length]) for k in range(len(words) - length + 1)}
     assert len(hash_shingles(words, length)) == len(shingles)
 

@@ -43,7 +43,7 @@ def write_warc(path: Path, *responses: object, compressed: bool = True) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst"])
-def test_json_lines_are_read_whatever_their_compression(suffix: str, tmp_path: Path) -> None:
+def test_json_lines_of_any_compression_are_read(suffix: str, tmp_path: Path) -> None:
     lines = [
         {"url": "https://a.org/1", "timestamp": "2019-04-05", "html": "<p>1"},
         {"url": "https://a.org/2", "html": "<p>2", "crawl": {"id": 7}},
@@ -73,7 +73,7 @@ def test_json_lines_are_read_whatever_their_compression(suffix: str, tmp_path: P
         (b'{"url": "a", "html": "%s"}' % (b"x" * 100_001), "too_large"),
     ],
 )
-def test_lines_that_cannot_be_used_are_records_with_a_problem(line: bytes, problem: str) -> None:
+def test_unusable_lines_become_records_with_a_problem(line: bytes, problem: str) -> None:
     assert decode_record(line, PAGE_BYTES).problem == problem
 
 
@@ -96,7 +96,7 @@ def test_a_timestamp_may_be_a_number(time: str, timestamp: str | None) -> None:
 def test_empty_lines_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "pages.jsonl"
     path.write_text('{"url": "a", "html": "b"}\n\n  \n{"url": "c", "html": "d"}')
-    assert [one.problem for one in records(path)] == ["", "empty_line", "empty_line", ""]
+    assert [record.problem for record in records(path)] == ["", "empty_line", "empty_line", ""]
 
 
 @pytest.mark.parametrize("compressed", [True, False])
@@ -109,21 +109,23 @@ def test_responses_of_a_warc_file_are_read(compressed: bool, tmp_path: Path) -> 
         warc_record("https://a.org/3", HTML),
         compressed=compressed,
     )
-    found = records(path)
-    assert [one.url for one in found] == [f"https://a.org/{number}" for number in (1, 2, 3)]
-    assert [one.html for one in found] == ["<p>café</p>", "café", "<p>café</p>"]
-    assert found[0].timestamp == "2019-04-05T06:07:08Z"
-    assert records(path, skip=2) == found[2:]
+    input_records = records(path)
+    assert [record.url for record in input_records] == [
+        f"https://a.org/{number}" for number in (1, 2, 3)
+    ]
+    assert [record.html for record in input_records] == ["<p>café</p>", "café", "<p>café</p>"]
+    assert input_records[0].timestamp == "2019-04-05T06:07:08Z"
+    assert records(path, skip=2) == input_records[2:]
 
 
-def test_plain_text_of_common_crawl(tmp_path: Path) -> None:
+def test_plain_text_of_common_crawl_is_read(tmp_path: Path) -> None:
     record = WarcRecord()
     record.init_headers(record_type=WarcRecordType.conversion)
     record.headers["WARC-Target-URI"] = "https://a.org/1"
     record.set_bytes_content("café".encode())
     path = write_warc(tmp_path / "CC-MAIN-00000.warc.wet.gz", record)
     assert list_inputs(str(tmp_path)) == [(str(path), "CC-MAIN-00000")]
-    assert [(one.url, one.text) for one in records(path)] == [("https://a.org/1", "café")]
+    assert [(record.url, record.text) for record in records(path)] == [("https://a.org/1", "café")]
 
 
 def brotli(content: bytes) -> bytes:
@@ -134,7 +136,7 @@ def brotli(content: bytes) -> bytes:
     return output.getvalue()
 
 
-def test_encoded_responses_are_decoded_and_bounded(tmp_path: Path) -> None:
+def test_encoded_responses_are_decoded_up_to_a_limit(tmp_path: Path) -> None:
     bomb = b"<p>" + b"0" * 50_000_000
     chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(HTML), HTML)
     path = write_warc(
@@ -149,15 +151,15 @@ def test_encoded_responses_are_decoded_and_bounded(tmp_path: Path) -> None:
         warc_record("https://a.org/8", bytes(range(99)), Content_Encoding="compress"),
         warc_record("https://a.org/9", HTML),
     )
-    found = records(path)
-    assert [one.html for one in found if one.html] == ["<p>café</p>"] * 4
-    assert [one.problem for one in found] == [
+    input_records = records(path)
+    assert [record.html for record in input_records if record.html] == ["<p>café</p>"] * 4
+    assert [record.problem for record in input_records] == [
         "", "", "", "too_large", "too_large", "too_large", "content_encoding", "content_encoding",
         "",
     ]  # fmt: skip
 
 
-def test_responses_that_are_no_pages_are_counted(tmp_path: Path) -> None:
+def test_responses_that_are_not_pages_are_counted(tmp_path: Path) -> None:
     path = write_warc(
         tmp_path / "a.warc",
         warc_record("https://a.org/1", HTML, status="404 Not Found"),
@@ -165,7 +167,7 @@ def test_responses_that_are_no_pages_are_counted(tmp_path: Path) -> None:
         warc_record("https://a.org/3", HTML),
         compressed=False,
     )
-    assert [one.problem for one in records(path)] == ["http_status", "content_type", ""]
+    assert [record.problem for record in records(path)] == ["http_status", "content_type", ""]
 
 
 @pytest.mark.parametrize("compressed", [True, False])
@@ -185,7 +187,7 @@ def test_a_long_http_header_loses_no_other_page(
         compressed=compressed,
     )
     page = "" if problem else "<p>café</p>"
-    assert [(one.url, one.html or "", one.problem) for one in records(path)] == [
+    assert [(record.url, record.html or "", record.problem) for record in records(path)] == [
         ("https://a.org/1", "<p>café</p>", ""),
         ("https://a.org/2", page, problem),
         ("https://a.org/3", "<p>café</p>", ""),
@@ -197,18 +199,18 @@ def test_a_long_header_of_a_warc_record_loses_no_other_page(tmp_path: Path) -> N
     record = warc_record("https://a.org/1", HTML)
     record.headers["WARC-Concurrent-To"] = "a" * 40_000
     path = write_warc(tmp_path / "a.warc.gz", record, warc_record("https://a.org/2", HTML))
-    assert [one.problem for one in records(path)] == ["", ""]
+    assert [record.problem for record in records(path)] == ["", ""]
 
 
 def test_rows_of_parquet_are_read(tmp_path: Path) -> None:
     rows = [{"url": f"https://a.org/{n}", "html": f"<p>{n}", "quality": n / 2} for n in range(150)]
     path = tmp_path / "pages.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=40)
-    found = records(path)
-    assert [(one.url, one.html, one.columns["quality"]) for one in found] == [
+    input_records = records(path)
+    assert [(record.url, record.html, record.columns["quality"]) for record in input_records] == [
         (row["url"], row["html"], row["quality"]) for row in rows
     ]
-    assert records(path, skip=95) == found[95:]
+    assert records(path, skip=95) == input_records[95:]
 
 
 def test_rows_of_parquet_that_json_lacks_are_counted(tmp_path: Path) -> None:
@@ -216,30 +218,30 @@ def test_rows_of_parquet_that_json_lacks_are_counted(tmp_path: Path) -> None:
     days = pa.array([0, 1, 3_000_000, 2], pa.date32())  # the third is after the year 9999
     path = tmp_path / "pages.parquet"
     pq.write_table(pa.table({"html": raw, "day": days}), path)
-    assert [(one.html, one.problem) for one in records(path)] == [
+    assert [(record.html, record.problem) for record in records(path)] == [
         ("<p>a", ""), (None, "not_json"), (None, "not_json"), ("<p>c", ""),
     ]  # fmt: skip
-    assert [one.html for one in records(path, skip=3)] == ["<p>c"]
+    assert [record.html for record in records(path, skip=3)] == ["<p>c"]
 
 
 def test_a_row_of_parquet_with_lists_that_expand_is_counted(tmp_path: Path) -> None:
     lists = [["a"], ["x" * 1_000_000] * 100, ["b", None]]
     path = tmp_path / "pages.parquet"
     pq.write_table(pa.table({"html": ["<p>1", "<p>2", "<p>3"], "list": lists}), path)
-    found = records(path)
-    assert [one.problem for one in found] == ["", "too_large", ""]
-    assert [one.columns["list"] for one in found[::2]] == [["a"], ["b", None]]
+    input_records = records(path)
+    assert [record.problem for record in input_records] == ["", "too_large", ""]
+    assert [record.columns["list"] for record in input_records[::2]] == [["a"], ["b", None]]
 
 
 @pytest.mark.parametrize("groups", [[0], [0, 2], [2, 0, 3]])
-def test_row_groups_of_parquet_without_rows(groups: list[int], tmp_path: Path) -> None:
+def test_empty_row_groups_of_parquet_are_read(groups: list[int], tmp_path: Path) -> None:
     path = tmp_path / "pages.parquet"
     rows = [{"html": f"<p>{number}"} for number in range(sum(groups))]
     schema = pa.schema({"html": pa.string()})
     with pq.ParquetWriter(path, schema) as writer:
         for end, count in zip(itertools.accumulate(groups), groups, strict=True):
             writer.write_table(pa.Table.from_pylist(rows[end - count : end], schema))
-    assert [one.html for one in records(path)] == [row["html"] for row in rows]
+    assert [record.html for record in records(path)] == [row["html"] for row in rows]
 
 
 def read(path: Path) -> None:
@@ -264,7 +266,7 @@ def test_memory_is_limited_before_parquet_is_decoded() -> None:
     assert "would become 300,000,004, most of them in html; " in outcomes[1].detail
 
 
-def test_nanoseconds_in_parquet_are_cut_off(tmp_path: Path) -> None:
+def test_nanoseconds_in_parquet_are_truncated(tmp_path: Path) -> None:
     time = pa.timestamp("ns", "UTC")
     kinds = {"at": time, "took": pa.duration("ns"), "more": pa.struct({"seen": pa.list_(time)})}
     row = {"html": "a", "at": 1_556_197_074_123_456_789, "took": 1_000_000_999}
@@ -280,11 +282,11 @@ def test_nanoseconds_in_parquet_are_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet"])
-def test_a_damaged_file_is_named_after_what_could_be_read(suffix: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_after_its_readable_pages(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"pages{suffix}"
     pages = [{"url": f"https://a.org/{n}", "html": f"<p>{n}"} for n in range(2000)]
     if suffix == ".jsonl.gz":
-        path.write_bytes(gzip.compress("".join(json.dumps(one) + "\n" for one in pages).encode()))
+        path.write_bytes(gzip.compress("".join(json.dumps(page) + "\n" for page in pages).encode()))
     else:
         pq.write_table(pa.Table.from_pylist(pages), path, row_group_size=100)
     content = bytearray(path.read_bytes())
@@ -296,7 +298,7 @@ def test_a_damaged_file_is_named_after_what_could_be_read(suffix: str, tmp_path:
 
 
 def damaged_warc(path: Path) -> Path:
-    """Three pages of which the second is damaged, and a member that is cut off."""
+    """Writes three pages, the second damaged, and a truncated member."""
     members = [
         write_warc(path, warc_record(f"https://a.org/{n}", HTML)).read_bytes() for n in "1234"
     ]
@@ -352,7 +354,7 @@ def test_pages_without_http_are_read_and_other_records_counted(tmp_path: Path) -
 
 @pytest.mark.parametrize("suffix", [".warc.gz", ".warc"])
 @pytest.mark.parametrize("kept", [2, 100, -12])  # bytes of the third record, or missing ones
-def test_a_warc_file_that_is_cut_off_is_damaged(kept: int, suffix: str, tmp_path: Path) -> None:
+def test_a_truncated_warc_file_is_damaged(kept: int, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"a{suffix}"
     pages = [warc_record(f"https://a.org/{n}", HTML) for n in range(3)]
     whole, cut = (
@@ -379,7 +381,7 @@ def test_a_warc_file_may_end_with_a_line_end_or_be_empty(suffix: str, tmp_path: 
     assert records(path) == []
 
 
-def test_a_warc_file_that_is_compressed_as_a_whole(tmp_path: Path) -> None:
+def test_a_warc_file_compressed_as_a_whole_is_read_and_noted(tmp_path: Path) -> None:
     pages = [warc_record(f"https://a.org/{n}", bytes(50_000)) for n in range(9)]
     path = write_warc(tmp_path / "a.warc", *pages, compressed=False)
     whole = gzip.compress(path.read_bytes())

@@ -17,25 +17,27 @@ def test_the_length_of_a_text_is_recorded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("splitter", "found"),
+    ("splitter", "sentences"),
     [
         ("full_stops", ["Dr", ". Smith paid 3", ".5 e", ".g", ". euros", ". Why? He said so"]),
         ("rules", ["Dr. Smith paid 3.5 e.g. euros.", "Why?", "He said so.", "And left"]),
     ],
 )
-def test_the_length_of_each_sentence_is_recorded(splitter: str, found: list[str]) -> None:
+def test_the_length_of_each_sentence_is_recorded(splitter: str, sentences: list[str]) -> None:
     text = "Dr. Smith paid 3.5 e.g. euros. Why? He said so. And left"
     settings = {"length_of": ["sentence"], "sentence_splitter": splitter}
     made = annotated(InputRecord(text=text), "length", **settings)
     records = made["metadata_generation_length_sentence"]
-    spans = [(one["char_start_idx"], one["char_end_idx"]) for one in records]
-    assert [text[start:end] for start, end in spans] == found
+    spans = [(record["char_start_idx"], record["char_end_idx"]) for record in records]
+    assert [text[start:end] for start, end in spans] == sentences
     # As published: a full stop at the beginning is in the span, but does not count.
-    assert [one["value"] for one in records] == [str(len(one.removeprefix("."))) for one in found]
-    assert {one["type"] for one in records} == {"local"}
+    assert [record["value"] for record in records] == [
+        str(len(sentence.removeprefix("."))) for sentence in sentences
+    ]
+    assert {record["type"] for record in records} == {"local"}
 
 
-def test_html_has_tags_and_what_was_cut_off() -> None:
+def test_html_columns_hold_tags_title_head_and_footer() -> None:
     record = page(f"<p id=x>{WORDS}<br>end</p><footer>F</footer>", "<title>T</title>")
     made = annotated(record, "html")
     assert made["html_title"] == ["<title>T</title>"]
@@ -45,7 +47,7 @@ def test_html_has_tags_and_what_was_cut_off() -> None:
 
 
 def paragraphs(text: str, tags: list[tuple[str, int, int]]) -> list[tuple[str, str]]:
-    """Marker and text of each paragraph of a shard's row with these tags."""
+    """Returns marker and text of each paragraph of a shard's row with these tags."""
     columns = [
         f'{{"value": "{tag}", "char_start_idx": {start}, "char_end_idx": {end}, '
         f'"relative_start_pos": 0, "relative_end_pos": {place}}}'
@@ -54,13 +56,13 @@ def paragraphs(text: str, tags: list[tuple[str, int, int]]) -> list[tuple[str, s
     record = InputRecord(text=text)
     record.columns["metadata_html"] = msgspec.Raw(f"[{', '.join(columns)}]".encode())
     made = annotated(record, "paragraph", paragraph_values=True)["metadata_paragraph"]
-    assert "".join(one["value"] for one in made) == text
-    for one in made:
-        assert text[one["char_start_idx"] : one["char_end_idx"]] == one["value"]
-    return [(one["marker"], one["value"]) for one in made]
+    assert "".join(record["value"] for record in made) == text
+    for record in made:
+        assert text[record["char_start_idx"] : record["char_end_idx"]] == record["value"]
+    return [(record["marker"], record["value"]) for record in made]
 
 
-def test_paragraphs_end_where_blocks_end() -> None:
+def test_paragraphs_end_at_the_ends_of_blocks() -> None:
     text = "A title\nwith a remainder\n"
     assert paragraphs(text, [("h1", 0, 7)]) == [
         ("h1", "A title"),
@@ -86,7 +88,7 @@ def test_the_innermost_block_marks_a_paragraph() -> None:
     assert paragraphs("item", [("li", 0, 4), ("ul", 0, 4)]) == [("li", "item")]
 
 
-def test_values_of_paragraphs_are_numbers_unless_asked_for() -> None:
+def test_values_of_paragraphs_are_numbers_by_default() -> None:
     made = annotated(InputRecord(text="one\n\ntwo"), "paragraph")["metadata_paragraph"]
     assert made[1] == {
         "key": "paragraph", "type": "local", "value": "2", "char_start_idx": 5, "char_end_idx": 8,

@@ -52,7 +52,7 @@ def pages(path: Path) -> str:
 
 
 @pytest.mark.long
-def test_entities_of_a_trained_disambiguator(disambiguator: Path, tmp_path: Path) -> None:
+def test_a_trained_disambiguator_annotates_entities(disambiguator: Path, tmp_path: Path) -> None:
     source = pages(tmp_path)
     settings: dict[str, Any] = {
         "annotators": ["html", "entity", "entity_paragraph"], "profile": "all",
@@ -62,14 +62,14 @@ def test_entities_of_a_trained_disambiguator(disambiguator: Path, tmp_path: Path
     row, other = rows(tmp_path / "out" / "pages.jsonl.gz")
     assert row["annotation_errors"] == {}
     found = row["metadata_entity"]
-    texts = [row["text"][one["char_start_idx"] : one["char_end_idx"]] for one in found]
+    texts = [row["text"][record["char_start_idx"] : record["char_end_idx"]] for record in found]
     assert texts == ["bank", "spring"] * 2
     for text, one in zip(texts, found, strict=True):
         word, _, meaning = one["entity"].partition("-")
         assert (word, meaning in ("river", "money")) == (text, True)
         assert one["value"] == f"{word}_({meaning})"
-    paragraphs = [one["value"] for one in row["metadata_entity_paragraph"]]
-    assert paragraphs == [one["value"] for one in found]
+    paragraphs = [record["value"] for record in row["metadata_entity_paragraph"]]
+    assert paragraphs == [record["value"] for record in found]
     assert other["metadata_entity"] == []
 
 
@@ -86,7 +86,7 @@ def test_improbable_entities_are_dropped(disambiguator: Path, tmp_path: Path) ->
     assert changed[0] != changed[1] == changed[2]
 
 
-def test_a_model_must_be_named() -> None:
+def test_a_missing_model_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="entity_model=runs/disambiguation"):
         make_annotators(AnnotateConfig(annotators=["entity"], entity_source="checkpoint"))
 
@@ -107,7 +107,7 @@ KNOWN = "Page the words of a paragraph that is longer than sixty-four characters
 
 @pytest.fixture
 def detector(tmp_path: Path) -> Path:
-    """A run folder with a detector that flags the words that its training text lacks."""
+    """A run folder with a detector that flags words missing from its training text."""
     inputs = CandidateInputs(build_lexicon([KNOWN, KNOWN], [], {}))
     model = Ranker(RankerConfig(features=inputs.features, width=8, layers=0, heads=1))
     with torch.no_grad():
@@ -135,7 +135,9 @@ def detector(tmp_path: Path) -> Path:
         ("teh " * 2500 + "the", "1.0000"),  # the last word is beyond what is read
     ],
 )
-def test_the_share_of_flagged_words(detector: Path, text: str, share: str) -> None:
+def test_a_text_is_annotated_with_its_share_of_flagged_words(
+    detector: Path, text: str, share: str
+) -> None:
     record = InputRecord(text=text)
     assert values(annotated(record, "spelling", spelling_model=str(detector))) == [share]
 
@@ -153,7 +155,7 @@ def test_records_depend_on_the_model(detector: Path) -> None:
     assert make_annotators(config)[0].fingerprint() != before
 
 
-def test_workers_use_the_model(detector: Path, tmp_path: Path) -> None:
+def test_worker_processes_use_the_model(detector: Path, tmp_path: Path) -> None:
     pages = write_pages(tmp_path / "pages.jsonl.gz", some_pages(6))
     settings = {"annotators": ["html", "spelling"], "spelling_model": str(detector)}
     assert annotate(str(pages), tmp_path / "shards", workers=2, chunk_pages=2, **settings) == 0
@@ -173,7 +175,7 @@ def test_a_run_without_a_model_is_refused() -> None:
         make_annotators(AnnotateConfig(annotators=["label"]))
 
 
-def test_the_label_of_a_text(tmp_path: Path) -> None:
+def test_a_text_is_annotated_with_its_label(tmp_path: Path) -> None:
     lines = [f"{text} {n},{label}" for n in range(9) for text, label in TOPICS]
     (tmp_path / "topics.csv").write_text("\n".join(["body,label", *lines]))
     train(

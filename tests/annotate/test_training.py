@@ -35,7 +35,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def overrides(shards: Path, out: Path) -> list[str]:
-    """Keys that make the main job small."""
+    """Returns keys that make the main job small."""
     return [
         f"data_config.train_file={shards}",
         f"data_config.validation_file={shards}/raw-000.jsonl.gz",
@@ -55,13 +55,13 @@ def overrides(shards: Path, out: Path) -> list[str]:
 
 
 def test_pages_have_their_types(shards: Path) -> None:
-    found = [row for path in sorted(shards.glob("*.gz")) for row in rows(path)]
-    assert len(found) == 84
+    written_rows = [row for path in sorted(shards.glob("*.gz")) for row in rows(path)]
+    assert len(written_rows) == 84
     for name in ("html", "url", "title", "datasource"):
-        assert all(row[ANNOTATORS[name].columns[0]] for row in found), name
+        assert all(row[ANNOTATORS[name].columns[0]] for row in written_rows), name
     for column in ("metadata_entity", "metadata_entity_paragraph"):
-        assert sum(bool(row[column]) for row in found) > 20
-    assert all(row["annotation_errors"] == {} for row in found)
+        assert sum(bool(row[column]) for row in written_rows) > 20
+    assert all(row["annotation_errors"] == {} for row in written_rows)
 
 
 def test_training_reads_every_record(shards: Path) -> None:
@@ -84,7 +84,7 @@ def test_training_reads_every_record(shards: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_main_job_trains_on_them_and_is_evaluated(
+def test_the_main_job_trains_on_the_shards_and_is_evaluated(
     shards: Path, tmp_path: Path, launch: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     keys = overrides(shards, tmp_path / "run")
@@ -109,12 +109,14 @@ def test_the_main_job_trains_on_them_and_is_evaluated(
 def test_the_commands_of_the_readme_train_on_the_main_content(
     launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    """Menus are in the text of the shards, and not in what is trained on."""
+    """Menus are in the text of the shards, but not in the training text."""
     (block,) = (code for code in runnable("README.md") if "annotate.py input=examples" in code)
     keys = [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
-    made = [key for key in keys[0][2:] if not key.startswith(("input=", "output="))]
+    other_keys = [key for key in keys[0][2:] if not key.startswith(("input=", "output="))]
     script = REPOSITORY / "bsmeta" / "annotate.py"
-    launch(script, f"input={RAWPAGES}", f"output={tmp_path}", "workers=1", "report=false", *made)
+    launch(
+        script, f"input={RAWPAGES}", f"output={tmp_path}", "workers=1", "report=false", *other_keys
+    )
     (content,) = (key.removeprefix("data_config.content=") for key in keys[1] if "content=" in key)
     menus = ["modules |", "Previous topic", "Report a Bug", "Show Source", "This Page"]
     whole: Counter[str] = Counter()

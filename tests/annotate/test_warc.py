@@ -26,7 +26,7 @@ def read(data: bytes, limit: int = LIMIT) -> list[Record | Damage]:
 
 
 def contents(data: bytes) -> list[bytes | str]:
-    """The contents of the records, and the reasons of damages."""
+    """Returns the contents of records, and the reasons of damage."""
     return [item.content if isinstance(item, Record) else item.reason for item in read(data)]
 
 
@@ -46,7 +46,7 @@ def make_record(
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 @pytest.mark.parametrize("version", ["WARC/0.17", "WARC/0.18", "WARC/1.0", "WARC/1.1"])
 @pytest.mark.parametrize("end", [b"\r\n", b"\n"])
-def test_versions_and_line_ends(
+def test_any_version_and_line_ending_is_read(
     end: bytes, version: str, compress: Callable[[bytes], bytes]
 ) -> None:
     records = [make_record(content, version=version, end=end) for content in (b"one", b"", b"two")]
@@ -54,13 +54,13 @@ def test_versions_and_line_ends(
     assert contents(compress(b"".join(records))) == [b"one", b"", b"two"]
 
 
-def test_a_file_in_blocks_of_gzip_that_end_anywhere() -> None:
+def test_gzip_blocks_may_end_inside_records() -> None:
     data = b"".join(make_record(b"%d" % number * 100) for number in range(9))
     blocks = [gzip.compress(data[start : start + 50]) for start in range(0, len(data), 50)]
     assert contents(b"".join(blocks)) == [b"%d" % number * 100 for number in range(9)]
 
 
-def test_the_fields_of_a_record() -> None:
+def test_the_fields_of_a_record_are_parsed() -> None:
     fields = ["WARC-TYPE:Response ", "WARC-Target-URI: https://a.org/", "WARC-Type: other"]
     fields += ["Folded: one", "\ttwo", "no field"]
     (record,) = read(make_record(b"a", fields=fields))
@@ -76,7 +76,7 @@ def test_the_fields_of_a_record() -> None:
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 @pytest.mark.parametrize("length", [0, 2, 7, 500, 10**17, None, "x", "-1"])
-def test_a_wrong_length_costs_no_other_record(
+def test_a_wrong_length_loses_no_other_record(
     length: int | str | None, compress: Callable[[bytes], bytes]
 ) -> None:
     contents_written = [b"first", b"wrong\n\nb", b"third"]
@@ -87,7 +87,7 @@ def test_a_wrong_length_costs_no_other_record(
     assert contents(b"".join(map(compress, records))) == contents_written
 
 
-def test_the_last_record_of_a_plain_file_without_its_end_is_cut_off() -> None:
+def test_a_last_record_without_its_end_is_truncated() -> None:
     whole = make_record(b"first") + make_record(b"second")
     for missing in range(5, len(make_record(b"second"))):
         read_contents = contents(whole[:-missing])
@@ -95,7 +95,7 @@ def test_the_last_record_of_a_plain_file_without_its_end_is_cut_off() -> None:
     assert contents(whole[:-4]) == [b"first", b"second"]
 
 
-def test_the_last_member_without_its_end_is_cut_off() -> None:
+def test_a_last_member_without_its_end_is_truncated() -> None:
     last = gzip.compress(make_record(b"second"))
     for missing in range(1, len(last)):
         data = gzip.compress(make_record(b"first")) + last[:-missing]
@@ -106,7 +106,7 @@ def test_the_last_member_without_its_end_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("position", [12, 60, -6])  # in the data, and in the checksum
-def test_a_damaged_member_costs_its_own_record(position: int) -> None:
+def test_a_damaged_member_loses_only_its_record(position: int) -> None:
     members = [gzip.compress(make_record(b"%d" % n * 200)) for n in range(4)]
     damaged = bytearray(members[2])
     damaged[position] ^= 0xFF
@@ -120,7 +120,7 @@ def test_a_damaged_member_costs_its_own_record(position: int) -> None:
     assert [item.content[:1] for item in items if isinstance(item, Record)] == [b"0", b"1", b"3"]
 
 
-def test_records_before_damage_in_a_file_that_is_compressed_as_a_whole() -> None:
+def test_records_before_damage_are_read_from_a_file_compressed_as_a_whole() -> None:
     content = bytes(range(256)) * 40
     data = bytearray(gzip.compress(b"".join(make_record(content) for _ in range(200)), 1))
     middle = len(data) // 2
@@ -132,12 +132,12 @@ def test_records_before_damage_in_a_file_that_is_compressed_as_a_whole() -> None
 
 
 @pytest.mark.parametrize("padding", [b"\0" * 512, b"\r\n", b"\n\n\0"])
-def test_padding_is_no_damage(padding: bytes) -> None:
+def test_padding_is_not_damage(padding: bytes) -> None:
     member = gzip.compress(make_record(b"a"))
     assert contents(member + padding + member + padding) == [b"a", b"a"]
 
 
-def test_garbage_between_members_and_records_costs_no_record() -> None:
+def test_garbage_between_members_and_records_loses_no_record() -> None:
     member = gzip.compress(make_record(b"a"))
     assert contents(member + b"garbage\x1f\x8b\x08!" + member + b"more") == [
         b"a",
@@ -149,7 +149,7 @@ def test_garbage_between_members_and_records_costs_no_record() -> None:
     assert contents(b"garbage\r\n" + record) == ["no record begins there", b"a"]
 
 
-def test_a_header_without_an_end_costs_no_other_record() -> None:
+def test_a_header_without_an_end_loses_no_other_record() -> None:
     header = b"WARC/1.0\r\nWARC-Type: resource\r\nWARC/1.0 follows\r\n"
     data = header + make_record(b"a")
     assert contents(data) == [b"a"] or contents(data) == ["the header of a record has no end", b"a"]
@@ -160,12 +160,12 @@ def test_a_header_without_an_end_costs_no_other_record() -> None:
     ]
 
 
-def test_content_beyond_the_limit_is_passed_over() -> None:
+def test_content_beyond_the_limit_is_skipped() -> None:
     data = make_record(b"a" * 5000) + make_record(b"b")
     assert [len(item.content) for item in read(data, limit=100)] == [101, 1]  # type: ignore[union-attr]
 
 
-def test_a_record_of_more_bytes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_larger_than_the_buffer_is_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bsmeta.annotate.warc.MAX_BUFFERED_BYTES", 1000)
     large = make_record(b"a" * 3_000_000)
     for compress in (bytes, gzip.compress):
@@ -234,7 +234,7 @@ class Archive:
 
 @st.composite
 def archives(draw: st.DrawFn) -> Archive:
-    """An archive of one writer's style, perhaps damaged at one place."""
+    """Draws an archive in the style of a writer, perhaps damaged at one position."""
     end = draw(st.sampled_from([b"\r\n", b"\n"]))
     version = draw(st.sampled_from(["WARC/0.18", "WARC/1.0", "WARC/1.1"]))
     damage = draw(st.sampled_from(DAMAGES))
@@ -269,7 +269,7 @@ def archives(draw: st.DrawFn) -> Archive:
 
 
 def pages_by_warcio(data: bytes) -> dict[str, bytes]:
-    """The pages that warcio reads before an error, by address."""
+    """Returns the pages that warcio reads before an error, by address."""
     pages: dict[str, bytes] = {}
     with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(Exception):
         for record in ArchiveIterator(io.BytesIO(data)):

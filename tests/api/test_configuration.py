@@ -40,11 +40,13 @@ def compose(overrides: dict[str, Any], config: Any = "demo") -> CausalLMConfig:
         ({"a": {"b c": "d"}, "e": {}}, ['a={"b c":"d"}', "e={}"]),
     ],
 )  # fmt: skip
-def test_arguments_of_a_command_line(overrides: dict[str, Any], arguments: list[str]) -> None:
+def test_overrides_become_arguments_of_a_command_line(
+    overrides: dict[str, Any], arguments: list[str]
+) -> None:
     assert list_override_arguments(overrides) == arguments
 
 
-def test_dots_and_nested_mappings_are_the_same() -> None:
+def test_dotted_keys_and_nested_mappings_are_equivalent() -> None:
     nested = {"data_config": {"num_workers": 0, "metadata_config": {"max_seq_len": 64}}}
     dotted = {"data_config.num_workers": 0, "data_config.metadata_config.max_seq_len": 64}
     assert nest_overrides(dotted) == nest_overrides(nested) == nested
@@ -55,19 +57,19 @@ def test_dots_and_nested_mappings_are_the_same() -> None:
 @pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12))
-def test_a_text_is_taken_literally(text: str) -> None:
-    """Quotes, backslashes, brackets, `~`, `${…}`: nothing of it is grammar."""
+def test_a_text_is_passed_literally(text: str) -> None:
+    """Quotes, backslashes, brackets, `~` and `${…}` are not parsed."""
     assert compose({SEPARATOR: text}).data_config.metadata_config.metadata_sep == text
 
 
 @pytest.mark.parametrize(
     "text", ["${oc.env:HOME}", "it's", "\\", "\\'", "a\\${b}", "~/x", "[1, 2]", "null", "{a: b}"]
 )
-def test_texts_that_look_like_grammar(text: str) -> None:
+def test_texts_that_look_like_grammar_are_passed_literally(text: str) -> None:
     assert compose({SEPARATOR: text}).data_config.metadata_config.metadata_sep == text
 
 
-def test_a_choice_of_a_group_is_a_key() -> None:
+def test_a_group_is_chosen_like_a_key() -> None:
     assert compose({"+recipes": "meco"}, "v2") != compose({}, "v2")
 
 
@@ -82,12 +84,12 @@ def test_a_choice_of_a_group_is_a_key() -> None:
         ({"data_config": 1, "data_config.content": "all"}, "data_config"),
     ],
 )
-def test_mistakes_are_refused(overrides: Any, message: str) -> None:
+def test_wrong_overrides_are_refused(overrides: Any, message: str) -> None:
     with pytest.raises(bsmeta.UserError, match=message):
         compose_configuration("demo", overrides)
 
 
-def test_a_key_that_is_set_twice_is_refused() -> None:
+def test_a_repeated_key_is_refused() -> None:
     for overrides in ({"a.b": 1, "a": {"b": 2}}, {"a": 1, "a.b": 2}, {"a.b": 2, "a": 1}):
         with pytest.raises(ConfigurationError, match="is set twice; expected one value"):
             nest_overrides(overrides)

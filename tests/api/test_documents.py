@@ -28,7 +28,7 @@ def reader(**changes: Any) -> DocumentReader:
     )
 
 
-def shown(document: Any, metadata: Any = None, **changes: Any) -> str:
+def show(document: Any, metadata: Any = None, **changes: Any) -> str:
     return reader(**changes).render(document, metadata, None).text
 
 
@@ -42,41 +42,41 @@ def test_a_record_is_rendered_as_explain_shows_it(capsys: pytest.CaptureFixture[
         records = [json.loads(next(file)) for _ in explained]
     assert len(records) == 3
     for record, line in zip(records, explained, strict=True):
-        found = bsmeta.render(record, types=types, config=demo())
-        assert (found.text, found.prefix) == (line["text"], line["prefix"])
-        assert found.types == ("title", "url", "timestamp")
+        rendered_text = bsmeta.render(record, types=types, config=demo())
+        assert (rendered_text.text, rendered_text.prefix) == (line["text"], line["prefix"])
+        assert rendered_text.types == ("title", "url", "timestamp")
 
 
 def test_values_are_rendered_by_type() -> None:
-    assert shown("A set is") == "A set is"
-    assert shown("A set is", {"title": "Sets"}) == "Title: Sets ||| A set is"
+    assert show("A set is") == "A set is"
+    assert show("A set is", {"title": "Sets"}) == "Title: Sets ||| A set is"
     own = {
         "text": "A set is",
         "metadata": {"url": "a.org", "reviewer": ["Ann", "Bo"], "title": None},
     }
-    assert shown(own) == "url: a.org | reviewer: Ann | reviewer: Bo ||| A set is"
+    assert show(own) == "url: a.org | reviewer: Ann | reviewer: Bo ||| A set is"
     when = {"timestamp": datetime(2020, 3, 1)}
     assert bsmeta.render("A", when).text == "Year: 2020 | Month: March ||| A"
-    assert shown(own, {"reviewer": 7}) == "url: a.org | reviewer: 7 ||| A set is"
+    assert show(own, {"reviewer": 7}) == "url: a.org | reviewer: 7 ||| A set is"
     bold = {"value": "b", "char_start_idx": 2, "char_end_idx": 5}
-    assert shown("A set is", {"html": [bold]}) == "html ||| A <b>set</b> is"
+    assert show("A set is", {"html": [bold]}) == "html ||| A <b>set</b> is"
 
 
 def test_a_record_of_a_corpus_is_read_by_its_columns() -> None:
     columns = {"text": "body", "url": "metadata.address"}
     record = {"body": "A set is", "metadata": {"address": "a.org", "length": 3}, "id": 5}
-    assert shown(record, columns=columns) == "url: a.org ||| A set is"
-    assert shown("A set is", {"title": "Sets"}, columns=columns) == "Title: Sets ||| A set is"
-    assert shown(record, {"title": "Sets"}, columns=columns) == (
+    assert show(record, columns=columns) == "url: a.org ||| A set is"
+    assert show("A set is", {"title": "Sets"}, columns=columns) == "Title: Sets ||| A set is"
+    assert show(record, {"title": "Sets"}, columns=columns) == (
         "Title: Sets | url: a.org ||| A set is"
     )
     list_form = {"text": "A set is", "metadata": [{"key": "title", "value": "Sets"}]}
-    assert shown(list_form) == "Title: Sets ||| A set is"
+    assert show(list_form) == "Title: Sets ||| A set is"
 
 
-def test_a_configuration_decides_how_and_what_is_rendered() -> None:
-    found = bsmeta.render("A set is", {"title": "Sets", "datasource": "a.org > b"})
-    assert str(found) == "Title: Sets | Datasource: a.org > b ||| A set is"
+def test_the_configuration_decides_the_types_and_their_form() -> None:
+    rendered_text = bsmeta.render("A set is", {"title": "Sets", "datasource": "a.org > b"})
+    assert str(rendered_text) == "Title: Sets | Datasource: a.org > b ||| A set is"
     templates = {"data_config.metadata_config.metadata_templates": {"title": "«{value}»"}}
     rendered = bsmeta.render("A", {"title": "B"}, config="v2", overrides=templates)
     assert rendered.prefix == "«B» |||"
@@ -107,10 +107,10 @@ def test_documents_that_cannot_be_read_are_refused(
     document: Any, metadata: Any, message: str
 ) -> None:
     with pytest.raises(bsmeta.UserError, match=message):
-        shown(document, metadata)
+        show(document, metadata)
 
 
-def test_a_configuration_is_named_by_path_or_refused(tmp_path: Path) -> None:
+def test_a_configuration_is_found_by_path_or_refused(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
         "defaults: [causal_lm_config, _self_]\n"

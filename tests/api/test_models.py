@@ -34,7 +34,7 @@ def model(demo_run: Path) -> bsmeta.LanguageModel:
 
 
 @pytest.mark.long
-def test_scores_are_those_of_evaluate(
+def test_scores_equal_those_of_evaluate(
     demo_run: Path, model: bsmeta.LanguageModel, tmp_path: Path
 ) -> None:
     only = ("comparisons=[all]", "controls=[]", f"max_documents={DOCUMENTS}")
@@ -45,11 +45,11 @@ def test_scores_are_those_of_evaluate(
     with gzip.open(str(config.data_config.validation_file), "rt", encoding="utf-8") as file:
         records = [json.loads(line) for line in itertools.islice(file, DOCUMENTS)]
     expected = [line for line in lines if line["comparison"] == "all"]
-    found = model.score(records)
-    assert [score.nats for score in found] == [line["nats_with"] for line in expected]
-    assert [score.nats_without for score in found] == [line["nats_without"] for line in expected]
-    assert [score.bytes for score in found] == [line["bytes"] for line in expected]
-    assert found[0].types == ("title", "url", "datasource", "website_description", "timestamp")
+    scores = model.score(records)
+    assert [score.nats for score in scores] == [line["nats_with"] for line in expected]
+    assert [score.nats_without for score in scores] == [line["nats_without"] for line in expected]
+    assert [score.bytes for score in scores] == [line["bytes"] for line in expected]
+    assert scores[0].types == ("title", "url", "datasource", "website_description", "timestamp")
 
 
 def test_a_score_adds_up_over_the_text(model: bsmeta.LanguageModel) -> None:
@@ -72,7 +72,7 @@ def test_a_score_adds_up_over_the_text(model: bsmeta.LanguageModel) -> None:
     assert alone.bytes == len(TITLED["text"]) - len(tokenizer.decode(ids[0, :1]))
 
 
-def test_texts_are_those_of_generate(
+def test_texts_equal_those_of_generate(
     demo_run: Path, model: bsmeta.LanguageModel, tmp_path: Path
 ) -> None:
     requests = [
@@ -80,7 +80,9 @@ def test_texts_are_those_of_generate(
         {"prompt": "", "metadata": {"url": "https://a.org/b"}},
         {"prompt": "The"},
     ]
-    (tmp_path / "requests.jsonl").write_text("".join(json.dumps(one) + "\n" for one in requests))
+    (tmp_path / "requests.jsonl").write_text(
+        "".join(json.dumps(request) + "\n" for request in requests)
+    )
     generate.main(
         GenerateConfig(
             checkpoint=str(demo_run), input=str(tmp_path / "requests.jsonl"),
@@ -92,18 +94,18 @@ def test_texts_are_those_of_generate(
         {"metadata": {"url": "https://a.org/b"}},
         "The",
     ]
-    found = model.generate(documents, max_new_tokens=6, guidance=1.5, num_samples=2)
+    results = model.generate(documents, max_new_tokens=6, guidance=1.5, num_samples=2)
     written = read_lines(tmp_path / "texts.jsonl")
-    assert [one.prefix for one in found] == [line["prefix"] for line in written]
-    assert [[sample.text for sample in one.samples] for one in found] == [
+    assert [result.prefix for result in results] == [line["prefix"] for line in written]
+    assert [[sample.text for sample in result.samples] for result in results] == [
         [sample["text"] for sample in line["samples"]] for line in written
     ]
     record = {"text": "A set is", "metadata_title": [{"key": "title", "value": "Sets"}]}
     (again,) = model.generate([record], max_new_tokens=6, guidance=1.5, num_samples=2)
-    assert again.samples == found[0].samples
+    assert again.samples == results[0].samples
 
 
-def test_any_iterable_is_scored_and_continued_lazily(model: bsmeta.LanguageModel) -> None:
+def test_any_iterable_is_processed_lazily(model: bsmeta.LanguageModel) -> None:
     documents = [{"text": f"A set of {number}", "metadata": {"title": "B"}} for number in range(70)]
     table = Dataset.from_list([{"text": document["text"]} for document in documents])
     texts = [document["text"] for document in documents]
@@ -130,8 +132,10 @@ def test_any_iterable_is_scored_and_continued_lazily(model: bsmeta.LanguageModel
     assert len(taken) == 3
 
 
-def test_the_pieces_of_a_text_are_the_generated_text(model: bsmeta.LanguageModel) -> None:
-    """Also of characters of several tokens, which a model of four steps likes to leave open."""
+def test_the_chunks_of_a_streamed_text_join_to_the_generated_text(
+    model: bsmeta.LanguageModel,
+) -> None:
+    """Also with characters of several tokens, which this model often leaves incomplete."""
     for seed in range(5):
         settings: dict[str, Any] = {"max_new_tokens": 30, "seed": seed, "temperature": 3.0}
         (result,) = model.generate([TITLED], **settings)
@@ -159,14 +163,12 @@ def test_a_checkpoint_and_a_model_folder_are_loaded(
     )
 
 
-def test_a_model_in_the_home_folder_is_loaded(
-    demo_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_below_a_tilde_is_loaded(demo_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(demo_run.parent))
     assert isinstance(bsmeta.load(f"~/{demo_run.name}"), bsmeta.LanguageModel)
 
 
-def test_a_classifier_predicts_what_predict_writes(
+def test_a_classifier_gives_the_predictions_of_predict(
     encoder: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -182,12 +184,12 @@ def test_a_classifier_predicts_what_predict_writes(
     run("predict", f"checkpoint={tmp_path}/run", f"input={tmp_path}/new.jsonl", f"output={out}")
     model = bsmeta.load(tmp_path / "run")
     assert isinstance(model, bsmeta.Predictor)
-    found = model.predict(texts)
-    assert [{"text": t, **one} for t, one in zip(texts[:2], found[:2], strict=True)] == (
+    predictions = model.predict(texts)
+    assert [{"text": t, **line} for t, line in zip(texts[:2], predictions[:2], strict=True)] == (
         read_lines(out)
     )
-    assert (found[0]["chunks"], found[2]["prediction"]) == (3, None)
-    assert model.predict([{"text": texts[0], "id": 7}]) == [found[0]]
+    assert (predictions[0]["chunks"], predictions[2]["prediction"]) == (3, None)
+    assert model.predict([{"text": texts[0], "id": 7}]) == [predictions[0]]
     with pytest.raises(
         bsmeta.UserError, match=r"texts\[1\]: 'text' is not a text \(it has 'txt'\)"
     ):
@@ -200,7 +202,7 @@ def test_a_classifier_predicts_what_predict_writes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["sed_words", "sec"])
-def test_a_spelling_model_changes_what_predict_changes(tmp_path: Path, task: str) -> None:
+def test_a_spelling_model_gives_the_changes_of_predict(tmp_path: Path, task: str) -> None:
     run("train", *arguments(task, tmp_path, tmp_path / "run", "num_train_epochs=1"))
     texts = ["the villiage letters", "becuase every careful neighbour believes"]
     (tmp_path / "new.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
@@ -213,7 +215,7 @@ def test_a_spelling_model_changes_what_predict_changes(tmp_path: Path, task: str
     assert ("corrected" in expected[0]) == (task == "sec")
 
 
-def test_mistakes_are_refused_with_what_to_do(
+def test_wrong_calls_are_refused_with_a_fix(
     demo_run: Path, model: bsmeta.LanguageModel, tmp_path: Path
 ) -> None:
     def refused(message: str) -> object:

@@ -53,7 +53,7 @@ def test_several_processes_train(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "2 processes, data parallel" in capsys.readouterr().out
 
 
-def test_mistakes_are_refused_before_or_by_the_program(tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused_before_or_by_the_program(tmp_path: Path) -> None:
     with pytest.raises(bsmeta.UserError, match="sed.*did you mean seed"):
         bsmeta.train_model("demo", {"sed": 1})
     with pytest.raises(bsmeta.UserError, match="check_only=True: makes no run"):
@@ -79,7 +79,7 @@ def test_any_program_runs_with_its_arguments(
 
 @pytest.mark.long
 def test_an_interruption_saves_the_run(tmp_path: Path) -> None:
-    """In a process of its own, which gets one Ctrl+C after the first step."""
+    """In a separate process, which receives Ctrl+C after the first step."""
     code = (
         "import json, sys, bsmeta\n"
         "try:\n"

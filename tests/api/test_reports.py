@@ -29,10 +29,10 @@ def test_a_language_model_is_evaluated(
     assert rows["difference"].tolist()[1] == model["comparisons"][1]["difference"]
 
 
-def test_a_notebook_shows_the_page(
+def test_a_notebook_shows_the_page_in_a_frame_without_scripts(
     demo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a frame without scripts: the page holds titles and texts of others."""
+    """The page contains titles and texts by others."""
     report = bsmeta.evaluate_model(
         demo_run, {**FEW, "out_dir": str(tmp_path / "report")}, show_output=False
     )
@@ -51,7 +51,7 @@ def test_a_notebook_shows_the_page(
 
 
 @pytest.mark.long
-def test_models_are_compared_and_mistakes_refused(demo_run: Path, tmp_path: Path) -> None:
+def test_models_are_compared_and_wrong_calls_refused(demo_run: Path, tmp_path: Path) -> None:
     checkpoints = [checkpoint.folder for checkpoint in bsmeta.open_run(demo_run).checkpoints()]
     report = bsmeta.evaluate_model(checkpoints, {**FEW, "out_dir": str(tmp_path / "pair")})
     assert len(report.results["models"]) == 2

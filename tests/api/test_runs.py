@@ -17,12 +17,12 @@ LOADED = "import sys, bsmeta; print(len([n for n in sys.modules if n.startswith(
 LOADED += " {'torch', 'hydra', 'numpy', 'transformers'} & sys.modules.keys(), dir(bsmeta)[:2])"
 
 
-def test_importing_the_package_loads_almost_nothing() -> None:
+def test_importing_the_package_loads_no_large_library() -> None:
     done = run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     assert done.stdout == "1 set() ['BatchStream', 'Checkpoint']\n"
 
 
-def test_the_names_are_those_that_are_documented() -> None:
+def test_the_exported_names_are_the_documented_names() -> None:
     assert {name: getattr(bsmeta, name).__module__ for name in bsmeta.__all__} == bsmeta._MODULES
     with pytest.raises(AttributeError, match="module 'bsmeta' has no attribute 'laod'"):
         bsmeta.laod  # type: ignore[attr-defined]  # noqa: B018
@@ -34,7 +34,7 @@ def test_a_finished_run_has_its_events_and_model(demo_run: Path) -> None:
     assert (opened.task, opened.config.max_train_steps) == ("causal_lm", 4)
     status = opened.status()
     assert (status.state, status.step, status.exit_code, status.message) == ("done", 4, 0, "")
-    assert [(one.step, one.folder.name) for one in opened.checkpoints()] == [
+    assert [(checkpoint.step, checkpoint.folder.name) for checkpoint in opened.checkpoints()] == [
         (2, "checkpoint-2step"), (4, "checkpoint-4step")
     ]  # fmt: skip
     assert opened.metrics() == read_lines(demo_run / "metrics.jsonl")
@@ -55,7 +55,7 @@ def test_a_run_in_progress_has_its_complete_events(tmp_path: Path) -> None:
         opened.status()
 
 
-def test_a_folder_that_is_no_run_is_refused(demo_run: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(demo_run: Path, tmp_path: Path) -> None:
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "config.yaml").touch()
     for folder, message in (
@@ -69,8 +69,8 @@ def test_a_folder_that_is_no_run_is_refused(demo_run: Path, tmp_path: Path) -> N
             bsmeta.open_run(folder)  # type: ignore[arg-type]
 
 
-def test_logs_and_status_of_another_form_are_left_out_or_named(tmp_path: Path) -> None:
-    """A run may be someone else's, or its disk have been bad."""
+def test_malformed_logs_are_skipped_and_a_malformed_status_is_named(tmp_path: Path) -> None:
+    """A run may come from others, or from a bad disk."""
     deep = "[" * 100_000
     (tmp_path / "config.yaml").write_text("task: causal_lm\n")
     good = b'{"event": "step", "step": 1, "loss": 2.0}\n'

@@ -26,16 +26,16 @@ TABLE = Path(__file__).with_name("broken.txt")
 
 @dataclass
 class Case:
-    """A command line, what is around it, and the lines that it prints."""
+    """A command line, its files and environment, and the lines it should print."""
 
     files: dict[str, list[str]] = field(default_factory=dict)
     environ: dict[str, str] = field(default_factory=dict)
     arguments: str = ""
-    told: list[str] = field(default_factory=list)
+    expected_lines: list[str] = field(default_factory=list)
 
 
-def read(table: str) -> dict[str, Case]:
-    """The cases of the table by name."""
+def read_cases(table: str) -> dict[str, Case]:
+    """Parses the table into its cases by name."""
     cases: dict[str, Case] = {}
     for block in table.split("\n## ")[1:]:
         name, *lines = block.rstrip("\n").split("\n")
@@ -50,15 +50,15 @@ def read(table: str) -> dict[str, Case]:
             else:
                 variable, _, case.environ[variable] = rest.partition("=")
         case.arguments = lines.pop(0).removeprefix("$ ")
-        case.told = lines
+        case.expected_lines = lines
     return cases
 
 
-CASES = read(TABLE.read_text(encoding="utf-8"))
+CASES = read_cases(TABLE.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_whole_message(
+def test_a_broken_command_line_prints_its_whole_message(
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -88,8 +88,8 @@ def test_the_whole_message(
     assert caught.value.code == 2
     message = capsys.readouterr().err
     problems = re.sub(r".*\d+ problems? in the configuration\n", "", message)
-    told = "\n".join(case.told)
-    pattern = ".*".join(map(re.escape, told.split("…")))
+    expected = "\n".join(case.expected_lines)
+    pattern = ".*".join(map(re.escape, expected.split("…")))
     for folder, path in folders.items():
         pattern = pattern.replace(re.escape(f"{{{folder}}}"), re.escape(path))
-    assert re.fullmatch(pattern, problems.rstrip("\n")), f"{message}\nexpected\n{told}"
+    assert re.fullmatch(pattern, problems.rstrip("\n")), f"{message}\nexpected\n{expected}"

@@ -35,7 +35,7 @@ def test_a_card_by_the_name_of_the_device(device_name: str, card: str | None) ->
     assert find_card(device_name) == card
 
 
-def test_memory_is_below_the_one_of_the_data_sheet() -> None:
+def test_usable_memory_is_below_the_memory_on_the_data_sheet() -> None:
     sheets = {
         "GB200": 186,
         "B200": 180,

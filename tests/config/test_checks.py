@@ -1,7 +1,7 @@
 """Broken configurations: which keys the one message must name, and which fix it must give.
 
-Each goes through `train.py`'s own `main` to its exit code and its output; a model that were to be
-made would fail the test. `test_refusals.py` does the same from the command line on.
+Each goes through `train.py`'s own `main` to its exit code and its output; building the
+model would fail the test. `test_refusals.py` does the same from the command line on.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ DROP = object()
 OWN_ADAM = {"zero_force_ds_cpu_optimizer": False}  # the trainer's AdamW under offload
 
 
-def changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A copy with the values of dotted keys set, or dropped."""
+def change_values(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Returns a copy of `base` with the values of dotted keys set, or dropped."""
     result = copy.deepcopy(base)
     for key, value in changes.items():
         if value is DROP:
@@ -96,31 +96,31 @@ def run_check(
     document: dict[str, Any] | str | None = None,
     launch: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """Checks the agreeing three with changes; the filled DeepSpeed configuration."""
-    config, read_launch = made(tmp_path, hydra, document, launch)
+    """Checks the three agreeing files with changes; returns the filled DeepSpeed configuration."""
+    config, read_launch = make_config_and_launch(tmp_path, hydra, document, launch)
     run = check_launch(config, read_launch, TASKS["causal_lm"])
     assert (run.config, run.launch, run.entry) == (config, read_launch, TASKS["causal_lm"])
     return run.deepspeed_config
 
 
-def made(
+def make_config_and_launch(
     tmp_path: Path,
     hydra: dict[str, Any] | None,
     document: dict[str, Any] | str | None,
     launch: dict[str, Any] | None,
 ) -> tuple[CausalLMConfig, Launch]:
-    """The configuration and the launch of the agreeing three with changes."""
+    """Returns configuration and launch after changing the three agreeing files."""
     file = tmp_path / "ds.json"
     whole = isinstance(document, str)
-    file.write_text(document if whole else json.dumps(changed(JSON, document or {})))
+    file.write_text(document if whole else json.dumps(change_values(JSON, document or {})))
     arguments = {"deepspeed_config_file": file, **LAUNCH, **(launch or {})}
-    values = {"out_dir": str(tmp_path / "run"), **changed(HYDRA, hydra or {})}
+    values = {"out_dir": str(tmp_path / "run"), **change_values(HYDRA, hydra or {})}
     return CausalLMConfig(**values), Launch(**arguments)
 
 
 @dataclass(frozen=True)
 class Broken:
-    """What is changed in the agreeing three, and for each problem its key and part of its fix."""
+    """Changes to the three agreeing files; for each problem, its key and part of its fix."""
 
     fixes: dict[str, str]
     hydra: dict[str, Any] = field(default_factory=dict)
@@ -585,7 +585,7 @@ BROKEN: dict[str, Broken] = {
         {"data_config.metadata_config.metadata_position": "metadata_position=prepend"},
         hydra={"data_config.metadata_config.metadata_position": "prepended"},
     ),
-    "an extra step behind the end": Broken(
+    "an extra step after the end": Broken(
         {"extra_steps_to_eval_save_at": "drop 1001"},
         hydra={"extra_steps_to_eval_save_at": [2, 1001]},
     ),
@@ -689,14 +689,14 @@ BROKEN: dict[str, Broken] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_configuration_is_refused(
+def test_a_broken_configuration_is_refused_before_the_task_is_built(
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     broken = BROKEN[name]
-    config, launch = made(tmp_path, broken.hydra, broken.json, broken.launch)
+    config, launch = make_config_and_launch(tmp_path, broken.hydra, broken.json, broken.launch)
     monkeypatch.setattr(checks, "read_launch", lambda *_: launch)
     unmade = dataclasses.replace(
         TASKS["causal_lm"], make=lambda _: pytest.fail("the task was made")
@@ -715,7 +715,7 @@ def test_broken_configuration_is_refused(
         assert part in fix
 
 
-def test_what_agrees_is_filled_in(tmp_path: Path) -> None:
+def test_agreeing_values_fill_the_deepspeed_configuration(tmp_path: Path) -> None:
     assert run_check(tmp_path) == {
         "train_batch_size": 64,
         "train_micro_batch_size_per_gpu": 4,
@@ -727,7 +727,7 @@ def test_what_agrees_is_filled_in(tmp_path: Path) -> None:
     }
 
 
-def test_auto_takes_the_values_of_hydra(tmp_path: Path) -> None:
+def test_auto_is_replaced_by_the_values_of_hydra(tmp_path: Path) -> None:
     auto = {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
@@ -752,7 +752,7 @@ def test_auto_takes_the_values_of_hydra(tmp_path: Path) -> None:
     }
 
 
-def test_values_that_the_json_may_leave_out_are_written_into_it(tmp_path: Path) -> None:
+def test_values_missing_from_the_json_are_filled_in(tmp_path: Path) -> None:
     left_out = {"train_batch_size": DROP, "fp16": DROP, "optimizer": DROP, "scheduler": DROP}
     filled = run_check(tmp_path, None, left_out)
     assert filled is not None
@@ -781,7 +781,7 @@ def test_one_message_names_both_keys_both_values_and_the_fix(tmp_path: Path) -> 
     )
 
 
-def test_the_global_batch_is_shown_as_a_sum(tmp_path: Path) -> None:
+def test_the_message_shows_the_global_batch_as_a_product(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         run_check(tmp_path, None, {"train_batch_size": 256})
     assert (
@@ -800,9 +800,9 @@ def test_the_global_batch_is_shown_as_a_sum(tmp_path: Path) -> None:
         {"validation_file": "hf://datasets/owner/name/test.jsonl.gz"},
     ],
 )
-def test_a_revision_of_what_is_read_from_the_hub(tmp_path: Path, data: dict[str, Any]) -> None:
-    run_check(tmp_path, {"data_config.dataset_revision": "v1.0", **of_data(data)})
+def test_a_revision_is_accepted_for_data_from_the_hub(tmp_path: Path, data: dict[str, Any]) -> None:
+    run_check(tmp_path, {"data_config.dataset_revision": "v1.0", **prefix_data_keys(data)})
 
 
-def of_data(values: dict[str, Any]) -> dict[str, Any]:
+def prefix_data_keys(values: dict[str, Any]) -> dict[str, Any]:
     return {f"data_config.{name}": value for name, value in values.items()}

@@ -38,7 +38,9 @@ DEMO = ["--config-name", "demo", "check_only=true"]
         (["--blub"], [], "drop it; see --help"),
     ],
 )
-def test_unknown_options_are_taken_off(arguments: list[str], rest: list[str], fix: str) -> None:
+def test_unknown_options_are_separated_from_the_arguments(
+    arguments: list[str], rest: list[str], fix: str
+) -> None:
     line = read_command_line(arguments, CausalLMConfig, "demo")
     assert [problem.fix for problem in line.problems] == [fix]
     assert line.overrides == rest
@@ -80,7 +82,7 @@ def test_variables_that_are_not_in_utf_8_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--config-name", "dem"], "(did you mean demo?): demo, quick_run, v2 in "),
         (["--config-name", "mine/own.yaml"], "Fix: --config-dir mine --config-name own"),
@@ -91,25 +93,25 @@ def test_variables_that_are_not_in_utf_8_are_refused(tmp_path: Path) -> None:
         (["--config-name", "demo", "--info", "everything"], "invalid choice: 'everything'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_composed_is_answered_with_what_there_is(
-    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_configuration_that_cannot_be_composed_is_refused_with_the_choices(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "own.yaml").write_text("seed: 1\n")
     with pytest.raises(ConfigurationError) as caught:
         read_command_line(arguments, CausalLMConfig, "demo")
-    assert told.format(mine=tmp_path / "mine") in str(caught.value)
+    assert message.format(mine=tmp_path / "mine") in str(caught.value)
 
 
-def test_all_is_reported_in_one_message(tmp_path: Path) -> None:
+def test_one_message_reports_all_problems(tmp_path: Path) -> None:
     done = start(tmp_path, *DEMO, "--local_rank=0", "--lr", "1", "recipes=meco", "demo", "seed=-1")
     assert done.returncode == 2
     assert named(done.stderr) == ["--local_rank", "--lr", "recipes", "demo", "seed"]
     assert "Fix: +recipes=meco" in done.stderr
 
 
-def test_a_home_folder_is_expanded_everywhere(tmp_path: Path) -> None:
+def test_a_tilde_is_expanded_everywhere(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "own.yaml").write_text(
         "defaults: [causal_lm_config, data: webdocs, model: llama_tiny, _self_]\n"
@@ -137,7 +139,7 @@ def test_a_key_that_is_given_twice_is_named_once(tmp_path: Path) -> None:
     assert done.stderr.count("seed is given twice on the command line: 2 counts, not 1") == 1
 
 
-def test_steps_of_a_warm_up_that_a_share_replaces(tmp_path: Path) -> None:
+def test_warm_up_steps_are_refused_beside_a_warm_up_share(tmp_path: Path) -> None:
     done = start(tmp_path, *DEMO, "warmup_share=0.1", "num_warmup_steps=3")
     assert done.returncode == 2
     assert named(done.stderr) == ["num_warmup_steps"]

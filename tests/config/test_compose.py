@@ -21,7 +21,7 @@ METADATA = "data_config.metadata_config"
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("learning_rat=1", "did you mean learning_rate?"),
         (f"{METADATA}.metadata_lis=[url]", f"did you mean {METADATA}.metadata_list?"),
@@ -34,15 +34,15 @@ METADATA = "data_config.metadata_config"
         (f"{METADATA}.value_bucket_scale={{length: x}}", f"{METADATA}.value_bucket_scale.length"),
     ],
 )
-def test_a_wrong_override_is_refused_with_its_key(override: str, told: str) -> None:
+def test_a_wrong_override_is_refused_with_its_key(override: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         compose_command_line(CausalLMConfig, "demo", [override])
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "+learning_rat" not in str(error.value).replace(override, "")
 
 
 @pytest.mark.parametrize("plus", ["", "++"])
-def test_entries_of_a_mapping_are_set_as_anything_else(plus: str) -> None:
+def test_entries_of_a_mapping_are_set_like_other_keys(plus: str) -> None:
     name = f"{METADATA}.random_sample_metadata_weights"
     start = f"{METADATA}.local_metadata_special_token_start"
     overrides = [f"{plus}{name}.url=2", f"{plus}{start}={{html: '<HTML>'}}"]
@@ -52,7 +52,7 @@ def test_entries_of_a_mapping_are_set_as_anything_else(plus: str) -> None:
 
 
 def start_cold(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """As `start`, with what imports print."""
+    """Runs `train.py` in a new interpreter, so that the output of imports is seen as well."""
     return subprocess.run(
         [sys.executable, str(TRAIN), *arguments],
         cwd=folder,
@@ -63,12 +63,12 @@ def start_cold(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_a_schema_is_a_configuration(tmp_path: Path) -> None:
+def test_a_schema_can_be_composed_without_a_file(tmp_path: Path) -> None:
     done = start(tmp_path, "--config-name", "causal_lm_config", "check_only=true")
     assert "data_config.train_file in Hydra configuration: found null" in done.stderr
 
 
-def test_exit_codes_and_no_files_beside_the_run(tmp_path: Path) -> None:
+def test_exit_codes_are_right_and_no_files_appear_outside_the_run(tmp_path: Path) -> None:
     fine = start_cold(tmp_path, "check_only=true", "--config-name", "demo", "seed=1")
     assert (fine.returncode, fine.stderr) == (0, "")
     assert "= 4 sequences = 1,024 tokens of 256 a sequence" in " ".join(fine.stdout.split())
@@ -91,7 +91,7 @@ def test_exit_codes_and_no_files_beside_the_run(tmp_path: Path) -> None:
 
 
 def test_a_check_without_gpus_loads_no_torch(tmp_path: Path) -> None:
-    """Which takes longer to load than all the rest."""
+    """Loading torch takes longer than the rest of the check."""
     program = (
         "import atexit, runpy, sys\n"
         "atexit.register(lambda: print('torch' in sys.modules))\n"
@@ -110,8 +110,8 @@ def test_a_check_without_gpus_loads_no_torch(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def without_reader(*arguments: str) -> tuple[int, str]:
-    """Exit code and errors of a Python process whose output nothing reads."""
+def run_with_closed_output(*arguments: str) -> tuple[int, str]:
+    """Returns exit code and standard error of a Python process with a closed output pipe."""
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, *arguments]
@@ -126,15 +126,17 @@ def without_reader(*arguments: str) -> tuple[int, str]:
 def test_a_program_whose_output_is_closed_ends_quietly() -> None:
     """As `python experiments/study.py … --dry-run | head -1` does."""
     study = "experiments/studies/meco_small.yaml"
-    assert without_reader("experiments/study.py", study, "--dry-run") == (141, "")
+    assert run_with_closed_output("experiments/study.py", study, "--dry-run") == (141, "")
     # Tables are printed by rich, which has an exit code of its own.
-    table = without_reader(str(TRAIN), "--config-name", "demo", "estimate=true", "estimate_steps=0")
+    table = run_with_closed_output(
+        str(TRAIN), "--config-name", "demo", "estimate=true", "estimate_steps=0"
+    )
     assert table[0] == 141
-    assert without_reader(str(TRAIN), "--help", "all") == (141, "")
+    assert run_with_closed_output(str(TRAIN), "--help", "all") == (141, "")
 
 
 def test_a_broken_pipe_that_is_not_the_output_is_an_error() -> None:
-    code, errors = without_reader(
+    code, errors = run_with_closed_output(
         "-c",
         "import os, sys\n"
         "from bsmeta.core.process import run_and_report\n"

@@ -30,7 +30,7 @@ COSINE = {"type": "WarmupCosineLR", "params": {"cos_min_ratio": "other"}}
 
 
 @pytest.mark.parametrize("twin", sorted(TWINS))
-def test_another_value_is_refused(twin: str, tmp_path: Path) -> None:
+def test_a_differing_value_is_refused(twin: str, tmp_path: Path) -> None:
     hydra: dict[str, Any] = {}
     document: dict[str, Any] = {twin: "other"}
     if twin == "scheduler.params.cos_min_ratio":
@@ -51,17 +51,17 @@ class Predivided(RunConfig):
     section: Section = key(Section, "")
 
 
-@pytest.mark.parametrize("found", ["auto", 2, None])
-def test_a_new_twin_needs_nothing_but_its_name(found: object) -> None:
+@pytest.mark.parametrize("value", ["auto", 2, None])
+def test_a_new_twin_needs_only_its_name(value: object) -> None:
     launch = Launch(source="launch.yaml", num_processes=1, distributed_type="DEEPSPEED")
     document = {"gradient_accumulation_steps": 1, "gradient_clipping": 1.0}
-    document |= {} if found is None else {"gradient_predivide_factor": found}
-    own = ("gradient_predivide_factor", "zero_optimization.sub_group_size")
+    document |= {} if value is None else {"gradient_predivide_factor": value}
+    new_keys = ("gradient_predivide_factor", "zero_optimization.sub_group_size")
     config = Predivided()
     assert not [
-        one
-        for one in DeepSpeedJson(document, config, launch).find_disagreements()
-        if one.key in own
+        problem
+        for problem in DeepSpeedJson(document, config, launch).find_disagreements()
+        if problem.key in new_keys
     ]
     filled = DeepSpeedJson(document, config, launch).fill_values()
     assert filled["gradient_predivide_factor"] == 2.0
@@ -69,9 +69,9 @@ def test_a_new_twin_needs_nothing_but_its_name(found: object) -> None:
 
     document["gradient_predivide_factor"] = 4.0
     (problem,) = [
-        one
-        for one in DeepSpeedJson(document, config, launch).find_disagreements()
-        if one.key in own
+        problem
+        for problem in DeepSpeedJson(document, config, launch).find_disagreements()
+        if problem.key in new_keys
     ]
     assert problem.expected == '"auto" or 2.0 (predivide of Hydra)'
     assert problem.fix.endswith(", or pass predivide=4.0")
@@ -123,7 +123,7 @@ OFFLOAD = "zero_optimization.offload_optimizer"
     ],
     ids=lambda value: next(iter(value)),
 )
-def test_what_deepspeed_would_refuse(
+def test_values_that_deepspeed_would_refuse_are_refused(
     changes: dict[str, Any], expected: dict[str, str], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError) as refusal:

@@ -44,7 +44,7 @@ def expand(values: Any, folder: Path) -> Any:
     return Expansion(folder, NOTED.append).expand(values, "here")
 
 
-def test_content_takes_the_place_of_its_name(folder: Path) -> None:
+def test_a_reference_is_replaced_by_the_content_of_its_file(folder: Path) -> None:
     values = {
         "whole": "${from_file:nested.yaml}",
         "text": "<${from_file:name.txt}|${from_file:name.txt}>",
@@ -64,7 +64,7 @@ def test_a_path_may_name_variables(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("${from_file:names.txt}", "there is no such file (did you mean name.txt?); expected it"),
         ("${from_file:round.yaml}", "circular from_file reference"),
@@ -75,10 +75,10 @@ def test_a_path_may_name_variables(folder: Path, monkeypatch: pytest.MonkeyPatch
         ("${from_file:number.yaml}", "holds neither keys and values nor a list"),
     ],
 )
-def test_what_cannot_be_taken(text: str, told: str, folder: Path) -> None:
+def test_a_bad_reference_is_refused(text: str, message: str, folder: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         expand({"key": text}, folder)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith(("here: key: ", f"{folder}"))
 
 
@@ -89,7 +89,7 @@ def test_a_file_cannot_make_objects(folder: Path) -> None:
         expand("${from_file:tagged.yaml}", folder)
 
 
-def test_on_the_command_line_it_is_the_literal(folder: Path) -> None:
+def test_a_reference_on_the_command_line_becomes_a_literal(folder: Path) -> None:
     texts = ["m=${from_file:metadata/site.yaml}", "seed=1"]
     expansion = Expansion(folder, NOTED.append)
     assert [expansion.expand_override(text) for text in texts] == [

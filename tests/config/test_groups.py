@@ -32,9 +32,9 @@ def test_choices_win_over_the_file_and_keys_over_choices() -> None:
     choices += ["schedule=cosine_with_0.05_warmup", "data=webdocs", "max_train_steps=200"]
     config = compose_command_line(CausalLMConfig, "v2", [*choices, "learning_rate=1e-3"])
     metadata = config.data_config.metadata_config
-    found: list[Any] = [config.learning_rate, config.weight_decay, config.adam_beta2]
-    found += [config.lr_scheduler_type, config.num_warmup_steps, metadata.metadata_list]
-    assert found == [1e-3, 0.1, 0.95, "cosine", 10, ["title", "url"]]
+    values: list[Any] = [config.learning_rate, config.weight_decay, config.adam_beta2]
+    values += [config.lr_scheduler_type, config.num_warmup_steps, metadata.metadata_list]
+    assert values == [1e-3, 0.1, 0.95, "cosine", 10, ["title", "url"]]
     assert str(config.model_config_file).endswith("examples/model/config.json")
     assert str(config.data_config.train_file).endswith("examples/webdocs/*.jsonl.gz")
     assert metadata.html_parser_config.tags_to_remove_alone_tag_name == ["body"]  # v2's own
@@ -45,7 +45,7 @@ def test_a_recipe_wins_over_a_choice() -> None:
     assert config.data_config.metadata_config.metadata_list == ["url"]
 
 
-def test_every_mistake_is_named_with_the_nearest_name() -> None:
+def test_every_misspelling_is_reported_with_the_nearest_name() -> None:
     wrong = ["model=lama_tiny", "schedul=cosine", "+recipes=meko", "learning_rat=1"]
     with pytest.raises(ConfigurationError) as caught:
         compose_command_line(
@@ -53,7 +53,7 @@ def test_every_mistake_is_named_with_the_nearest_name() -> None:
         )
     lines = str(caught.value).splitlines()
     assert lines[0] == "6 problems in the configuration"
-    for line, told in zip(
+    for line, beginning in zip(
         lines[1::2],
         [
             '1. model in the command line: found "lama_tiny", expected one of gpt2,',
@@ -65,7 +65,7 @@ def test_every_mistake_is_named_with_the_nearest_name() -> None:
         ],
         strict=True,
     ):
-        assert line.startswith(told), line
+        assert line.startswith(beginning), line
     fixes = [line.removeprefix("   Fix: ") for line in lines[2::2]]
     assert fixes[:4] == [
         "model=llama_tiny",

@@ -18,7 +18,7 @@ def test_help_and_documentation_show_the_bounds() -> None:
     assert "| `mixed_precision` | `str` | `no \\| bf16 \\| fp16` | `no` |" in page
     assert "| `adam_beta1` | `float` | `>= 0, < 1` | `0.9` |" in page
     assert "packing: str = best_fit  (best_fit | pad)" in text
-    assert {one.name for one in list_keys(CausalLMConfig) if one.declaration.values} == {
+    assert {key.name for key in list_keys(CausalLMConfig) if key.declaration.values} == {
         name for name, _, field in iterate_leaves(CausalLMConfig()) if get_declaration(field).values
     }
 
@@ -34,7 +34,7 @@ def test_help_all_names_every_key_and_its_deepspeed_twin(tmp_path: Path) -> None
     assert [heading for heading in headings if f"\n{heading}\n---" not in text] == []
 
 
-def test_help_begins_with_the_keys_that_matter(tmp_path: Path) -> None:
+def test_help_begins_with_the_main_keys(tmp_path: Path) -> None:
     lines = start(tmp_path, "--help").stdout.splitlines()
     named = [line.partition(":")[0] for line in lines if re.match(r"[\w.]+: ", line)]
     assert named[0] == "usage"
@@ -46,7 +46,7 @@ def test_help_begins_with_the_keys_that_matter(tmp_path: Path) -> None:
 
 def test_help_of_other_programs_begins_with_their_own_keys() -> None:
     text = format_help(ExplainConfig, "explain.py", "v2", all_keys=False)
-    own, _, rest = text.partition("The keys that most runs set")
-    assert "Keys of explain.py\n------------------\ndocument: str | None = null" in own
-    assert "learning_rate" not in own
+    explain_keys, _, rest = text.partition("The keys that most runs set")
+    assert "Keys of explain.py\n------------------\ndocument: str | None = null" in explain_keys
+    assert "learning_rate" not in explain_keys
     assert "learning_rate" in rest

@@ -29,7 +29,7 @@ def test_hydra_has_the_version_that_the_module_was_written_for() -> None:
     assert hydra.__version__.startswith("1.3.")
 
 
-def test_hydra_uses_the_reader_and_searches_the_own_folder_first(tmp_path: Path) -> None:
+def test_hydra_uses_the_reader_and_searches_the_users_folder_first(tmp_path: Path) -> None:
     register_schema(CausalLMConfig, ConfigReader(own_folder=tmp_path))
     sources = SourcesRegistry.instance().types
     assert sources[FileConfigSource.scheme()] is RecordingSource

@@ -30,9 +30,9 @@ def test_a_variable_gets_the_type_of_its_field(monkeypatch: pytest.MonkeyPatch) 
             "eval_steps=${max_train_steps}",
         ],
     )
-    found = [config.gradient_accumulation_steps, config.learning_rate, config.run_name]
-    found += [config.log_documents, config.max_train_steps, config.keep_best_by]
-    assert found == [8, 8.0, "run-8", True, 4096, None]
+    values = [config.gradient_accumulation_steps, config.learning_rate, config.run_name]
+    values += [config.log_documents, config.max_train_steps, config.keep_best_by]
+    assert values == [8, 8.0, "run-8", True, 4096, None]
     assert type(config.gradient_accumulation_steps) is int
     assert config.extra_steps_to_eval_save_at == [1, 8]
     metadata = config.data_config.metadata_config
@@ -41,7 +41,7 @@ def test_a_variable_gets_the_type_of_its_field(monkeypatch: pytest.MonkeyPatch) 
     assert config.eval_steps == 4096
 
 
-def test_all_that_is_wrong_is_named_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_wrong_value_is_named_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EIGHT", "eight")
     with pytest.raises(ConfigurationError) as caught:
         compose_command_line(
@@ -56,7 +56,7 @@ def test_all_that_is_wrong_is_named_with_its_variable(monkeypatch: pytest.Monkey
             ],
         )
     assert str(caught.value).startswith("6 problems in the configuration\n")
-    told = {
+    expected_parts = {
         "gradient_accumulation_steps": (
             "EIGHT=eight, expected a value of type int",
             "export EIGHT",
@@ -74,6 +74,6 @@ def test_all_that_is_wrong_is_named_with_its_variable(monkeypatch: pytest.Monkey
         block.split(" ", 2)[1]: block
         for block in str(caught.value).replace("\n   Fix", " Fix").splitlines()[1:]
     }
-    assert set(blocks) == set(told)
-    for key, parts in told.items():
+    assert set(blocks) == set(expected_parts)
+    for key, parts in expected_parts.items():
         assert all(part in blocks[key] for part in parts), blocks[key]

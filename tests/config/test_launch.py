@@ -20,7 +20,7 @@ from tests.conftest import REPOSITORY, run_warm
 from tests.waiting import STUCK_S
 
 
-def test_python_alone_is_one_process_without_deepspeed() -> None:
+def test_plain_python_is_one_process_without_deepspeed() -> None:
     launch = read_launch({})
     assert (launch.num_processes, launch.distributed_type, launch.deepspeed) == (1, "NO", False)
     assert launch.source == "the environment"
@@ -32,7 +32,7 @@ def test_torchrun_is_plain_data_parallel() -> None:
     assert launch.distributed_type == "MULTI_GPU"
 
 
-def test_environment_of_accelerate_with_deepspeed() -> None:
+def test_the_environment_of_accelerate_with_deepspeed_is_read() -> None:
     launch = read_launch(
         {
             "WORLD_SIZE": "2",
@@ -49,7 +49,7 @@ def test_environment_of_accelerate_with_deepspeed() -> None:
     assert launch.misplaced == ()
 
 
-def test_what_accelerates_file_states_is_told_by_its_list_of_fields() -> None:
+def test_only_fields_listed_by_accelerate_count_as_stated() -> None:
     launch = read_launch(
         {
             "ACCELERATE_USE_DEEPSPEED": "true",
@@ -65,7 +65,7 @@ def test_what_accelerates_file_states_is_told_by_its_list_of_fields() -> None:
 
 
 @pytest.mark.parametrize("text", ["two", "0", "-1", "2.0"])
-def test_a_world_size_that_is_no_number_is_refused(text: str) -> None:
+def test_a_world_size_that_is_not_a_number_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"WORLD_SIZE in the environment: found '.*'"):
         read_launch({"WORLD_SIZE": text})
 
@@ -83,22 +83,22 @@ def test_a_world_size_that_is_no_number_is_refused(text: str) -> None:
             },
             False,  # what gpu_ids of cpu.yaml becomes
         ),
-        ({"WORLD_SIZE": "2"}, False),  # torchrun, which says nothing about devices
+        ({"WORLD_SIZE": "2"}, False),  # torchrun, which does not set devices
         ({"ACCELERATE_MIXED_PRECISION": "no"}, False),
     ],
 )
-def test_launch_files_that_hide_no_gpus_want_them(
+def test_launch_files_that_do_not_hide_gpus_require_them(
     environ: dict[str, str], wants_gpus: bool
 ) -> None:
     assert read_launch(environ).wants_gpus is wants_gpus
 
 
-def test_the_number_of_processes_that_the_launch_scripts_expect() -> None:
+def test_the_launch_scripts_override_the_expected_number_of_processes() -> None:
     assert read_launch({"WORLD_SIZE": "2", "BSMETA_WORLD_SIZE": "3"}).expected_processes == 3
     assert read_launch({"WORLD_SIZE": "2"}).expected_processes == 2
 
 
-def test_a_relative_json_is_looked_for_here_and_then_in_the_repository(
+def test_a_relative_json_path_is_resolved_here_and_then_in_the_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def json_file() -> Path | None:
@@ -114,7 +114,7 @@ def test_a_relative_json_is_looked_for_here_and_then_in_the_repository(
     assert json_file() == Path("deepspeed_configs/zero2.json")
 
 
-def test_a_launch_file(tmp_path: Path) -> None:
+def test_a_launch_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "launch.yaml"
     file.write_text(
         "distributed_type: DEEPSPEED\nnum_processes: 3\nmixed_precision: bf16\n"
@@ -133,7 +133,7 @@ def test_a_launch_file(tmp_path: Path) -> None:
     )
 
 
-def test_what_a_launch_file_says_beside_the_engine(tmp_path: Path) -> None:
+def test_machines_compiler_and_unknown_keys_of_a_launch_file_are_read(tmp_path: Path) -> None:
     file = tmp_path / "launch.yaml"
     file.write_text(
         "distributed_type: DEEPSPEED\nnum_processes: 4\nnum_machines: 2\nmachine_rank: 1\n"
@@ -151,7 +151,7 @@ def test_what_a_launch_file_says_beside_the_engine(tmp_path: Path) -> None:
         read_launch({}, str(file))
 
 
-def test_what_the_environment_says_beside_the_engine() -> None:
+def test_rank_compiler_and_step_tasks_of_the_environment_are_read() -> None:
     launch = read_launch(
         {
             "WORLD_SIZE": "2",
@@ -182,16 +182,14 @@ def test_what_the_environment_says_beside_the_engine() -> None:
         ("dynamo_config: 'no'\n", "dynamo_config in .*: found 'no', expected keys and values"),
     ],
 )
-def test_a_launch_file_that_cannot_be_read_is_refused(
-    text: str, message: str, tmp_path: Path
-) -> None:
+def test_a_malformed_launch_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "launch.yaml"
     file.write_text(text)
     with pytest.raises(ConfigurationError, match=message):
         read_launch({}, str(file))
 
 
-def test_a_launch_file_that_is_not_there_is_refused() -> None:
+def test_a_missing_launch_file_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="nowhere[.]yaml: there is no such file"):
         read_launch({}, "nowhere.yaml")
 
@@ -207,15 +205,15 @@ def test_the_cpu_launch_files_start_two_processes_from_another_folder(
         "import json, os\n"
         "from bsmeta.config.launch import read_launch\n"
         "launch = read_launch(os.environ)\n"
-        "said = [launch.num_processes, launch.gpus, str(launch.deepspeed_config_file)]\n"
-        "open('rank' + os.environ['RANK'], 'w').write(json.dumps(said))\n"
+        "values = [launch.num_processes, launch.gpus, str(launch.deepspeed_config_file)]\n"
+        "open('rank' + os.environ['RANK'], 'w').write(json.dumps(values))\n"
     )
     file = REPOSITORY / "experiments" / "accelerate" / f"{name}.yaml"
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
     done = run_warm([*command, str(script)], tmp_path)
     assert done.returncode == 0, done.stderr
-    said = [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in (0, 1)]
-    assert said == [[2, 0, str(REPOSITORY / deepspeed) if deepspeed else "None"]] * 2
+    values = [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in (0, 1)]
+    assert values == [[2, 0, str(REPOSITORY / deepspeed) if deepspeed else "None"]] * 2
 
 
 @pytest.mark.parametrize(
@@ -247,7 +245,7 @@ def test_accelerate_exports_the_fsdp_config_that_is_read_from_a_file(
     assert json.loads((tmp_path / "found").read_text()) == read_launch({}, str(file)).fsdp
 
 
-def test_a_file_that_cannot_be_read_is_refused() -> None:
+def test_an_unreadable_launch_file_is_refused() -> None:
     """Reading the first bytes of this file fails for every user."""
     with pytest.raises(ConfigurationError, match="/proc/self/mem: cannot be read: Input/output"):
         read_launch({}, "/proc/self/mem")
@@ -268,7 +266,7 @@ def test_the_file_that_accelerate_config_writes_is_accepted(tmp_path: Path) -> N
     check_launch(config, read_launch({}, str(file)), TASKS["causal_lm"])
 
 
-def test_what_a_launch_file_says_about_other_trainers_is_refused(tmp_path: Path) -> None:
+def test_settings_of_other_trainers_in_a_launch_file_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "launch.yaml"
     file.write_text(
         "distributed_type: deepspeed\ntpu_use_cluster: true\nfsdp_config: {}\ndynamo_config: no\n"
@@ -281,7 +279,7 @@ def test_what_a_launch_file_says_about_other_trainers_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize("port", ["abc", "0", "65536"])
-def test_a_port_that_is_none_is_refused(port: str) -> None:
+def test_an_invalid_port_is_refused(port: str) -> None:
     environ = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     with pytest.raises(ConfigurationError, match=f"MASTER_PORT .* found '{port}', expected 1 to"):
         read_launch(environ)

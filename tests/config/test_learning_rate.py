@@ -26,7 +26,7 @@ from bsmeta.config.value_checks import find_value_problems
         ),
     ],
 )  # fmt: skip
-def test_the_plan_of_forty_steps(
+def test_warm_up_decay_and_shape_follow_the_configuration(
     values: dict[str, Any], warm_up_steps: int, decay_start: int | None, shape: str | None
 ) -> None:
     plan = RatePlan.of(RunConfig(learning_rate=2.0, **values), 40)
@@ -34,7 +34,7 @@ def test_the_plan_of_forty_steps(
     assert plan.compute_rate(warm_up_steps + 1) == 2.0
 
 
-def test_a_decay_within_the_warm_up() -> None:
+def test_a_decay_that_begins_in_the_warm_up_is_detected() -> None:
     plans = [
         RatePlan.of(
             RunConfig(lr_scheduler_type="wsd", num_warmup_steps=30, num_decay_steps=steps), 40
@@ -46,7 +46,7 @@ def test_a_decay_within_the_warm_up() -> None:
 
 @pytest.mark.parametrize("key", ["warmup_share", "decay_share"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_share_that_is_not_finite_is_refused_and_breaks_no_other_check(
+def test_a_share_that_is_not_finite_is_refused_without_breaking_other_checks(
     key: str, value: float
 ) -> None:
     values: dict[str, Any] = {"lr_scheduler_type": "wsd", "num_warmup_steps": 0, key: value}

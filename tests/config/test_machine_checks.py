@@ -20,28 +20,28 @@ __all__ = ["small_disk"]
 LAUNCH = Launch(source="test", num_processes=1)
 
 
-def problems(folder: Path, workers: int = 2) -> list[str]:
+def list_problems(folder: Path, workers: int = 2) -> list[str]:
     return [*map(str, find_machine_problems(workers, folder))]
 
 
 def test_loader_processes_need_shared_memory(tmp_path: Path) -> None:
-    assert problems(tmp_path / "none") == [
+    assert list_problems(tmp_path / "none") == [
         f"data_config.num_workers in Hydra configuration: found 2, but {tmp_path}/none is missing, "
         "expected at least 16.8 MB there: loader processes pass batches through it.\n"
         "   Fix: give the container shared memory (docker run --shm-size=1g), or "
         "data_config.num_workers=0"
     ]
-    assert problems(tmp_path) == problems(SHARED_MEMORY) == []
-    assert problems(tmp_path / "none", workers=0) == []
+    assert list_problems(tmp_path) == list_problems(SHARED_MEMORY) == []
+    assert list_problems(tmp_path / "none", workers=0) == []
 
 
-def test_shared_memory_that_is_too_small(small_disk: Path) -> None:
-    (problem,) = problems(small_disk)
+def test_too_little_shared_memory_is_refused(small_disk: Path) -> None:
+    (problem,) = list_problems(small_disk)
     assert f"found 2, but {small_disk} has 410 kB free" in problem
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "classification", "disambiguation"])
-def test_every_task_needs_it_unless_it_is_only_checked(
+def test_every_task_needs_shared_memory_unless_only_checked(
     task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bsmeta.config.machine_checks.MIN_SHARED_BYTES", 1 << 60)
@@ -68,10 +68,10 @@ def test_every_task_needs_it_unless_it_is_only_checked(
         ("no", (6, 1), False),
     ],
 )
-def test_bf16_that_a_gpu_would_emulate(
+def test_bf16_is_refused_on_gpus_that_only_emulate_it(
     precision: str, capability: tuple[int, int], refused: bool
 ) -> None:
-    found = [*map(str, find_precision_problems(precision, "Tesla V100-SXM2-32GB", capability))]
+    problems = [*map(str, find_precision_problems(precision, "Tesla V100-SXM2-32GB", capability))]
     version = f"{capability[0]}.{capability[1]}"
     expected = (
         'mixed_precision in Hydra configuration: found "bf16", but Tesla V100-SXM2-32GB (compute '
@@ -79,4 +79,4 @@ def test_bf16_that_a_gpu_would_emulate(
         "compute capability 8.0.\n   Fix: mixed_precision=fp16 (not under FSDP2), or "
         "mixed_precision=no"
     )
-    assert found == [expected] * refused
+    assert problems == [expected] * refused

@@ -16,7 +16,7 @@ from bsmeta.config.metadata import (
 PACKAGE = Path(__file__).resolve().parents[2] / "bsmeta"
 
 
-def test_the_steps_at_which_phases_begin() -> None:
+def test_the_shares_of_a_schedule_give_the_first_step_of_each_phase() -> None:
     config = MetadataConfig(schedule=[Phase(share=0.9), Phase(share=0.1)])
     assert compute_phase_starts(config, 100_000) == [0, 90_000]
     assert compute_phase_starts(MetadataConfig(), 100_000) == [0]
@@ -28,7 +28,7 @@ def test_the_boundary_token_replaces_the_separators() -> None:
     assert choose_separators(config) == Separators("<|text|>", "", "<|text|>")
 
 
-def test_every_reader_of_the_separators_asks_for_those_in_use() -> None:
+def test_only_two_modules_read_the_separators() -> None:
     pattern = re.compile(r"\.metadata_(prefix_sep|text_sep|suffix_start_seq)\b")
     readers = [
         str(path.relative_to(PACKAGE))

@@ -61,7 +61,7 @@ def refused_metrics(config: RunConfig) -> list[tuple[str, str]]:
     ]
 
 
-def test_a_row_says_where_its_metric_may_be_used() -> None:
+def test_the_flags_of_a_row_decide_where_its_metric_is_used() -> None:
     assert load_metric_table(MeasuredConfig) is HELD_OUT
     assert list_best_metrics(MeasuredConfig()) == ["small", "large"]
     assert list_card_metrics(MeasuredConfig()) == ["small", "count"]
@@ -81,7 +81,7 @@ def test_only_a_metric_of_the_training_with_a_direction_selects_the_best_checkpo
     assert refused_metrics(UnknownConfig(eval_steps=5, keep_best_by="any")) == []
 
 
-def test_the_tables_of_the_tasks() -> None:
+def test_each_task_lists_the_metrics_that_select_the_best_checkpoint() -> None:
     assert {name: list_best_metrics(entry.config()) for name, entry in TASKS.items()} == {
         "causal_lm": [
             "bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits_per_byte",
@@ -120,7 +120,7 @@ def test_the_tables_of_the_tasks() -> None:
         (DISAMBIGUATION, {"loss"}, {"mentions"}),
     ],
 )  # fmt: skip
-def test_the_direction_of_each_metric(
+def test_each_metric_has_the_right_direction(
     table: dict[str, MetricDefinition[Any]], lower: set[str], neither: set[str]
 ) -> None:
     by_direction: dict[str | None, set[str]] = {"min": set(), "max": set(), None: set()}

@@ -24,11 +24,13 @@ from tests.models.architectures import SMALL
         ({}, None),
     ],
 )
-def test_positions_in_a_file(content: dict[str, Any], positions: int | None) -> None:
+def test_the_number_of_positions_is_read_from_a_config_file(
+    content: dict[str, Any], positions: int | None
+) -> None:
     assert read_max_positions(content) == positions
 
 
-def test_the_language_part_of_a_file_is_not_copied() -> None:
+def test_the_language_section_of_a_file_is_not_copied() -> None:
     content: dict[str, Any] = {"model_type": "gemma3", "text_config": {"vocab_size": 4096}}
     assert find_language_part(content).pop("vocab_size") == 4096
     assert content == {"model_type": "gemma3", "text_config": {}}

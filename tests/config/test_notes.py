@@ -35,7 +35,7 @@ def test_separators_that_a_boundary_token_replaces_are_noted() -> None:
     assert list_notes(compose_command_line(CausalLMConfig, "demo", [boundary])) == []
 
 
-def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
+def test_settings_without_effect_are_noted(tmp_path: Path) -> None:
     changed = [
         f"{METADATA}.random_sample_metadata_weights={{urls: 2, generation_datasource: 3}}",
         f"{METADATA}.local_metadata_special_tokens={{htlm: page}}",
@@ -62,7 +62,7 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.count("note: ")) == (0, 6)
 
 
-def test_a_model_that_is_not_used(tmp_path: Path) -> None:
+def test_an_unused_model_name_is_noted_or_refused(tmp_path: Path) -> None:
     """Refused where the command line asks for it; else noted."""
     config = compose_command_line(CausalLMConfig, "demo", ["model_name=gpt2-xl"])
     note = "model_name: gpt2-xl is not used: model_config_file and tokenizer_name are set"
@@ -101,29 +101,35 @@ def test_options_of_accelerate_without_effect_are_noted() -> None:
         ({"max_train_steps": 11}, []),
     ],
 )
-def test_what_the_run_cannot_do_is_refused(values: dict[str, Any], keys: list[str]) -> None:
+def test_settings_that_the_run_cannot_fulfill_are_refused(
+    values: dict[str, Any], keys: list[str]
+) -> None:
     config = replace(compose_command_line(CausalLMConfig, "demo"), **values)
     launch = Launch(source="test", num_processes=1)
     entry = TASKS["causal_lm"]
 
-    def found(config: CausalLMConfig) -> list[str]:
+    def list_problem_keys(config: CausalLMConfig) -> list[str]:
         loop = find_loop_problems(config, launch, None, entry)
         return [problem.key for problem in [*loop, *entry.start_problems(config, launch, None)]]
 
-    assert found(config) == keys
+    assert list_problem_keys(config) == keys
     asked = ["keep_best_by"] if config.keep_best_by else []
     changes = {"data_config.validation_file": None, "start_with_eval": True}
     without_held_out_data = replace_values(config, changes)
-    assert sorted(found(without_held_out_data)) == sorted([*keys, *asked, "start_with_eval"])
+    assert sorted(list_problem_keys(without_held_out_data)) == sorted(
+        [*keys, *asked, "start_with_eval"]
+    )
 
 
-def test_the_figures_are_those_of_the_evaluation() -> None:
-    known = {*PairedMetrics.__dataclass_fields__, "text_bits_per_byte"}
-    assert known.issuperset(load_metric_table(CausalLMConfig) or ())
+def test_the_metric_table_lists_only_metrics_of_the_evaluation() -> None:
+    evaluated = {*PairedMetrics.__dataclass_fields__, "text_bits_per_byte"}
+    assert evaluated.issuperset(load_metric_table(CausalLMConfig) or ())
 
 
 @pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions"])
-def test_a_sequence_longer_than_the_positions_of_the_model(name: str, tmp_path: Path) -> None:
+def test_a_sequence_longer_than_the_positions_of_the_model_is_refused(
+    name: str, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps({name: 200}))
     for key, source in (("model_config_file", tmp_path / "config.json"), ("model_name", tmp_path)):
         fixed = ["model_config_file=null", f"{key}={source}", f"{METADATA}.max_seq_len="]
@@ -156,14 +162,14 @@ def test_text_and_metadata_of_a_row_need_positions(tmp_path: Path) -> None:
     assert [*find_file_problems(compose_command_line(CausalLMConfig, "demo", alone))] == []
 
 
-def test_room_for_metadata_that_no_row_has_is_noted() -> None:
+def test_room_for_metadata_without_any_metadata_is_noted() -> None:
     config = compose_command_line(CausalLMConfig, "demo", ["data_config.row_metadata_budget=80"])
     (note,) = list_notes(config)
     assert note.startswith("data_config.row_metadata_budget is not used: under row_budget=sequence")
     assert list_notes(replace_values(config, {"data_config.row_budget": "text"})) == []
 
 
-def test_data_of_another_kind_is_called_by_its_name(tmp_path: Path) -> None:
+def test_data_in_an_unsupported_format_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "held_out").mkdir()
     (tmp_path / "held_out" / "b.jsonl").touch()
     (tmp_path / "a.arrow").touch()

@@ -26,7 +26,7 @@ def read(written: str) -> Any:
 
 @settings(max_examples=300, deadline=None)
 @given(SCALARS | st.lists(SCALARS, max_size=4))
-def test_values_are_read_as_they_were(value: Any) -> None:
+def test_written_values_read_back_unchanged(value: Any) -> None:
     assert read(format_override_value(value)) == value
 
 

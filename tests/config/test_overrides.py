@@ -37,11 +37,11 @@ def test_mappings_with_quoted_keys_become_text(value: str, text: str) -> None:
     "override",
     ["key={yes: 1}", "key=['a', 'b']", "key={a: 'b'}", "key='{\"a\": 1}'", 'key={"a": 1', "~key"],
 )
-def test_other_values_stay_as_they_are(override: str) -> None:
+def test_other_values_are_unchanged(override: str) -> None:
     assert quote_mapping(override) == override
 
 
-def test_a_key_that_is_given_twice() -> None:
+def test_a_repeated_key_is_described() -> None:
     given = ["seed=1", "learning_rate=1", "+seed=2", "learning_rate=1", "~seed", "seed=2"]
     assert [*describe_repetitions(given)] == [
         "seed is given twice on the command line: 2 counts, not 1"

@@ -1,4 +1,4 @@
-"""Configuration files of a user's own: they win over the project's, and all faults are named."""
+"""Configuration files of users win over files of the project, and all their faults are named."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def write(folder: Path, **files: str) -> None:
         (folder / f"{name}.yaml").write_text(text)
 
 
-def rows(output: str) -> dict[str, str]:
-    """The start-up table, with the lines of a value joined."""
-    found: dict[str, str] = {}
+def read_table(output: str) -> dict[str, str]:
+    """Returns the start-up table by row name, with the lines of a value joined."""
+    values: dict[str, str] = {}
     for line in output.splitlines():
         name, value = line[:15].strip(), line[15:].strip()
-        name = name or list(found)[-1]
-        found[name] = found.get(name, "") + value
-    return found
+        name = name or list(values)[-1]
+        values[name] = values.get(name, "") + value
+    return values
 
 
-def test_a_file_of_ones_own_wins_over_the_projects(tmp_path: Path) -> None:
+def test_a_file_of_the_user_wins_over_a_file_of_the_project(tmp_path: Path) -> None:
     write(
         tmp_path / "mine",
         v2="defaults:\n  - causal_lm_config\n  - data: webdocs\n  - model: llama_tiny\n  - _self_\n"
@@ -42,7 +42,7 @@ def test_a_file_of_ones_own_wins_over_the_projects(tmp_path: Path) -> None:
     )
     done = start(tmp_path, "--config-dir", "mine", "--config-name", "v2", CHECK)
     assert (done.returncode, done.stderr) == (0, "")
-    table = rows(done.stdout)
+    table = read_table(done.stdout)
     assert table["steps"].startswith("7 x ")
     assert "0.25" in table["learning rate"]
     webdocs = REPOSITORY / "hydra_configs" / "data" / "webdocs.yaml"
@@ -54,7 +54,7 @@ def test_a_file_of_ones_own_wins_over_the_projects(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_train_sh_takes_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_train_sh_accepts_a_configuration_file_of_the_user(tmp_path: Path) -> None:
     write(tmp_path / "mine", demo="defaults: [causal_lm_config, _self_]\nout_dir: runs/mine\n")
     code, output = run(tmp_path, "train.sh", BSMETA_CONFIG="mine/demo.yaml")
     assert code == 2, output
@@ -105,7 +105,7 @@ def test_every_fault_of_the_files_is_named_with_its_path(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("defaults: [own, _self_]", "own, which is this file itself"),
         ("defaults: [other, _self_]", "other.yaml name each other"),
@@ -115,14 +115,14 @@ def test_every_fault_of_the_files_is_named_with_its_path(tmp_path: Path) -> None
         ("seed: 1", "expected the schema of CausalLMConfig as its first entry"),
     ],
 )
-def test_a_file_that_cannot_be_composed_at_all(text: str, told: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_composed_is_refused(text: str, message: str, tmp_path: Path) -> None:
     write(tmp_path / "mine", own=text, other="defaults: [own, _self_]")
     done = start(tmp_path, "--config-dir", "mine", "--config-name", "own", CHECK)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert told in done.stderr
+    assert message in done.stderr
 
 
-def test_a_group_file_without_its_package_line(tmp_path: Path) -> None:
+def test_a_group_file_without_its_package_line_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "optimizer", mine="learning_rate: 3\n")
     done = start(tmp_path, "--config-dir=.", "--config-name", "demo", "optimizer=mine", CHECK)
     assert named(done.stderr) == ["optimizer"]

@@ -9,13 +9,13 @@ from bsmeta.config.compose import compose_command_line
 from bsmeta.tasks.classification.config import ClassificationConfig
 
 
-def test_a_parent_stands_for_the_schema_that_was_registered_last(tmp_path: Path) -> None:
+def test_the_name_of_a_parent_selects_the_last_registered_schema(tmp_path: Path) -> None:
     defaults = "defaults: [pretrained_config, {model: llama_tiny}, _self_]"
     (tmp_path / "own.yaml").write_text(f"{defaults}\nmax_train_steps: 7\n")
     for _ in range(2):  # the second time after another schema with the same parents
-        found = compose_command_line(CausalLMConfig, "own", ["learning_rate=0.5"], tmp_path)
-        assert isinstance(found, CausalLMConfig)
-        assert (found.max_train_steps, found.learning_rate) == (7, 0.5)
+        composed = compose_command_line(CausalLMConfig, "own", ["learning_rate=0.5"], tmp_path)
+        assert isinstance(composed, CausalLMConfig)
+        assert (composed.max_train_steps, composed.learning_rate) == (7, 0.5)
         assert isinstance(
             compose_command_line(ClassificationConfig, "classification"), ClassificationConfig
         )

@@ -35,7 +35,7 @@ def test_a_run_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
 def test_a_run_folder_without_write_permission_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The superuser may write everywhere, so that the answer of the system is replaced."""
+    """The superuser may write everywhere, so the system's answer is replaced."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     below = f"below {tmp_path}, which is "
     assert describe_folder(tmp_path) == ["a folder that you may not write"]

@@ -1,4 +1,4 @@
-"""Broken command lines in processes of their own: exit code 2, one message, all faults in it."""
+"""Broken command lines in separate processes: exit code 2, one message, all faults in it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def named(message: str) -> list[str]:
     return re.findall(r"^\d+\. (\S+) in .*\n   Fix: .+$", message, re.M)
 
 
-def test_faults_of_every_kind_are_named_in_one_message(tmp_path: Path) -> None:
+def test_one_message_names_faults_of_every_kind(tmp_path: Path) -> None:
     document = json.loads((REPOSITORY / "deepspeed_configs" / "cpu.json").read_text())
     document["gradient_accumulation_steps"] = "2"
     del document["gradient_clipping"]
@@ -72,7 +72,7 @@ def test_faults_of_every_kind_are_named_in_one_message(tmp_path: Path) -> None:
     assert named(status["message"]) == named(ended.stderr)
 
 
-def test_a_config_folder_of_ones_own(tmp_path: Path) -> None:
+def test_a_config_folder_of_the_user_is_composed_and_checked(tmp_path: Path) -> None:
     (tmp_path / "mine" / "parts").mkdir(parents=True)
     (tmp_path / "mine" / "parts" / "metadata.yaml").write_text(
         "metadata_list: [url]\nmax_seq_len: ${oc.env:LENGTH,256}\nprefix_maxtokens: 8\n"
@@ -94,7 +94,7 @@ def test_a_config_folder_of_ones_own(tmp_path: Path) -> None:
     assert "= 8 sequences = 4,096 tokens of 512 a sequence" in " ".join(fine.stdout.split())
 
 
-def test_a_launch_that_cannot_be_read_does_not_hide_the_rest(
+def test_an_unreadable_launch_does_not_hide_other_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "two")
@@ -103,9 +103,9 @@ def test_a_launch_that_cannot_be_read_does_not_hide_the_rest(
         CausalLMConfig, "demo", ["save_steps=-1", f"out_dir={tmp_path}/run"]
     )
     assert run_and_report(lambda: train.main(config)) == 2
-    told = capsys.readouterr().err
-    assert "1. WORLD_SIZE in the environment: found 'two'" in told
-    assert "2. save_steps in Hydra configuration: found -1" in told
+    errors = capsys.readouterr().err
+    assert "1. WORLD_SIZE in the environment: found 'two'" in errors
+    assert "2. save_steps in Hydra configuration: found -1" in errors
 
 
 def test_secrets_that_a_saved_configuration_lacks_must_be_given_again(tmp_path: Path) -> None:

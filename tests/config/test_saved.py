@@ -102,7 +102,7 @@ def test_an_interpolation_is_refused_by_every_reader(reader: str, run_folder: Pa
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    "place",
+    "wrap_value",
     [
         lambda value: {"run_name": value},
         lambda value: {"trackers": [value]},
@@ -112,17 +112,17 @@ def test_an_interpolation_is_refused_by_every_reader(reader: str, run_folder: Pa
         lambda value: {"task": value},
     ],
 )  # fmt: skip
-def test_an_interpolation_is_refused_wherever_it_is(
-    place: Callable[[str], Any], value: str, tmp_path: Path
+def test_an_interpolation_is_refused_at_every_position(
+    wrap_value: Callable[[str], Any], value: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(place(value)))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(wrap_value(value)))
     with pytest.raises(ConfigurationError, match="expected a finished value") as error:
         read_saved_config(tmp_path / "config.yaml", TASKS, {})
     assert SECRET not in str(error.value)
 
 
 @given(TEXTS)
-def test_a_marked_text_is_that_text_for_hydra_and_here(text: str) -> None:
+def test_escaped_texts_round_trip_through_hydra_and_the_parser(text: str) -> None:
     assert OmegaConf.create({"a": escape_interpolations(text)}).a == text
     assert parse_saved(yaml.safe_dump({"a": escape_interpolations(text)}), "file") == {"a": text}
     assert "${" not in shield_interpolations(text)
@@ -174,7 +174,7 @@ NINES = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in rang
         ),
     ],
 )
-def test_a_file_that_no_run_wrote_is_refused_with_its_name(
+def test_a_file_not_written_by_a_run_is_refused_by_name(
     content: bytes, reason: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "config.yaml"
@@ -203,8 +203,8 @@ class Plain(yaml.SafeDumper):
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
-def test_any_values_are_a_configuration_or_refused(values: dict[Any, Any]) -> None:
-    """With no other error."""
+def test_any_values_give_a_configuration_or_a_configuration_error(values: dict[Any, Any]) -> None:
+    """No other error is raised."""
     text = yaml.dump(values, Dumper=Plain)
     try:
         config = convert_to_config(parse_saved(text, "file"), CausalLMConfig, "file")

@@ -26,7 +26,7 @@ def test_overrides_of_a_saved_configuration_are_checked() -> None:
         change_keys(CausalLMConfig(), {"data_config": {"num_streams": 0}})
 
 
-def test_the_saved_configuration_reads_back_the_same(tmp_path: Path) -> None:
+def test_a_saved_configuration_round_trips(tmp_path: Path) -> None:
     config = compose_command_line(CausalLMConfig, "demo", ["data_config.exclude=[a.gz]"])
     (tmp_path / "config.yaml").write_text(format_yaml(config))
     assert load_resolved(tmp_path / "config.yaml", CausalLMConfig) == config
@@ -36,7 +36,7 @@ def test_the_saved_configuration_reads_back_the_same(tmp_path: Path) -> None:
 
 
 def test_text_that_looks_like_an_interpolation_is_kept(tmp_path: Path) -> None:
-    """Also by Hydra, which starts a saved run again."""
+    """Also by Hydra, which restarts a saved run."""
     templates = {"title": r"\${oc.env:AWS_SECRET_ACCESS_KEY} for {value}"}
     config = compose_command_line(CausalLMConfig, "demo")
     changes = {
@@ -55,15 +55,15 @@ def test_text_that_looks_like_an_interpolation_is_kept(tmp_path: Path) -> None:
     assert compose_command_line(CausalLMConfig, "config", own_folder=tmp_path) == config
 
 
-def test_a_text_of_yaml_is_not_parsed_again(tmp_path: Path) -> None:
-    """A list that is given as text is one only where Hydra has resolved a variable."""
+def test_a_saved_text_is_not_parsed_as_yaml(tmp_path: Path) -> None:
+    """Text becomes a list only where Hydra has resolved a variable."""
     text = r'["\${oc.env:AWS_SECRET_ACCESS_KEY}"]'
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trackers": text}))
     with pytest.raises(ConfigurationError, match=r"trackers in .*expected a value of type list"):
         load_resolved(tmp_path / "config.yaml", CausalLMConfig)
 
 
-def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"run/config\.yaml: there is no such file"):
         read_saved_task(tmp_path / "run" / "config.yaml")
 

@@ -33,8 +33,8 @@ SCHEMAS = [
 ]
 
 
-def filled(schema: type) -> Any:
-    """The defaults, with an entry in each list and each mapping of sections."""
+def fill_defaults(schema: type) -> Any:
+    """Returns the defaults, with an entry in each list and each mapping of sections."""
     types = typing.get_type_hints(schema)
     values: dict[str, Any] = {}
     for field in fields(schema):
@@ -42,16 +42,16 @@ def filled(schema: type) -> Any:
         entry = find_entry_schema(kind)
         if is_dataclass(kind):
             assert isinstance(kind, type)
-            values[field.name] = filled(kind)
+            values[field.name] = fill_defaults(kind)
         elif entry is not None:
-            held = filled(entry)
+            held = fill_defaults(entry)
             is_list = typing.get_origin(kind) is list
             values[field.name] = [held] if is_list else {"some": held}
     return schema(**values)
 
 
-def wrong(values: Declaration, kind: str) -> Iterator[Any]:
-    """Values just out of bounds, of a key of this type."""
+def list_wrong_values(values: Declaration, kind: str) -> Iterator[Any]:
+    """Yields values just out of bounds, for a key of type `kind`."""
     if values.choices:
         yield "nothing like it"
         return
@@ -71,15 +71,15 @@ def wrong(values: Declaration, kind: str) -> Iterator[Any]:
         yield math.inf
 
 
-def broken(schema: type) -> Iterator[tuple[str, Any, Any]]:
-    """Every key with a bound or choices: its name in a message, a wrong value, and the config."""
-    config = filled(schema)
+def list_broken_configs(schema: type) -> Iterator[tuple[str, Any, Any]]:
+    """Yields name, wrong value and configuration for each key with bounds or choices."""
+    config = fill_defaults(schema)
     for name, owner, field in iterate_leaves(config):
         values = get_declaration(field)
         if not values.values:
             continue
         kind = str(typing.get_type_hints(type(owner))[field.name])
-        for value in wrong(values, kind):
+        for value in list_wrong_values(values, kind):
             if kind.startswith("dict"):
                 yield f"{name}.some", value, replace_values(config, {name: {"some": value}})
             else:
@@ -89,7 +89,7 @@ def broken(schema: type) -> Iterator[tuple[str, Any, Any]]:
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_every_bound_and_choice_of_every_schema_is_checked(schema: type) -> None:
-    for name, value, config in broken(schema):
+    for name, value, config in list_broken_configs(schema):
         (problem,) = find_bound_problems(config)
         assert problem.key == name, value
         assert problem.expected
@@ -99,7 +99,7 @@ def test_every_bound_and_choice_of_every_schema_is_checked(schema: type) -> None
 @pytest.mark.parametrize("task", TASKS)
 def test_every_bound_and_choice_of_every_task_is_refused_once(task: str) -> None:
     entry, seen = TASKS[task], 0
-    for name, value, config in broken(entry.config):
+    for name, value, config in list_broken_configs(entry.config):
         with pytest.raises(ConfigurationError) as caught:
             check_launch(config, LAUNCH, entry)
         (problem,) = find_bound_problems(config)
@@ -110,10 +110,10 @@ def test_every_bound_and_choice_of_every_task_is_refused_once(task: str) -> None
 
 
 @pytest.mark.parametrize("schema", [CausalLMConfig, EvaluateConfig])
-def test_the_fixes_are_accepted(schema: type) -> None:
+def test_the_suggested_fixes_are_accepted(schema: type) -> None:
     config_name = {CausalLMConfig: "demo", EvaluateConfig: "evaluate"}[schema]
     fixes = {}
-    for name, _, config in broken(schema):
+    for name, _, config in list_broken_configs(schema):
         (problem,) = find_bound_problems(config)
         if ".0." not in name:  # the entries of a list are written in a file
             fixes[name] = problem.fix.removesuffix(", for example")
@@ -141,4 +141,4 @@ def test_a_study_refuses_nested_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_the_defaults_are_within_bounds(schema: type) -> None:
-    assert find_bound_problems(filled(schema)) == []
+    assert find_bound_problems(fill_defaults(schema)) == []

@@ -10,7 +10,9 @@ from bsmeta.config.schema_choice import choose_schema
 from bsmeta.tasks.classification.config import ClassificationConfig
 
 
-def test_the_defaults_list_names_the_schema_also_through_another_file(tmp_path: Path) -> None:
+def test_a_defaults_list_chooses_the_schema_directly_or_through_another_file(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "own.yaml").write_text("defaults: [classification_config, _self_]\n")
     (tmp_path / "mine.yaml").write_text("defaults:\n  - own\n  - _self_\n")
     schemas: list[type[RunConfig]] = [CausalLMConfig, ClassificationConfig]

@@ -29,15 +29,15 @@ CPU_FILES = ["cpu.yaml", "cpu_zero2.yaml", "cpu_fsdp2.yaml"]
 WITHOUT_JSON = ("cpu", "cpu_fsdp2", "ddp", "fsdp2")
 
 
-def checked(config_name: str, launch_file: Path, *overrides: str) -> dict[str, object] | None:
-    """What `check_only` does with this configuration and launch file."""
+def check_shipped(config_name: str, launch_file: Path, *overrides: str) -> dict[str, object] | None:
+    """Checks a configuration with a launch file; returns the filled DeepSpeed configuration."""
     overrides = ("check_only=true", f"accelerate_config_file={launch_file}", *overrides)
     config = compose_command_line(CausalLMConfig, config_name, overrides)
     launch = read_launch({}, config.accelerate_config_file)
     return check_launch(config, launch, TASKS[config.task]).deepspeed_config
 
 
-def test_all_files_are_here() -> None:
+def test_all_launch_files_and_jsons_are_listed() -> None:
     names = ["cpu", "cpu_fsdp2", "cpu_zero2", "ddp", "fsdp2"]
     names += ["zero1", "zero2", "zero2_offload", "zero3"]
     assert [path.stem for path in LAUNCH_FILES] == names
@@ -45,8 +45,8 @@ def test_all_files_are_here() -> None:
 
 
 @pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda path: path.stem)
-def test_demo_goes_with_every_launch_file(file: Path) -> None:
-    filled = checked("demo", file)
+def test_demo_passes_the_checks_with_every_launch_file(file: Path) -> None:
+    filled = check_shipped("demo", file)
     assert (filled is None) == (file.stem in WITHOUT_JSON)
     assert '"auto"' not in json.dumps(filled)
 
@@ -54,7 +54,7 @@ def test_demo_goes_with_every_launch_file(file: Path) -> None:
 @pytest.mark.parametrize(
     "file", [path for path in LAUNCH_FILES if "fsdp" not in path.stem], ids=lambda path: path.stem
 )
-def test_the_classifier_goes_with_every_other_launch_file(file: Path) -> None:
+def test_the_classifier_passes_the_checks_with_every_other_launch_file(file: Path) -> None:
     overrides = ("check_only=true", f"accelerate_config_file={file}", "data_config.csv=ads.csv")
     config = compose_command_line(ClassificationConfig, "classification", overrides)
     launch = read_launch({}, config.accelerate_config_file)
@@ -68,8 +68,8 @@ def test_the_classifier_goes_with_every_other_launch_file(file: Path) -> None:
     [path for path in LAUNCH_FILES if path.name not in CPU_FILES],
     ids=lambda path: path.stem,
 )
-def test_v2_goes_with_every_launch_file_for_gpus(file: Path) -> None:
-    filled = checked("v2", file)
+def test_v2_passes_the_checks_with_every_launch_file_for_gpus(file: Path) -> None:
+    filled = check_shipped("v2", file)
     if filled is not None:
         assert (filled["train_batch_size"], filled["bf16"]) == (256, {"enabled": True})
 
@@ -79,15 +79,13 @@ def test_the_json_of_v2_agrees_with_its_yaml(tmp_path: Path) -> None:
     launch["deepspeed_config"]["deepspeed_config_file"] = "deepspeed_configs/v2.json"
     file = tmp_path / "v2.yaml"
     file.write_text(yaml.safe_dump(launch))
-    filled = checked("v2", file)
+    filled = check_shipped("v2", file)
     assert filled is not None
     assert {"optimizer", "scheduler"}.isdisjoint(filled)
 
 
 @pytest.mark.parametrize("recipe", list_group_options()["recipes"])
-def test_every_recipe_goes_with_both_configurations_and_their_launch_files(
-    recipe: str, tmp_path: Path
-) -> None:
+def test_every_recipe_passes_the_checks_with_demo_and_v2(recipe: str, tmp_path: Path) -> None:
     more = []
     if recipe == "beyond_urls_quality":  # the shipped sample has no quality
         record = {"key": "quality", "type": "global", "value": "0.73"}
@@ -96,7 +94,7 @@ def test_every_recipe_goes_with_both_configurations_and_their_launch_files(
         more = [f"data_config.train_file={tmp_path}/rated.jsonl"]
     for config_name, launch_file in (("demo", "cpu_zero2"), ("v2", "zero2")):
         file = REPOSITORY / "experiments" / "accelerate" / f"{launch_file}.yaml"
-        assert checked(config_name, file, f"+recipes={recipe}", *more) is not None
+        assert check_shipped(config_name, file, f"+recipes={recipe}", *more) is not None
 
 
 @pytest.mark.long
@@ -118,7 +116,7 @@ def test_every_configuration_is_composed_with_its_schema() -> None:
         ("llama_8b", 8_030_261_248),  # as published for Llama 3 8B
     ],
 )
-def test_the_sizes_of_models(model: str, parameters: int) -> None:
+def test_models_have_the_published_number_of_parameters(model: str, parameters: int) -> None:
     config = compose_command_line(CausalLMConfig, "v2", (f"model={model}",))
     with torch.device("meta"):
         shape = AutoConfig.from_pretrained(config.model_config_file)
@@ -127,14 +125,14 @@ def test_the_sizes_of_models(model: str, parameters: int) -> None:
 
 
 @pytest.mark.parametrize("file", JSON_FILES, ids=lambda path: path.stem)
-def test_shared_keys_are_auto(file: Path) -> None:
+def test_shared_deepspeed_keys_are_auto(file: Path) -> None:
     document = json.loads(file.read_text())
     keys = ("train_batch_size", "train_micro_batch_size_per_gpu")
     keys += ("gradient_accumulation_steps", "gradient_clipping")
     assert [document[key] for key in keys] == [AUTO] * 4
 
 
-def test_values_that_users_rely_on() -> None:
+def test_v2_has_the_values_that_users_rely_on() -> None:
     config = compose_command_line(CausalLMConfig, "v2")
     assert config.data_config.metadata_config.metadata_probability == 0.5
     assert config.data_config.metadata_config.metadata_list[0] == "html"
@@ -149,7 +147,7 @@ def test_values_that_users_rely_on() -> None:
         ("weights_v2.yaml", "random_sample_metadata_weights"),
     ],
 )
-def test_parts_fit_where_they_are_for(file: str, key: str) -> None:
+def test_each_part_fits_its_key(file: str, key: str) -> None:
     """As in the docstring of `from_file`, and by v2."""
     part = REPOSITORY / "hydra_configs" / "parts" / file
     override = f"data_config.metadata_config.{key}=${{from_file:parts/{file}}}"
@@ -160,7 +158,7 @@ def test_parts_fit_where_they_are_for(file: str, key: str) -> None:
     assert f"for {key}" in part.read_text().splitlines()[0]
 
 
-def test_every_part_is_tried_above() -> None:
+def test_every_part_is_tested() -> None:
     parts = REPOSITORY / "hydra_configs" / "parts"
     assert sorted(path.name for path in parts.iterdir()) == ["html_v2.yaml", "weights_v2.yaml"]
     assert "parts" not in list_group_options()

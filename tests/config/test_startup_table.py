@@ -56,7 +56,7 @@ def list_rows(config: RunConfig, launch: Launch) -> dict[str, str]:
         ({"evals_per_epoch": 2, "saves_per_epoch": 1}, "2 an epoch", None),
     ],
 )
-def test_intervals_in_the_start_up_table(
+def test_the_start_up_table_shows_intervals_in_words(
     values: dict[str, Any], evaluations: str, checkpoints: str | None
 ) -> None:
     launch = Launch(source="test", num_processes=1)
@@ -74,7 +74,7 @@ def test_intervals_in_the_start_up_table(
         (2, "MULTI_GPU", "2 processes, data parallel, precision no"),
     ],
 )
-def test_processes_in_the_start_up_table(processes: int, kind: str, text: str) -> None:
+def test_the_start_up_table_shows_the_processes(processes: int, kind: str, text: str) -> None:
     launch = Launch(source="test", num_processes=processes, distributed_type=kind)
     assert list_rows(CausalLMConfig(), launch)["launch"] == text
 
@@ -83,7 +83,9 @@ def test_processes_in_the_start_up_table(processes: int, kind: str, text: str) -
     ("epochs", "expected"),
     [(None, "50"), (0.5, "those of 0.5 epochs"), (1, "those of 1 epoch"), (3, "those of 3 epochs")],
 )
-def test_the_length_in_the_start_up_table(epochs: float | None, expected: str) -> None:
+def test_the_start_up_table_shows_the_length_in_steps_or_epochs(
+    epochs: float | None, expected: str
+) -> None:
     config = ClassificationConfig(max_train_steps=50, num_train_epochs=epochs)
     rows = list_rows(config, Launch(source="test", num_processes=1))
     assert rows["steps"] == expected

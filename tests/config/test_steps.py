@@ -1,4 +1,4 @@
-"""The global batch is computed in one place."""
+"""Only one module computes the global batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_step_holds_micro_batch_x_accumulation_x_processes() -> None:
     assert (plan.global_batch, plan.rows_per_step) == (64, 64)
 
 
-def test_where_rows_vary_a_step_is_counted_in_micro_batches() -> None:
+def test_a_step_with_varying_rows_is_counted_in_micro_batches() -> None:
     plan = BatchPlan.of(RunConfig(gradient_accumulation_steps=3), 2)
     assert (plan.micro_batch, plan.global_batch, plan.rows_per_step) == (1, 6, None)
 
@@ -40,7 +40,7 @@ def test_a_total_batch_is_divided_among_processes_and_accumulation() -> None:
     assert BatchPlan.of(config, 4).rows_per_step == 24 * 3 * 4
 
 
-def test_the_checkpoints_with_a_model() -> None:
+def test_export_steps_selects_the_checkpoints_with_a_model() -> None:
     for every, expected in ((None, [2, 4, 6, 8]), (0, []), (4, [4, 8])):
         assert [step for step in (2, 4, 6, 8) if exports_model(every, step)] == expected
 
@@ -48,6 +48,6 @@ def test_the_checkpoints_with_a_model() -> None:
 def test_nothing_else_computes_the_global_batch() -> None:
     package = Path(bsmeta.__file__).parent
     files = [*package.rglob("*.py"), *(package.parent / "experiments").rglob("*.py")]
-    found = [str(file.relative_to(package.parent)) for file in files
+    readers = [str(file.relative_to(package.parent)) for file in files
              if PRODUCT.search(file.read_text(encoding="utf-8"))]  # fmt: skip
-    assert found == ["bsmeta/config/steps.py"]
+    assert readers == ["bsmeta/config/steps.py"]

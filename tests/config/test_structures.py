@@ -42,7 +42,7 @@ def find_schemas() -> dict[str, type]:
 SCHEMAS = find_schemas()
 
 
-def test_the_schemas_of_all_programs_are_there() -> None:
+def test_the_schemas_of_all_programs_are_collected() -> None:
     names = {name.rpartition(".")[2] for name in SCHEMAS}
     assert names >= {
         "RunConfig", "CausalLMConfig", "DataConfig", "MetadataConfig", "ClassificationConfig",
@@ -59,8 +59,8 @@ def test_every_schema_is_frozen(name: str) -> None:
         setattr(config, first, getattr(config, first))
 
 
-def test_every_structure_is_made_here() -> None:
-    """Elsewhere it would be read-only for a frozen schema, and no value could be set."""
+def test_only_one_module_makes_structures() -> None:
+    """Other modules would make it read-only for a frozen schema, so no value could be set."""
     package = Path(bsmeta.__file__).parent
     files = [file for file in package.rglob("*.py") if ".structured(" in file.read_text()]
     assert [file.relative_to(package).as_posix() for file in files] == ["config/structures.py"]
@@ -94,7 +94,7 @@ def test_structures_of_one_schema_share_no_value() -> None:
     assert OmegaConf.to_object(open_structure(CausalLMConfig)) == CausalLMConfig()
 
 
-def test_entries_that_were_added_are_unlocked() -> None:
+def test_added_entries_are_writable() -> None:
     structure = open_structure(DataConfig)
     structure.sources = [open_structure(SourceConfig)]
     unlock(structure)

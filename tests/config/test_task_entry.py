@@ -48,7 +48,7 @@ def test_a_key_of_another_task_is_unknown(tmp_path: Path) -> None:
         read_saved_config(tmp_path / "config.yaml", {"causal_lm": TASKS["causal_lm"]}, {})
 
 
-def test_task_must_be_that_of_the_schema() -> None:
+def test_the_task_must_match_the_schema() -> None:
     entry, (problem,) = find_entry(RowsConfig(task="causal_lm"), BOTH)
     assert entry is ROWS
     assert "begins with the schema of rows" in problem.expected
@@ -56,7 +56,7 @@ def test_task_must_be_that_of_the_schema() -> None:
     assert problem.fix == "task=rows"
 
 
-def test_nothing_is_asked_of_a_task_that_it_does_not_have(tmp_path: Path) -> None:
+def test_checks_skip_keys_that_a_task_does_not_have(tmp_path: Path) -> None:
     config = RowsConfig(out_dir=str(tmp_path / "run"), num_train_epochs=2, batch_max_length=0)
     with pytest.raises(ConfigurationError, match="1 problem in .*\n1. batch_max_length in"):
         check_launch(config, LAUNCH, ROWS)
@@ -69,8 +69,8 @@ def test_nothing_is_asked_of_a_task_that_it_does_not_have(tmp_path: Path) -> Non
     assert "model" not in rows
 
 
-def test_the_tasks_that_read_the_model_of_a_checkpoint_when_they_end() -> None:
-    """Those with a method `finish`, which the checks know before a task is loaded."""
+def test_entries_know_which_tasks_have_a_finish_method() -> None:
+    """The checks need this before a task is loaded."""
     classes = {
         "causal_lm": CausalLanguageModel, "classification": TextClassifier,
         "sed_words": WordDetection, "sed_sequence": SequenceDetection, "sec": CandidateCorrection,
@@ -83,7 +83,7 @@ def test_the_tasks_that_read_the_model_of_a_checkpoint_when_they_end() -> None:
 @pytest.mark.parametrize(
     "name", ["num_train_epochs", "evals_per_epoch", "logs_per_epoch", "saves_per_epoch"]
 )
-def test_epochs_are_refused_for_a_task_without(name: str, tmp_path: Path) -> None:
+def test_epochs_are_refused_for_a_task_without_epochs(name: str, tmp_path: Path) -> None:
     config = RowsConfig(out_dir=str(tmp_path / "run"), **{name: 2})
     without = TaskEntry(schema=ROWS.schema, make=ROWS.make)
     with pytest.raises(ConfigurationError, match=f"{name} .* null: task=rows has no epochs"):

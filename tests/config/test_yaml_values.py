@@ -24,7 +24,7 @@ FILE = Path("a.yaml")
         ('{"a": [null, "é"]}', {"a": [None, "é"]}),
     ],
 )
-def test_values_are_those_of_omegaconf(text: str, values: object) -> None:
+def test_parsed_values_equal_the_values_of_omegaconf(text: str, values: object) -> None:
     assert parse_values(text, FILE) == values
 
 
@@ -43,11 +43,11 @@ def test_malformed_and_extreme_texts_are_refused(text: str, message: str) -> Non
         parse_values(text, FILE)
 
 
-def test_a_number_alone_is_refused() -> None:
+def test_a_lone_number_is_refused() -> None:
     with pytest.raises(OSError, match="int"):
         parse_values("3", FILE)
 
 
-def test_values_of_one_text_are_not_shared() -> None:
+def test_parsing_the_same_text_twice_shares_no_values() -> None:
     parse_values("a: {b: [1]}", FILE)["a"]["b"].append(2)
     assert parse_values("a: {b: [1]}", FILE) == {"a": {"b": [1]}}

@@ -18,8 +18,8 @@ TAKE_ADDRESSES = {
 }
 
 
-def path_keys() -> list[tuple[type, str]]:
-    """Every key of every program that names files or folders."""
+def list_path_keys() -> list[tuple[type, str]]:
+    """Returns every key of every program that names files or folders."""
     schemas = [*dict.fromkeys([*(schema for _, schema, _ in PROGRAMS), StudyConfig])]
     return [
         (schema, name)
@@ -29,4 +29,4 @@ def path_keys() -> list[tuple[type, str]]:
     ]
 
 
-PATH_KEYS = path_keys()
+PATH_KEYS = list_path_keys()

@@ -1,4 +1,4 @@
-"""A program that is given a secret, and prints it in the way that its first argument names."""
+"""A program that prints a secret from its environment; its first argument names the way."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def fail() -> None:
 
 
 def print_by_thread() -> None:
-    """A thread ends with an error."""
+    """Ends a thread with an error."""
     thread = threading.Thread(target=fail)
     thread.start()
     thread.join()
 
 
 def print_by_child() -> None:
-    """A forked process ends with an error."""
+    """Ends a forked process with an error."""
     process = multiprocessing.get_context("fork").Process(target=fail)
     process.start()
     process.join()
 
 
 def print_after_the_end() -> None:
-    """The interpreter reports an error that is raised while an object is deleted."""
+    """Raises an error while an object is deleted, which the interpreter reports."""
 
     class Last:
         def __del__(self) -> None:
@@ -48,7 +48,7 @@ def print_after_the_end() -> None:
 
 
 def print_through_a_recorder() -> None:
-    """A tracker replaces `write` of standard error, and keeps what is written."""
+    """Replaces `write` of standard error, as a tracker does, and records its input."""
     kept: list[str] = []
     write = sys.stderr.write
 

@@ -18,7 +18,9 @@ from tests.core.path_keys import PATH_KEYS, TAKE_ADDRESSES
 @pytest.mark.parametrize(
     ("program", "schema", "config_name"), PROGRAMS, ids=[program for program, _, _ in PROGRAMS]
 )
-def test_every_program_refuses_one(program: str, schema: type, config_name: str) -> None:
+def test_every_program_refuses_an_address_for_a_local_path(
+    program: str, schema: type, config_name: str
+) -> None:
     names = [name for owner, name in PATH_KEYS if owner is schema and name not in TAKE_ADDRESSES]
     if not names:
         pytest.skip(f"{program} has no such key")
@@ -27,7 +29,7 @@ def test_every_program_refuses_one(program: str, schema: type, config_name: str)
     assert f'{names[0]} in Hydra configuration: found "s3://bucket/x"' in str(error.value)
 
 
-def test_a_study_refuses_one(tmp_path: Path) -> None:
+def test_a_study_refuses_an_address_for_a_local_path(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("out_dir: s3://bucket/study\n")
     with pytest.raises(ConfigurationError) as error:
         load_study(tmp_path / "study.yaml")

@@ -48,13 +48,13 @@ def test_a_date_is_parsed(value: str, moment: datetime, has_year: bool, has_mont
     ["", "soon", "2019-02-30", "2019-13-10", "30 February 2019", "2019-02-29", "9" * 400,
      "10 Dec 2018 25:00", "2018-12-10T13:45:00+99:99:99", "1.1.1.1.1", "0000-00-00"],
 )  # fmt: skip
-def test_what_is_no_date_is_refused(value: str) -> None:
+def test_text_that_is_not_a_date_is_refused(value: str) -> None:
     with pytest.raises(ValueError):
         parse_any_date(value)
 
 
 @given(st.text(alphabet="0123456789-/:.,TZ+ EST janmrdecuy", max_size=40))
-def test_any_text_is_a_date_or_refused(value: str) -> None:
+def test_any_text_is_parsed_or_raises_value_error(value: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -65,7 +65,7 @@ def test_any_text_is_a_date_or_refused(value: str) -> None:
     assert offset is None or abs(offset) < timedelta(days=1)
 
 
-def test_the_time_zone_of_the_machine_does_not_matter() -> None:
+def test_dates_do_not_depend_on_the_time_zone_of_the_machine() -> None:
     code = (
         "from bsmeta.core.dates import parse_any_date\n"
         "print(parse_any_date('10 Dec 2018 13:45 EST').moment.utcoffset())"

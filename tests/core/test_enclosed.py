@@ -31,16 +31,20 @@ def test_the_end_may_be_a_pattern() -> None:
 
 
 @given(st.text("<>!- a\n"))
-def test_as_a_pattern_removes(text: str) -> None:
+def test_enclosed_text_is_removed_as_by_a_regular_expression(text: str) -> None:
     assert remove_enclosed(text, "<!--", "-->") == re.sub("(?s)<!--.*?-->", "", text)
     assert remove_enclosed(text, "<", ">") == re.sub("(?s)<.*?>", "", text)
 
 
 @given(st.text("ab "), st.lists(st.integers(0, 20)))
-def test_a_finder_finds_the_first_from_each_place(text: str, places: list[int]) -> None:
+def test_a_finder_returns_the_next_match_from_each_position(
+    text: str, positions: list[int]
+) -> None:
     finder = Finder(text)
-    for place in sorted(places):
-        index = text.find("ab", place)
-        assert finder.find("ab", place) == (None if index < 0 else (index, index + 2))
-        match = re.compile(r"\s+").search(text, place)
-        assert finder.find(re.compile(r"\s+"), place) == (None if match is None else match.span())
+    for position in sorted(positions):
+        index = text.find("ab", position)
+        assert finder.find("ab", position) == (None if index < 0 else (index, index + 2))
+        match = re.compile(r"\s+").search(text, position)
+        assert finder.find(re.compile(r"\s+"), position) == (
+            None if match is None else match.span()
+        )

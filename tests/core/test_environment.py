@@ -15,7 +15,7 @@ from bsmeta.core.environment import describe_environment, format_utc_now, hash_m
 from tests.conftest import REPOSITORY
 
 
-def test_the_record_of_this_process() -> None:
+def test_the_environment_of_this_process_is_described() -> None:
     record = describe_environment(torch.device("cpu"))
     git = ["git", "-C", str(REPOSITORY)]
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)

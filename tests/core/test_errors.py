@@ -12,7 +12,7 @@ def test_the_extra_of_a_missing_module_is_named() -> None:
     )
 
 
-def test_a_module_without_a_build_for_this_python_is_not_to_be_installed() -> None:
+def test_a_module_without_a_build_for_this_python_is_not_suggested() -> None:
     missing = ModuleNotFoundError("No module named 'pycld2'", name="pycld2")
     assert str(explain_missing_extra(missing, (3, 14))) == (
         "No module named 'pycld2': found Python 3.14, expected at most 3.13, the newest for which "
@@ -24,5 +24,5 @@ def test_a_module_without_a_build_for_this_python_is_not_to_be_installed() -> No
     )
 
 
-def test_a_missing_module_of_no_extra_stays_as_it_is() -> None:
+def test_an_error_for_a_module_of_no_extra_is_unchanged() -> None:
     assert explain_missing_extra(ModuleNotFoundError("No module named 'x'", name="x")) is None

@@ -17,8 +17,8 @@ DEMO = {"BSMETA_CONFIG": "demo", "BSMETA_PROCESSES": "1"}
 
 
 @pytest.fixture
-def finished(tmp_path: Path) -> dict[str, str]:
-    """The folder `run` of a finished run, file by file."""
+def finished_run(tmp_path: Path) -> dict[str, str]:
+    """The folder `run` of a finished run: content by file name."""
     folder = tmp_path / "run"
     folder.mkdir()
     files = {
@@ -42,17 +42,17 @@ def finished(tmp_path: Path) -> dict[str, str]:
         ),
     ],
 )
-def test_a_start_in_the_folder_of_a_finished_run(
-    override: str, message: str, finished: dict[str, str], tmp_path: Path
+def test_a_failed_start_leaves_the_folder_of_a_finished_run_unchanged(
+    override: str, message: str, finished_run: dict[str, str], tmp_path: Path
 ) -> None:
     code, output = run(tmp_path, "train.sh", *SMALL, override, "out_dir=run", **DEMO)
     assert (code, message in output) == (2, True), output
-    kept = {name: (tmp_path / "run" / name).read_text() for name in finished}
-    assert kept == finished
+    kept = {name: (tmp_path / "run" / name).read_text() for name in finished_run}
+    assert kept == finished_run
 
 
 @pytest.mark.parametrize("override", ["seed=1", "learning_rate=-1", "overwrite_out_dir=true"])
-def test_a_folder_of_other_files(override: str, tmp_path: Path) -> None:
+def test_a_run_refuses_a_folder_of_other_files(override: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("mine")
     train = command(REPOSITORY / "bsmeta/train.py", "--config-name", "demo", processes=1)
@@ -62,7 +62,9 @@ def test_a_folder_of_other_files(override: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("out_dir", [pytest.param(".", marks=pytest.mark.slow), "'${oc.env:HOME}'"])
-def test_the_working_folder_and_home_get_no_files(out_dir: str, tmp_path: Path) -> None:
+def test_the_working_folder_and_home_are_refused_and_get_no_files(
+    out_dir: str, tmp_path: Path
+) -> None:
     home = tmp_path / "home"
     home.mkdir()
     code, output = run(home, "train.sh", *SMALL, f"out_dir={out_dir}", HOME=str(home), **DEMO)
@@ -71,8 +73,8 @@ def test_the_working_folder_and_home_get_no_files(out_dir: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_signal_after_the_end(tmp_path: Path) -> None:
-    """The run is done, and its launcher not yet gone, when the signal comes."""
+def test_a_signal_after_the_end_leaves_the_exit_code_0(tmp_path: Path) -> None:
+    """The signal arrives when the run is done but its launcher still runs."""
     steps = ["max_train_steps=2", "num_warmup_steps=1"]
     script = start(tmp_path, "train.sh", *SMALL, *steps, "out_dir=run", **DEMO)
     status = tmp_path / "run" / "status.json"

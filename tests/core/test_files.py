@@ -1,4 +1,4 @@
-"""Names from outside: one function joins them to a folder; the lock of what is written."""
+"""Names from outside: one function joins them to a folder; the lock of written files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bsmeta.core.files import UnsafeNameError, find_name_fault, hold_write_lock,
 from tests.core.hostile_names import HARMLESS_NAMES, HOSTILE_NAMES
 
 
-def test_there_are_sixty_hostile_names() -> None:
+def test_at_least_sixty_distinct_hostile_names_are_tried() -> None:
     assert len(set(HOSTILE_NAMES)) == len(HOSTILE_NAMES) >= 60
 
 
@@ -25,14 +25,14 @@ def test_hostile_names_are_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HARMLESS_NAMES, ids=ascii)
-def test_harmless_names_stay_what_they_are(tmp_path: Path, name: str) -> None:
+def test_harmless_names_are_unchanged(tmp_path: Path, name: str) -> None:
     path = join_inside(tmp_path, name, "listing")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("content")
     assert path.relative_to(tmp_path).as_posix() == name
 
 
-def test_the_message_says_where_the_name_is_and_what_to_do(tmp_path: Path) -> None:
+def test_the_message_names_the_source_of_the_name_and_the_fix(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         join_inside(tmp_path, "a/../../x", "s3://bucket/a/../../x")
     assert str(error.value) == (
@@ -42,7 +42,7 @@ def test_the_message_says_where_the_name_is_and_what_to_do(tmp_path: Path) -> No
     )
 
 
-def test_links_lead_out_only_where_that_is_allowed(tmp_path: Path) -> None:
+def test_links_may_leave_the_folder_only_where_allowed(tmp_path: Path) -> None:
     folder, outside = tmp_path / "folder", tmp_path / "outside"
     folder.mkdir()
     outside.mkdir()
@@ -63,7 +63,7 @@ def test_links_lead_out_only_where_that_is_allowed(tmp_path: Path) -> None:
 
 @given(st.text(st.sampled_from("./\\a:C\0\n~"), max_size=12) | st.text(max_size=20))
 @example("..")
-def test_a_name_is_refused_or_inside(name: str) -> None:
+def test_an_accepted_name_stays_inside_the_folder(name: str) -> None:
     if find_name_fault(name) is not None:
         return
     folder = "/srv/folder"
@@ -74,7 +74,7 @@ def test_a_name_is_refused_or_inside(name: str) -> None:
     assert name.isprintable() or all(not 0 <= ord(character) < 32 for character in name)
 
 
-def test_only_errors_of_the_written_file_say_that_it_cannot_be_written(tmp_path: Path) -> None:
+def test_only_errors_of_the_written_file_are_reported_as_write_errors(tmp_path: Path) -> None:
     written = tmp_path / "out" / "table"
     with (
         pytest.raises(DataError, match=f"{written} cannot be written: .*No such file"),

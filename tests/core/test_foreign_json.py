@@ -36,9 +36,7 @@ LINES = ForeignDecoder(Line)
         (memoryview(rb'{"x": NaN, "text": "a"}'), Line("a")),
     ],
 )  # fmt: skip
-def test_a_value_that_the_type_does_not_declare_is_not_judged(
-    content: bytes | str, line: Line
-) -> None:
+def test_invalid_values_are_accepted_in_undeclared_fields(content: bytes | str, line: Line) -> None:
     assert LINES.decode(content) == line
 
 
@@ -58,7 +56,7 @@ def test_a_value_that_the_type_does_not_declare_is_not_judged(
         (b'{"text": 1, "x": NaN}', msgspec.ValidationError, "Expected `str`, got `int`"),
     ],
 )
-def test_a_declared_value_and_the_object_itself_are(
+def test_invalid_values_are_refused_in_declared_fields(
     content: bytes, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -74,18 +72,18 @@ def test_a_declared_value_and_the_object_itself_are(
         (rb'{"\ud83d": [Infinity]}', {"�": b"[null]"}),
     ],
 )
-def test_columns_become_standard_json(content: bytes, columns: dict[str, bytes]) -> None:
+def test_columns_are_split_into_standard_json(content: bytes, columns: dict[str, bytes]) -> None:
     assert {name: bytes(value) for name, value in split_columns(content).items()} == columns
 
 
-def test_values_that_python_lacks_stay_as_they_are() -> None:
+def test_numbers_too_large_for_python_round_trip() -> None:
     values = decode_values('{"a": [1.5, 1e400], "b": {"c": -1e999, "d": NaN}, "e": "\\ud83d"}')
     assert msgspec.json.encode(values) == (
         '{"a":[1.5,1e400],"b":{"c":-1e999,"d":null},"e":"�"}'.encode()
     )
 
 
-def test_columns_that_are_used_have_whole_pairs() -> None:
+def test_half_surrogate_pairs_are_refused_only_in_used_columns() -> None:
     content = r'{"text": "a", "more": "\ud83d"}'
     assert decode_values(content, ["text"]) == {"text": "a", "more": "�"}
     with pytest.raises(ExtremeContentError, match="half of a surrogate pair"):
@@ -93,7 +91,7 @@ def test_columns_that_are_used_have_whole_pairs() -> None:
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", '{"a": ' + "1" * 400 + "}", '{"a": ' + "[" * 999])
-def test_what_is_no_object_or_too_large_is_refused(content: str) -> None:
+def test_values_that_are_no_object_or_too_large_are_refused(content: str) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_values(content)
 
@@ -106,7 +104,7 @@ ANYTHING = st.recursive(
 
 
 def normalize(value: Any) -> Any:
-    """A value as it is read: numbers that are none are null, halves of pairs are replaced."""
+    """Returns the value expected after reading: null for NaN, half surrogate pairs replaced."""
     if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
         return None
     if isinstance(value, str):
@@ -120,7 +118,7 @@ def normalize(value: Any) -> Any:
 
 @example({"a": "\ud83d", "b": [float("nan"), "NaN"], "c\\": "\\ud83d\udc00"})
 @given(st.dictionaries(st.text(st.characters()), ANYTHING, max_size=4))
-def test_whatever_python_writes_is_read(columns: dict[str, Any]) -> None:
+def test_json_written_by_python_is_read(columns: dict[str, Any]) -> None:
     content = json.dumps(columns).encode()
     expected = normalize(json.loads(content))
     assert decode_values(content) == expected

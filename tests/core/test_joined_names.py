@@ -280,7 +280,7 @@ def is_constant(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant)
 
 
-def joins_of(tree: ast.AST) -> Iterator[str]:
+def list_joins(tree: ast.AST) -> Iterator[str]:
     """Yields the expressions that join a name to a path, other than a constant name."""
     paths = PathNames(tree)
     for node in ast.walk(tree):
@@ -294,7 +294,7 @@ def joins_of(tree: ast.AST) -> Iterator[str]:
                 yield ast.unparse(node)
 
 
-def modules() -> Iterator[tuple[str, ast.AST]]:
+def list_modules() -> Iterator[tuple[str, ast.AST]]:
     for file in sorted(PACKAGE.rglob("*.py")):
         yield file.relative_to(PACKAGE).as_posix(), ast.parse(file.read_text(encoding="utf-8"))
 
@@ -302,8 +302,8 @@ def modules() -> Iterator[tuple[str, ast.AST]]:
 @pytest.mark.long
 def test_every_joined_name_is_listed() -> None:
     unlisted, listed_for_nothing = [], []
-    for module, tree in modules():
-        expressions = set(joins_of(tree))
+    for module, tree in list_modules():
+        expressions = set(list_joins(tree))
         listed = JOINS.get(module, {}).keys()
         unlisted += [f"{module}: {expression}" for expression in sorted(expressions - listed)]
         listed_for_nothing += [f"{module}: {expression}" for expression in listed - expressions]
@@ -314,7 +314,7 @@ def test_every_joined_name_is_listed() -> None:
 def test_every_caller_of_the_gate_is_fed_hostile_names() -> None:
     callers = {
         module
-        for module, tree in modules()
+        for module, tree in list_modules()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "join_inside"
     }
@@ -323,7 +323,7 @@ def test_every_caller_of_the_gate_is_fed_hostile_names() -> None:
         assert "HOSTILE_NAMES" in (REPOSITORY / test).read_text(encoding="utf-8"), test
 
 
-def test_joins_are_seen() -> None:
+def test_joins_of_every_form_are_detected() -> None:
     source = """
 def write(out: Path, name: str, count: float) -> None:
     folder = out / 'a'
@@ -335,7 +335,7 @@ def write(out: Path, name: str, count: float) -> None:
     share = count / total
     constant = out / NAME / f'{NAME}.json'
 """
-    assert sorted(joins_of(ast.parse(source))) == [
+    assert sorted(list_joins(ast.parse(source))) == [
         "Path(x).resolve() / f'{name}.txt'",
         "folder / name",
         "folder.with_name(name)",

@@ -22,7 +22,7 @@ from bsmeta.studies.config import StudyConfig
 from tests.core.path_keys import PATH_KEYS, TAKE_ADDRESSES
 
 
-def test_null_is_a_value_of_its_own() -> None:
+def test_null_is_accepted_for_an_optional_bounded_key() -> None:
     assert find_bound_problems(EvaluateConfig(max_documents=None)) == []
 
 
@@ -38,7 +38,10 @@ def test_each_problem_names_key_found_expected_and_fix() -> None:
     )
     weights = "data_config.metadata_config.random_sample_metadata_weights"
     config = replace_values(config, {weights: {"url": -1.0}})
-    assert [(one.key, one.found, one.expected, one.fix) for one in find_bound_problems(config)] == [
+    assert [
+        (problem.key, problem.found, problem.expected, problem.fix)
+        for problem in find_bound_problems(config)
+    ] == [
         (
             "mixed_precision",
             '"False" (text)',
@@ -66,8 +69,8 @@ def test_each_problem_names_key_found_expected_and_fix() -> None:
     ]
 
 
-def with_value(schema: type, name: str, address: str) -> Any:
-    """The default configuration, with an address in a key."""
+def make_config_with_address(schema: type, name: str, address: str) -> Any:
+    """Returns the default configuration with `address` as the value of key `name`."""
     config = schema()
     default = attrgetter(name)(config)
     return replace_values(config, {name: [address] if isinstance(default, list) else address})
@@ -77,9 +80,9 @@ def with_value(schema: type, name: str, address: str) -> Any:
     ("schema", "name"), PATH_KEYS, ids=[f"{schema.__name__}.{name}" for schema, name in PATH_KEYS]
 )
 def test_every_path_refuses_addresses_unless_it_takes_them(schema: type, name: str) -> None:
-    config = with_value(schema, name, "s3://user:pass@bucket/runs?token=1")
+    config = make_config_with_address(schema, name, "s3://user:pass@bucket/runs?token=1")
     problems = [problem for problem in find_address_problems(config) if problem.key == name]
-    field = next(found for key, _, found in iterate_leaves(config) if key == name)
+    field = next(leaf for key, _, leaf in iterate_leaves(config) if key == name)
     if get_declaration(field).takes_addresses:
         assert name in TAKE_ADDRESSES
         assert problems == []
@@ -90,11 +93,13 @@ def test_every_path_refuses_addresses_unless_it_takes_them(schema: type, name: s
 
 
 def test_the_address_of_a_local_file_is_replaced_by_its_path() -> None:
-    config = with_value(StudyConfig, "out_dir", "file:///data/study")
+    config = make_config_with_address(StudyConfig, "out_dir", "file:///data/study")
     (problem,) = find_address_problems(config)
     assert problem.fix == "out_dir=/data/study"
 
 
 def test_paths_with_colons_are_paths(tmp_path: Path) -> None:
     for path in ("a:b", "runs/12:30", str(tmp_path), "C:/runs", "~/runs"):
-        assert [*find_address_problems(with_value(StudyConfig, "out_dir", path))] == []
+        assert [
+            *find_address_problems(make_config_with_address(StudyConfig, "out_dir", path))
+        ] == []

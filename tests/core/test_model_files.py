@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def change(file: Path, **values: Any) -> None:
+def change_json(file: Path, **values: Any) -> None:
     content = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps({**content, **values}))
 
@@ -87,9 +87,9 @@ def test_a_model_without_code_is_loaded(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_code_is_refused_by_name(loader: str, model_type: str, file: str, folder: Path) -> None:
-    """Also if transformers would have a class of its own, and ignore the entry."""
-    change(folder / "config.json", model_type=model_type)
-    change(folder / file, auto_map=AUTO_MAP)
+    """Also if transformers has its own class and would ignore the entry."""
+    change_json(folder / "config.json", model_type=model_type)
+    change_json(folder / file, auto_map=AUTO_MAP)
     with pytest.raises(ConfigurationError) as error:
         LOADERS[loader](folder)
     assert str(error.value) == (
@@ -113,15 +113,17 @@ def test_code_is_refused_by_name(loader: str, model_type: str, file: str, folder
     ],
 )
 def test_code_is_refused_at_any_depth(values: Mapping[str, Any], reason: str, folder: Path) -> None:
-    change(folder / "config.json", **values)
+    change_json(folder / "config.json", **values)
     with pytest.raises(ConfigurationError, match=reason):
         read_model(AutoModelForCausalLM, folder)
 
 
 @pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
-def test_an_index_names_no_parts_elsewhere(name: str, index: str, folder: Path) -> None:
-    """transformers would join the name to the folder, whatever it is."""
+def test_an_index_that_names_files_elsewhere_is_refused(
+    name: str, index: str, folder: Path
+) -> None:
+    """transformers would join any name to the folder."""
     write_index(folder / index, name)
     with pytest.raises((UnsafeNameError, ConfigurationError)) as error:
         read_model(AutoModelForCausalLM, folder)
@@ -146,8 +148,8 @@ def test_a_model_of_two_parts_is_loaded(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
-def test_an_adapter_names_no_base_elsewhere(name: str, tmp_path: Path) -> None:
-    change(tmp_path / "adapter_config.json", peft_type="LORA", base_model_name_or_path=name)
+def test_an_adapter_that_names_a_base_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
+    change_json(tmp_path / "adapter_config.json", peft_type="LORA", base_model_name_or_path=name)
     with pytest.raises(ConfigurationError) as error:
         read_model(AutoModelForCausalLM, tmp_path)
     file = tmp_path / "adapter_config.json"
@@ -162,8 +164,8 @@ def test_the_base_of_an_adapter_is_checked(
 ) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    change(adapter / "adapter_config.json", peft_type="LORA", base_model_name_or_path="model")
-    change(folder / "config.json", auto_map=AUTO_MAP)
+    change_json(adapter / "adapter_config.json", peft_type="LORA", base_model_name_or_path="model")
+    change_json(folder / "config.json", auto_map=AUTO_MAP)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match=r"^model/config\.json: auto_map asks to run"):
         read_model(AutoModelForCausalLM, adapter)
@@ -172,7 +174,7 @@ def test_the_base_of_an_adapter_is_checked(
 def test_a_whole_model_may_record_the_base_that_it_was_adapted_from(folder: Path) -> None:
     """transformers does not read that base then."""
     name = "/home/me/llama"
-    change(folder / "adapter_config.json", peft_type="LORA", base_model_name_or_path=name)
+    change_json(folder / "adapter_config.json", peft_type="LORA", base_model_name_or_path=name)
     refuse_unsafe_model(folder)
 
 
@@ -193,19 +195,21 @@ def test_a_shape_with_code_is_refused(folder: Path) -> None:
 
 
 def test_a_config_file_alone_is_checked(tmp_path: Path) -> None:
-    change(tmp_path / "shape.json", model_type="llama", auto_map=AUTO_MAP)
+    change_json(tmp_path / "shape.json", model_type="llama", auto_map=AUTO_MAP)
     with pytest.raises(ConfigurationError, match=r"shape\.json: auto_map asks to run"):
         read_model_config(tmp_path / "shape.json")
 
 
 @pytest.mark.long
 def test_a_model_of_the_hub_with_code_is_refused(tmp_path: Path) -> None:
-    """Which is in the cache: there is no network. The copy to change is named."""
+    """The model is in the cache: there is no network. The message names the copy to change."""
     model = tmp_path / "models--owner--name"
     (model / "snapshots" / ("a" * 40)).mkdir(parents=True)
     (model / "refs").mkdir()
     (model / "refs" / "main").write_text("a" * 40)
-    change(model / "snapshots" / ("a" * 40) / "config.json", model_type="own", auto_map=AUTO_MAP)
+    change_json(
+        model / "snapshots" / ("a" * 40) / "config.json", model_type="own", auto_map=AUTO_MAP
+    )
     program = (
         "from bsmeta.core.model_files import read_model_config; read_model_config('owner/name')"
     )
@@ -234,38 +238,38 @@ AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 @pytest.mark.long
 @pytest.mark.parametrize("tokenizer_class", [None, "AutoModelForCausalLM", "AutoConfig"])
-def test_no_question_is_asked_whatever_the_files_are(
+def test_transformers_never_asks_to_run_code(
     tokenizer_class: str | None, folder: Path, tmp_path: Path
 ) -> None:
-    """transformers does not pass on what it was told to a tokenizer_class that is no tokenizer."""
+    """transformers drops `trust_remote_code` for a tokenizer_class that is no tokenizer."""
     other = tmp_path / "other"
     shutil.copytree(folder, other)
-    change(other / "config.json", model_type="its_own", auto_map=AUTO_MAP)
-    change(other / "tokenizer_config.json", tokenizer_class=tokenizer_class)
+    change_json(other / "config.json", model_type="its_own", auto_map=AUTO_MAP)
+    change_json(other / "tokenizer_config.json", tokenizer_class=tokenizer_class)
     if tokenizer_class is None:
         tokenizer = {"AutoTokenizer": ["code.Tokenizer", "code.Tokenizer"]}
-        change(other / "tokenizer_config.json", auto_map=tokenizer)
+        change_json(other / "tokenizer_config.json", auto_map=tokenizer)
     modules = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
     done = run_program(CHANGED_SINCE, str(folder), str(other), **modules)
     assert "[y/N]" not in done.stdout + done.stderr
     assert not (tmp_path / "was_run").exists()
 
 
-def test_a_tokenizer_class_that_is_no_tokenizer_is_refused(folder: Path) -> None:
-    change(folder / "tokenizer_config.json", tokenizer_class="AutoConfig")
+def test_a_tokenizer_class_that_is_not_a_tokenizer_is_refused(folder: Path) -> None:
+    change_json(folder / "tokenizer_config.json", tokenizer_class="AutoConfig")
     expected = "tokenizer_class of its tokenizer_config.json names no tokenizer, but a LlamaConfig"
     with pytest.raises(DataError, match=expected):
         read_tokenizer(folder)
 
 
-def test_values_that_transformers_cannot_compute_with_are_named(folder: Path) -> None:
-    change(folder / "config.json", num_attention_heads=0)
+def test_values_that_make_transformers_fail_are_reported_as_damage(folder: Path) -> None:
+    change_json(folder / "config.json", num_attention_heads=0)
     with pytest.raises(DataError, match=r"model: one of its files is damaged \(ZeroDivisionError"):
         read_model(AutoModelForCausalLM, folder)
 
 
 def test_a_panic_of_the_tokenizer_is_an_error(folder: Path) -> None:
-    """One of Rust's is no Exception, and would end the program with its stack."""
+    """A Rust panic is no Exception, and would end the program with a stack trace."""
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
     content["model"]["continuing_subword_prefix"] = "x" * 99
@@ -288,7 +292,7 @@ def test_extreme_values_are_refused(content: str, reason: str, folder: Path) -> 
         read_model_config(folder)
 
 
-def test_files_that_are_too_large_are_not_read(folder: Path) -> None:
+def test_oversized_files_are_not_read(folder: Path) -> None:
     with (folder / "tokenizer.json").open("ab") as file:
         file.truncate(model_files.MAX_TEXT_BYTES + 1)  # of which nothing is on the disk
     with pytest.raises(ConfigurationError) as error:
@@ -302,7 +306,7 @@ def test_files_that_are_too_large_are_not_read(folder: Path) -> None:
 def run_program(
     program: str, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python with "y" for every question that is asked."""
+    """Runs Python and answers "y" to every question."""
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         input="y\n" * 9, env={**os.environ, **environment},

@@ -24,18 +24,18 @@ TOO_LONG = "1" + "0" * 309
 DEPTHS = [201, 3000, 200_000]
 
 
-def lists(depth: int) -> str:
+def nest_lists(depth: int) -> str:
     return "[" * depth + "]" * depth
 
 
-def objects(depth: int) -> str:
+def nest_objects(depth: int) -> str:
     return '{"a":' * depth + "1" + "}" * depth
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("nested", [lists, objects])
+@pytest.mark.parametrize("nested", [nest_lists, nest_objects])
 @pytest.mark.parametrize("decode", [parse_json, decode_json])
-def test_json_that_is_nested_too_deeply(
+def test_deeply_nested_json_is_refused(
     decode: Callable[[Any], Any], nested: Callable[[int], str], depth: int
 ) -> None:
     for content in (nested(depth), nested(depth).encode()):
@@ -44,13 +44,13 @@ def test_json_that_is_nested_too_deeply(
         assert str(error.value) == TOO_DEEP
 
 
-@pytest.mark.parametrize("nested", [lists, objects])
+@pytest.mark.parametrize("nested", [nest_lists, nest_objects])
 def test_json_of_200_levels_is_read(nested: Callable[[int], str]) -> None:
     assert json.dumps(parse_json(nested(200))) == json.dumps(json.loads(nested(200)))
     assert decode_json(nested(200)) == json.loads(nested(200))
 
 
-def test_many_brackets_are_no_depth() -> None:
+def test_the_number_of_brackets_does_not_count_as_depth() -> None:
     assert parse_json(f"[{'[],' * 5000}[]]") == [[]] * 5001
     assert decode_json(f"[{'[],' * 5000}[]]".encode()) == [[]] * 5001
     assert parse_json(json.dumps("[" * 5000)) == "[" * 5000
@@ -60,14 +60,14 @@ class Row(msgspec.Struct):
     names: list[dict[str, int]]
 
 
-def test_a_struct_with_many_objects() -> None:
+def test_a_struct_with_many_objects_is_read() -> None:
     row = decode_json(b'{"names": [' + b'{"a": 1},' * 500 + b"{}]}", Row)
     assert len(row.names) == 501
 
 
-def test_a_form_that_allows_anything_is_refused_beyond_the_parsers_depth() -> None:
+def test_untyped_json_beyond_the_depth_of_the_parser_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError, match="nested too deeply"):
-        JSONDecoder(dict[str, Any]).decode(objects(200_000).encode())
+        JSONDecoder(dict[str, Any]).decode(nest_objects(200_000).encode())
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_a_form_that_allows_anything_is_refused_beyond_the_parsers_depth() -> No
         ('{"a": "\ud800"}', "not UTF-8: surrogates not allowed"),
     ],
 )
-def test_text_that_is_not_in_utf_8(content: bytes | str, message: str) -> None:
+def test_text_that_is_not_in_utf_8_is_refused(content: bytes | str, message: str) -> None:
     for decode in (decode_json, JSONDecoder(dict[str, str]).decode):
         with pytest.raises(msgspec.DecodeError) as error:
             decode(content)
         assert str(error.value) == message
 
 
-def test_bytes_of_json_that_are_not_in_utf_8() -> None:
+def test_json_bytes_that_are_not_in_utf_8_are_refused() -> None:
     with pytest.raises(ValueError, match="can't decode byte 0xff"):
         parse_json(b'{"a": "\xff"}')
 
@@ -95,7 +95,7 @@ def test_bytes_of_json_that_are_not_in_utf_8() -> None:
     "template", ["{}", '{{"a": [1, {}]}}', '[[["x"]], "' + "y" * 999 + '", {}]']
 )
 @pytest.mark.parametrize("decode", [parse_json, decode_json])
-def test_integers_that_no_float_can_hold(
+def test_integers_too_large_for_a_float_are_refused(
     decode: Callable[[Any], Any], template: str, number: str
 ) -> None:
     content = template.format(number)
@@ -124,7 +124,7 @@ def test_integers_within_objects_are_refused_as_well(value_type: Any) -> None:
             decode_json(text, decoded_type)
 
 
-def test_integers_with_more_digits_than_python_reads() -> None:
+def test_integers_with_too_many_digits_for_python_are_refused() -> None:
     for decode in (parse_json, decode_json):
         with pytest.raises(ValueError, match="Exceeds the limit|out of range"):
             decode("1" * 5000)
@@ -144,7 +144,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_json_is_read_as_by_the_standard_library(value: Any) -> None:
+def test_json_parses_as_by_the_standard_library(value: Any) -> None:
     content = json.dumps(value)
     assert parse_json(content) == parse_json(content.encode()) == json.loads(content)
 
@@ -153,7 +153,7 @@ HALF = "half of a surrogate pair"
 
 
 @pytest.mark.parametrize("text", [r'"\ud800"', r'{"a": ["\uDC00"]}', r'{"\ud800\ud800": 1}'])
-def test_half_a_surrogate_pair_is_no_text(text: str) -> None:
+def test_half_a_surrogate_pair_is_refused(text: str) -> None:
     for content in (text, text.encode()):
         with pytest.raises(msgspec.DecodeError, match=HALF):
             parse_json(content)
@@ -169,7 +169,7 @@ def test_a_whole_surrogate_pair_is_a_character() -> None:
     assert parse_json(r'"\ud83d\ude00 \\ud800"') == "\U0001f600 \\ud800"
 
 
-def test_hooks_of_json() -> None:
+def test_the_hooks_of_the_standard_library_are_supported() -> None:
     assert parse_json('{"a": 1, "a": 2}', object_pairs_hook=list) == [("a", 1), ("a", 2)]
     assert parse_json("[NaN, 1]", parse_constant=lambda _: None) == [None, 1]
 
@@ -197,7 +197,7 @@ def test_hooks_of_json() -> None:
         ),
     ],
 )
-def test_yaml_that_is_malformed(content: str | bytes, message: str) -> None:
+def test_malformed_yaml_is_refused(content: str | bytes, message: str) -> None:
     with pytest.raises(yaml.YAMLError) as error:
         parse_yaml(content)
     assert message in str(error.value)
@@ -206,7 +206,7 @@ def test_yaml_that_is_malformed(content: str | bytes, message: str) -> None:
 
 
 @given(VALUES)
-def test_yaml_is_read_as_by_pyyaml(value: Any) -> None:
+def test_yaml_parses_as_by_pyyaml(value: Any) -> None:
     content = yaml.safe_dump(value)
     assert parse_yaml(content) == yaml.safe_load(content)
     assert decode_yaml(yaml.safe_dump({"a": value}), dict[str, Any])["a"] == yaml.safe_load(content)

@@ -27,15 +27,15 @@ MODES = {"022": ("644", "755"), "027": ("640", "750")}
 Launch = Callable[..., CompletedProcess[str]]
 
 
-def other_modes(folder: Path, mask: str) -> list[str]:
-    """What does not have the mode that the umask leaves, and the mode that it has."""
+def list_unexpected_modes(folder: Path, mask: str) -> list[str]:
+    """Returns paths whose mode differs from the mode that the umask gives, with their mode."""
     file_mode, folder_mode = MODES[mask]
-    found = []
+    unexpected = []
     for path in folder.rglob("*"):
         mode = f"{stat.S_IMODE(path.lstat().st_mode):o}"
         if not path.is_symlink() and mode != (folder_mode if path.is_dir() else file_mode):
-            found.append(f"{path.relative_to(folder)}: {mode}")
-    return sorted(found)
+            unexpected.append(f"{path.relative_to(folder)}: {mode}")
+    return sorted(unexpected)
 
 
 @pytest.fixture(params=["027", pytest.param("022", marks=pytest.mark.slow)])
@@ -44,7 +44,7 @@ def mask(request: pytest.FixtureRequest) -> str:
 
 
 def language_model(data: Path, folder: Path) -> list[list[str]]:
-    """A run that exports with each checkpoint, one with LoRA, evaluations, prepared data."""
+    """Returns commands of a run with exports, a LoRA run, evaluations and prepared data."""
     write_shards(data, [8, 8])
     keys = [
         "--config-name", "demo", f"data_config.train_file={data}", "num_warmup_steps=0",
@@ -68,7 +68,7 @@ def language_model(data: Path, folder: Path) -> list[list[str]]:
 
 
 def classifier(data: Path, folder: Path) -> list[list[str]]:
-    """All systems and the best of them, with their store, and predictions."""
+    """Returns commands that train all systems and the best of them, with a store, and predict."""
     table, encoder = write_leanings(data), write_encoder(data / "encoder")
     keys = [
         "--config-name", "classification", f"data_config.csv={table}", f"model_name={encoder}",
@@ -85,7 +85,7 @@ def classifier(data: Path, folder: Path) -> list[list[str]]:
 
 
 def disambiguator(data: Path, folder: Path) -> list[list[str]]:
-    """A table of entities, prepared sentences, and a run."""
+    """Returns commands that make a table of entities, prepare sentences, and train."""
     write_world(data)
     run = disambiguation.arguments(
         data, write_encoder(data / "encoder"), folder / "run", "num_train_epochs=1",
@@ -98,7 +98,7 @@ def disambiguator(data: Path, folder: Path) -> list[list[str]]:
 
 
 def speller(data: Path, folder: Path) -> list[list[str]]:
-    """A run on made-up noise, with its samples and test sets."""
+    """Returns commands that make samples and test sets and train on generated noise."""
     tests = spelling.write_test_set(data / "tests")
     keys = spelling.arguments(
         "sec", data, folder / "run", "num_train_epochs=1", f"benchmarks={tests}",
@@ -109,7 +109,7 @@ def speller(data: Path, folder: Path) -> list[list[str]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("programs", [language_model, classifier, disambiguator, speller])
-def test_all_files_of_runs(
+def test_all_files_of_runs_follow_the_umask(
     programs: Callable[[Path, Path], list[list[str]]], mask: str, launch: Launch, tmp_path: Path
 ) -> None:
     data, folder = tmp_path / "data", tmp_path / "made"
@@ -119,10 +119,10 @@ def test_all_files_of_runs(
     weights = [*folder.rglob("*.safetensors")]
     assert weights
     assert len([*folder.rglob("*")]) > 10
-    assert other_modes(folder, mask) == []
+    assert list_unexpected_modes(folder, mask) == []
 
 
-def test_only_the_files_of_the_folder_are_changed(tmp_path: Path, mask: str) -> None:
+def test_only_weights_inside_the_folder_follow_the_umask(tmp_path: Path, mask: str) -> None:
     (tmp_path / "inner").mkdir()
     save_file({"x": torch.zeros(2)}, tmp_path / "inner" / "x.safetensors")
     (tmp_path / "readable").write_text("x")

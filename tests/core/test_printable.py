@@ -27,7 +27,7 @@ TEXTS = st.text(st.characters(exclude_categories=()))  # with control characters
         ("naïve 你好 مرحبا\u200f 😀 C:\\new", "naïve 你好 مرحبا\u200f 😀 C:\\new"),
     ],
 )
-def test_what_acts_is_escaped_and_all_else_stays(text: str, shown: str) -> None:
+def test_control_characters_are_escaped_and_other_text_is_unchanged(text: str, shown: str) -> None:
     assert make_printable(text) == shown
 
 
@@ -40,17 +40,17 @@ def test_a_text_in_one_line_has_no_line_ends() -> None:
 
 
 @given(TEXTS)
-def test_no_text_acts(text: str) -> None:
+def test_no_printable_text_has_control_characters(text: str) -> None:
     shown = make_printable(text)
     kept = shown.replace("\r\n", "\n").replace("\n", "").replace("\t", "")
-    assert not [one for one in kept if unicodedata.category(one) in ("Cc", "Cs")]
+    assert not [character for character in kept if unicodedata.category(character) in ("Cc", "Cs")]
     assert not set(DIRECTIONS) & set(kept)
     assert make_printable(shown) == shown
     shown.encode()
 
 
 @given(TEXTS)
-def test_a_text_in_one_line_is_one_line(text: str) -> None:
+def test_any_text_becomes_a_single_line(text: str) -> None:
     assert len(make_printable(text, one_line=True).splitlines()) <= 1
 
 

@@ -1,6 +1,6 @@
 """Everything that may take long reports its progress: otherwise the watchdog would end a run.
 
-Each case is work of a known number of parts, of which each is reported.
+Each case has a fixed number of parts, each of which must be reported.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
-    """Eight megabytes of lines that compress badly."""
+    """Writes eight megabytes of lines that compress badly, in three formats."""
     generator = np.random.default_rng(0)
     texts = [generator.bytes(MEGABYTE // 2).hex() for _ in range(8)]
     path = tmp_path / "shard.jsonl"
@@ -69,26 +69,26 @@ def read_all(path: Path) -> None:
     reader.close()
 
 
-def table_of(rows: int, folder: Path) -> None:
+def read_table(rows: int, folder: Path) -> None:
     path = folder / "table.csv"
     path.write_text("text,label\n" + "a text,a label\n" * rows)
     form = detect_format(path, ["text"], separator="auto", encoding="auto")
     assert sum(1 for _ in read_rows(path, form)) == rows
 
 
-def encoding_of(rows: int, folder: Path) -> None:
+def find_table_encoding(rows: int, folder: Path) -> None:
     path = folder / "table.csv"
     path.write_text("text,label\n" + "a text,ä\n" * rows)
     assert detect_encoding(path) == ("utf-8", None)
 
 
-def spelling_samples(folder: Path) -> None:
+def read_spelling_samples(folder: Path) -> None:
     (folder / "texts.txt").write_text("a line of text\n" * 50)
     config = DetectionConfig(datasets=[str(folder)])
     assert len(list(read_samples(config, [folder / "texts.txt"]))) == 50
 
 
-def scored_batches() -> None:
+def score_batches() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1))
     places = np.arange(4, dtype=np.int32)
     window = Window(places, places, places + 1, places > 0, 0)
@@ -96,29 +96,29 @@ def scored_batches() -> None:
         scorer.score([[window]] * 6)
 
 
-def downloaded() -> None:
+def download_parts() -> None:
     assert b"".join(remote.refuse_slow_response(iter([b"part"] * 7), 10.0)) == b"part" * 7
 
 
-def retried() -> None:
+def retry_five_times() -> None:
     cancelled: Any = SimpleNamespace(wait=lambda _: False)
     retries = remote.Retries(5, "start again", cancelled)
     for _ in range(5):
         retries.wait("a file", remote.TransientError("HTTP 503"))
 
 
-def waited() -> None:
+def wait_a_minute() -> None:
     cancelled: Any = SimpleNamespace(wait=lambda _: False)
     busy = remote.TransientError("HTTP 429", 60.0)
     remote.Retries(1, "start again", cancelled).wait("a file", busy)
 
 
-def spread_batches() -> None:
+def run_batches_on_all_ranks() -> None:
     batches = [np.array([number]) for number in range(9)]
     run_on_all_ranks(batches, lambda batch: batch, ALONE)
 
 
-def judged() -> None:
+def judge_lines() -> None:
     make_baselines("sed_words")["dictionary"](["a line"] * 4)
 
 
@@ -137,15 +137,15 @@ CASES: dict[str, tuple[int, Callable[[Path], object]]] = {
         8,
         lambda shard: build_index(str(shard.with_suffix(".jsonl.gz"))),
     ),
-    "a download": (7, lambda _: downloaded()),
-    "a download that is tried again": (5, lambda _: retried()),
-    "a wait that a server asks for": (12, lambda _: waited()),
-    "rows of a CSV file": (3, lambda shard: table_of(3000, shard.parent)),
-    "the encoding of a CSV file": (3, lambda shard: encoding_of(3000, shard.parent)),
-    "samples of spelling": (50, lambda shard: spelling_samples(shard.parent)),
-    "a baseline": (4, lambda _: judged()),
-    "an evaluation": (6, lambda _: scored_batches()),
-    "batches that processes share": (9, lambda _: spread_batches()),
+    "a download": (7, lambda _: download_parts()),
+    "a download that is tried again": (5, lambda _: retry_five_times()),
+    "a wait that a server asks for": (12, lambda _: wait_a_minute()),
+    "rows of a CSV file": (3, lambda shard: read_table(3000, shard.parent)),
+    "the encoding of a CSV file": (3, lambda shard: find_table_encoding(3000, shard.parent)),
+    "samples of spelling": (50, lambda shard: read_spelling_samples(shard.parent)),
+    "a baseline": (4, lambda _: judge_lines()),
+    "an evaluation": (6, lambda _: score_batches()),
+    "batches that processes share": (9, lambda _: run_batches_on_all_ranks()),
 }
 
 
@@ -161,7 +161,7 @@ def test_each_part_of_long_work_is_reported(case: str, shard: Path, reported: li
 def test_processor_time_is_progress_of_a_library(
     work: str, monkeypatch: pytest.MonkeyPatch, reported: list[int]
 ) -> None:
-    """A child's time counts while it runs."""
+    """A child's processor time counts while it runs."""
     monkeypatch.setattr(progress, "SAMPLE_INTERVAL_S", 0.5)
     monkeypatch.setattr(progress._Progress, "is_watched", True)
     with progress.report_opaque_work():
@@ -175,10 +175,10 @@ def test_processor_time_is_progress_of_a_library(
 
 
 @pytest.mark.long
-def test_waiting_is_no_progress_of_a_library(
+def test_waiting_does_not_count_as_progress_of_a_library(
     monkeypatch: pytest.MonkeyPatch, reported: list[int]
 ) -> None:
-    """In a process of its own: the programs that other tests have left work, too."""
+    """In a separate process, because programs left over by other tests work, too."""
     monkeypatch.setattr(progress, "SAMPLE_INTERVAL_S", 2.0)
     monkeypatch.setattr(progress._Progress, "is_watched", True)
     process = os.fork()
@@ -190,8 +190,8 @@ def test_waiting_is_no_progress_of_a_library(
 
 
 @pytest.fixture
-def opaque(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens, and when work that reports no progress itself begins and ends."""
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The events of a test, with begin and end of work that reports no progress."""
     happened: list[str] = []
 
     @contextmanager
@@ -205,25 +205,25 @@ def opaque(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return happened
 
 
-def test_compiling_layers_is_progress(opaque: list[str]) -> None:
+def test_compiling_layers_is_progress(events: list[str]) -> None:
     """Also a layer that is compiled later, in whichever step."""
 
     def backend(graph: Any, _: object) -> Any:
-        opaque.append("compile")
+        events.append("compile")
         return graph.forward
 
     model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1))
     layers.compile_layers(model)
     compiled = torch.compile(lambda x: x + 1, backend=backend)
-    assert opaque == []
+    assert events == []
     compiled(torch.ones(2))
-    assert opaque == ["begin", "compile", "end"]
+    assert events == ["begin", "compile", "end"]
     compiled(torch.ones(2))
-    assert len(opaque) == 3
+    assert len(events) == 3
 
 
-def test_the_files_of_deepspeed_are_progress(opaque: list[str], tmp_path: Path) -> None:
-    """Each file, but not the barriers around them, in which ranks wait for each other."""
+def test_each_file_written_by_deepspeed_is_progress(events: list[str], tmp_path: Path) -> None:
+    """Each file counts, but not the barriers around them, in which ranks wait."""
     from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
     model: Any = SimpleNamespace(
@@ -237,9 +237,9 @@ def test_the_files_of_deepspeed_are_progress(opaque: list[str], tmp_path: Path) 
     engine_deepspeed.DeepSpeedEngine(accelerator, model, None)
     files = model.checkpoint_engine
     files.save({"weights": torch.ones(2)}, str(tmp_path / "state.pt"))
-    assert opaque == ["begin", "end"]
+    assert events == ["begin", "end"]
     assert files.load(str(tmp_path / "state.pt"))["weights"].tolist() == [1, 1]
-    assert opaque == ["begin", "end"] * 2
+    assert events == ["begin", "end"] * 2
 
 
 def test_a_lock_is_released_when_its_holder_is_killed(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_lock_is_released_when_its_holder_is_killed(tmp_path: Path) -> None:
     os.waitpid(holder, 0)
 
 
-def test_progress_without_a_terminal_is_plain_lines(
+def test_without_a_terminal_progress_is_plain_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = [100.0]

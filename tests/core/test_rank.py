@@ -20,7 +20,7 @@ LAUNCHER = {"TORCHELASTIC_RUN_ID": "run"}
         ({"RANK": "first"}, 0, True, True),
     ],
 )
-def test_under_a_launcher_one_process_checks_and_one_a_machine_reports(
+def test_one_process_checks_and_one_process_per_machine_reports(
     environment: dict[str, str],
     number: int,
     reports: bool,

@@ -1,4 +1,4 @@
-"""What a program prints passes through redaction, whoever prints it."""
+"""All output of a program is redacted, whichever code prints it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PRINTING = Path(__file__).with_name("printing.py")
 SECRET = "correct-Horse9"
 
 
-def run(way: str) -> CompletedProcess[str]:
+def run_printing(way: str) -> CompletedProcess[str]:
     return run_warm([sys.executable, str(PRINTING), way], DB_PASS=SECRET)
 
 
 @pytest.mark.parametrize(
     "way", ["thread", "child", "deletion", "warning", "early log", "last log", "error"]
 )
-def test_what_the_interpreter_and_libraries_print(way: str) -> None:
-    done = run(way)
+def test_output_of_the_interpreter_and_libraries_is_redacted(way: str) -> None:
+    done = run_printing(way)
     assert SECRET not in done.stdout + done.stderr
     assert "for [redacted]" in done.stderr or "with [redacted]" in done.stderr
     assert done.returncode == (1 if way == "error" else 0)
@@ -33,24 +33,24 @@ def test_what_the_interpreter_and_libraries_print(way: str) -> None:
         assert done.stderr.count("RuntimeError: 401 for [redacted]") == 2
 
 
-def test_on_standard_output_only_what_is_known_is_hidden() -> None:
+def test_standard_output_hides_only_secrets_of_the_process() -> None:
     """Documents are shown there: a token in one is not a secret of the process."""
     token = "ghp_" + "a1" * 18
-    assert run("output").stdout == f"with [redacted], with {token}\n"
-    assert run("errors").stderr == "with [redacted], with [redacted]\n"
+    assert run_printing("output").stdout == f"with [redacted], with {token}\n"
+    assert run_printing("errors").stderr == "with [redacted], with [redacted]\n"
 
 
-def test_bytes_are_data() -> None:
-    assert run("bytes").stdout == f"with {SECRET}"
+def test_bytes_are_written_unchanged() -> None:
+    assert run_printing("bytes").stdout == f"with {SECRET}"
 
 
-def test_a_recorder_of_the_console_is_given_redacted_text() -> None:
-    done = run("recorder")
+def test_a_console_recorder_receives_redacted_text() -> None:
+    done = run_printing("recorder")
     assert done.stderr == "first [redacted]\nsecond [redacted]\n"
     assert done.stdout == r"kept: 'first [redacted]' '\n' 'second [redacted]\n'" + "\n"
 
 
-def test_it_is_otherwise_the_stream() -> None:
+def test_other_attributes_pass_through_to_the_stream() -> None:
     stream = io.StringIO()
     redacted = RedactedStream(stream, redact)
     assert redacted.write("password=Tr0ub4dor\n") == 19

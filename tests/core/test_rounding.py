@@ -17,7 +17,9 @@ def test_numbers_are_rounded_up_to_a_multiple() -> None:
 
 
 @given(st.integers(0, 10**15), st.integers(1, 10**6))
-def test_the_quotient_is_the_smallest_that_covers_the_dividend(dividend: int, divisor: int) -> None:
+def test_the_rounded_quotient_is_the_smallest_that_covers_the_dividend(
+    dividend: int, divisor: int
+) -> None:
     quotient = divide_up(dividend, divisor)
     assert (quotient - 1) * divisor < dividend <= quotient * divisor
     assert round_up_to_multiple(dividend, divisor) == quotient * divisor

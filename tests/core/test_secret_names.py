@@ -22,7 +22,7 @@ from bsmeta.core.keys import list_key_names
 from bsmeta.core.secret_names import is_secret, is_secret_variable, looks_random
 from bsmeta.core.secrets import redact_values
 from tests.canary import LETTERS, digits, letters
-from tests.config.test_schema import SCHEMAS, filled
+from tests.config.test_schema import SCHEMAS, fill_defaults
 
 RANDOM = letters(1, 32)
 
@@ -75,18 +75,18 @@ ORDINARY_VARIABLES = {
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_variables_with_secrets(name: str) -> None:
+def test_variables_named_like_secrets_are_secret(name: str) -> None:
     assert is_secret_variable(name, RANDOM)
     assert is_secret(name, RANDOM)
 
 
 @pytest.mark.parametrize(("name", "value"), ORDINARY_VARIABLES.items())
-def test_variables_without_secrets(name: str, value: str) -> None:
+def test_ordinary_variables_are_not_secret(name: str, value: str) -> None:
     assert not is_secret_variable(name, value)
     assert not is_secret(name, value)
 
 
-def test_there_are_enough_names() -> None:
+def test_at_least_sixty_variable_names_are_tried() -> None:
     assert len(VARIABLES) + len(ORDINARY_VARIABLES) >= 60
 
 
@@ -135,7 +135,7 @@ def test_there_are_enough_names() -> None:
         ("private_key", "-----BEGIN PRIVATE KEY-----\nabc\n", True),
     ],
 )
-def test_keys_and_parameters(name: str, value: str, expected: bool) -> None:
+def test_a_key_is_secret_by_its_name_and_value(name: str, value: str, expected: bool) -> None:
     assert is_secret(name, value) == expected
 
 
@@ -151,27 +151,27 @@ def test_keys_and_parameters(name: str, value: str, expected: bool) -> None:
         ("gpt2-medium-v1.5-1024x768-fp16", False),
     ],
 )
-def test_random_looks(value: str, expected: bool) -> None:
+def test_long_random_strings_look_random(value: str, expected: bool) -> None:
     assert looks_random(value) == expected
 
 
 @pytest.fixture
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variables: those of this machine may be secrets."""
+def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes all variables, since this machine's may be secrets."""
     for name in os.environ:
         monkeypatch.delenv(name)
 
 
-def plain(config: Any) -> Any:
-    """A configuration as it is read back: with lists for tuples."""
+def convert_tuples(config: Any) -> Any:
+    """Returns a configuration with lists for tuples, as it is read back."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-@pytest.mark.usefixtures("bare_environment")
+@pytest.mark.usefixtures("empty_environment")
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_no_default_of_a_schema_is_hidden(schema: type) -> None:
-    config = filled(schema)
-    assert redact_values(plain(config)) == plain(config)
+    config = fill_defaults(schema)
+    assert redact_values(convert_tuples(config)) == convert_tuples(config)
 
 
 SHIPPED = [
@@ -182,7 +182,7 @@ SHIPPED = [
 ]
 
 
-@pytest.mark.usefixtures("bare_environment")
+@pytest.mark.usefixtures("empty_environment")
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_nothing_in_a_shipped_configuration_is_hidden(path: Path) -> None:
     values = yaml.safe_load(path.read_text())
@@ -201,7 +201,7 @@ ORDINARY_VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("bare_environment")
+@pytest.mark.usefixtures("empty_environment")
 @pytest.mark.parametrize("value", ORDINARY_VALUES)
 def test_no_ordinary_value_of_a_key_is_hidden(value: str) -> None:
     values = {name: {name.rpartition(".")[2]: value} for name in NAMES}
@@ -214,5 +214,5 @@ def test_no_ordinary_value_of_a_key_is_hidden(value: str) -> None:
     | st.integers().map(str)
     | st.floats().map(str),
 )
-def test_no_name_and_no_number_is_hidden(name: str, value: str) -> None:
+def test_names_and_numbers_are_not_hidden(name: str, value: str) -> None:
     assert not is_secret(name.rpartition(".")[2], value)

@@ -63,13 +63,13 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (f"{letters(1, 64)} {letters(2, 40)}", "[redacted] [redacted]"),
     ],
 )
-def test_values_of_variables(text: str, expected: str) -> None:
+def test_secret_values_of_variables_are_redacted_in_text(text: str, expected: str) -> None:
     assert redact(text) == expected
     assert redact(expected) == expected
 
 
 @pytest.mark.parametrize("name", ["WANDB_API_KEY", "PGPASSWORD", "DEPLOY_KEY"])
-def test_forms_of_a_value(name: str) -> None:
+def test_quoted_and_escaped_forms_of_a_secret_are_redacted(name: str) -> None:
     secret = ENVIRONMENT[name]
     for form in (
         secret, repr(secret), json.dumps(secret), json.dumps(secret, ensure_ascii=False),
@@ -99,7 +99,7 @@ def test_forms_of_a_value(name: str) -> None:
         ("//host/x@y?z", "//host/x@y?z"),
     ],
 )
-def test_urls_in_text(text: str, expected: str) -> None:
+def test_credentials_in_urls_are_redacted_in_text(text: str, expected: str) -> None:
     assert redact(text) == expected
     assert redact(expected) == expected
 
@@ -132,7 +132,7 @@ SAS_SIGNATURE = letters(3, 21) + "%2F" + letters(4, 21) + "%3D"
         ("key: perplexity_bucket_v12, keyboard=abcd1234",) * 2,
     ],
 )
-def test_assignments_in_text(text: str, expected: str) -> None:
+def test_secrets_in_assignments_are_redacted(text: str, expected: str) -> None:
     assert redact(text) == expected
     assert redact(expected) == expected
 
@@ -153,12 +153,12 @@ def test_assignments_in_text(text: str, expected: str) -> None:
         ("https://hooks.slack.com/services/T0A/B0A/abcdefghijklmnop", "https://[redacted]"),
     ],
 )
-def test_urls_in_messages(url: str, expected: str) -> None:
+def test_urls_in_messages_lose_credentials_and_queries(url: str, expected: str) -> None:
     assert format_url(url) == expected
     assert format_url(expected) == expected
 
 
-def test_values_by_the_name_of_their_key() -> None:
+def test_values_are_redacted_by_the_name_of_their_key() -> None:
     values = {
         "api_key": "abcdefgh12345678",
         "inner": [{"access_token": "abcdefgh12345678"}],
@@ -178,13 +178,13 @@ def test_values_by_the_name_of_their_key() -> None:
     }
 
 
-def test_the_configuration_of_a_run() -> None:
+def test_a_printed_configuration_hides_secrets() -> None:
     text = format_yaml(CausalLMConfig(model_name="hf-not-a-real-one"))
     assert "hf-not-a-real-one" not in text
     assert "model_name: '[redacted]'" in text
 
 
-def test_secrets_that_are_declared() -> None:
+def test_declared_secrets_are_redacted() -> None:
     declare_secrets("d3clared-one", None, "", "12345678")
     declare_secrets_in({"a": [{"password": "d3clared-two"}], "b": "https://me:d3clared-3@host"})
     declare_secrets_in_arguments(
@@ -209,7 +209,7 @@ NAMES = st.text() | st.sampled_from(["Token", "password", "key", "sig"])
         lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner),
     )
 )
-def test_a_line_of_json_remains_one(value: object) -> None:
+def test_a_redacted_line_of_json_is_still_json(value: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name, secret in ENVIRONMENT.items():
             patch.setenv(name, secret)
@@ -219,6 +219,6 @@ def test_a_line_of_json_remains_one(value: object) -> None:
 
 
 @given(st.lists(st.text("abcdefghijklmnopqrstuvwxyzäöü", max_size=12), max_size=40))
-def test_words_stay(words: list[str]) -> None:
+def test_ordinary_words_are_not_redacted(words: list[str]) -> None:
     text = " ".join(word for word in words if word != "swordfish")
     assert redact(text) == text

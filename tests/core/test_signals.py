@@ -32,7 +32,7 @@ sys.exit(run_and_report(lambda: print("done")))
 """
 
 
-def run(program: str, closed: str = "") -> subprocess.CompletedProcess[str]:
+def run_program(program: str, closed: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", f'exec "$@" {closed}', "bash", sys.executable, "-c", START + program],
         cwd=REPOSITORY,
@@ -45,16 +45,16 @@ def run(program: str, closed: str = "") -> subprocess.CompletedProcess[str]:
 
 def test_the_end_of_a_loader_process_does_not_end_the_run() -> None:
     """Torch handles SIGCHLD in Python, so its number, too, arrives where signals are received."""
-    done = run(LOADER)
+    done = run_program(LOADER)
     assert (done.returncode, done.stdout) == (75, "the worker has ended\nSIGTERM\n"), done.stderr
 
 
-def test_a_run_without_standard_output_ends_well() -> None:
-    done = run(END, ">&-")
+def test_a_run_without_standard_output_exits_with_0() -> None:
+    done = run_program(END, ">&-")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_run_without_standard_error_ends_well() -> None:
-    """Trackers and progress bars ask whether it is a terminal."""
-    done = run(f"assert not sys.stderr.isatty()\n{END}", "2>&-")
+def test_a_run_without_standard_error_exits_with_0() -> None:
+    """Trackers and progress bars ask whether standard error is a terminal."""
+    done = run_program(f"assert not sys.stderr.isatty()\n{END}", "2>&-")
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

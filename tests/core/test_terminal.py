@@ -18,7 +18,7 @@ from tqdm import tqdm
 from bsmeta.cli import PROGRAMS
 from bsmeta.core.terminal import Console, ScreenedStream, screen_output, write_data
 from tests.conftest import REPOSITORY
-from tests.terminal import acting, run_in_terminal
+from tests.terminal import find_sequences, run_in_terminal
 
 EVIL = "\x1b]52;c;QUFB\x07\x1b[5;35mx\u202e"
 SHOWN = "\\x1b]52;c;QUFB\\x07\\x1b[5;35mx\\u202e"
@@ -49,11 +49,11 @@ sys.exit(run_and_report(main))
 """
 
 
-def test_a_program_under_a_terminal(tmp_path: Path) -> None:
+def test_output_to_a_terminal_is_escaped(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     code, received = run_in_terminal([str(tmp_path / "program.py")], tmp_path)
     assert code == 1
-    assert acting(received) == []
+    assert find_sequences(received) == []
     assert "\x1b[5;35m" not in received
     assert "\x1b[1m\\x1b]52;c;QUFB" in received  # the style of the console, around the text
     assert received.count("\\x1b]52;c;QUFB") >= 12
@@ -61,16 +61,16 @@ def test_a_program_under_a_terminal(tmp_path: Path) -> None:
     assert f"ValueError: {SHOWN}" in received
 
 
-def test_messages_into_a_file_are_printable_too(tmp_path: Path) -> None:
+def test_messages_written_to_a_file_are_printable(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run(
         [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )  # fmt: skip
     assert done.returncode == 1
-    assert acting(done.stderr.decode()) == []
+    assert find_sequences(done.stderr.decode()) == []
     head, tail = done.stdout.decode().split(EVIL)  # the data alone are as they were
-    assert acting(head) == []
+    assert find_sequences(head) == []
     assert tail == ""
 
 
@@ -81,7 +81,7 @@ def test_data_are_written_byte_for_byte_to_a_file(
     assert capfdbinary.readouterr().out == b"a\r\n\x1b[31m\xff \xc3\xa9"
 
 
-def test_a_terminal_without_an_encoding_for_a_text_ends_no_program() -> None:
+def test_a_terminal_that_cannot_encode_a_text_does_not_end_the_program() -> None:
     program = (
         "import sys\n"
         "from bsmeta.core.process import run_and_report\n"
@@ -97,13 +97,13 @@ def test_a_terminal_without_an_encoding_for_a_text_ends_no_program() -> None:
     assert done.stdout == b"\\xe9\\u2013\n\\u2013\\xe9\n"
 
 
-def written(**settings: object) -> tuple[Console, io.StringIO]:
+def make_console(**settings: object) -> tuple[Console, io.StringIO]:
     file = io.StringIO()
     return Console(file=file, width=60, **settings), file
 
 
-def test_a_console_prints_texts_and_no_markup() -> None:
-    console, file = written()
+def test_a_console_prints_text_without_interpreting_markup() -> None:
+    console, file = make_console()
     table = Table(title="[bold]t[/] :smile:", box=None)
     table.add_column(EVIL)
     table.add_row(Text(EVIL, "bold"))
@@ -117,13 +117,13 @@ def test_a_console_prints_texts_and_no_markup() -> None:
     ]
 
 
-def test_only_styles_of_the_console_are_sequences() -> None:
-    console, file = written(force_terminal=True, color_system="standard")
+def test_only_styles_of_the_console_write_escape_sequences() -> None:
+    console, file = make_console(force_terminal=True, color_system="standard")
     console.print(EVIL, style="red", highlight=False)
     assert file.getvalue() == f"\x1b[31m{SHOWN}\x1b[0m\n"
 
 
-def test_bars_of_libraries_are_drawn() -> None:
+def test_progress_bars_of_libraries_are_drawn() -> None:
     file = io.StringIO()
     screen = ScreenedStream(file)
     for _ in tqdm(range(2), file=screen, desc=EVIL, mininterval=0, ncols=90):  # type: ignore[type-var]
@@ -145,13 +145,13 @@ def test_bars_of_libraries_are_drawn() -> None:
         (["", "\rx"], "\rx"),
     ],
 )
-def test_a_carriage_return_overwrites_no_other_line(parts: list[str], shown: str) -> None:
+def test_a_carriage_return_does_not_overwrite_other_lines(parts: list[str], shown: str) -> None:
     file = io.StringIO()
     ScreenedStream(file).writelines(parts)
     assert file.getvalue() == shown
 
 
-def test_the_screen_ends_with_its_context(caplog: pytest.LogCaptureFixture) -> None:
+def test_screening_ends_with_its_context(caplog: pytest.LogCaptureFixture) -> None:
     factory = logging.getLogRecordFactory()
     with screen_output():
         screen = sys.stdout
@@ -172,7 +172,7 @@ SOURCES = [
 
 
 def test_only_one_module_opens_consoles() -> None:
-    """Those of rich itself would print the sequences of the data."""
+    """rich's own consoles would print escape sequences of the data."""
     users = []
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):

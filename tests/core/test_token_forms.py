@@ -1,4 +1,4 @@
-"""Each form of token is recognized wherever it stands, and what only resembles one is not."""
+"""Each form of token is recognized in any context; look-alikes are not."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ TOKENS = {
 ALL = [token for tokens in TOKENS.values() for token in tokens]
 
 
-def test_every_form_has_a_token_and_every_token_its_form() -> None:
+def test_every_form_has_a_token_and_every_token_a_form() -> None:
     assert [form.provider for form in TOKEN_FORMS] == [*TOKENS]
     for form in TOKEN_FORMS:
         assert all(form.pattern.fullmatch(token) for token in TOKENS[form.provider]), form.provider
@@ -80,7 +80,7 @@ AROUND = (
 
 
 @pytest.mark.parametrize("token", ALL, ids=lambda token: token[:12])
-def test_wherever_it_stands(token: str) -> None:
+def test_a_token_is_found_in_any_context(token: str) -> None:
     for around in AROUND:
         text = around.format(token)
         assert find_tokens(text) == [token], around
@@ -88,7 +88,7 @@ def test_wherever_it_stands(token: str) -> None:
 
 
 @pytest.mark.parametrize("token", ALL, ids=lambda token: token[:12])
-def test_in_json_and_urls(token: str) -> None:
+def test_a_token_is_replaced_in_json_and_urls(token: str) -> None:
     line = json.dumps({"message": f'"{token}"\n', "next": 1})
     hidden = replace_tokens(line, "*")
     assert json.loads(hidden) == {"message": '"*"\n', "next": 1}
@@ -113,5 +113,5 @@ def test_a_key_without_its_end_is_hidden_up_to_the_next_quote() -> None:
         "<|endoftext|>", "550e8400-e29b-41d4-a716-446655440000",
     ],
 )  # fmt: skip
-def test_what_is_no_token(text: str) -> None:
+def test_ordinary_text_contains_no_token(text: str) -> None:
     assert find_tokens(text) == []

@@ -44,7 +44,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 def refuse(status: int, code: str, **headers: str) -> Answer:
-    """A refusal; its body begins with a byte order mark, as those of Azure do."""
+    """Returns a refusal; its body begins with a byte order mark, like Azure's."""
     body = f"\ufeff<?xml version='1.0'?><Error><Code>{code}</Code><Message>m</Message></Error>"
     return status, {name.replace("_", "-"): value for name, value in headers.items()}, body.encode()
 
@@ -53,7 +53,7 @@ class AzureServer(Storage):
     """A container, public unless a key or a SAS token is required.
 
     Attributes:
-        answers: What the next requests get in place of their answers.
+        answers: Replacements for the answers to the next requests.
         requests: The path with the query, and the range, of each request.
         key: The account key that requests must be signed with; "": none.
         sas: The SAS token that their query must end in; "": none.
@@ -72,7 +72,7 @@ class AzureServer(Storage):
         self.ignores_conditions = False
 
     def answer(self, path: str, request_headers: Message) -> Answer:
-        """Status, headers and body."""
+        """Returns status, headers and body."""
         asked = request_headers.get("Range", "")
         self.requests.append((path, asked))
         if self.answers:
@@ -107,7 +107,7 @@ class AzureServer(Storage):
         return 206, headers, part
 
     def _list(self, query: dict[str, str]) -> str:
-        """A page of the blobs that begin with a prefix."""
+        """Returns a page of the blobs that begin with a prefix."""
         assert query["restype"] == "container"
         assert query["comp"] == "list"
         prefix = query.get("prefix", "")
@@ -130,7 +130,7 @@ class AzureServer(Storage):
         return format_listing(blobs, marker)
 
     def _sign(self, path: str, headers: Message) -> str:
-        """The Authorization header of a request, as the specification of Shared Key defines it."""
+        """Returns the Authorization header of a request by the specification of Shared Key."""
         url = urlsplit(path)
         text = "GET\n" + "".join(f"{headers.get(name, '')}\n" for name in SIGNED)
         for name in sorted(name.lower() for name in headers):
@@ -145,12 +145,12 @@ class AzureServer(Storage):
 
 
 def format_etag(generation: int) -> str:
-    """The ETag of a generation, which is no hash."""
+    """Returns the ETag of a generation, which is no hash."""
     return f"0x8DE{generation:012X}"
 
 
 def format_listing(blobs: str, marker: str = "") -> str:
-    """A page of a listing."""
+    """Formats a page of a listing."""
     return (
         "<?xml version='1.0' encoding='utf-8'?><EnumerationResults><Blobs>"
         f"{blobs}</Blobs><NextMarker>{marker}</NextMarker></EnumerationResults>"

@@ -20,7 +20,7 @@ PAGE = 2
 
 
 def forget() -> None:
-    """Lists and connects again, as a new process does."""
+    """Clears caches, so that the next call lists and connects like a new process."""
     objects.list_objects.cache_clear()
     objects.create_http_client.cache_clear()
     stores.find_store.cache_clear()
@@ -68,7 +68,7 @@ class Storage:
             self.objects[name] = (content, self.objects.get(name, (b"", 1))[1] + 1)
 
     def answer(self, path: str, request_headers: Message) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body."""
+        """Returns status, headers and body."""
         if self.statuses:
             status = self.statuses.pop()
             return status, {}, json.dumps({"error": {"message": f"status {status}"}}).encode()
@@ -85,11 +85,11 @@ class Storage:
             return 404, {}, b"No such object"
         first, last = map(int, asked.removeprefix("bytes=").split("-"))
         part = content[first : last + 1]
-        place = f"bytes {first}-{first + len(part) - 1}/{len(content)}"
-        return 206, {"Content-Range": place, "Content-Encoding": "gzip"}, part
+        content_range = f"bytes {first}-{first + len(part) - 1}/{len(content)}"
+        return 206, {"Content-Range": content_range, "Content-Encoding": "gzip"}, part
 
     def listing(self, query: dict[str, str]) -> dict[str, Any]:
-        """A page of the objects that begin with a prefix."""
+        """Returns a page of the objects that begin with a prefix."""
         names = [name for name in sorted(self.objects) if name.startswith(query.get("prefix", ""))]
         if "delimiter" in query:
             names = [n for n in names if "/" not in n.removeprefix(query.get("prefix", ""))]

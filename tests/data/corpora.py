@@ -38,7 +38,7 @@ class Corpus(NamedTuple):
     """How a corpus is published.
 
     Attributes:
-        row: A document, from its number, its text and its address.
+        row: Makes a document from its number, text and address.
         shards: Names of training shards.
         held_out: Name of the held-out shard.
         pattern: A pattern of the training shards, which the held-out one may match.
@@ -94,7 +94,7 @@ def fineweb_edu(number: int, text: str, url: str) -> Row:
 
 
 def dolma(number: int, text: str, url: str) -> Row:
-    """Every third document is of a source without addresses."""
+    """Makes a document; every third is from a source without addresses."""
     row = {"id": f"d{number}", "text": text, "added": "2023-04-12T00:00:00.000Z"}
     if number % 3 == 2:
         return row | {"source": "books", "created": None, "metadata": {"length": len(text)}}
@@ -197,7 +197,7 @@ def write_corpus(name: str, folder: Path) -> None:
 
 
 def overrides(name: str, folder: Path) -> list[str]:
-    """What a user adds to `data=` to read the files from a folder."""
+    """Returns the keys that a user adds to `data=` to read the files from a folder."""
     corpus = CORPORA[name]
     return [
         f"data={name}",

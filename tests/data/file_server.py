@@ -16,8 +16,8 @@ class FileServer:
 
     Attributes:
         files: Content by path.
-        faults: For the next requests, one each; then it is well-behaved.
-        ranges: The ranges that were requested.
+        faults: Faults for the next requests, one each; later answers are correct.
+        ranges: The requested ranges.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -37,7 +37,7 @@ class FileServer:
 
     @property
     def address(self) -> str:
-        """What the addresses of files begin with."""
+        """Returns the beginning of the addresses of files."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     @contextmanager
@@ -57,7 +57,7 @@ class Request(BaseHTTPRequestHandler):
     """A request, and ways to answer it."""
 
     def answer(self, server: FileServer) -> None:
-        """Sends the file, from the requested byte on, or does what the next fault does."""
+        """Sends the file from the requested byte on, or performs the next fault."""
         asked = self.headers["Range"]
         server.ranges.append(asked)
         content = server.files.get(self.path)
@@ -74,11 +74,11 @@ class Request(BaseHTTPRequestHandler):
 
     @property
     def start(self) -> int:
-        """The first byte that is asked for."""
+        """Returns the first requested byte."""
         return int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").rstrip("-"))
 
     def send(self, status: int, content: bytes, length: int | None = None, **headers: str) -> None:
-        """Sends an answer that may state another length than it has."""
+        """Sends an answer, which may state a wrong length."""
         self.send_response(status)
         self.send_header("Content-Length", str(len(content) if length is None else length))
         for name, value in headers.items():

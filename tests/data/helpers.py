@@ -24,7 +24,7 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "1
 
 
 def bpe_tokenizer(texts: list[str], vocab_size: int = 320) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with an EOS token, trained on some texts."""
+    """Returns a byte-level BPE tokenizer with an EOS token, trained on `texts`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,17 +39,17 @@ def bpe_tokenizer(texts: list[str], vocab_size: int = 320) -> PreTrainedTokenize
 
 
 def small_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of about 300 entries."""
+    """Returns a tokenizer of about 300 entries."""
     return bpe_tokenizer([" ".join(WORDS)] * 3)
 
 
 def word_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer with a token for each of the words, and for each after a blank."""
-    return bpe_tokenizer([form for one in words for form in (one, f" {one}")] * 9, 1000)
+    """Returns a tokenizer with a token for each word, and for each word after a space."""
+    return bpe_tokenizer([form for word in words for form in (word, f" {word}")] * 9, 1000)
 
 
 def page(number: int, words: int) -> dict[str, Any]:
-    """A document whose text begins with its number, with a url, a title and html tags."""
+    """Returns a document whose text begins with its number, with a url, a title and html tags."""
     text = f"{number} " + " ".join(WORDS[(number + i) % len(WORDS)] for i in range(words))
     tags = [
         {
@@ -74,7 +74,7 @@ def page(number: int, words: int) -> dict[str, Any]:
 
 
 def pages(count: int, first: int = 0) -> list[dict[str, Any]]:
-    """Documents of 1 to 40 words."""
+    """Returns documents of 1 to 40 words."""
     return [page(first + i, 1 + (first + i) * 7 % 40) for i in range(count)]
 
 
@@ -85,14 +85,14 @@ def write_shard(path: Path, documents: list[dict[str, Any]]) -> Path:
 
 
 def write_shards(folder: Path, sizes: list[int]) -> Path:
-    """Writes shards of so many documents and returns their folder."""
+    """Writes shards of the given numbers of documents, and returns their folder."""
     for number, size in enumerate(sizes):
         write_shard(folder / f"part-{number:02}.jsonl.gz", pages(size, first=1000 * number))
     return folder
 
 
 def small_config(folder: Path, **changes: Any) -> DataConfig:
-    """A configuration for small shards; keys of the metadata configuration may be among them."""
+    """Returns a configuration for small shards; values may include metadata keys."""
     metadata: dict[str, Any] = {"metadata_list": ["html", "title", "url"], "max_seq_len": 64}
     metadata |= {name: changes.pop(name) for name in list(changes) if name in METADATA_KEYS}
     values: dict[str, Any] = {
@@ -114,7 +114,7 @@ class Run:
     Attributes:
         steps: For each step its tensors [global batch, L], rows in the order of the run.
         documents: For each step its documents, sorted.
-        state: What the run would save after the last step.
+        state: State that the run would save after the last step.
     """
 
     steps: list[dict[str, torch.Tensor]]
@@ -134,10 +134,10 @@ def run(
     decay_start: int | None = None,
     is_branch: bool = False,
 ) -> Run:
-    """Takes some steps on every rank and puts the global batches together again.
+    """Takes some steps on every rank and joins the global batches.
 
-    `total` is the number of steps that the schedule of the metadata divides, `decay_start` where
-    the learning rate begins to fall; `is_branch` takes the state of a run that goes on otherwise.
+    `total` is the number of steps of the metadata schedule, `decay_start` the step at which
+    the learning rate begins to fall; `is_branch`: `state` is of a run that continues differently.
     """
     tokenizer = small_tokenizer()
     parts = []
@@ -168,14 +168,18 @@ def run(
 
 
 def of_step(parts: list[list[StepData]], step: int) -> list[MicroBatch]:
-    """The micro-batches of a step, of all ranks."""
+    """Returns the micro-batches of a step of all ranks."""
     return [batch for part in parts for batch in part[step].micro_batches]
 
 
 def global_step(parts: list[list[StepData]], step: int) -> dict[str, torch.Tensor]:
-    """Sequence g of a step is row g // W of rank g % W; narrow micro-batches are filled with 0."""
+    """Joins a step: sequence g is row g // W of rank g % W; narrow rows are padded with 0."""
     ranks = [of_step([part], step) for part in parts]
-    width = max(batch.tensors["input_ids"].shape[1] for own in ranks for batch in own)
+    width = max(
+        batch.tensors["input_ids"].shape[1]
+        for batches_of_rank in ranks
+        for batch in batches_of_rank
+    )
 
     def rows(batch: MicroBatch, name: str) -> torch.Tensor:
         tensor = batch.tensors[name]
@@ -183,7 +187,11 @@ def global_step(parts: list[list[StepData]], step: int) -> dict[str, torch.Tenso
 
     return {
         name: torch.stack(
-            [torch.cat([rows(batch, name) for batch in own]) for own in ranks], dim=1
+            [
+                torch.cat([rows(batch, name) for batch in batches_of_rank])
+                for batches_of_rank in ranks
+            ],
+            dim=1,
         ).flatten(0, 1)
         for name in ranks[0][0].tensors
     }
@@ -203,7 +211,7 @@ class Taken:
 
 
 def taken(stream: TrainStream) -> Iterator[Taken]:
-    """The steps of a stream whose steps have one micro-batch."""
+    """Yields the steps of a stream whose steps have one micro-batch."""
     before: dict[int, dict[str, int]] = {}
     for step in stream:
         (batch,) = step.micro_batches
@@ -217,17 +225,17 @@ def taken(stream: TrainStream) -> Iterator[Taken]:
 
 
 def batches(config: DataConfig, count: int) -> list[Taken]:
-    """The first steps of a stream with global batches of two."""
+    """Returns the first steps of a stream with global batches of two."""
     stream = TrainStream(
         config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
     )
     return list(itertools.islice(taken(stream), count))
 
 
-def same(one: Run, other: Run) -> bool:
+def same(first: Run, second: Run) -> bool:
     """Whether two runs had the same global batches."""
-    return one.documents == other.documents and all(
+    return first.documents == second.documents and all(
         torch.equal(a[name], b[name])
-        for a, b in zip(one.steps, other.steps, strict=True)
+        for a, b in zip(first.steps, second.steps, strict=True)
         for name in {*a, *b}
     )

@@ -45,6 +45,6 @@ def stored(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def hub_file(folder: Path, *, cache_bytes: int = 10**6, retries: int = 4) -> FileRef:
-    """The one file of the server."""
+    """Returns the path of the only file of the server."""
     settings = RemoteSettings(str(folder), cache_bytes, retries)
     return FileRef(len(CONTENT), etag_of(CONTENT), settings, HUB, REPO, "data.bin", COMMIT)

@@ -1,6 +1,6 @@
 """A Hub of one data set on 127.0.0.1 that can misbehave.
 
-It speaks what is needed of the real one: the revision and the tree of a data set (in pages), and
+It implements the required part of the Hub: the revision and the tree of a data set (in pages), and
 the files, which it redirects to another path; byte ranges, and a token for all but that path.
 """
 
@@ -36,10 +36,10 @@ class Hub:
 
     Attributes:
         files: Content by path in the data set.
-        token: What is asked for; None asks for none.
-        faults: Asked in turn at each request.
-        requests: What was asked: method, path, range.
-        commit: The commit of every revision but unknown ones.
+        token: The required token; None: none.
+        faults: Tried in turn at each request.
+        requests: Method, path and range of each request.
+        commit: The commit of every known revision.
         sent: Bytes of the bodies of its answers.
 
     Args:
@@ -78,13 +78,13 @@ class Hub:
         self._server.server_close()
 
     def content_requests(self) -> list[str]:
-        """The ranges of files that were asked for."""
+        """Returns the requested ranges of files."""
         return [asked for _, path, asked in self.requests if path.startswith("/stored/")]
 
 
 @cache
 def etag_of(content: bytes) -> str:
-    """The hash by which the server knows a content."""
+    """Returns the hash of a content on the server."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -97,7 +97,7 @@ class Answer(BaseHTTPRequestHandler):
     commit: str  # that the answer is about; a fault may change it
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
     def answer(self, hub: Hub) -> None:
         """Answers, unless a fault does."""
@@ -126,7 +126,7 @@ class Answer(BaseHTTPRequestHandler):
             self.give(404, {"X-Error-Code": "RepoNotFound"})
 
     def give(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
-        """A whole answer."""
+        """Sends a whole answer."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)
@@ -136,7 +136,7 @@ class Answer(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def give_json(self, value: Any, headers: dict[str, str] | None = None) -> None:
-        """An answer in JSON."""
+        """Sends an answer in JSON."""
         self.give(200, headers, json.dumps(value).encode())
 
     def give_revision(self, revision: str) -> None:
@@ -194,12 +194,12 @@ class Answer(BaseHTTPRequestHandler):
         self.give(206, headers | {"ETag": '"of the storage"'}, part)
 
     def asked(self) -> tuple[int, int]:
-        """First and last byte of the range."""
+        """Returns first and last byte of the range."""
         first, last = self.range.removeprefix("bytes=").split("-")
         return int(first), int(last)
 
     def give_part(self, count: int) -> None:
-        """The beginning of an answer of which more is announced; then the connection is cut."""
+        """Sends the beginning of an answer, then cuts the connection."""
         file = unquote(urlsplit(self.path).path).removeprefix("/stored/")
         content = self.hub.files[file]
         first, last = self.asked()
@@ -218,7 +218,7 @@ def is_content(answer: Answer) -> bool:
 
 
 def is_anything(_: Answer) -> bool:
-    """Every request."""
+    """Whether a request counts: always."""
     return True
 
 
@@ -228,7 +228,7 @@ def failing(
     headers: dict[str, str] | None = None,
     where: Callable[[Answer], bool] = is_content,
 ) -> Fault:
-    """The first requests get a bad status."""
+    """Answers the first requests with a bad status."""
     lock, left = threading.Lock(), [times]
 
     def fault(answer: Answer) -> bool:
@@ -245,7 +245,7 @@ def failing(
 
 
 def cutting(after: int, times: int) -> Fault:
-    """The first answers with content end after so many bytes."""
+    """Ends the first answers with content after `after` bytes."""
     lock, left = threading.Lock(), [times]
 
     def fault(answer: Answer) -> bool:
@@ -263,7 +263,7 @@ def cutting(after: int, times: int) -> Fault:
 
 @contextmanager
 def used_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """Has huggingface_hub use a server that runs as long as the context."""
+    """Makes huggingface_hub use a server that runs during the context."""
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.endpoint + template)
     monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
@@ -272,5 +272,5 @@ def used_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def shards_in(folder: Path) -> dict[str, bytes]:
-    """The files of a folder as those of a data set."""
+    """Returns the files of a folder as files of a data set."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}

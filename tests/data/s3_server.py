@@ -26,7 +26,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 class S3Server:
-    """moto's server behind the faults of a test.
+    """moto's server after the faults of a test.
 
     Attributes:
         faults: Asked in turn at each request.

@@ -51,7 +51,7 @@ COUNTS = {f"bad_documents/{reason}" for reason in REASONS}
 
 
 @pytest.fixture(autouse=True)
-def _a_lower_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def _lower_line_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MAX_LINE_BYTES", 30_000_000)
 
 
@@ -76,29 +76,29 @@ def test_strict_names_file_line_and_reason(tmp_path: Path, reason: str) -> None:
 
 
 @pytest.mark.parametrize("line", [b'{"text": NaN}', b'{"text": "a\x00b"}', b'{"text": "\\ud83d"}'])
-def test_what_is_no_json(tmp_path: Path, line: bytes) -> None:
+def test_a_line_that_is_not_json_is_refused_with_its_number(tmp_path: Path, line: bytes) -> None:
     with pytest.raises(DataError, match="line 4: not_json"):
         batches(one_stream(shard_with(tmp_path, line)), 1)
 
 
-def test_a_long_line_is_fine(tmp_path: Path) -> None:
+def test_a_long_line_below_the_limit_is_read(tmp_path: Path) -> None:
     line = json.dumps({"text": "x " * 100, "junk": "y" * 10_000_000}).encode()
     assert batches(one_stream(shard_with(tmp_path, line)), 1)
 
 
-def test_an_empty_page_is_no_bad_one(tmp_path: Path) -> None:
+def test_an_empty_page_is_skipped_but_not_counted_as_bad(tmp_path: Path) -> None:
     path = shard_with(tmp_path, b'{"text": ""}', b'{"text": "", "metadata_title": []}')
     steps = batches(one_stream(path, packing="pad", max_bad_documents=0), 5)
-    assert sum(one.counts["empty_text"] for one in steps) == 2
-    assert sum(one.counts[name] for one in steps for name in COUNTS) == 0
-    assert {position["bad"] for one in steps for position in one.states.values()} == {0}
-    named = {name for one in steps for name in one.documents}
+    assert sum(step.counts["empty_text"] for step in steps) == 2
+    assert sum(step.counts[name] for step in steps for name in COUNTS) == 0
+    assert {position["bad"] for step in steps for position in step.states.values()} == {0}
+    named = {name for step in steps for name in step.documents}
     assert "shard.jsonl.gz:2" in named
     assert not named & {"shard.jsonl.gz:3", "shard.jsonl.gz:4"}
 
 
 @pytest.mark.parametrize("packed", [gzip.compress, zstd.compress, bytes])
-def test_lines_after_one_that_is_too_long_are_read(
+def test_lines_after_a_line_that_is_too_long_are_read(
     tmp_path: Path, packed: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "MAX_LINE_BYTES", 3 * BLOCK_BYTES)
@@ -133,24 +133,24 @@ def test_metadata_counts_for_the_length_of_a_document(tmp_path: Path) -> None:
     batches(one_stream(path, **always, max_document_chars=300_000), 1)
 
 
-def test_a_window_is_encoded_in_batches_of_bounded_size(
+def test_a_window_is_encoded_in_bounded_batches_with_equal_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Into the sequences that it makes as one batch."""
+    """The sequences equal the sequences of a single batch."""
     write_shard(tmp_path / "a.jsonl.gz", pages(60))
     whole = batches(one_stream(tmp_path), 10)
     sizes: list[int] = []
     encode = DocumentEncoder.encode
 
     def noted(self: DocumentEncoder, rendered: Sequence[Rendered]) -> list[EncodedDocument]:
-        sizes.append(sum(len(one.body) for one in rendered) if len(rendered) > 1 else 0)
+        sizes.append(sum(len(document.body) for document in rendered) if len(rendered) > 1 else 0)
         return encode(self, rendered)
 
     monkeypatch.setattr(encode_stage, "ENCODING_BATCH_CHARS", 500)
     monkeypatch.setattr(DocumentEncoder, "encode", noted)
-    for one, other in zip(whole, batches(one_stream(tmp_path), 10), strict=True):
-        assert one.documents == other.documents
-        assert all(map(torch.equal, one.tensors.values(), other.tensors.values()))
+    for step, other in zip(whole, batches(one_stream(tmp_path), 10), strict=True):
+        assert step.documents == other.documents
+        assert all(map(torch.equal, step.tensors.values(), other.tensors.values()))
     assert len(sizes) > 10
     assert max(sizes) <= 500
 
@@ -158,10 +158,10 @@ def test_a_window_is_encoded_in_batches_of_bounded_size(
 def test_skip_counts_each_reason_once(tmp_path: Path) -> None:
     path = shard_with(tmp_path, *BAD.values())
     steps = batches(one_stream(path, bad_documents="skip", packing="pad"), 5)
-    assert all(set(one.counts) >= COUNTS for one in steps)
+    assert all(set(step.counts) >= COUNTS for step in steps)
     for reason in BAD:
-        assert sum(one.counts[f"bad_documents/{reason}"] for one in steps) == 1
-    assert max(position["bad"] for one in steps for position in one.states.values()) == 0
+        assert sum(step.counts[f"bad_documents/{reason}"] for step in steps) == 1
+    assert max(position["bad"] for step in steps for position in step.states.values()) == 0
 
 
 def test_skipped_documents_are_not_counted_again_after_a_resume(tmp_path: Path) -> None:
@@ -186,29 +186,29 @@ def test_skip_gives_up_at_the_limit(tmp_path: Path) -> None:
         batches(one_stream(path, bad_documents="skip", max_bad_documents=limit - 1), 1)
 
 
-def test_a_cut_gzip(tmp_path: Path) -> None:
+def test_a_truncated_gzip_is_refused_or_counted_once_an_epoch(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "shard.jsonl.gz", pages(300))
     path.write_bytes(path.read_bytes()[:-400])
     with pytest.raises(DataError, match=r"shard\.jsonl\.gz, line \d+: damaged_file: the file ends"):
         batches(one_stream(path), 1000)
     steps = batches(one_stream(path, bad_documents="skip"), 1000)
-    first = [one for one in steps if one.states[0]["epoch"] == 0]
-    second = [one for one in steps if one.states[0]["epoch"] == 1]
+    first = [step for step in steps if step.states[0]["epoch"] == 0]
+    second = [step for step in steps if step.states[0]["epoch"] == 1]
     assert first[-1].states[0]["bad"] == 0
-    assert sum(one.counts["bad_documents/damaged_file"] for one in first + second) == 2
+    assert sum(step.counts["bad_documents/damaged_file"] for step in first + second) == 2
 
 
-def test_a_shard_of_no_bytes(tmp_path: Path) -> None:
-    """What a cut download or a full disk leaves is not taken for a shard without documents."""
+def test_a_shard_of_zero_bytes_is_reported_as_damaged(tmp_path: Path) -> None:
+    """A cut download or a full disk must not look like a shard without documents."""
     write_shard(tmp_path / "a.jsonl.gz", pages(30))
     (tmp_path / "b.jsonl.gz").write_bytes(b"")
     with pytest.raises(DataError, match=r"b\.jsonl\.gz, line 1: damaged_file: the file is empty"):
         batches(one_stream(tmp_path), 100)
     taken = batches(one_stream(tmp_path, bad_documents="skip"), 20)
-    assert sum(one.counts["bad_documents/damaged_file"] for one in taken) >= 1
+    assert sum(step.counts["bad_documents/damaged_file"] for step in taken) >= 1
 
 
-def test_shards_without_a_usable_document(tmp_path: Path) -> None:
+def test_shards_without_a_usable_document_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "shard.jsonl"
     path.write_bytes(b'{"text": ""}\n{"text": ""}\n')
     with pytest.raises(DataError, match="stream 0 has no usable document in its part of shard"):
@@ -218,5 +218,7 @@ def test_shards_without_a_usable_document(tmp_path: Path) -> None:
 def test_every_reason_of_the_metadata_package_is_counted() -> None:
     folder = Path(bsmeta.metadata.__file__).parent
     source = "".join(path.read_text() for path in folder.glob("*.py"))
-    found = re.findall(r'BadDocument\(\s*"(\w+)"', source) + re.findall(r'reason = "(\w+)"', source)
-    assert set(found) <= set(REASONS)
+    named_reasons = re.findall(r'BadDocument\(\s*"(\w+)"', source) + re.findall(
+        r'reason = "(\w+)"', source
+    )
+    assert set(named_reasons) <= set(REASONS)

@@ -23,7 +23,7 @@ def collecting(_: int) -> Iterator[PackedSequence]:
         yield sequence(gc.isenabled(), 1, types=[gc.get_threshold()[0]])
 
 
-def test_a_process_forked_while_the_trainer_collects_no_garbage_collects_its_own() -> None:
+def test_a_process_forked_while_garbage_collection_is_off_turns_it_on() -> None:
     with GarbageCollection():
         blocks = SequenceBlocks(collecting, block_size=1, row_length=1, pad_id=0)
         loader = DataLoader(blocks, batch_size=None, num_workers=1, worker_init_fn=set_up_worker)

@@ -13,14 +13,16 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "experiments/benchmarks"
 
 
-@pytest.mark.parametrize("own", ["data_config.tokenizer_backend=tiktoken", "plain=true"])
-def test_stream(launch: Callable[..., subprocess.CompletedProcess[str]], own: str) -> None:
-    done = launch(BENCHMARKS / "stream.py", "--config-name", "demo", "seconds=0.5", own)
+@pytest.mark.parametrize("override", ["data_config.tokenizer_backend=tiktoken", "plain=true"])
+def test_stream_reports_rates_of_tokens(
+    launch: Callable[..., subprocess.CompletedProcess[str]], override: str
+) -> None:
+    done = launch(BENCHMARKS / "stream.py", "--config-name", "demo", "seconds=0.5", override)
     result = json.loads(done.stdout)
     keys = {"tokens", "cpu_s", "wall_s", "documents", "fill", "rss_mb"}
     rates = {"tokenizer_backend", "stream", "plain", "times_plain"}
-    assert set(result) == (keys if own == "plain=true" else keys | rates)
-    if own != "plain=true":
+    assert set(result) == (keys if override == "plain=true" else keys | rates)
+    if override != "plain=true":
         ratio = result["stream"] / result["plain"]
         assert result["times_plain"] == pytest.approx(ratio, abs=0.01)
     assert result["tokens"] > result["documents"] > 0
@@ -50,11 +52,18 @@ def test_stream_uses_the_tokenizer_of_the_configuration(
     assert 'data_config.tokenizer_backend in Hydra configuration: found "fast"' in done.stderr
 
 
-def figures(
-    launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, name: str, *own: str
+def run_benchmark(
+    launch: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    name: str,
+    *overrides: str,
 ) -> dict[str, Any]:
-    """What a benchmark prints with the demo's configuration."""
-    keys = (f"data_config.cache_dir={tmp_path}", "data_config.tokenizer_backend=tiktoken", *own)
+    """Runs a benchmark with the demo's configuration; returns its JSON output."""
+    keys = (
+        f"data_config.cache_dir={tmp_path}",
+        "data_config.tokenizer_backend=tiktoken",
+        *overrides,
+    )
     done = launch(BENCHMARKS / f"{name}.py", "--config-name", "demo", *keys)
     return json.loads(done.stdout)
 
@@ -62,14 +71,14 @@ def figures(
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_seek(launch: Launch, tmp_path: Path) -> None:
-    result = figures(launch, tmp_path, "seek", "raw_mb=12", "repeats=1")
+def test_seek_reports_the_time_to_enter_a_shard(launch: Launch, tmp_path: Path) -> None:
+    result = run_benchmark(launch, tmp_path, "seek", "raw_mb=12", "repeats=1")
     assert list(result["seek_ms"]) == list(result["reread_ms"]) == ["10%", "50%", "90%"]
     assert result["documents"] > 100
 
 
 @pytest.mark.slow
-def test_stream_peers(launch: Launch, tmp_path: Path) -> None:
+def test_stream_peers_reports_the_ratio_to_each_library(launch: Launch, tmp_path: Path) -> None:
     arguments = ["--config-name", "demo", f"data_config.cache_dir={tmp_path}", "rounds=1"]
     done = launch(BENCHMARKS / "stream_peers.py", *arguments)
     datasets, tf_data = map(json.loads, done.stdout.splitlines())
@@ -83,11 +92,11 @@ def test_stream_peers(launch: Launch, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stream_formats(launch: Launch, tmp_path: Path) -> None:
+def test_stream_formats_reports_every_format(launch: Launch, tmp_path: Path) -> None:
     arguments = ["--config-name", "demo", f"data_config.cache_dir={tmp_path}", "rounds=1"]
     done = launch(BENCHMARKS / "stream_formats.py", *arguments)
-    found = {result["format"]: result for result in map(json.loads, done.stdout.splitlines())}
-    assert list(found) == [
+    results = {result["format"]: result for result in map(json.loads, done.stdout.splitlines())}
+    assert list(results) == [
         "records .jsonl.gz",
         "records .jsonl.zst",
         "records .parquet",
@@ -95,43 +104,45 @@ def test_stream_formats(launch: Launch, tmp_path: Path) -> None:
         "plain .parquet",
     ]
     for suffix in (".jsonl.gz", ".parquet"):  # the same documents, drawn from the same names
-        assert found[f"plain {suffix}"]["tokens"] == found[f"records {suffix}"]["tokens"] > 10_000
-    assert found["records .jsonl.gz"]["ratio"] == 1.0
+        assert (
+            results[f"plain {suffix}"]["tokens"] == results[f"records {suffix}"]["tokens"] > 10_000
+        )
+    assert results["records .jsonl.gz"]["ratio"] == 1.0
 
 
 @pytest.mark.slow
-def test_resume(launch: Launch, tmp_path: Path) -> None:
-    result = figures(launch, tmp_path, "resume", "raw_mb=12", "repeats=1")
+def test_resume_reports_the_time_to_resume(launch: Launch, tmp_path: Path) -> None:
+    result = run_benchmark(launch, tmp_path, "resume", "raw_mb=12", "repeats=1")
     assert set(result["resumed_ms"]) == {"10%", "50%", "90%", "50% of epoch 10"}
     assert result["windows"] > 3
 
 
 @pytest.mark.slow
-def test_packing(launch: Launch, tmp_path: Path) -> None:
-    result = figures(launch, tmp_path, "packing", "documents=300")
+def test_packing_reports_fill_and_splits(launch: Launch, tmp_path: Path) -> None:
+    result = run_benchmark(launch, tmp_path, "packing", "documents=300")
     assert result["pad"]["fill"] < result["best_fit"]["256"]["fill"]
     assert result["best_fit"]["256"]["split"] == 0 < result["concatenate"]["split"]
 
 
 @pytest.mark.slow
-def test_memory(launch: Launch, tmp_path: Path) -> None:
-    result = figures(launch, tmp_path, "memory", "epochs=2")
+def test_memory_reports_the_peak_of_each_epoch(launch: Launch, tmp_path: Path) -> None:
+    result = run_benchmark(launch, tmp_path, "memory", "epochs=2")
     assert len(result["epochs_mb"]) == 2
     assert result["imports_mb"] < result["peak_mb"]
 
 
 @pytest.mark.slow
-def test_row_budget(launch: Launch, tmp_path: Path) -> None:
+def test_row_budget_reports_every_arm_and_budget(launch: Launch, tmp_path: Path) -> None:
     arguments = ["--config-name", "demo", f"data_config.cache_dir={tmp_path}"]
     done = launch(BENCHMARKS / "row_budget.py", *arguments, "train_steps=2", "rounds=1")
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
     arms = ["text alone", "URL", "global types", "and html"]
     budgets = [(arm, budget) for arm in arms for budget in ("sequence", "text")]
-    assert [(one["arm"], one["row_budget"]) for one in found] == budgets
-    matched = [one["targets"] for one in found if one["row_budget"] == "text"]
-    shared = [one["targets"] for one in found if one["row_budget"] == "sequence"]
+    assert [(row["arm"], row["row_budget"]) for row in rows] == budgets
+    matched = [row["targets"] for row in rows if row["row_budget"] == "text"]
+    shared = [row["targets"] for row in rows if row["row_budget"] == "sequence"]
     assert len(set(matched)) == 1
     assert shared == sorted(shared, reverse=True)
     assert matched[0] == pytest.approx(shared[0], rel=0.01)
-    assert all(0 < one["text"] < one["fill"] <= 1 for one in found)
-    assert all(len(one["train_ratio"]) == 3 for one in found if one["row_budget"] == "text")
+    assert all(0 < row["text"] < row["fill"] <= 1 for row in rows)
+    assert all(len(row["train_ratio"]) == 3 for row in rows if row["row_budget"] == "text")

@@ -14,8 +14,8 @@ from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import pages, run, same, small_config, write_shard
 
 
-def with_spans(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with two spans: its first half without the first word, and its last word."""
+def add_spans(document: dict[str, Any]) -> dict[str, Any]:
+    """Adds two spans to a document: its first half without the first word, and its last word."""
     text = document["text"]
     begin, middle = text.find(" ") + 1, len(text) // 2
     last = text.rfind(" ") + 1
@@ -23,9 +23,9 @@ def with_spans(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "content_spans": {"resiliparse": spans, "trafilatura": []}}
 
 
-def cut(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with only these spans, cut letter by letter."""
-    document = copy.deepcopy(with_spans(document))
+def cut_to_spans(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns the document with only these spans, cut letter by letter."""
+    document = copy.deepcopy(add_spans(document))
     text, spans = document["text"], document.pop("content_spans")["resiliparse"]
     places: dict[int, int] = {}  # of the letters that are kept, in the new text
     new = ""
@@ -44,17 +44,17 @@ def cut(document: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """The same shards with spans, and with only what lies in them."""
+    """Shards with spans, and the same shards with only the text inside the spans."""
     whole, short = tmp_path / "whole", tmp_path / "short"
-    for folder, change in ((whole, with_spans), (short, cut)):
+    for folder, change in ((whole, add_spans), (short, cut_to_spans)):
         folder.mkdir()
         for number in range(3):
-            documents = [change(one) for one in pages(40, first=100 * number)]
+            documents = [change(page) for page in pages(40, first=100 * number)]
             write_shard(folder / f"part-{number}.jsonl.gz", documents)
     return whole, short
 
 
-def test_a_stream_of_the_content_is_that_of_shards_with_only_the_content(
+def test_a_stream_of_spans_equals_a_stream_of_shards_with_only_the_spans(
     folders: tuple[Path, Path],
 ) -> None:
     whole, short = folders
@@ -91,7 +91,7 @@ def test_held_out_texts_are_compared_whole(folders: tuple[Path, Path], tmp_path:
         run(config, 6)
 
 
-def test_evaluation_reads_the_content(folders: tuple[Path, Path]) -> None:
+def test_an_evaluation_reads_only_the_content(folders: tuple[Path, Path]) -> None:
     texts = []
     for folder, content in zip(folders, ("resiliparse", "all"), strict=True):
         file = str(folder / "part-0.jsonl.gz")
@@ -102,5 +102,5 @@ def test_evaluation_reads_the_content(folders: tuple[Path, Path]) -> None:
     assert len(texts[0]) == 40
 
 
-def test_without_the_key_the_state_is_as_before(folders: tuple[Path, Path]) -> None:
+def test_without_content_the_state_has_no_such_key(folders: tuple[Path, Path]) -> None:
     assert "content" not in run(small_config(folders[0]), 1).state["fingerprint"]

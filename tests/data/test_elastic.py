@@ -1,6 +1,6 @@
 """The same global batches for every number of processes and loader workers, and every split.
 
-Each combination begins a run, goes on with one that another began, and goes on with that again: a
+Each combination begins a run, continues one begun by another, and continues that again: a
 run of three legs, in the course of which every stream comes into its second epoch. The loader
 workers are processes.
 """
@@ -69,18 +69,18 @@ def config(folder: Path, **changes: Any) -> DataConfig:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Run:
-    """One process without loader workers, never stopped."""
+    """The reference run: one process without loader workers, never stopped."""
     return run(config(folder, per_device_train_batch_size=32), STEPS, batch=BATCH)
 
 
-def joined(*legs: Run) -> Run:
-    """Runs that went on with each other, as one."""
+def join_legs(*legs: Run) -> Run:
+    """Joins consecutive legs of a run into one run."""
     steps = [step for leg in legs for step in leg.steps]
     return Run(steps, [names for leg in legs for names in leg.documents], legs[-1].state)
 
 
-def test_every_document_once_an_epoch_and_stream(folder: Path, whole: Run) -> None:
-    """Counted sequence by sequence in the run that all others must equal."""
+def test_each_epoch_of_a_stream_has_every_document_once(folder: Path, whole: Run) -> None:
+    """Counted sequence by sequence in the reference run."""
     stream = TrainStream(
         config(folder, per_device_train_batch_size=1),
         small_tokenizer(),
@@ -105,15 +105,17 @@ def test_every_document_once_an_epoch_and_stream(folder: Path, whole: Run) -> No
     assert all(first[name] == owner for owner, epoch, name in seen if epoch == 1)
 
 
-def marked(number: int) -> ParameterSet:
-    """The quick tests begin with the combinations of QUICK, the slow ones with all others."""
+def make_param(number: int) -> ParameterSet:
+    """Returns the parameter of a combination; those not in QUICK are marked slow."""
     marks = [] if number in QUICK else [pytest.mark.slow]
     return pytest.param(number, marks=marks, id="-".join(map(str, COMBINATIONS[number])))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", map(marked, range(len(COMBINATIONS))))
-def test_three_legs(folder: Path, whole: Run, number: int) -> None:
+@pytest.mark.parametrize("number", map(make_param, range(len(COMBINATIONS))))
+def test_three_legs_of_other_sizes_equal_one_uninterrupted_run(
+    folder: Path, whole: Run, number: int
+) -> None:
     legs: list[Run] = []
     for leg, steps in enumerate(LEGS):
         world_size, workers, micro_batch = COMBINATIONS[(number + 5 * leg) % len(COMBINATIONS)]
@@ -123,5 +125,5 @@ def test_three_legs(folder: Path, whole: Run, number: int) -> None:
             config(folder, **changes), steps, batch=BATCH, world_size=world_size, state=state
         )
         legs.append(part)
-    assert same(joined(*legs), whole)
+    assert same(join_legs(*legs), whole)
     assert legs[-1].state == whole.state

@@ -55,12 +55,12 @@ def parquet(groups: int) -> Callable[[Path, list[dict[str, Any]]], None]:
 
 
 def frames(data: bytes, size: int) -> list[bytes]:
-    """Zstandard frames of so many bytes of content, which mostly end inside a line."""
+    """Returns Zstandard frames of `size` bytes of content, which mostly end inside a line."""
     return [zstd.compress(data[at : at + size]) for at in range(0, len(data), size)]
 
 
 def seek_table(parts: list[bytes], size: int) -> bytes:
-    """The skippable frame at the end of a file in the seekable format."""
+    """Returns the skippable frame at the end of a file in the seekable format."""
     entries = b"".join(struct.pack("<II", len(part), size) for part in parts)
     table = entries + struct.pack("<IBI", len(parts), 0, 0x8F92EAB1)
     return struct.pack("<II", 0x184D2A5E, len(table)) + table
@@ -96,7 +96,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-def without_format(config: DataConfig) -> list[Shard]:
+def list_shards_without_format(config: DataConfig) -> list[Shard]:
     shards = list_shards(config)
     return [
         dataclasses.replace(shard, name=shard.name.partition(".")[0], size=100 * SIZES[number])
@@ -105,24 +105,24 @@ def without_format(config: DataConfig) -> list[Shard]:
 
 
 @contextlib.contextmanager
-def same_names() -> Iterator[None]:
+def ignore_formats() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(survey, "list_shards", without_format)
+        patch.setattr(survey, "list_shards", list_shards_without_format)
         # The files do not have these sizes, so they are not recognized as those that were listed.
         patch.setattr(survey, "add_sample_hashes", lambda shards, cache: list(shards))
         patch.setattr(index_module, "SPACING_BYTES", 40_000)
         yield
 
 
-def joined(legs: list[Run]) -> Run:
+def join_legs(legs: list[Run]) -> Run:
     steps = [step for leg in legs for step in leg.steps]
     return Run(steps, [names for leg in legs for names in leg.documents], legs[-1].state)
 
 
-def three_legs(
+def run_three_legs(
     folder: Path, cache: Path, sizes: list[tuple[int, int]], **changes: Any
 ) -> tuple[Run, list[Run]]:
-    """A run that is resumed twice, with another number of processes and loader workers each."""
+    """Runs three legs of a run, each with its number of processes and loader workers."""
     legs: list[Run] = []
     for steps, (world_size, workers) in zip(LEGS, sizes, strict=True):
         config = small_config(
@@ -130,17 +130,17 @@ def three_legs(
         )
         state = legs[-1].state if legs else None
         legs.append(run(config, steps, batch=BATCH, world_size=world_size, state=state))
-    return joined(legs), legs
+    return join_legs(legs), legs
 
 
 @pytest.fixture(scope="module")
 def whole(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run on `.jsonl.gz`, in one process, never stopped."""
     config = small_config(folders["gz"], cache_dir=str(tmp_path_factory.mktemp("cache")), **STREAMS)
-    with same_names():
-        found = run(config, sum(LEGS), batch=BATCH)
-    assert {state["epoch"] for state in found.state["streams"].values()} >= {1}
-    return found
+    with ignore_formats():
+        result = run(config, sum(LEGS), batch=BATCH)
+    assert {state["epoch"] for state in result.state["streams"].values()} >= {1}
+    return result
 
 
 QUICK = ("300 row groups", "many frames")
@@ -159,20 +159,20 @@ QUICK = ("300 row groups", "many frames")
         if name != "gz"
     ],
 )
-def test_the_batches_of_gzip(
+def test_every_format_gives_the_batches_of_gzip(
     folders: dict[str, Path], tmp_path: Path, whole: Run, name: str, sizes: list[tuple[int, int]]
 ) -> None:
-    with same_names():
+    with ignore_formats():
         indexes = IndexCache(Cache(str(tmp_path)))
         for path in folders[name].iterdir():
             indexes.build(str(path))
-        found, legs = three_legs(folders[name], tmp_path, sizes)
-    assert same(found, whole)
+        result, legs = run_three_legs(folders[name], tmp_path, sizes)
+    assert same(result, whole)
     assert legs[-1].state["streams"] == whole.state["streams"]
 
 
 @pytest.mark.parametrize("name", ["3 row groups", "300 row groups", "many frames"])
-def test_every_document_once_an_epoch_and_no_test_document(
+def test_each_epoch_has_every_document_once_and_no_test_document(
     folders: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
     """Test documents in another format, which are also in the shards under other names."""
@@ -201,39 +201,47 @@ def test_every_document_once_an_epoch_and_no_test_document(
     assert f"{shards['part-1']}:39" not in seen
     assert f"{shards['part-1']}:40" in seen
     assert not any(f"{shards['part-3']}:{number}" in seen for number in range(60, 85))
-    with pytest.raises(DataError, match=rf"part-\d{suffix_of(name)}, (row|line) \d+: the document"):
+    with pytest.raises(
+        DataError, match=rf"part-\d{get_suffix(name)}, (row|line) \d+: the document"
+    ):
         run(dataclasses.replace(config, on_test_overlap="error"), left, batch=1)
 
 
-def suffix_of(name: str) -> str:
+def get_suffix(name: str) -> str:
     return FORMATS[name][0].replace(".", r"\.")
 
 
 @pytest.mark.long
-def test_parquet_from_the_hub(
+def test_parquet_from_the_hub_gives_the_batches_of_gzip(
     hub: Hub, folders: dict[str, Path], tmp_path: Path, whole: Run
 ) -> None:
     hub.files = hub.listed = shards_in(folders["3 row groups"])
     hub.token = TOKEN
-    with same_names():
-        found, _ = three_legs(
+    with ignore_formats():
+        result, _ = run_three_legs(
             Path("unused"),
             tmp_path,
             [(1, 0), (2, 2), (4, 0)],
             train_file="hf://datasets/owner/name/*.parquet",
         )
-    assert same(found, whole)
+    assert same(result, whole)
 
 
 @pytest.mark.parametrize("name", ["3 row groups", "many frames"])
-def test_documents_of_an_evaluation(folders: dict[str, Path], name: str) -> None:
+def test_an_evaluation_reads_the_same_documents_in_every_format(
+    folders: dict[str, Path], name: str
+) -> None:
     def held_out(name: str) -> HeldOutDocuments:
         path = folders[name] / f"part-3{FORMATS[name][0]}"
         config = small_config(folders[name], validation_file=str(path))
         return HeldOutDocuments(config, max_documents=50, deduplicate=True)
 
-    found, expected = held_out(name), held_out("gz")
-    assert [document.text for document in found] == [document.text for document in expected]
-    assert [list(documents.numbers) for documents in (found, expected)] == [list(range(50))] * 2
-    assert found.carried == expected.carried
-    assert found.list_types() == expected.list_types() == ["html", "title", "url"]
+    held_out_documents, expected = held_out(name), held_out("gz")
+    assert [document.text for document in held_out_documents] == [
+        document.text for document in expected
+    ]
+    assert [list(documents.numbers) for documents in (held_out_documents, expected)] == [
+        list(range(50))
+    ] * 2
+    assert held_out_documents.carried == expected.carried
+    assert held_out_documents.list_types() == expected.list_types() == ["html", "title", "url"]

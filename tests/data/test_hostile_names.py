@@ -30,7 +30,7 @@ def all_files(folder: Path) -> list[str]:
 
 
 def try_to_stage(folder: Path, url: str, held_out: str | None = None) -> str:
-    """The message that refuses to stage from a URL, or ""; nothing is written outside `out`."""
+    """Stages from a URL; returns the refusal or "", and checks that only `out` is written."""
     data = small_config(
         folder, train_file=url, validation_file=held_out, cache_dir=str(folder / "cache")
     )
@@ -51,12 +51,12 @@ def try_to_stage(folder: Path, url: str, held_out: str | None = None) -> str:
 
 
 def is_refused_in_a_listing(name: str) -> bool:
-    """Whether a name is hostile in the middle of another: slashes and dots may then be harmless."""
+    """Whether a name is hostile inside another name: slashes and dots may then be harmless."""
     return ".." in name.split("/") or "\\" in name or not name.isprintable() or len(name) > 200
 
 
-def test_the_attack_on_cloud_storage(gs: Storage, tmp_path: Path) -> None:
-    """Two equal base names, so that the shards are named after the folders in which they are."""
+def test_a_traversal_name_from_cloud_storage_is_refused(gs: Storage, tmp_path: Path) -> None:
+    """Two base names are equal, so that shards are named after their folders."""
     gs.put({"d/authorized_keys": CONTENT, "d/../../../../victim/.ssh/authorized_keys": CONTENT})
     message = try_to_stage(tmp_path, "gs://corpus/**")
     assert (
@@ -67,20 +67,24 @@ def test_the_attack_on_cloud_storage(gs: Storage, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SENT_NAMES, ids=ascii)
-def test_a_listing_of_cloud_storage(gs: Storage, tmp_path: Path, name: str) -> None:
+def test_hostile_names_in_a_listing_of_cloud_storage_are_refused(
+    gs: Storage, tmp_path: Path, name: str
+) -> None:
     gs.put({f"d/{name}/x.jsonl": CONTENT, "d/x.jsonl": CONTENT})
     message = try_to_stage(tmp_path, "gs://corpus/**")
     assert bool(message) >= is_refused_in_a_listing(name)
 
 
 @pytest.mark.parametrize("name", SENT_NAMES, ids=ascii)
-def test_a_listing_of_the_hub(hub: Hub, tmp_path: Path, name: str) -> None:
+def test_hostile_names_in_a_listing_of_the_hub_are_refused(
+    hub: Hub, tmp_path: Path, name: str
+) -> None:
     hub.files = hub.listed = {f"d/{name}/x.jsonl": CONTENT, "d/x.jsonl": CONTENT}
     message = try_to_stage(tmp_path, f"hf://datasets/{REPO}/**")
     assert bool(message) >= is_refused_in_a_listing(name)
 
 
-def test_a_held_out_file_with_a_hostile_name(gs: Storage, tmp_path: Path) -> None:
+def test_a_held_out_file_with_a_hostile_name_is_refused(gs: Storage, tmp_path: Path) -> None:
     gs.put({"d/x.jsonl": CONTENT, "e/..": CONTENT})
     message = try_to_stage(tmp_path, "gs://corpus/d/x.jsonl", "gs://corpus/e/..")
     assert "the name 'validation/..' cannot be used" in message
@@ -99,7 +103,7 @@ def test_a_name_that_a_shell_would_run_is_quoted(gs: Storage, tmp_path: Path) ->
     assert expected == f"""'"{tmp_path}/out/validation/$(touch x);'"'"'`.jsonl"'"""
 
 
-def test_a_manifest_of_copies(tmp_path: Path) -> None:
+def test_a_manifest_of_copies_with_a_hostile_name_is_refused(tmp_path: Path) -> None:
     """Someone shares a folder that claims to be a complete copy."""
     shard = tmp_path / "x.jsonl"
     shard.write_bytes(CONTENT)
@@ -116,7 +120,9 @@ def test_a_manifest_of_copies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
 @pytest.mark.parametrize("key", ["path", "unpack"])
-def test_a_manifest_of_downloads(tmp_path: Path, key: str, name: str) -> None:
+def test_a_manifest_of_downloads_with_a_hostile_name_is_refused(
+    tmp_path: Path, key: str, name: str
+) -> None:
     source = tmp_path / "source.tar"
     source.write_bytes(CONTENT)
     entry: dict[str, Any] = {

@@ -42,7 +42,7 @@ assert len(GZIP) == 12_000
 
 @pytest.fixture(autouse=True)
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is read and unpacked in parts, as large ones are."""
+    """Reads and unpacks a file in parts, like large files."""
     monkeypatch.setattr(compression, "BLOCK_BYTES", 1 << 11)
     monkeypatch.setattr(compression, "COMPRESSED_BLOCK_BYTES", 1000)
 
@@ -53,15 +53,15 @@ def config(folder: Path, **values: Any) -> DataConfig:
 
 
 def shard(hub: Hub, folder: Path, name: str, content: bytes, **values: Any) -> FileRef:
-    """The one file of the server."""
+    """Returns a reference to the only file of the server."""
     hub.files = hub.listed = {name: content}
-    (found,) = list_shards(config(folder, **values))
-    assert isinstance(found.path, FileRef)
-    return found.path
+    (listed_shard,) = list_shards(config(folder, **values))
+    assert isinstance(listed_shard.path, FileRef)
+    return listed_shard.path
 
 
 def read_lines(ref: FileRef) -> tuple[list[bytes], str]:
-    """All lines, and the damage that was found after them."""
+    """Returns all lines, and the damage after them."""
     reader = LineReader(ref)
     lines: list[bytes] = []
     while some := reader.read(reader.line, 7):
@@ -71,7 +71,7 @@ def read_lines(ref: FileRef) -> tuple[list[bytes], str]:
 
 
 def corrupting(change: Callable[[bytes], bytes], start: int, times: int = 1) -> Fault:
-    """The first answers with the block at byte `start` have another content of the same length."""
+    """Changes the block at byte `start` in the first `times` answers, keeping its length."""
     left = [times]
 
     def fault(answer: Answer) -> bool:
@@ -88,7 +88,7 @@ def corrupting(change: Callable[[bytes], bytes], start: int, times: int = 1) -> 
 
 
 def page(part: bytes) -> bytes:
-    """An error page in place of the block."""
+    """Replaces the block by an error page."""
     return b"<html>the proxy is asleep</html>".ljust(len(part), b" ")
 
 
@@ -105,7 +105,7 @@ def flip(bit: int) -> Callable[[bytes], bytes]:
 
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("start", [0, 2000, 3000])
-def test_a_page_in_a_gzip_file_is_fetched_again_without_a_lost_or_doubled_line(
+def test_an_error_page_in_a_gzip_file_is_refetched_without_losing_lines(
     hub: Hub, tmp_path: Path, start: int, kept: bool
 ) -> None:
     ref = shard(hub, tmp_path, "s.jsonl.gz", GZIP, hub_cache_gb=20 if kept else 0)
@@ -151,7 +151,7 @@ def test_a_file_of_one_block_is_compared_before_anything_of_it_is_read(
     assert b"\n".join(read_lines(ref)[0]) == PLAIN[:900].strip(b"\n")
 
 
-def test_a_hub_that_always_sends_another_content(hub: Hub, tmp_path: Path) -> None:
+def test_a_hub_that_always_sends_other_content_ends_the_run(hub: Hub, tmp_path: Path) -> None:
     ref = shard(hub, tmp_path, "s.jsonl.gz", GZIP)
     hub.faults = [corrupting(page, 2000, times=10**6)]
     with pytest.raises(
@@ -161,7 +161,7 @@ def test_a_hub_that_always_sends_another_content(hub: Hub, tmp_path: Path) -> No
     assert not [path for path in tmp_path.glob("cache/hub/blocks/*/*") if path.is_file()]
 
 
-def test_a_file_that_is_damaged_on_the_hub_itself(hub: Hub, tmp_path: Path) -> None:
+def test_a_file_damaged_on_the_hub_is_read_up_to_the_damage(hub: Hub, tmp_path: Path) -> None:
     content = GZIP[:2000] + page(b" " * 1000) + GZIP[3000:]
     lines, damage = read_lines(shard(hub, tmp_path, "s.jsonl.gz", content))
     assert lines == LINES[: len(lines)]
@@ -170,7 +170,7 @@ def test_a_file_that_is_damaged_on_the_hub_itself(hub: Hub, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("bad_documents", ["strict", "skip"])
-def test_a_run_neither_fails_for_ever_nor_skips_documents(
+def test_a_run_recovers_from_a_bad_copy_without_skipping_documents(
     hub: Hub, tmp_path: Path, bad_documents: str
 ) -> None:
     shard(hub, tmp_path, "s.jsonl.gz", GZIP)
@@ -227,34 +227,34 @@ def test_a_bad_document_is_named_offline(
         run(strict, 4)
 
 
-def test_a_held_out_file(hub: Hub, tmp_path: Path) -> None:
+def test_a_bad_copy_of_a_held_out_file_is_refused_and_replaced(hub: Hub, tmp_path: Path) -> None:
     hub.files = hub.listed = {"test.jsonl": PLAIN}
     quote = PLAIN.index(b'": "', 1000) - 1000
     hub.faults = [corrupting(flip(8 * quote), 1000)]
-    own = DataConfig(
+    held_out_config = DataConfig(
         dataset_name="owner/name", validation_file="test.jsonl", cache_dir=str(tmp_path)
     )
     with pytest.raises(DataError, match="did not have the listed hash"):
-        HeldOutDocuments(own, max_documents=None, deduplicate=False)
-    assert len(HeldOutDocuments(own, max_documents=None, deduplicate=False)) == 300
+        HeldOutDocuments(held_out_config, max_documents=None, deduplicate=False)
+    assert len(HeldOutDocuments(held_out_config, max_documents=None, deduplicate=False)) == 300
 
 
-def encoded(answer: Answer) -> None:
+def answer_encoded(answer: Answer) -> None:
     answer.give(206, {"Content-Encoding": "gzip", "Content-Range": "bytes 0-999/1"}, b"x")
 
 
-def short_page(answer: Answer) -> None:
+def answer_short_page(answer: Answer) -> None:
     answer.give(200, {"Content-Type": "text/html"}, b"<html>")
 
 
-def without_length(answer: Answer) -> None:
+def answer_without_length(answer: Answer) -> None:
     answer.send_response(200)
     answer.end_headers()
     answer.wfile.write(GZIP)
     answer.close_connection = True
 
 
-def other_length(answer: Answer) -> None:
+def answer_other_length(answer: Answer) -> None:
     first, last = answer.asked()
     answer.give(206, {"Content-Range": f"bytes {first}-{last}/{len(GZIP)}"}, b"<html>")
 
@@ -262,13 +262,16 @@ def other_length(answer: Answer) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (encoded, "Content-Encoding gzip, which was not requested"),
-        (short_page, r"HTTP 200 with 6 bytes \(text/html\) instead of a part of the file"),
-        (without_length, r"HTTP 200 with an unknown number of bytes \(no Content-Type\) instead"),
-        (other_length, "6 bytes in an answer that announces bytes 2000-2999/"),
+        (answer_encoded, "Content-Encoding gzip, which was not requested"),
+        (answer_short_page, r"HTTP 200 with 6 bytes \(text/html\) instead of a part of the file"),
+        (
+            answer_without_length,
+            r"HTTP 200 with an unknown number of bytes \(no Content-Type\) instead",
+        ),
+        (answer_other_length, "6 bytes in an answer that announces bytes 2000-2999/"),
     ],
 )
-def test_an_answer_that_is_no_part_of_the_file_is_retried_and_named(
+def test_an_answer_that_is_not_a_part_of_the_file_is_retried_and_named(
     hub: Hub, tmp_path: Path, wrong: Callable[[Answer], None], message: str
 ) -> None:
     ref = shard(hub, tmp_path, "s.jsonl.gz", GZIP, hub_retries=3)
@@ -289,7 +292,7 @@ def test_an_answer_that_is_no_part_of_the_file_is_retried_and_named(
         read_lines(ref)
 
 
-def test_the_hash_of_git_for_small_files() -> None:
+def test_small_files_are_verified_by_their_git_hash() -> None:
     content = b"hello\n"
     assert hashlib.sha256(content).hexdigest().startswith("5891b5b522d5df08")
     for etag, right in [("ce013625030ba8dba906f756967f9e9ca394464a", True), ("0" * 40, False)]:

@@ -1,7 +1,7 @@
 """No document is lost or doubled per epoch and stream, whatever the Hub does.
 
-What can be outlasted gives the very batches of local files. What cannot ends the run; the run that
-goes on when the Hub has come to its senses has the batches that were missing.
+Recoverable faults give exactly the batches of local files. Other faults end the run; the
+run resumed after the Hub has recovered has the missing batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bsmeta.data.batch import StepData
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, taken, write_shards
 from tests.data.hub_server import Answer, Fault, Hub, cutting, failing
-from tests.data.test_hub_stream import now_and_then, slow
+from tests.data.test_hub_stream import answer_badly_at_intervals, answer_slowly
 
 SIZES = [30, 41, 17, 26, 33, 9]
 BATCH, STEPS, STREAMS = 8, 34, 4
@@ -45,7 +45,7 @@ def begin(config: DataConfig, batch: int = BATCH) -> TrainStream:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run from local files, of which each document is counted: once an epoch and stream."""
+    """The run from local files, in which each epoch of a stream has every document once."""
     local = config(str(folder), tmp_path_factory.mktemp("cache"))
     seen: Counter[tuple[int, int, str]] = Counter()
     epochs = dict.fromkeys(range(STREAMS), 0)
@@ -60,8 +60,8 @@ def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(local, STEPS, batch=BATCH)
 
 
-def changed() -> Fault:
-    """All files are others by now."""
+def change_all_files() -> Fault:
+    """Replaces the content of all files."""
 
     def fault(answer: Answer) -> bool:
         answer.hub.files = {name: content[::-1] for name, content in answer.hub.listed.items()}
@@ -74,18 +74,18 @@ def is_resolved(answer: Answer) -> bool:
     return "/resolve/" in answer.path
 
 
-OUTLASTED: dict[str, Callable[[], Fault]] = {
+RECOVERABLE: dict[str, Callable[[], Fault]] = {
     "429 with Retry-After": lambda: failing(429, 9, {"Retry-After": "0"}),
     "500": lambda: failing(500, 9),
-    "slow": slow,
+    "slow": answer_slowly,
     "cut in mid-file": lambda: cutting(120, 40),
-    "all of them": now_and_then,
+    "all of them": answer_badly_at_intervals,
 }
 
 ENDING: dict[str, tuple[Callable[[], Fault], str]] = {
     "401": (lambda: failing(401, 10**6, where=is_resolved), "401"),
     "404": (lambda: failing(404, 10**6, {"X-Error-Code": "EntryNotFound"}, is_resolved), "404"),
-    "changed file": (changed, "the file has changed since it was listed"),
+    "changed file": (change_all_files, "the file has changed since it was listed"),
     "500 for ever": (lambda: failing(500, 10**6), "given up after 4 failures in a row"),
     "429 for ever": (lambda: failing(429, 10**6, {"Retry-After": "0"}), "given up after 4"),
     "cut for ever": (lambda: cutting(0, 10**6), "given up after 4 failures in a row"),
@@ -93,34 +93,34 @@ ENDING: dict[str, tuple[Callable[[], Fault], str]] = {
 
 
 def with_workers(faults: Iterable[str], *quick: str) -> pytest.MarkDecorator:
-    """Each fault without loader workers, and with two: of those, all but `quick` are slow."""
-    found = [pytest.param(fault, 0, id=fault) for fault in faults]
+    """Tries each fault with zero and two loader workers; two are slow, except for `quick`."""
+    params = [pytest.param(fault, 0, id=fault) for fault in faults]
     for fault in faults:
         marks = [] if fault in quick else [pytest.mark.slow]
-        found.append(pytest.param(fault, 2, id=f"{fault}-workers", marks=marks))
-    return pytest.mark.parametrize(("fault", "workers"), found)
+        params.append(pytest.param(fault, 2, id=f"{fault}-workers", marks=marks))
+    return pytest.mark.parametrize(("fault", "workers"), params)
 
 
 @pytest.mark.long
-@with_workers(OUTLASTED, "all of them")
-def test_what_is_outlasted(
+@with_workers(RECOVERABLE, "all of them")
+def test_recoverable_faults_give_the_batches_of_local_files(
     stored: Hub, tmp_path: Path, whole: Run, fault: str, workers: int
 ) -> None:
-    stored.faults = [OUTLASTED[fault]()]
+    stored.faults = [RECOVERABLE[fault]()]
     assert same(run(config(URL, tmp_path, num_workers=workers), STEPS, batch=BATCH), whole)
 
 
 def take_all(steps: Iterator[StepData], done: list[StepData]) -> None:
-    """Adds the steps of a run to those that are done, one by one: an error keeps them."""
+    """Appends the steps of a run to `done` one at a time, so that an error keeps them."""
     for step in itertools.islice(steps, STEPS):
         done.append(step)
 
 
 @with_workers(ENDING, "401", "changed file")
-def test_what_ends_the_run(
+def test_other_faults_end_the_run_which_resumes_with_the_missing_batches(
     stored: Hub, tmp_path: Path, whole: Run, fault: str, workers: int
 ) -> None:
-    """It begins when a quarter of the steps is done; nothing is kept that was read before."""
+    """The fault begins after a quarter of the steps; nothing read before is cached."""
     kind, message = ENDING[fault]
     values = {"num_workers": workers, "hub_retries": 3, "hub_cache_gb": 0}
     ending = begin(config(URL, tmp_path, **values))

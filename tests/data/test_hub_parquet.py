@@ -1,4 +1,4 @@
-"""Parquet shards on the Hub: only needed blocks are fetched, and what is sent in error is found."""
+"""Parquet shards on the Hub: only needed blocks are fetched, and bad copies are detected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ URL = "hf://datasets/owner/name/*.parquet"
 
 
 def parquet(tmp_path: Path, *, junk: int = 0) -> bytes:
-    """A file of 3 row groups, with checksums, and a column of so many bytes a row."""
+    """Returns a file of 3 row groups with checksums, and a column of `junk` bytes a row."""
     table = pa.Table.from_pylist([{**row, "junk": "x" * junk} for row in ROWS])
     pq.write_table(
         table,
@@ -42,13 +42,13 @@ def parquet(tmp_path: Path, *, junk: int = 0) -> bytes:
 def shard(hub: Hub, folder: Path, content: bytes, **values: Any) -> FileRef:
     hub.files = hub.listed = {"a.parquet": content}
     config = small_config(folder, train_file=URL, cache_dir=str(folder / "cache"), **values)
-    (found,) = list_shards(config)
-    assert isinstance(found.path, FileRef)
-    return found.path
+    (listed_shard,) = list_shards(config)
+    assert isinstance(listed_shard.path, FileRef)
+    return listed_shard.path
 
 
 def read(ref: FileRef, first: int = 0, count: int = 999) -> tuple[list[Any], str]:
-    """Rows, and the damage that was found after them."""
+    """Returns rows, and the damage after them."""
     reader = ParquetReader(ref, ["text", "n"])
     try:
         return [json.loads(bytes(line)) for line in reader.read(first, count)], reader.damage
@@ -56,8 +56,8 @@ def read(ref: FileRef, first: int = 0, count: int = 999) -> tuple[list[Any], str
         reader.close()
 
 
-def blocks_of(hub: Hub) -> list[int]:
-    """Numbers of the blocks that were asked for."""
+def list_requested_blocks(hub: Hub) -> list[int]:
+    """Returns the numbers of the requested blocks."""
     starts = [int(asked.removeprefix("bytes=").split("-")[0]) for asked in hub.content_requests()]
     assert all(start % BLOCK == 0 for start in starts)
     return [start // BLOCK for start in starts]
@@ -69,7 +69,7 @@ def test_only_needed_blocks_are_fetched(hub: Hub, tmp_path: Path, hub_cache_gb: 
     ref = shard(hub, tmp_path, content, hub_cache_gb=hub_cache_gb)
     hub.requests.clear()
     assert read(ref, 410, 90) == (ROWS[410:500], "")
-    fetched = blocks_of(hub)
+    fetched = list_requested_blocks(hub)
     assert len(fetched) <= len(set(fetched)) + (1 if hub_cache_gb == 0 else 0)
     size = sum(
         pq.read_metadata(tmp_path / "a.parquet").row_group(2).column(column).total_compressed_size
@@ -81,13 +81,13 @@ def test_only_needed_blocks_are_fetched(hub: Hub, tmp_path: Path, hub_cache_gb: 
 
 
 @pytest.mark.parametrize("fault", ["500", "cut", "all"])
-def test_bad_answers_cost_no_row(hub: Hub, tmp_path: Path, fault: str) -> None:
+def test_bad_answers_lose_no_row(hub: Hub, tmp_path: Path, fault: str) -> None:
     ref = shard(hub, tmp_path, parquet(tmp_path), hub_retries=50)
     hub.faults = FAULTS[fault]()
     assert read(ref) == (ROWS, "")
 
 
-def test_a_hub_that_refuses_is_no_damage(hub: Hub, tmp_path: Path) -> None:
+def test_a_refusal_by_the_hub_is_not_reported_as_damage(hub: Hub, tmp_path: Path) -> None:
     ref = shard(hub, tmp_path, parquet(tmp_path, junk=500))
     reader = ParquetReader(ref, ["text", "n"])
     assert len(reader.read(0, 9)) == 9
@@ -98,7 +98,7 @@ def test_a_hub_that_refuses_is_no_damage(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_a_bad_copy_is_replaced(hub: Hub, tmp_path: Path) -> None:
-    """A bit of the second row group, of which its page has the checksum."""
+    """A flipped bit in the second row group is detected by the checksum of its page."""
     content = parquet(tmp_path)
     column = pq.read_metadata(tmp_path / "a.parquet").row_group(1).column(0)
     start = (column.data_page_offset // BLOCK + 2) * BLOCK
@@ -110,7 +110,7 @@ def test_a_bad_copy_is_replaced(hub: Hub, tmp_path: Path) -> None:
     assert read(ref) == (ROWS, "")
 
 
-def test_a_file_that_is_damaged_on_the_hub(hub: Hub, tmp_path: Path) -> None:
+def test_a_file_damaged_on_the_hub_is_read_up_to_the_damage(hub: Hub, tmp_path: Path) -> None:
     content = bytearray(parquet(tmp_path))
     column = pq.read_metadata(tmp_path / "a.parquet").row_group(1).column(0)
     content[column.data_page_offset + 1500] ^= 1
@@ -120,20 +120,20 @@ def test_a_file_that_is_damaged_on_the_hub(hub: Hub, tmp_path: Path) -> None:
     assert "CRC" in damage
 
 
-def test_a_footer_that_is_damaged_on_the_hub(hub: Hub, tmp_path: Path) -> None:
+def test_a_damaged_footer_on_the_hub_is_named(hub: Hub, tmp_path: Path) -> None:
     rows, damage = read(shard(hub, tmp_path, parquet(tmp_path)[:-100]))
     assert rows == []
     assert damage.startswith("the footer cannot be read: ")
 
 
-def never(_: Answer) -> bool:
+def refuse_requests(_: Answer) -> bool:
     raise AssertionError("nothing may be asked for")
 
 
-def test_without_a_network(hub: Hub, tmp_path: Path) -> None:
-    """Blocks in the cache are enough."""
+def test_a_cached_file_is_read_without_a_network(hub: Hub, tmp_path: Path) -> None:
+    """The blocks in the cache suffice."""
     ref = shard(hub, tmp_path, parquet(tmp_path))
     assert read(ref) == (ROWS, "")
-    faults: list[Fault] = [never]
+    faults: list[Fault] = [refuse_requests]
     hub.faults = faults
     assert read(ref, 300, 50) == (ROWS[300:350], "")

@@ -54,8 +54,8 @@ def hub_config(folder: Path, **changes: Any) -> DataConfig:
     return small_config(folder, **values | changes)
 
 
-def slow() -> Fault:
-    """Answers come in drips."""
+def answer_slowly() -> Fault:
+    """Sends answers in drips."""
 
     def fault(answer: Answer) -> bool:
         if not is_content(answer):
@@ -68,16 +68,16 @@ def slow() -> Fault:
         answer.send_header("Content-Length", str(len(part)))
         answer.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
         answer.end_headers()
-        for place in range(0, len(part), 70):
-            answer.wfile.write(part[place : place + 70])
+        for offset in range(0, len(part), 70):
+            answer.wfile.write(part[offset : offset + 70])
             answer.wfile.flush()
         return True
 
     return fault
 
 
-def now_and_then() -> Fault:
-    """Every kind of bad answer, again and again."""
+def answer_badly_at_intervals() -> Fault:
+    """Gives every kind of bad answer at regular intervals."""
     lock, count = threading.Lock(), itertools.count()
 
     def fault(answer: Answer) -> bool:
@@ -101,14 +101,14 @@ FAULTS: dict[str, Callable[[], list[Fault]]] = {
     "500": lambda: [failing(500, 4)],
     "429": lambda: [failing(429, 4, {"Retry-After": "0"}, is_anything)],
     "cut": lambda: [cutting(120, 25)],
-    "slow": lambda: [slow()],
-    "all": lambda: [now_and_then()],
+    "slow": lambda: [answer_slowly()],
+    "all": lambda: [answer_badly_at_intervals()],
 }
 
 
 @pytest.mark.parametrize("fault", list(FAULTS))
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_the_batches_of_local_files(
+def test_faults_do_not_change_the_batches(
     stored: Hub, tmp_path: Path, whole: Run, fault: str, world_size: int
 ) -> None:
     stored.faults = FAULTS[fault]()
@@ -117,22 +117,26 @@ def test_the_batches_of_local_files(
     assert from_hub.state["streams"] == whole.state["streams"]
 
 
-def test_through_loader_processes(stored: Hub, tmp_path: Path, whole: Run) -> None:
-    stored.faults = [now_and_then()]
+def test_loader_processes_give_the_same_batches_despite_faults(
+    stored: Hub, tmp_path: Path, whole: Run
+) -> None:
+    stored.faults = [answer_badly_at_intervals()]
     assert same(run(hub_config(tmp_path, num_workers=2), STEPS), whole)
 
 
-def test_with_a_cache_that_is_too_small(stored: Hub, tmp_path: Path, whole: Run) -> None:
+def test_a_cache_that_is_too_small_does_not_change_the_batches(
+    stored: Hub, tmp_path: Path, whole: Run
+) -> None:
     assert same(run(hub_config(tmp_path, hub_cache_gb=1e-6), STEPS), whole)
     assert same(run(hub_config(tmp_path, hub_cache_gb=0), STEPS), whole)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_resume_in_mid_file(
+def test_a_resume_in_the_middle_of_a_file_continues_the_batches(
     stored: Hub, tmp_path: Path, whole: Run, steps: int, kept: bool
 ) -> None:
-    stored.faults = [now_and_then()]
+    stored.faults = [answer_badly_at_intervals()]
     first = run(hub_config(tmp_path / "1"), steps)
     config = hub_config(tmp_path / "1" if kept else tmp_path / "2")
     rest = run(config, STEPS - steps, state=first.state)
@@ -142,9 +146,11 @@ def test_a_resume_in_mid_file(
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("policy", ["strict", "skip"])
 def test_giving_up_ends_the_run(stored: Hub, tmp_path: Path, workers: int, policy: str) -> None:
-    """A shard that cannot be read on is never taken for one that ends, or is damaged."""
+    """A shard that becomes unreadable never counts as ended or damaged."""
     stored.faults = [
-        failing(503, 10**6, where=lambda one: "part-01" in one.path and "600" in one.range)
+        failing(
+            503, 10**6, where=lambda request: "part-01" in request.path and "600" in request.range
+        )
     ]
     config = hub_config(tmp_path, num_workers=workers, bad_documents=policy, hub_retries=2)
     with pytest.raises(DataError) as error:
@@ -159,7 +165,7 @@ def test_a_file_that_changes_ends_the_run(stored: Hub, tmp_path: Path) -> None:
         run(hub_config(tmp_path), 1)
 
 
-def test_a_branch_that_moved(stored: Hub, tmp_path: Path, whole: Run) -> None:
+def test_a_moved_branch_is_refused_on_resume(stored: Hub, tmp_path: Path, whole: Run) -> None:
     first = run(hub_config(tmp_path), 3)
     before = stored.commit
     stored.commit = "ab" * 20
@@ -174,7 +180,7 @@ def test_a_branch_that_moved(stored: Hub, tmp_path: Path, whole: Run) -> None:
     assert same(Run(first.steps + rest.steps, first.documents + rest.documents, {}), whole)
 
 
-def test_offline_from_what_is_kept(
+def test_an_offline_run_reads_the_cache(
     stored: Hub, tmp_path: Path, whole: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(hub_config(tmp_path), STEPS)
@@ -187,7 +193,7 @@ def test_offline_from_what_is_kept(
         run(hub_config(tmp_path / "elsewhere"), 1)
 
 
-def test_the_held_out_file_is_on_the_hub_too(stored: Hub, tmp_path: Path) -> None:
+def test_a_held_out_file_may_be_on_the_hub(stored: Hub, tmp_path: Path) -> None:
     held_out = stored.files["part-01.jsonl.gz"]
     stored.files = stored.listed = {**stored.files, "copy.jsonl.gz": held_out}
     names = {"train_file": None, "dataset_name": "owner/name", "validation_file": "part-01.*"}
@@ -201,10 +207,10 @@ def test_the_held_out_file_is_on_the_hub_too(stored: Hub, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("form", ["gz", "plain"])
-def test_access_points(
+def test_access_points_limit_the_fetched_blocks(
     hub: Hub, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line in the middle costs the blocks around it, not those before it."""
+    """Reading a line in the middle fetches the blocks around it, not all blocks before it."""
     monkeypatch.setattr(remote_file, "BLOCK_BYTES", 20_000)
     monkeypatch.setattr(compression, "BLOCK_BYTES", 10_000)
     monkeypatch.setattr(compression, "COMPRESSED_BLOCK_BYTES", 2_000)
@@ -226,7 +232,7 @@ def test_access_points(
     assert reader.read(2300, 50) == LINES[2300:2350]
     reader.close()
     first = [int(asked.removeprefix("bytes=").split("-")[0]) for asked in hub.content_requests()]
-    assert all(place <= 20_000 or place > len(content) * 0.8 for place in first)
+    assert all(offset <= 20_000 or offset > len(content) * 0.8 for offset in first)
     assert max(first) > 20_000
 
 

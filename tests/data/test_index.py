@@ -41,7 +41,7 @@ def _many_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "MIN_INDEXED_BYTES", 1 << 10)
 
 
-def written(tmp_path: Path, form: str) -> str:
+def write_shard_in_form(tmp_path: Path, form: str) -> str:
     if form == "plain":
         path = tmp_path / "shard.jsonl"
         path.write_bytes(DATA)
@@ -60,8 +60,8 @@ def written(tmp_path: Path, form: str) -> str:
 
 
 @pytest.mark.parametrize("form", ["level 1", "level 9", "members", "plain", "frames"])
-def test_every_point_leads_to_the_lines_behind_it(tmp_path: Path, form: str) -> None:
-    path = written(tmp_path, form)
+def test_every_access_point_leads_to_the_lines_after_it(tmp_path: Path, form: str) -> None:
+    path = write_shard_in_form(tmp_path, form)
     index = build_index(path)
     raws = set()
     for line in range(0, len(LINES), 25):
@@ -82,8 +82,8 @@ def test_every_point_leads_to_the_lines_behind_it(tmp_path: Path, form: str) -> 
 
 
 @pytest.mark.parametrize("form", ["level 9", "members", "plain", "frames"])
-def test_any_lines_in_any_order(tmp_path: Path, form: str) -> None:
-    path = written(tmp_path, form)
+def test_lines_are_read_in_any_order(tmp_path: Path, form: str) -> None:
+    path = write_shard_in_form(tmp_path, form)
     cache = IndexCache(Cache(str(tmp_path / "cache")))
     cache.build(path)
     reader = LineReader(path, cache)
@@ -94,16 +94,16 @@ def test_any_lines_in_any_order(tmp_path: Path, form: str) -> None:
     reader.close()
 
 
-def test_the_rest_of_a_file_of_several_members_from_a_point_in_the_first(tmp_path: Path) -> None:
-    path = written(tmp_path, "members")
+def test_a_point_in_the_first_member_leads_to_all_later_members(tmp_path: Path) -> None:
+    path = write_shard_in_form(tmp_path, "members")
     cache = IndexCache(Cache(str(tmp_path / "cache")))
     cache.build(path)
     assert LineReader(path, cache).read(600, 9000) == LINES[600:]
 
 
 @pytest.mark.parametrize("form", ["level 1", "level 9", "members", "plain", "frames"])
-def test_lines_beyond_the_end(tmp_path: Path, form: str) -> None:
-    path = written(tmp_path, form)
+def test_lines_beyond_the_end_are_empty_without_damage(tmp_path: Path, form: str) -> None:
+    path = write_shard_in_form(tmp_path, form)
     cache = IndexCache(Cache(str(tmp_path / "cache")))
     cache.build(path)
     reader = LineReader(path, cache)
@@ -111,10 +111,10 @@ def test_lines_beyond_the_end(tmp_path: Path, form: str) -> None:
     assert reader.damage == ""
 
 
-def test_a_point_is_used_and_not_the_beginning(
+def test_reading_starts_at_an_access_point_instead_of_the_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(tmp_path, "level 9")
+    path = write_shard_in_form(tmp_path, "level 9")
     cache = IndexCache(Cache(str(tmp_path / "cache")))
     cache.build(path)
     reader = LineReader(path, cache)
@@ -123,7 +123,7 @@ def test_a_point_is_used_and_not_the_beginning(
 
 
 def test_a_changed_file_has_another_index(tmp_path: Path) -> None:
-    path = Path(written(tmp_path, "level 9"))
+    path = Path(write_shard_in_form(tmp_path, "level 9"))
     cache = IndexCache(Cache(str(tmp_path / "cache")))
     cache.build(str(path))
     assert cache.load(str(path))
@@ -132,8 +132,8 @@ def test_a_changed_file_has_another_index(tmp_path: Path) -> None:
     assert LineReader(str(path), cache).read(2000, 1) == [LINES[2000]]
 
 
-def test_a_cut_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    path = Path(written(tmp_path, "level 9"))
+def test_a_truncated_file_is_read_up_to_its_end(tmp_path: Path) -> None:
+    path = Path(write_shard_in_form(tmp_path, "level 9"))
     path.write_bytes(path.read_bytes()[:-100_000])
     cache = IndexCache(Cache(str(tmp_path / "cache")))
     cache.build(str(path))
@@ -143,9 +143,9 @@ def test_a_cut_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert reader.damage
 
 
-def test_a_zst_file_is_entered_at_a_frame(tmp_path: Path) -> None:
-    """Nothing before it is read: the file is damaged there after its index was built."""
-    path = Path(written(tmp_path, "frames"))
+def test_reading_a_zst_file_starts_at_a_frame(tmp_path: Path) -> None:
+    """The file is damaged before that frame after its index was built, so nothing there is read."""
+    path = Path(write_shard_in_form(tmp_path, "frames"))
     cache = IndexCache(Cache(str(tmp_path / "cache")))
     cache.build(str(path))
     data, status = bytearray(path.read_bytes()), path.stat()
@@ -178,23 +178,23 @@ def test_a_damaged_file_has_no_index(tmp_path: Path, caplog: pytest.LogCaptureFi
     wait_until(lambda: "no access points for" in caplog.text)
 
 
-def test_an_index_that_is_asked_for_is_built_beside_other_work(tmp_path: Path) -> None:
-    path = written(tmp_path, "level 9")
+def test_a_requested_index_is_built_in_the_background(tmp_path: Path) -> None:
+    path = write_shard_in_form(tmp_path, "level 9")
     cache = IndexCache(Cache(str(tmp_path / "cache")))
     assert cache.load(path) is None
     cache.request(path)
     wait_until(lambda: cache.load(path) is not None)
 
 
-def test_a_small_file_gets_none(tmp_path: Path) -> None:
+def test_a_small_file_gets_no_index(tmp_path: Path) -> None:
     path = tmp_path / "small.jsonl"
     path.write_bytes(b"a\n")
     IndexCache(Cache(str(tmp_path / "cache"))).request(str(path))
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_command(tmp_path: Path) -> None:
-    path = written(tmp_path, "members")
+def test_the_command_builds_an_index(tmp_path: Path) -> None:
+    path = write_shard_in_form(tmp_path, "members")
     command = [sys.executable, "-m", "bsmeta.data.io.lines", "--cache", str(tmp_path / "cache")]
     done = subprocess.run([*command, path], capture_output=True, text=True, check=True)
     assert done.stdout == f"{path}\n"
@@ -222,9 +222,9 @@ print("built")
 """
 
 
-def test_a_file_that_is_deleted_while_its_index_is_built(tmp_path: Path) -> None:
-    """A background thread builds it: a crash there would end the training."""
-    path = written(tmp_path, "gzip")
+def test_a_file_deleted_while_its_index_is_built_causes_no_crash(tmp_path: Path) -> None:
+    """A crash in the background thread that builds it would end the training."""
+    path = write_shard_in_form(tmp_path, "gzip")
     command = [sys.executable, "-c", DELETES_WHILE_READING, path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "built\n"), done.stderr

@@ -56,7 +56,7 @@ def test_loader_processes_are_forked_under_the_default_of_python_3_14() -> None:
     assert done.stdout == "[True, True] [False]\n", done.stderr
 
 
-def test_all_that_start_processes_name_the_method() -> None:
+def test_every_module_that_starts_processes_names_the_start_method() -> None:
     package = REPOSITORY / "bsmeta"
     starters = {
         str(path.relative_to(package))

@@ -1,4 +1,4 @@
-"""The commands of the pages about one's own data, as written."""
+"""The commands of the pages about users' data, as written."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SMALL = (
 )
 
 
-def commands(file: str, heading: str) -> list[list[str]]:
-    """The arguments of `train.py` in the shell blocks below a heading, without the program."""
+def read_commands(file: str, heading: str) -> list[list[str]]:
+    """Returns the arguments of each `train.py` command in the shell blocks below a heading."""
     section = (REPOSITORY / file).read_text().split(f"{heading}\n", 1)[1].split("\n## ", 1)[0]
     blocks = re.findall(r"^```bash\n(.*?)^```", section, re.M | re.S)
     lines = re.sub(r" *\\\n *", " ", "".join(blocks)).splitlines()
@@ -37,33 +37,38 @@ def commands(file: str, heading: str) -> list[list[str]]:
     ("file", "heading"),
     [("README.md", "## Your own data"), ("docs/data.md", "# How do I train on my own files?")],
 )
-def test_the_plain_case_trains(file: str, heading: str, tmp_path: Path) -> None:
+def test_the_documented_commands_train(file: str, heading: str, tmp_path: Path) -> None:
     for name, first in (("pages", 0), ("test", 1000)):
         rows = [page(first + number, 20) for number in range(60)]
         plain = [json.dumps({"text": row["text"], "url": row["url"]}) for row in rows]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(plain))
-    arguments = [one.replace("/data/mine", str(tmp_path)) for one in commands(file, heading)[0]]
+    arguments = [
+        argument.replace("/data/mine", str(tmp_path))
+        for argument in read_commands(file, heading)[0]
+    ]
     script = str(REPOSITORY / "bsmeta" / "train.py")
     out = f"out_dir={tmp_path / 'run'}"
     done = run_warm([sys.executable, script, *arguments, *SMALL.split(), out], tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    exposure = [one for one in map(json.loads, lines) if one["event"] == "exposure"][-1]
+    exposure = [result for result in map(json.loads, lines) if result["event"] == "exposure"][-1]
     assert exposure["types"]["url"]["realized"] > 0
     assert "none of the first" not in done.stderr + done.stdout
 
 
 def test_every_recipe_of_a_corpus_composes() -> None:
     named = {"c4", "c4_hub", "webdocs"}  # of records
-    for arguments in commands("docs/data.md", "## Columns"):
+    for arguments in read_commands("docs/data.md", "## Columns"):
         config = compose_command_line(CausalLMConfig, arguments[1], arguments[2:])
         types = config.data_config.metadata_config.metadata_list
         assert set(types) <= set(config.data_config.columns)
-        named.update(one.removeprefix("data=") for one in arguments if one.startswith("data="))
+        named.update(
+            argument.removeprefix("data=") for argument in arguments if argument.startswith("data=")
+        )
     assert named == set(list_group_options()["data"])
 
 
-def test_the_mixture_composes(tmp_path: Path) -> None:
+def test_the_documented_mixture_composes(tmp_path: Path) -> None:
     text = (REPOSITORY / "docs" / "mixtures.md").read_text()
     (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
     (tmp_path / "mix.yaml").write_text(f"defaults:\n  - v2\n  - _self_\n{block}")

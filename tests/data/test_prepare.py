@@ -1,4 +1,4 @@
-"""Prepared data: the same batches as live ones, or a refusal that says why."""
+"""Prepared data: the same batches as live data, or a refusal with the reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = [30, 41, 17, 26, 33, 9]
 STEPS = 36
 
 
-def prepared(
+def prepare_data(
     config: DataConfig, out: Path, *, seed: int = 1, **values: Any
 ) -> tuple[DataConfig, Manifest]:
     """Prepares data; returns the configuration that trains on it, and the manifest."""
@@ -48,27 +48,27 @@ def live(folder: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def config(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
-    return prepared(small_config(folder), tmp_path_factory.mktemp("out") / "data", epochs=2)[0]
+    return prepare_data(small_config(folder), tmp_path_factory.mktemp("out") / "data", epochs=2)[0]
 
 
-def manifest_of(config: DataConfig) -> Manifest:
+def load_manifest(config: DataConfig) -> Manifest:
     return read_manifest(Path(config.prepared or ""))
 
 
 @pytest.mark.parametrize(
     ("world_size", "micro_batch", "workers"), [(1, 8, 0), (2, 2, 0), (2, 2, 2), (1, 1, 4)]
 )
-def test_the_same_batches_as_live(
+def test_prepared_batches_equal_live_batches(
     config: DataConfig, live: Run, world_size: int, micro_batch: int, workers: int
 ) -> None:
-    """Tensors, documents and states; live sequences follow the prepared ones."""
+    """Tensors, documents and states; live sequences follow the prepared sequences."""
     other = dataclasses.replace(
         config, per_device_train_batch_size=micro_batch, num_workers=workers
     )
     made = run(other, STEPS, world_size=world_size)
     assert same(made, live)
     assert made.state == live.state
-    assert min(stream.sequences for stream in manifest_of(config).streams) < STEPS
+    assert min(stream.sequences for stream in load_manifest(config).streams) < STEPS
 
 
 @pytest.mark.parametrize("stop", [1, 9, 20, 23])
@@ -83,13 +83,13 @@ def test_a_run_may_change_between_live_and_prepared(
         assert rest.state == live.state
 
 
-def test_counts_are_kept(config: DataConfig) -> None:
-    streams = manifest_of(config).streams
+def test_the_manifest_counts_documents_by_epoch(config: DataConfig) -> None:
+    streams = load_manifest(config).streams
     assert sum(stream.documents for stream in streams) == 2 * sum(SIZES)
 
 
-def test_with_a_schedule_bad_documents_and_padding(tmp_path: Path) -> None:
-    """The phases follow from the global batch, so the number of processes is needed."""
+def test_prepared_data_supports_schedules_bad_documents_and_padding(tmp_path: Path) -> None:
+    """The phases depend on the global batch, so the number of processes is required."""
     shards = write_shards(tmp_path, [40, 40])
     (shards / "part-02.jsonl").write_text('{"text": 3}\n' * 5 + '{"text": "one two"}\n' * 30)
     phases = [Phase(share=0.5, metadata_probability=0.0), Phase(share=0.5)]
@@ -97,24 +97,26 @@ def test_with_a_schedule_bad_documents_and_padding(tmp_path: Path) -> None:
         shards, num_streams=2, packing="pad", bad_documents="skip", schedule=phases
     )
     run_of = {"max_train_steps": 12, "gradient_accumulation_steps": 2, "world_size": 2}
-    ready, _ = prepared(plain, tmp_path / "data", **run_of)
+    ready, _ = prepare_data(plain, tmp_path / "data", **run_of)
     assert same(run(ready, 12, world_size=2, total=12), run(plain, 12, total=12))
     with pytest.raises(ConfigurationError) as error:
         run(ready, 12, batch=4, total=12)
     assert "phase_starts: [0, 48] when it was prepared, [0, 24] now" in str(error.value)
 
 
-def test_several_streams_at_a_time(folder: Path, config: DataConfig, tmp_path: Path) -> None:
+def test_preparing_several_streams_at_once_gives_the_same_data(
+    folder: Path, config: DataConfig, tmp_path: Path
+) -> None:
     workers = small_config(folder, num_workers=3)
-    _, manifest = prepared(workers, tmp_path / "data", epochs=2)
-    assert manifest == manifest_of(config)
+    _, manifest = prepare_data(workers, tmp_path / "data", epochs=2)
+    assert manifest == load_manifest(config)
     assert {file.name for file in (tmp_path / "data").iterdir()} == {
         *("config.yaml", "manifest.json"),
         *(f"stream-{stream:05}.arrow" for stream in range(8)),
     }
 
 
-def test_other_data_are_refused(config: DataConfig) -> None:
+def test_prepared_data_of_other_settings_are_refused(config: DataConfig) -> None:
     metadata = dataclasses.replace(config.metadata_config, metadata_probability=1.0)
     other = dataclasses.replace(config, metadata_config=metadata, window_documents=4)
     with pytest.raises(ConfigurationError) as error:
@@ -128,12 +130,12 @@ def test_other_data_are_refused(config: DataConfig) -> None:
 
 def test_another_held_out_file_is_refused(folder: Path, tmp_path: Path) -> None:
     held_out = write_shards(tmp_path, [3]) / "part-00.jsonl.gz"
-    ready, _ = prepared(small_config(folder, exclude=["part-00.jsonl.gz"]), tmp_path / "data")
+    ready, _ = prepare_data(small_config(folder, exclude=["part-00.jsonl.gz"]), tmp_path / "data")
     with pytest.raises(ConfigurationError, match="held_out: nothing when it was prepared"):
         run(dataclasses.replace(ready, validation_file=str(held_out)), 1)
 
 
-def test_a_run_on_other_data_cannot_go_on(config: DataConfig, live: Run) -> None:
+def test_a_run_cannot_resume_on_other_prepared_data(config: DataConfig, live: Run) -> None:
     streams = {
         k: v | {"window": v["window"] + 1} for k, v in run(config, 1).state["streams"].items()
     }
@@ -141,11 +143,13 @@ def test_a_run_on_other_data_cannot_go_on(config: DataConfig, live: Run) -> None
         run(config, 1, state={**live.state, "streams": streams})
 
 
-def test_without_the_shards(folder: Path, live: Run, tmp_path: Path) -> None:
-    """The prepared epochs can be trained on; what would follow them is an error."""
+def test_prepared_epochs_can_be_trained_on_without_the_shards(
+    folder: Path, live: Run, tmp_path: Path
+) -> None:
+    """The step after the prepared epochs is an error."""
     shards = tmp_path / "shards"
     shutil.copytree(folder, shards)
-    ready, manifest = prepared(small_config(shards), tmp_path / "data")
+    ready, manifest = prepare_data(small_config(shards), tmp_path / "data")
     shutil.rmtree(shards)
     steps = min(stream.sequences for stream in manifest.streams)
     assert same(run(ready, steps), Run(live.steps[:steps], live.documents[:steps], {}))
@@ -153,49 +157,55 @@ def test_without_the_shards(folder: Path, live: Run, tmp_path: Path) -> None:
         run(ready, 20)
 
 
-def test_a_folder_that_is_there_is_checked(folder: Path, tmp_path: Path) -> None:
+def test_an_existing_folder_is_checked_instead_of_prepared_again(
+    folder: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "data"
-    ready, manifest = prepared(small_config(folder), out)
-    assert prepared(small_config(folder), out)[1] == manifest
+    ready, manifest = prepare_data(small_config(folder), out)
+    assert prepare_data(small_config(folder), out)[1] == manifest
     with pytest.raises(ConfigurationError, match="seed: 1 there, 2 now"):
-        prepared(small_config(folder), out, seed=2)
+        prepare_data(small_config(folder), out, seed=2)
     damaged = out / "stream-00003.arrow"
     data = bytearray(damaged.read_bytes())
     data[len(data) // 2] ^= 1
     damaged.write_bytes(data)
     with pytest.raises(DataError, match="stream-00003.arrow is damaged"):
-        prepared(small_config(folder), out)
+        prepare_data(small_config(folder), out)
     damaged.write_bytes(data[:-1])
     with pytest.raises(DataError, match=rf"has {len(data) - 1} bytes, expected {len(data)}"):
         run(ready, 1)
 
 
-def test_nothing_is_left_of_one_that_fails(tmp_path: Path) -> None:
+def test_a_failed_preparation_leaves_nothing(tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     shards.mkdir()
     write_shards(shards, [20])
     (shards / "part-01.jsonl").write_text('{"text": 3}\n')
     for workers in (0, 2):
         with pytest.raises(DataError, match=r"part-01.jsonl, line 1: text_not_string"):
-            prepared(small_config(shards, num_streams=2, num_workers=workers), tmp_path / "data")
-    assert [one.name for one in tmp_path.iterdir()] == ["shards"]
+            prepare_data(
+                small_config(shards, num_streams=2, num_workers=workers), tmp_path / "data"
+            )
+    assert [path.name for path in tmp_path.iterdir()] == ["shards"]
 
 
-def test_what_is_no_prepared_data(folder: Path, config: DataConfig, tmp_path: Path) -> None:
+def test_a_folder_without_prepared_data_is_refused(
+    folder: Path, config: DataConfig, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=r"contains no prepared data .*bsmeta.data.prepare"):
         run(small_config(folder, prepared=str(tmp_path)), 1)
     for foreign in ('{"name": "a page"}', "[]"):
         (tmp_path / "manifest.json").write_text(foreign)
         with pytest.raises(DataError, match=r"contains no prepared data .*: (Object|Expected)"):
             run(small_config(folder, prepared=str(tmp_path)), 1)
-    manifest = msgspec.structs.replace(manifest_of(config), format=0)
+    manifest = msgspec.structs.replace(load_manifest(config), format=0)
     (tmp_path / "manifest.json").write_text(json.dumps(msgspec.to_builtins(manifest)))
     with pytest.raises(ConfigurationError, match="has format 0; .* format 7: delete the folder"):
         run(small_config(folder, prepared=str(tmp_path)), 1)
 
 
 def rewrite(config: DataConfig, folder: Path, change: Callable[[pa.Table], pa.Table]) -> DataConfig:
-    """A copy of prepared data in which someone has changed the rows of all streams."""
+    """Copies prepared data and changes the rows of all streams; returns the configuration."""
     shutil.copytree(Path(config.prepared or ""), folder)
     manifest = read_manifest(folder)
     for number, stream in enumerate(manifest.streams):
@@ -208,32 +218,32 @@ def rewrite(config: DataConfig, folder: Path, change: Callable[[pa.Table], pa.Ta
     return dataclasses.replace(config, prepared=str(folder))
 
 
-def with_column(rows: pa.Table, name: str, column: pa.Array) -> pa.Table:
+def replace_column(rows: pa.Table, name: str, column: pa.Array) -> pa.Table:
     return rows.set_column(rows.column_names.index(name), name, column)
 
 
-def with_values(rows: pa.Table, name: str, value: int) -> pa.Table:
-    """The rows with one value everywhere in the lists of a column."""
+def fill_column(rows: pa.Table, name: str, value: int) -> pa.Table:
+    """Returns the rows with `value` everywhere in the lists of a column."""
     lists = rows[name].combine_chunks()
     values = pa.array(np.full(len(lists.values), value), lists.type.value_type)
-    return with_column(rows, name, pa.ListArray.from_arrays(lists.offsets, values))
+    return replace_column(rows, name, pa.ListArray.from_arrays(lists.offsets, values))
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda rows: with_values(rows, "tokens", 65_000), "it has the token 65000"),
-        (lambda rows: with_values(rows, "shards", 6), "it names shard 6"),
+        (lambda rows: fill_column(rows, "tokens", 65_000), "it has the token 65000"),
+        (lambda rows: fill_column(rows, "shards", 6), "it names shard 6"),
         (lambda rows: rows.drop_columns(["counts"]), "its columns are .*or have other types"),
         (
-            lambda rows: with_column(
+            lambda rows: replace_column(
                 rows, "tokens", rows["tokens"].cast(pa.list_(pa.int64())).combine_chunks()
             ),
             "its columns are .*or have other types",
         ),
     ],
 )
-def test_rows_that_lead_nowhere_are_refused(
+def test_invalid_rows_are_refused(
     config: DataConfig, tmp_path: Path, change: Callable[[pa.Table], pa.Table], reason: str
 ) -> None:
     other = rewrite(config, tmp_path / "copy", change)
@@ -241,8 +251,8 @@ def test_rows_that_lead_nowhere_are_refused(
         run(other, 1)
 
 
-def test_offsets_that_lead_out_of_the_file_are_refused(config: DataConfig, tmp_path: Path) -> None:
-    """Arrow would read whatever is in memory there."""
+def test_offsets_outside_the_file_are_refused(config: DataConfig, tmp_path: Path) -> None:
+    """Arrow would read arbitrary memory there."""
     other = rewrite(config, tmp_path / "copy", lambda rows: rows)
     for path in (tmp_path / "copy").glob("*.arrow"):
         content = path.read_bytes()
@@ -255,7 +265,7 @@ def test_offsets_that_lead_out_of_the_file_are_refused(config: DataConfig, tmp_p
         run(other, 1)
 
 
-def test_a_manifest_without_the_streams(config: DataConfig, tmp_path: Path) -> None:
+def test_a_manifest_without_streams_is_refused(config: DataConfig, tmp_path: Path) -> None:
     other = rewrite(config, tmp_path / "copy", lambda rows: rows)
     manifest = msgspec.structs.replace(read_manifest(tmp_path / "copy"), streams=[])
     (tmp_path / "copy/manifest.json").write_text(json.dumps(msgspec.to_builtins(manifest)))
@@ -264,7 +274,7 @@ def test_a_manifest_without_the_streams(config: DataConfig, tmp_path: Path) -> N
 
 
 def test_the_summary_counts_documents_and_streams(config: DataConfig) -> None:
-    line = summarize_folder(PrepareConfig(data_config=config, out="data"), manifest_of(config))
+    line = summarize_folder(PrepareConfig(data_config=config, out="data"), load_manifest(config))
     assert line.startswith("data: 312 documents in ")
     assert " of 8 streams, " in line
 

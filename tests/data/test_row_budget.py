@@ -74,8 +74,8 @@ def config(folder: Path, **changes: Any) -> DataConfig:
     return small_config(folder, row_budget="text", **{"max_seq_len": 48} | changes)
 
 
-def chunks_of(row: dict[str, torch.Tensor]) -> list[list[int]]:
-    """For each chunk of a row, the text tokens that it has a loss on."""
+def list_chunks(row: dict[str, torch.Tensor]) -> list[list[int]]:
+    """Returns, for each chunk of a row, the text tokens with a loss."""
     starts = torch.nonzero(row["position_ids"] == 0).flatten().tolist()
     ends = [*starts[1:], len(row["input_ids"])]
     is_target = row["loss_mask"] & (row["token_types"] == 0)
@@ -86,26 +86,26 @@ def chunks_of(row: dict[str, torch.Tensor]) -> list[list[int]]:
     return [chunk for chunk in chunks if chunk]
 
 
-def text_of(found: Run) -> list[list[list[list[int]]]]:
-    """For each step, row and chunk the text tokens that it has a loss on."""
+def list_texts(result: Run) -> list[list[list[list[int]]]]:
+    """Returns, for each step, row and chunk, the text tokens with a loss."""
     return [
         [
-            chunks_of({name: tensor[row] for name, tensor in step.items()})
+            list_chunks({name: tensor[row] for name, tensor in step.items()})
             for row in range(len(step["input_ids"]))
         ]
-        for step in found.steps
+        for step in result.steps
     ]
 
 
-def contents(found: Run) -> list[list[list[list[int]]]]:
-    """For each step and row everything up to its last target: what padding follows is left out."""
+def list_contents(result: Run) -> list[list[list[list[int]]]]:
+    """Returns, for each step and row, everything up to its last target, without padding."""
     names = ("input_ids", "position_ids", "loss_mask", "token_types", "document_types")
     return [
         [
             [step[name][row][: int(torch.nonzero(mask)[-1]) + 1].tolist() for name in names]
             for row, mask in enumerate(step["loss_mask"])
         ]
-        for step in found.steps
+        for step in result.steps
     ]
 
 
@@ -126,17 +126,17 @@ def test_every_arm_trains_on_the_same_text(
     own = config(folder, packing=packing, **ARMS[arm])
     found = run(own, STEPS, total=STEPS)
     assert any(step["token_types"].any() for step in found.steps)
-    assert text_of(found) == text_of(text_alone)
+    assert list_texts(found) == list_texts(text_alone)
     assert found.documents == text_alone.documents
     for step in found.steps:
         assert not (step["loss_mask"] & (step["token_types"] > 0)).any()
         assert step["input_ids"].shape[1] <= compute_row_length(own)
 
 
-def test_text_alone_is_the_run_without_a_row_budget(folder: Path, text_alone: Run) -> None:
+def test_text_alone_equals_the_run_without_a_row_budget(folder: Path, text_alone: Run) -> None:
     plain = run(small_config(folder, metadata_list=[], max_seq_len=48), STEPS)
     budget = run(config(folder, metadata_list=[]), STEPS)
-    assert contents(plain) == contents(budget)
+    assert list_contents(plain) == list_contents(budget)
     assert plain.documents == budget.documents
 
 
@@ -153,7 +153,7 @@ def test_bos_comes_before_each_chunk_and_predicts_its_first_token(
     bos = with_bos().bos_token_id
     text = run(config(folder, metadata_list=[], bos_token=True), STEPS)
     found = run(config(folder, bos_token=True, **{**GLOBAL, **changes}), STEPS)
-    assert text_of(found) == text_of(text)
+    assert list_texts(found) == list_texts(text)
     for step in found.steps:
         starts = (step["position_ids"] == 0) & (step["input_ids"] == bos)
         assert starts.sum() == (step["input_ids"] == bos).sum() > 0
@@ -163,20 +163,22 @@ def test_bos_comes_before_each_chunk_and_predicts_its_first_token(
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("arm", ["all", "schedule", "little room"])
-def test_world_sizes_workers_and_resumes(folder: Path, world_size: int, arm: str) -> None:
+def test_world_size_workers_and_resumes_do_not_change_the_rows(
+    folder: Path, world_size: int, arm: str
+) -> None:
     whole = run(config(folder, **ARMS[arm]), STEPS, total=STEPS)
     settings = {**ARMS[arm], "num_workers": 8 // world_size // 2}
     split = config(folder, per_device_train_batch_size=1, **settings)
     first = run(split, 4, world_size=world_size, total=STEPS)
     rest = run(config(folder, **ARMS[arm]), STEPS - 4, total=STEPS, state=first.state)
-    assert contents(first) + contents(rest) == contents(whole)
+    assert list_contents(first) + list_contents(rest) == list_contents(whole)
     assert first.documents + rest.documents == whole.documents
     assert rest.state == whole.state
 
 
 @pytest.mark.parametrize("stop", [3, 6, 9])
 def test_a_resumed_run_has_the_same_tensors(folder: Path, stop: int) -> None:
-    """Also of the same width, so that a resumed run computes the same bits."""
+    """Also the same width, so that a resumed run computes the same bits."""
     own = config(folder, **ARMS["schedule"])
 
     def batches(state: dict[str, Any] | None, count: int) -> tuple[list[Any], dict[str, Any]]:
@@ -186,7 +188,9 @@ def test_a_resumed_run_has_the_same_tensors(folder: Path, stop: int) -> None:
         )  # fmt: skip
         steps = list(itertools.islice(stream, count))
         saved = {"fingerprint": stream.fingerprint, **stream.merge([steps[-1].state])}
-        return [one for step in steps for one in step.micro_batches], json.loads(json.dumps(saved))
+        return [batch for step in steps for batch in step.micro_batches], json.loads(
+            json.dumps(saved)
+        )
 
     through, _ = batches(None, STEPS)
     first, state = batches(None, stop)
@@ -212,8 +216,8 @@ def test_arms_have_the_same_digests_of_their_targets(folder: Path) -> None:
     assert digests(**ARMS["schedule"]) == digests(**ARMS["shuffled"]) == plain
 
 
-def test_bad_metadata_takes_no_text_away(tmp_path: Path) -> None:
-    """Documents whose metadata cannot be used stay, without it; only bad text is skipped."""
+def test_documents_with_bad_metadata_keep_their_text(tmp_path: Path) -> None:
+    """Unusable metadata is dropped from its document; only documents with bad text are skipped."""
     documents = pages(40)
     documents[3]["metadata_url"] = [{"key": "url", "value": {"not": "a value"}}]
     documents[7]["metadata_html"][0]["char_end_idx"] = 10_000
@@ -225,7 +229,7 @@ def test_bad_metadata_takes_no_text_away(tmp_path: Path) -> None:
     settings = {"num_streams": 1, "bad_documents": "skip"}
     text = run(config(tmp_path, metadata_list=[], **settings), STEPS)
     found = run(config(tmp_path, **settings, **ARMS["all"]), STEPS)
-    assert text_of(found) == text_of(text)
+    assert list_texts(found) == list_texts(text)
     assert found.documents == text.documents
     names = {name for step in found.documents for name in step}
     assert {f"part.jsonl.gz:{number}" for number in (3, 7, 11)} <= names
@@ -251,7 +255,7 @@ def test_bad_metadata_takes_no_text_away(tmp_path: Path) -> None:
         run(config(tmp_path, num_streams=1, **ARMS["all"]), STEPS)
 
 
-def test_metadata_that_a_row_has_no_room_for_is_counted(folder: Path) -> None:
+def test_metadata_without_room_in_a_row_is_counted(folder: Path) -> None:
     def left_out(**changes: Any) -> float:
         stream = TrainStream(
             config(folder, **ARMS["all"], **changes), small_tokenizer(), seed=1, rank=0,
@@ -268,7 +272,7 @@ def test_metadata_that_a_row_has_no_room_for_is_counted(folder: Path) -> None:
     assert left_out(row_metadata_budget=20) > left_out(row_metadata_budget=60) > 0
 
 
-def test_prepared_sequences_are_the_live_ones(folder: Path, tmp_path: Path) -> None:
+def test_prepared_sequences_equal_live_sequences(folder: Path, tmp_path: Path) -> None:
     own = config(folder, **ARMS["schedule"])
     command = PrepareConfig(
         data_config=own, out=str(tmp_path / "out"), max_train_steps=STEPS, seed=1,
@@ -277,7 +281,7 @@ def test_prepared_sequences_are_the_live_ones(folder: Path, tmp_path: Path) -> N
     prepare_streams(command, small_tokenizer(), tmp_path / "out")
     ready = config(folder, **ARMS["schedule"], prepared=str(tmp_path / "out"))
     live = run(own, STEPS, total=STEPS)
-    assert contents(run(ready, STEPS, total=STEPS)) == contents(live)
+    assert list_contents(run(ready, STEPS, total=STEPS)) == list_contents(live)
 
 
 def test_another_row_budget_is_refused_on_resume(folder: Path) -> None:
@@ -288,7 +292,7 @@ def test_another_row_budget_is_refused_on_resume(folder: Path) -> None:
         run(small_config(folder, **GLOBAL, max_seq_len=48), 1, state=state)
 
 
-def test_settings_that_would_make_the_text_or_its_loss_differ_are_listed(folder: Path) -> None:
+def test_settings_that_change_the_text_or_its_loss_are_refused(folder: Path) -> None:
     wrong = {
         "loss_on_metadata": True,
         "without_metadata_same_context": True,
@@ -313,8 +317,10 @@ def test_settings_that_would_make_the_text_or_its_loss_differ_are_listed(folder:
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real pages are not there")
 @pytest.mark.parametrize("packing", ["best_fit", pytest.param("pad", marks=pytest.mark.slow)])
-def test_real_pages(packing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All types that real pages have, nested and crossing tags and entities among them."""
+def test_every_arm_trains_on_the_same_text_of_real_pages(
+    packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all types of real pages, including nested and crossing tags and entities."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(SHARED / "gpt2-tokenizer")
@@ -345,18 +351,18 @@ def test_real_pages(packing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         found = of(**arm)
         assert any(step["token_types"].any() for step in found.steps)
-        assert text_of(found) == text_of(text)
+        assert list_texts(found) == list_texts(text)
         assert found.documents == text.documents
 
 
-def test_pages_of_one_word_and_long_ones(tmp_path: Path) -> None:
-    """Many prefixes in a row, and none of the text: rows have room for the metadata of all."""
+def test_pages_of_one_word_and_long_pages_keep_their_text(tmp_path: Path) -> None:
+    """Rows with many prefixes have room for all metadata."""
     write_shard(tmp_path / "part.jsonl.gz", [page(n, 1 if n % 4 else 200) for n in range(60)])
     settings = {"num_streams": 1, "window_documents": 60}
     text = run(config(tmp_path, metadata_list=[], **settings), 4)
     found = run(config(tmp_path, **settings, **ARMS["all"]), 4)
-    assert text_of(found) == text_of(text)
+    assert list_texts(found) == list_texts(text)
     full = run(config(tmp_path, **settings, **ARMS["all"], row_metadata_budget=4000), 4)
-    assert text_of(full) == text_of(text)
-    wide = [max(step["input_ids"].shape[1] for step in one.steps) for one in (found, full)]
+    assert list_texts(full) == list_texts(text)
+    wide = [max(step["input_ids"].shape[1] for step in result.steps) for result in (found, full)]
     assert wide[0] == 96 < wide[1]

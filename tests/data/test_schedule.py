@@ -36,9 +36,9 @@ def scheduled(folder: Path, **changes: object) -> dict[str, object]:
     return {"config": config, "total": STEPS}
 
 
-def types_of(one: Run) -> list[set[int]]:
-    """The types that the documents of each step were rendered with (padding left out)."""
-    return [set(step["document_types"][step["loss_mask"]].unique().tolist()) for step in one.steps]
+def list_types(run: Run) -> list[set[int]]:
+    """Returns the metadata types of each step's documents, without padding."""
+    return [set(step["document_types"][step["loss_mask"]].unique().tolist()) for step in run.steps]
 
 
 @given(
@@ -47,7 +47,7 @@ def types_of(one: Run) -> list[set[int]]:
     stream=st.integers(0, 7),
     emitted=st.integers(0, 20),
 )
-def test_the_phase_of_a_sequence_is_that_of_its_number(
+def test_the_phase_of_a_sequence_follows_from_its_number(
     starts: list[int], num_streams: int, stream: int, emitted: int
 ) -> None:
     stream %= num_streams
@@ -67,14 +67,16 @@ def test_the_phase_of_a_sequence_is_that_of_its_number(
 
 
 def test_each_step_has_the_metadata_of_its_phase(folder: Path) -> None:
-    types = types_of(run(steps=STEPS, **scheduled(folder)))
+    types = list_types(run(steps=STEPS, **scheduled(folder)))
     assert types[:6] == [{TITLE}] * 6
     assert types[6:9] == [{URL | HTML}] * 3
     assert types[9:] == [{0}] * 3
 
 
 @pytest.mark.parametrize("stop", [2, 6, 7, 9, 10])
-def test_resume_in_and_at_the_edges_of_phases(folder: Path, stop: int) -> None:
+def test_a_resume_inside_or_at_the_edge_of_a_phase_continues_the_run(
+    folder: Path, stop: int
+) -> None:
     arguments = scheduled(folder)
     through = run(steps=STEPS, **arguments)
     first = run(steps=stop, **arguments)
@@ -85,14 +87,16 @@ def test_resume_in_and_at_the_edges_of_phases(folder: Path, stop: int) -> None:
 
 
 @pytest.mark.parametrize(("world_size", "workers"), [(2, 0), (1, 2), (2, 2)])
-def test_world_sizes_and_loader_processes(folder: Path, world_size: int, workers: int) -> None:
+def test_world_size_and_loader_processes_do_not_change_the_run(
+    folder: Path, world_size: int, workers: int
+) -> None:
     whole = run(steps=STEPS, **scheduled(folder))
     split = run(steps=STEPS, world_size=world_size, **scheduled(folder, num_workers=workers))
     assert same(split, whole)
 
 
-def test_no_document_comes_twice_in_an_epoch_and_half_used_ones_are_counted(folder: Path) -> None:
-    """Large windows: every switch falls into an open one."""
+def test_no_document_repeats_in_an_epoch_and_half_used_documents_are_counted(folder: Path) -> None:
+    """With large windows, every switch falls inside a window."""
     arguments = scheduled(folder, window_documents=64, num_streams=1)
     stream = TrainStream(
         arguments["config"],
@@ -123,14 +127,16 @@ AT_DECAY = [
 
 
 @pytest.mark.parametrize("row_budget", ["sequence", "text"])
-def test_a_branch_goes_on_as_the_run_that_decays_there(folder: Path, row_budget: str) -> None:
+def test_a_branch_equals_the_run_that_decays_at_the_same_step(
+    folder: Path, row_budget: str
+) -> None:
     """A run of 30 steps without a decay, and one that decays from step 5 on, share five steps."""
     own = small_config(
         folder, schedule=AT_DECAY, row_budget=row_budget, metadata_list=["title", "url"]
     )
     whole = run(own, STEPS, total=STEPS, decay_start=5)
-    assert {0} not in types_of(whole)[:5]
-    assert types_of(whole)[5:] == [{0}] * 7
+    assert {0} not in list_types(whole)[:5]
+    assert list_types(whole)[5:] == [{0}] * 7
     stable = run(own, 5, total=30)
     rest = run(own, 7, state=stable.state, total=STEPS, decay_start=5, is_branch=True)
     joined = Run(stable.steps + rest.steps, stable.documents + rest.documents, rest.state)
@@ -143,7 +149,7 @@ def test_a_branch_goes_on_as_the_run_that_decays_there(folder: Path, row_budget:
         run(own, 1, state=later, total=STEPS, decay_start=7, is_branch=True)
 
 
-def test_a_phase_at_the_decay_comes_last(folder: Path) -> None:
+def test_a_phase_at_the_decay_must_be_the_last(folder: Path) -> None:
     assert compute_phase_starts(MetadataConfig(schedule=AT_DECAY), 100, 80) == [0, 80]
     assert compute_phase_starts(MetadataConfig(schedule=AT_DECAY), 100) == [0, 100]
     for schedule in (AT_DECAY[::-1], AT_DECAY[1:]):

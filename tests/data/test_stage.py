@@ -59,65 +59,65 @@ def remote_config(cache: Path, **changes: object) -> DataConfig:
     return small_config(cache, **(values | here | changes))
 
 
-def staged(data: DataConfig, out: Path) -> dict[str, str]:
-    """Copies the data; returns the keys that a run on the copy needs."""
+def stage_copy(data: DataConfig, out: Path) -> dict[str, str]:
+    """Copies the data; returns the keys for a run on the copy."""
     lines = stage_data(StageConfig(data_config=data, out=str(out)), out).splitlines()
     return dict(line.strip().split("=", 1) for line in lines[1:])
 
 
-def batches(config: DataConfig, keys: dict[str, str] | None = None) -> Run:
+def run_on(config: DataConfig, keys: dict[str, str] | None = None) -> Run:
     values = {
         name.removeprefix("data_config."): value.strip("'") for name, value in (keys or {}).items()
     }
     return run(replace_values(config, values), STEPS)
 
 
-def test_a_run_on_the_copy_has_the_batches_of_the_original(stored: Hub, tmp_path: Path) -> None:
-    whole = batches(remote_config(tmp_path))
-    keys = staged(remote_config(tmp_path), tmp_path / "copy")
+def test_a_run_on_the_copy_has_the_same_batches(stored: Hub, tmp_path: Path) -> None:
+    whole = run_on(remote_config(tmp_path))
+    keys = stage_copy(remote_config(tmp_path), tmp_path / "copy")
     assert keys == {
         "data_config.train_file": f"{tmp_path}/copy/train/",
         "data_config.validation_file": f"{tmp_path}/copy/validation/part-05.jsonl.gz",
     }
     stored.requests.clear()
-    assert same(batches(remote_config(tmp_path), keys), whole)
+    assert same(run_on(remote_config(tmp_path), keys), whole)
     assert stored.requests == []
 
 
-def test_the_keys_of_a_run_at_a_revision(stored: Hub, tmp_path: Path) -> None:
-    """On the copy, a revision is refused."""
+def test_the_printed_keys_unset_the_revision(stored: Hub, tmp_path: Path) -> None:
+    """A revision is refused for local files."""
     out = tmp_path / "copy"
-    assert staged(remote_config(tmp_path, dataset_revision="main"), out) == {
+    assert stage_copy(remote_config(tmp_path, dataset_revision="main"), out) == {
         "data_config.train_file": f"{out}/train/",
         "data_config.validation_file": f"{out}/validation/part-05.jsonl.gz",
         "data_config.dataset_revision": "null",
     }
 
 
-def test_local_sources_with_equal_file_names(folder: Path, tmp_path: Path) -> None:
-    """Each source has a folder; below it are the folders in which its shards differ."""
+def test_equal_file_names_are_copied_into_separate_folders(folder: Path, tmp_path: Path) -> None:
+    """Each source has a folder, with subfolders where its shards differ."""
     first, second = tmp_path / "data/a", tmp_path / "data/b"
-    for one in (first, second):
-        shutil.copytree(folder, one)
+    for target in (first, second):
+        shutil.copytree(folder, target)
     sources = [
         SourceConfig(name="both", train_file=[str(first), str(second)]),
         SourceConfig(name="one", train_file=str(first / "part-00.jsonl.gz"), weight=2.0),
     ]
     data = small_config(tmp_path, train_file=None, sources=sources, cache_dir=str(tmp_path / "c"))
-    whole = batches(data)
-    keys = staged(data, tmp_path / "copy")
+    whole = run_on(data)
+    keys = stage_copy(data, tmp_path / "copy")
     assert keys == {
         "data_config.sources.0.train_file": f"'{tmp_path}/copy/train/0/**'",
         "data_config.sources.1.train_file": f"{tmp_path}/copy/train/1/",
     }
     shutil.rmtree(tmp_path / "data")
-    assert same(batches(data, keys), whole)
+    assert same(run_on(data, keys), whole)
 
 
 def test_an_interrupted_copy_continues_at_the_missing_byte(stored: Hub, tmp_path: Path) -> None:
     stored.faults = [cutting(150, 4), failing(500, 10**6)]
     with pytest.raises(DataError, match="given up after 4 failures in a row"):
-        staged(remote_config(tmp_path), tmp_path / "copy")
+        stage_copy(remote_config(tmp_path), tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     there = {
         path.name.split(".")[0]: path.stat().st_size
@@ -126,7 +126,7 @@ def test_an_interrupted_copy_continues_at_the_missing_byte(stored: Hub, tmp_path
     assert sum(there.values()) == 4 * 150
     stored.faults = []
     stored.requests.clear()
-    staged(remote_config(tmp_path), tmp_path / "copy")
+    stage_copy(remote_config(tmp_path), tmp_path / "copy")
     asked = {
         Path(path.partition("?")[0]).name.split(".")[0]: int(asked.split("=")[1].split("-")[0])
         for _, path, asked in stored.requests
@@ -181,8 +181,8 @@ def test_a_killed_program_continues(hub: Hub, tmp_path: Path, kill: signal.Signa
     assert f"data_config.train_file={tmp_path}/copy/train/" in done.stdout
 
 
-def damaging() -> Fault:
-    """A proxy answers with other content of the same length."""
+def answer_with_other_content() -> Fault:
+    """Answers with other content of the same length, as a proxy might."""
 
     def fault(answer: Answer) -> bool:
         if not is_content(answer):
@@ -197,9 +197,9 @@ def damaging() -> Fault:
 
 
 def test_content_that_differs_from_its_hash_is_refused(stored: Hub, tmp_path: Path) -> None:
-    stored.faults = [damaging()]
+    stored.faults = [answer_with_other_content()]
     with pytest.raises(DataError, match="the content differs from the listing"):
-        staged(remote_config(tmp_path), tmp_path / "copy")
+        stage_copy(remote_config(tmp_path), tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     assert not list((tmp_path / "copy.part").rglob("*.gz"))
 
@@ -208,12 +208,12 @@ def test_a_damaged_beginning_is_copied_again(stored: Hub, tmp_path: Path) -> Non
     stored.faults = [cutting(150, 10**6)]
     data = remote_config(tmp_path, hub_retries=0)
     with pytest.raises(DataError, match="given up"):
-        staged(data, tmp_path / "copy")
+        stage_copy(data, tmp_path / "copy")
     parts = [*(tmp_path / "copy.part").rglob("*.part")]
     for part in parts:
         part.write_bytes(b"!" * part.stat().st_size)
     stored.faults = []
-    staged(data, tmp_path / "copy")
+    stage_copy(data, tmp_path / "copy")
     for path in (tmp_path / "copy").rglob("*.gz"):
         assert path.read_bytes() == stored.listed[path.name]
 
@@ -233,7 +233,9 @@ def test_a_complete_copy_is_compared_with_its_hashes(stored: Hub, tmp_path: Path
         stage_data(config, out)
 
 
-def test_a_folder_of_other_data_is_left_alone(stored: Hub, tmp_path: Path, folder: Path) -> None:
+def test_a_folder_of_other_data_is_refused_and_unchanged(
+    stored: Hub, tmp_path: Path, folder: Path
+) -> None:
     out = tmp_path / "copy"
     stage_data(StageConfig(data_config=remote_config(tmp_path)), out)
     fewer = StageConfig(data_config=remote_config(tmp_path, exclude=["part-01*"]))
@@ -249,7 +251,7 @@ def test_a_folder_of_other_data_is_left_alone(stored: Hub, tmp_path: Path, folde
 
 
 def test_a_file_that_changes_is_copied_again(folder: Path, tmp_path: Path) -> None:
-    """What an earlier call has copied of another listing is not kept."""
+    """Files copied by an earlier call from another listing are not kept."""
     source = shutil.copytree(folder, tmp_path / "source")
     data = small_config(tmp_path, train_file=str(source), cache_dir=str(tmp_path / "cache"))
     config, out = StageConfig(data_config=data), tmp_path / "copy"
@@ -267,5 +269,5 @@ def test_a_disk_without_room_is_refused_before_the_first_byte(
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(core_files.shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(DataError, match="are missing, and the disk has room for 1 kB"):
-        staged(remote_config(tmp_path), tmp_path / "copy")
+        stage_copy(remote_config(tmp_path), tmp_path / "copy")
     assert stored.content_requests() == []

@@ -29,7 +29,7 @@ def encoded(values: str, text: str, url: str, **changes: object) -> EncodedDocum
     return one
 
 
-def test_a_constant_prefix_has_the_length_of_the_own_one() -> None:
+def test_a_constant_prefix_has_the_length_of_the_true_prefix() -> None:
     own = encoded("own", "xyz", "abc.org/some/page")
     constant = encoded("constant", "xyz", "abc.org/some/page")
     other = encoded("constant", "another", "abc.org/SOME/PAGE")
@@ -40,7 +40,7 @@ def test_a_constant_prefix_has_the_length_of_the_own_one() -> None:
     assert constant.prefix_token_types.tolist() == own.prefix_token_types.tolist()
 
 
-def test_random_tokens_are_those_of_the_text_and_never_special() -> None:
+def test_random_tokens_come_from_the_text_and_are_never_special() -> None:
     own = encoded("own", "xyz", "abc.org")
     first, again = encoded("random", "xyz", "abc.org"), encoded("random", "xyz", "abd.org")
     other = encoded("random", "xyzz", "abc.org")
@@ -78,8 +78,8 @@ def batches(folder: Path, values: str, **changes: object) -> Run:
     return run(config, STEPS)
 
 
-def texts(one: Run, *, trained: bool) -> list[str]:
-    """The text, or the metadata, of each sequence."""
+def decode_sequences(one: Run, *, trained: bool) -> list[str]:
+    """Decodes the text (`trained`) or the metadata of each sequence."""
     rows = itertools.chain.from_iterable(
         zip(step["input_ids"], step["loss_mask"] == trained, strict=True) for step in one.steps
     )
@@ -87,16 +87,18 @@ def texts(one: Run, *, trained: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("values", ["constant", "random"])
-def test_every_step_trains_on_the_same_text_in_the_same_places(folder: Path, values: str) -> None:
+def test_every_step_trains_on_the_same_text_at_the_same_positions(
+    folder: Path, values: str
+) -> None:
     own, filled = batches(folder, "own"), batches(folder, values)
     assert own.documents == filled.documents
     for one, other in zip(own.steps, filled.steps, strict=True):
         assert one["loss_mask"].tolist() == other["loss_mask"].tolist()
-    assert texts(own, trained=True) == texts(filled, trained=True)
-    assert not any("Page" in one for one in texts(filled, trained=False))
+    assert decode_sequences(own, trained=True) == decode_sequences(filled, trained=True)
+    assert not any("Page" in text for text in decode_sequences(filled, trained=False))
 
 
-def test_shuffled_values_are_those_of_the_window_in_another_order(folder: Path) -> None:
+def test_shuffled_values_permute_the_values_of_a_window(folder: Path) -> None:
     def titles(values: str) -> dict[str, str]:
         """Page number of the text -> number in its title, of a shard in windows of its length."""
         config = small_config(
@@ -122,7 +124,7 @@ def test_shuffled_values_are_those_of_the_window_in_another_order(folder: Path) 
 
 
 @pytest.mark.parametrize("values", ["shuffled", "constant", "random"])
-def test_world_size_and_resume_change_nothing(folder: Path, values: str) -> None:
+def test_world_size_and_resume_do_not_change_the_values(folder: Path, values: str) -> None:
     config = small_config(
         folder, metadata_list=["title", "url"], metadata_values=values, metadata_probability=0.5
     )

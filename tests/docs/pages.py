@@ -30,21 +30,21 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A shell block: its code, and what it needs, empty if a test runs it."""
+    """A shell block: its code, and its needs; empty if a test runs it."""
 
     code: str
     needs: tuple[str, ...]
 
 
 def blocks(page: str) -> list[Block]:
-    """The shell blocks of a page, in order."""
-    found = _BLOCK.finditer((REPOSITORY / page).read_text())
+    """Returns the shell blocks of a page, in order."""
+    matches = _BLOCK.finditer((REPOSITORY / page).read_text())
     return [
         Block(match["code"], tuple(match["needs"].split(", ") if match["needs"] else ()))
-        for match in found
+        for match in matches
     ]
 
 
 def runnable(page: str) -> list[str]:
-    """The code of the blocks that a test runs."""
+    """Returns the code of the blocks that a test runs."""
     return [block.code for block in blocks(page) if not block.needs]

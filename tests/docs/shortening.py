@@ -30,8 +30,8 @@ NAMED = re.compile(r"(?:--config-name |BSMETA_CONFIG=)(\w+)")
 UNCHANGED = re.compile(r"BSMETA_RESUME|check_only|prep_only|--dry-run")
 
 
-def short(code: str, page: str, folder: Path) -> str:
-    """The code of a block, with paths in the folder, and overrides that make training short."""
+def shorten(code: str, page: str, folder: Path) -> str:
+    """Returns the code of a block with paths in `folder` and overrides that shorten training."""
     lines = []
     exported = re.search(r"^export .*BSMETA_CONFIG=(\w+)", code, re.M)
     for line in re.sub(r" *\\\n *", " ", code.replace("/data/", f"{folder}/data/")).splitlines():

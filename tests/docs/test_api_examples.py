@@ -16,7 +16,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.slow
-def test_the_examples_run(tmp_path: Path) -> None:
+def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     blocks = BLOCK.findall((REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8"))
     assert len(blocks) == 4
     script = tmp_path / "examples.py"

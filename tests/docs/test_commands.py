@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import NEEDS, PAGES, blocks, runnable
-from tests.docs.shortening import LM, UNCHANGED, short
+from tests.docs.shortening import LM, UNCHANGED, shorten
 from tests.warm import REPOSITORY
 
 # Pages that use what the blocks of another one have made.
@@ -28,7 +28,7 @@ EMPTY = "docs/tutorial.md"
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the commands need, and a short run of the demo."""
+    """A folder with the files that the commands need, and a short run of the demo."""
     folder = tmp_path_factory.mktemp("docs")
     for name in ("bsmeta", "experiments", "examples", "hydra_configs", "deepspeed_configs"):
         (folder / name).symlink_to(REPOSITORY / name)
@@ -40,7 +40,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(demo: Path, tmp_path: Path) -> Path:
-    """A copy of that folder, with files of one's own in data/."""
+    """A copy of that folder, with a user's files in data/."""
     copy = tmp_path / "page"
     shutil.copytree(demo, copy, symlinks=True)
     (copy / "data/mine").mkdir(parents=True)
@@ -73,7 +73,7 @@ def test_the_commands_of_a_page_run(page: str, folder: Path) -> None:
         folder.mkdir()
     for first in filter(None, (FIRST.get(page), page)):
         for code in runnable(first):
-            run(short(code, first, folder), folder)
+            run(shorten(code, first, folder), folder)
     if page == "docs/disambiguation.md":
         linked = {
             name: {

@@ -15,7 +15,7 @@ FOLDERS = ("bsmeta", "docs", "examples", "experiments", "hydra_configs", "tests"
 
 
 def section(title: str) -> str:
-    """The text below a heading, up to the next one."""
+    """Returns the text below a heading, up to the next heading."""
     _, _, rest = PAGE.partition(f"\n## {title}\n")
     text, _, _ = rest.partition("\n## ")
     assert text.strip(), f"there is no section {title}"
@@ -23,7 +23,7 @@ def section(title: str) -> str:
 
 
 def list_packages_of_tree() -> list[str]:
-    """The packages of bsmeta in the tree, by the indentation of their lines."""
+    """Returns the packages of bsmeta in the tree, by the indentation of their lines."""
     packages: list[str] = []
     part = ""
     for indent, name in re.findall(r"^(  |    )(\w+)/(?= |$)", section("Tree"), re.M):
@@ -43,7 +43,7 @@ def test_the_tree_has_every_package() -> None:
 
 
 def is_part(name: str) -> bool:
-    """Whether the packages in a folder of bsmeta have lines of their own."""
+    """Whether the packages in a folder of bsmeta have separate lines."""
     return name in {"data", "tasks"}
 
 
@@ -53,7 +53,7 @@ def test_the_files_of_the_tree_exist() -> None:
             assert any(PACKAGE.rglob(name)) or name in {"test_b.py", "b.py", "test_mirror.py"}, name
 
 
-def test_the_table_of_imports_is_the_rule_of_the_tests() -> None:
+def test_the_table_of_imports_equals_the_rule_of_the_tests() -> None:
     rules = {"core": {"core"}, "config": {"config", "core"}}
     for parts, allowed in re.findall(
         r"^\| (`.*?) \| (.*) \|$", section("Who may import whom"), re.M
@@ -69,7 +69,7 @@ def test_every_path_exists() -> None:
     assert [path for path in dict.fromkeys(paths) if not (REPOSITORY / path).exists()] == []
 
 
-def test_every_name_of_code_occurs_in_it() -> None:
+def test_every_name_of_code_occurs_in_the_code() -> None:
     names = {code.partition("(")[0] for code in CODE}
     names = {name for name in names if re.fullmatch(r"_?[A-Za-z]\w*", name)}
     names = {name for name in names if "_" in name or name != name.lower()} - {"NAME", "FILE"}

@@ -49,7 +49,7 @@ def list_attributes(node: ast.ClassDef) -> set[str]:
 
 
 def find_stale_entries(source: str) -> Iterator[str]:
-    """Yields each described name that is no parameter or attribute, with its line.
+    """Yields each described name that is not a parameter or attribute, with its line.
 
     Classes that inherit may have the parameters and attributes of a base; only their own
     constructors are looked at.
@@ -80,7 +80,7 @@ def find_stale_entries(source: str) -> Iterator[str]:
                 yield f"line {node.lineno}: {node.name} describes {name}"
 
 
-def test_docstrings_describe_parameters_and_attributes_that_exist() -> None:
+def test_docstrings_describe_only_existing_parameters_and_attributes() -> None:
     stale = [
         f"{file.relative_to(PACKAGE)}, {entry}"
         for file in sorted(PACKAGE.rglob("*.py"))
@@ -112,5 +112,5 @@ def test_docstrings_describe_parameters_and_attributes_that_exist() -> None:
         ),
     ],
 )
-def test_stale_entries_are_found(source: str, stale: list[str]) -> None:
+def test_stale_entries_are_detected(source: str, stale: list[str]) -> None:
     assert list(find_stale_entries(source)) == stale

@@ -24,7 +24,7 @@ OVERRIDES = re.findall(r"^<!-- renders: (.*?) -->\n```text\n(.*?)^```", RECIPES,
 
 
 def read(config: MetadataConfig) -> str:
-    """What a model reads for the document of metadata.md."""
+    """Renders the document of metadata.md."""
     (record,) = re.findall(r"^<!-- record -->\n```json\n(.*?)^```", METADATA, re.M | re.S)
     line = json.dumps(json.loads(record)).encode()
     document = DocumentDecoder(config).decode(line)
@@ -50,7 +50,7 @@ def test_every_type_and_every_recipe_is_shown() -> None:
     assert {override.removeprefix("+recipes=") for override, _ in OVERRIDES} == recipes
 
 
-def test_the_keys_of_the_page_are_keys() -> None:
-    known = {field.name for field in fields(MetadataConfig)}
+def test_the_keys_of_the_page_exist() -> None:
+    field_names = {field.name for field in fields(MetadataConfig)}
     used = {key for settings, _ in SETTINGS for key in yaml.safe_load(settings)}
-    assert used <= known
+    assert used <= field_names

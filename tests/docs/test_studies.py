@@ -1,4 +1,4 @@
-"""What docs/studies.md says of a study is what its committed measurements give."""
+"""The statements of docs/studies.md follow from the committed measurements."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def measured(study: StudyConfig) -> Measured:
 
 @pytest.fixture
 def pilots(monkeypatch: pytest.MonkeyPatch) -> dict[str, Estimate]:
-    """The difference between training with the URL and without it in each pilot."""
+    """Returns the effect of training with the URL in each pilot."""
     monkeypatch.chdir(REPOSITORY)
     differences = {}
     for name in ("pilot_matched", "pilot_rate"):
@@ -55,13 +55,15 @@ def pilots(monkeypatch: pytest.MonkeyPatch) -> dict[str, Estimate]:
     return differences
 
 
-def test_the_verdicts_of_meco_small(study: StudyConfig) -> None:
-    found = format_sentences(compute_results(study))
-    assert len(found) == 4
-    assert [line[2:] for line in SECTION.splitlines() if line.startswith("- ")][:4] == found
+def test_the_page_has_the_verdicts_of_meco_small(study: StudyConfig) -> None:
+    computed_sentences = format_sentences(compute_results(study))
+    assert len(computed_sentences) == 4
+    assert [line[2:] for line in SECTION.splitlines() if line.startswith("- ")][
+        :4
+    ] == computed_sentences
 
 
-def test_every_figure_of_the_prose_follows_from_the_measurements(
+def test_every_number_of_the_prose_follows_from_the_measurements(
     study: StudyConfig, measured: Measured, pilots: dict[str, Estimate]
 ) -> None:
     phrases = [
@@ -76,11 +78,11 @@ def test_every_figure_of_the_prose_follows_from_the_measurements(
 
     verdicts = [f"- {sentence}" for sentence in format_sentences(compute_results(study))]
     prose = "\n".join(line for line in SECTION.splitlines() if line not in verdicts)
-    computed = {number for phrase in phrases for number in decimals(phrase)}
-    assert set(decimals(prose)) - computed - OTHER_FACTS == set()
+    computed = {number for phrase in phrases for number in list_decimals(phrase)}
+    assert set(list_decimals(prose)) - computed - OTHER_FACTS == set()
 
 
-def test_the_seeds_that_a_claim_needs(pilots: dict[str, Estimate]) -> None:
+def test_the_page_has_the_number_of_seeds_that_a_claim_needs(pilots: dict[str, Estimate]) -> None:
     high, low = (
         [count_needed_seeds(0.01, pilot.deviation, pilot.document_error, count) for count in (2, 4)]
         for pilot in (pilots["pilot_matched"], pilots["pilot_rate"])
@@ -92,29 +94,29 @@ def test_the_seeds_that_a_claim_needs(pilots: dict[str, Estimate]) -> None:
     ) in PAGE
 
 
-def decimals(text: str) -> list[str]:
-    """The numbers of a text that have a decimal point, or are shares."""
+def list_decimals(text: str) -> list[str]:
+    """Returns the numbers of a text with a decimal point or a percent sign."""
     return re.findall(r"\d[\d,]*\.\d+|\d+%", text)
 
 
-def in_words(estimate: Estimate, digits: int = 4) -> str:
-    """A difference with its interval, with a minus sign as the page has it."""
+def format_in_words(estimate: Estimate, digits: int = 4) -> str:
+    """Formats a difference with its interval, with a minus sign as on the page."""
     low, high = (f"{end:+.{digits}f}" for end in (estimate.low, estimate.high))
     return f"{estimate.value:+.{digits}f} ({low} to {high})".replace("-", "−")
 
 
 def differences(measured: Measured) -> Phrases:
-    """The differences between arms, in all bytes and in parts of the pages."""
+    """Yields the differences between arms, in all bytes and in parts of the pages."""
 
     def minus(mode: str, arm: str, other: str, bins: slice) -> Estimate:
         other_arm = measured.estimate(other, WITHOUT, bins=bins)
         return measured.estimate(arm, mode, bins=bins) - other_arm
 
-    yield f"from byte 512 on: {in_words(minus(WITHOUT, 'url', 'none', REST))}"
-    yield f"from byte 2,048 on, {in_words(minus(WITHOUT, 'url', 'none', LAST))}"
-    yield f"without them: {in_words(minus(WITHOUT, 'shuffled', 'none', BEGINNING), 3)}"
-    yield f"it loses {in_words(minus(WITH, 'shuffled', 'none', BEGINNING), 3)}"
-    yield f"those of other pages: {in_words(minus(WITHOUT, 'url', 'shuffled', BEGINNING))}"
+    yield f"from byte 512 on: {format_in_words(minus(WITHOUT, 'url', 'none', REST))}"
+    yield f"from byte 2,048 on, {format_in_words(minus(WITHOUT, 'url', 'none', LAST))}"
+    yield f"without them: {format_in_words(minus(WITHOUT, 'shuffled', 'none', BEGINNING), 3)}"
+    yield f"it loses {format_in_words(minus(WITH, 'shuffled', 'none', BEGINNING), 3)}"
+    yield f"those of other pages: {format_in_words(minus(WITHOUT, 'url', 'shuffled', BEGINNING))}"
 
     beginning = minus(WITHOUT, "url", "none", BEGINNING)
     yield f"needs {beginning.value:.3f} bits per byte more"
@@ -133,7 +135,7 @@ def differences(measured: Measured) -> Phrases:
 
 
 def shares(measured: Measured) -> Phrases:
-    """The bytes that are scored, the loss in the beginnings, the form's part of it, the hosts."""
+    """Yields the scored bytes, the loss at the beginnings, the share of the form, and the hosts."""
     sizes = measured.find_first_run("none").sizes.sum(axis=0)
     yield f"{sizes.sum():,.0f} bytes, {sizes.sum() / measured.lengths.sum():.0%} of their text"
 
@@ -156,7 +158,7 @@ def shares(measured: Measured) -> Phrases:
 
 
 def halves(measured: Measured) -> Phrases:
-    """The two halves of the seeds."""
+    """Yields the results of the two halves of the seeds."""
     effect = measured.estimate("url", WITHOUT) - measured.estimate("none", WITHOUT)
     for half, name in ((effect.seeds[:6], "first"), (effect.seeds[6:], "second")):
         error = t.ppf(0.975, 5) * half.std(ddof=1) / math.sqrt(6)
@@ -170,7 +172,7 @@ def halves(measured: Measured) -> Phrases:
 
 
 def lengths(measured: Measured, quarter: Estimate) -> Phrases:
-    """The effect of the URL after a quarter of the steps, and after all of them."""
+    """Yields the effect of the URL after a quarter of the steps and after all steps."""
     effect = measured.estimate("url", WITHOUT) - measured.estimate("none", WITHOUT)
     yield f"was {quarter.value:+.4f}".replace("-", "−")
     yield f"after the whole run it is {effect.value:+.4f}"
@@ -182,7 +184,7 @@ def lengths(measured: Measured, quarter: Estimate) -> Phrases:
 
 
 def hosts(study: StudyConfig, measured: Measured) -> Phrases:
-    """The four claims with hosts as the unit of the error."""
+    """Yields the four claims with hosts as the unit of the error."""
     by_host = replace(study, cluster="host")
     declared = decide_claims(study, measured)
     clustered = decide_claims(by_host, measured.cluster_by("host"))
@@ -192,13 +194,13 @@ def hosts(study: StudyConfig, measured: Measured) -> Phrases:
         assert other.effect is not None
         assert claim.verdict == other.verdict
         factors.append((other.effect.document_error / claim.effect.document_error) ** 2)
-        yield f"{in_words(other.effect)}, p = {other.corrected:.2g}"
+        yield f"{format_in_words(other.effect)}, p = {other.corrected:.2g}"
     *first, last = (f"{factor:.1f}" for factor in factors)
     yield f"are {', '.join(first)} and {last} times as large"
 
 
 def cooldown() -> Phrases:
-    """The cooldown's part of the area under the learning rate, here and in MeCo.
+    """Yields the cooldown's share of the area under the learning rate, here and in MeCo.
 
     Here the rate rises for 90 of 1,440 steps and falls to 0; MeCo's falls on a cosine to a tenth.
     """

@@ -14,7 +14,7 @@ SCRIPT = REPOSITORY / "tests/environments/try_environment.sh"
 
 
 @pytest.mark.parametrize(("arguments", "shown"), [([], "nothing"), (["oldest"], "oldest")])
-def test_an_unknown_kind_is_refused(arguments: list[str], shown: str) -> None:
+def test_an_unknown_environment_is_refused(arguments: list[str], shown: str) -> None:
     done = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     expected = f"found {shown}, expected base, locked, lowest or newest\n"

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tests.docs.pages import runnable
-from tests.docs.shortening import short
+from tests.docs.shortening import shorten
 
 TUTORIAL = "docs/tutorial.md"
 LAST_OF_TUTORIAL = "bsmeta evaluate checkpoint=runs/url\n"
@@ -52,15 +52,15 @@ if __name__ == "__main__":
 
 
 def list_checks(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields what is tried, each with its shell code, in the order in which it must run."""
+    """Yields each check with its shell code, in the order in which they must run."""
     launch = "accelerate launch --config_file experiments/accelerate/cpu_zero2.yaml"
     blocks = runnable(TUTORIAL)
     blocks = blocks[: blocks.index(LAST_OF_TUTORIAL) + 1]
-    yield blocks[0].splitlines()[0], short(blocks[0], TUTORIAL, folder)
+    yield blocks[0].splitlines()[0], shorten(blocks[0], TUTORIAL, folder)
     yield "check_only", "bsmeta train --config-name demo check_only=true"
     yield "four steps", f"{launch} -m bsmeta.train --config-name demo {STEPS}"
     for block in blocks[1:]:
-        yield f"tutorial: {block.splitlines()[0]}", short(block, TUTORIAL, folder)
+        yield f"tutorial: {block.splitlines()[0]}", shorten(block, TUTORIAL, folder)
     yield "Python interface", "python interface.py"
 
 

@@ -34,7 +34,7 @@ RESUME = "resume_from_checkpoint_dir=latest"
 
 
 class Run:
-    """A run of the faulty task in a process group of its own.
+    """A run of the faulty task in a separate process group.
 
     It is forked from a warm interpreter, unless there is a `wrapper` (the beginning of its command
     line) or `cold` asks for a new one.
@@ -66,23 +66,23 @@ class Run:
         self.errors = ""
 
     def wait(self) -> int:
-        """The exit code; the errors are kept."""
+        """Waits for the end; returns the exit code and keeps the errors."""
         _, self.errors = self.process.communicate(timeout=STUCK_S)
         return self.process.returncode
 
     def until(self, reached: Callable[[], bool]) -> None:
-        """Waits for something that the run does."""
+        """Waits until `reached` returns true."""
         wait_until(reached, self.process)
 
     def workers(self) -> list[int]:
-        """The process ids of the ranks, in the order in which they were started."""
+        """Returns the process ids of the ranks, in the order of their start."""
         listed = subprocess.run(
             ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False
         )
         return [int(pid) for pid in listed.stdout.split()]
 
     def end(self) -> None:
-        """Kills what is left of it."""
+        """Kills the remaining processes."""
         workers = self.workers() if self.process.poll() is None else []
         for pid in (self.process.pid, *workers):
             try:
@@ -93,7 +93,7 @@ class Run:
 
 
 def begin(parts: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    """Starts a command in a session of its own."""
+    """Starts a command in a separate session."""
     return subprocess.Popen(
         parts,
         env=environment,
@@ -115,13 +115,13 @@ def start() -> Iterator[Callable[..., Run]]:
         return runs[-1]
 
     yield started
-    for one in runs:
-        one.end()
+    for run in runs:
+        run.end()
 
 
 @pytest.fixture
 def complete(start: Callable[..., Run]) -> Callable[..., Run]:
-    """Runs to the end, which must be a good one."""
+    """Returns a function that runs to a successful end."""
 
     def finish(out_dir: Path, *arguments: str, **named: Any) -> Run:
         run = start(out_dir, *arguments, **named)
@@ -132,7 +132,7 @@ def complete(start: Callable[..., Run]) -> Callable[..., Run]:
 
 
 def events(out_dir: Path, kind: str) -> list[dict[str, Any]]:
-    """The events of one kind of a run."""
+    """Returns the events of one type of a run."""
     lines = (out_dir / "metrics.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
@@ -142,13 +142,13 @@ def status(out_dir: Path) -> dict[str, Any]:
     return value
 
 
-def figures(out_dir: Path) -> dict[int, tuple[float, float]]:
-    """Loss and learning rate of each step; of a step that was made twice, the last."""
+def list_metrics(out_dir: Path) -> dict[int, tuple[float, float]]:
+    """Returns loss and learning rate of each step; for repeated steps, the last."""
     return {e["step"]: (e["loss"], e["learning_rate"]) for e in events(out_dir, "step")}
 
 
 def documents(out_dir: Path) -> dict[int, list[str]]:
-    """The documents of each step over all ranks."""
+    """Returns the documents of each step over all ranks."""
     found: dict[int, list[str]] = {}
     for file in out_dir.glob("documents-rank*.jsonl"):
         for line in map(json.loads, file.read_text().splitlines()):
@@ -163,8 +163,8 @@ def same_weights(one: Path, other: Path) -> bool:
 
 
 def same_run(one: Path, other: Path) -> bool:
-    """Whether two runs cannot be told apart."""
-    same = figures(one) == figures(other) and documents(one) == documents(other)
+    """Whether two runs have the same steps, documents and weights."""
+    same = list_metrics(one) == list_metrics(other) and documents(one) == documents(other)
     return same and same_weights(one, other)
 
 

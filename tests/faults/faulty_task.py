@@ -40,7 +40,7 @@ HERE_TOO = _RANK in ("", os.environ.get("RANK", "0"))
 
 
 def die(kind: str) -> None:
-    """Ends or stops this process in the way that the fault asks for."""
+    """Ends or stops this process in the way of the fault."""
     if kind == "exit":
         os._exit(0)
     if kind == "hang":
@@ -48,8 +48,8 @@ def die(kind: str) -> None:
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[kind])
 
 
-def killing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, after which the launcher and all ranks are killed, this one last."""
+def kill_after_call(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function, after which the launcher and all ranks are killed, this process last."""
 
     def wrapped(*arguments: Any, **named: Any) -> Any:
         function(*arguments, **named)
@@ -65,7 +65,7 @@ def killing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def kill_after(phase: str) -> None:
-    """Has this process killed after a phase of its first save."""
+    """Kills this process after a phase of its first save."""
     from bsmeta.training import checkpoint, engine_deepspeed, engine_plain, fsdp, saving
     from bsmeta.training.retention import Retention
 
@@ -81,11 +81,11 @@ def kill_after(phase: str) -> None:
         "commit": (checkpoint.Writer, "_seal"),
         "pruned": (Retention, "prune"),
     }[phase]
-    setattr(owner, name, killing(getattr(owner, name)))
+    setattr(owner, name, kill_after_call(getattr(owner, name)))
 
 
 def kill_in_save(number: int) -> None:
-    """Has this process killed in a save, after it has written its files: 0 is the rehearsal."""
+    """Kills this process in a save after it has written its files; 0 is the rehearsal."""
     from bsmeta.training import checkpoint
 
     commit = checkpoint.Writer.commit
@@ -100,7 +100,7 @@ def kill_in_save(number: int) -> None:
 
 
 def spoil(out_dir: Path, step: int) -> None:
-    """Damages the checkpoint of a step, and adds a whole one of a step far ahead."""
+    """Damages the checkpoint of a step, and adds an intact checkpoint of a step far ahead."""
     later = out_dir / "checkpoint-40step"
     shutil.copytree(out_dir / "checkpoint-2step", later)
     manifest = json.loads((later / "manifest.json").read_text())
@@ -109,7 +109,7 @@ def spoil(out_dir: Path, step: int) -> None:
 
 
 class UnportableError(LookupError):
-    """Cannot be pickled, as many an error that holds a connection."""
+    """Cannot be pickled, like many errors that hold a connection."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -117,7 +117,7 @@ class UnportableError(LookupError):
 
 
 def read_late() -> None:
-    """Has the loop begin each step before it has read the one before, as on a GPU."""
+    """Makes the loop begin each step before the previous is read, as on a GPU."""
     from bsmeta.training import trainer
 
     class LateRunner(trainer.StepRunner):
@@ -170,7 +170,7 @@ class FaultyLoader(IterableDataset):
 
 
 class FaultyTask(toy_task.ToyTask):
-    """Counts the steps, and does what FAULT says in one of them."""
+    """Counts the steps, and performs the fault of FAULT in one of them."""
 
     def __init__(self, config: CausalLMConfig) -> None:
         super().__init__(config)

@@ -45,8 +45,8 @@ def files() -> list[Path]:
     return [file for name in folders for file in sorted((REPOSITORY / name).rglob("*.py"))]
 
 
-def unpacking(tree: ast.AST) -> set[str]:
-    """The archive modules that a file imports, and the unpacking functions that it calls."""
+def list_unpacking(tree: ast.AST) -> set[str]:
+    """Returns the archive modules that a file imports, and the unpacking functions it calls."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -59,9 +59,9 @@ def unpacking(tree: ast.AST) -> set[str]:
     return found
 
 
-def test_row_17_one_module_unpacks_archives() -> None:
+def test_row_17_only_one_module_unpacks_archives() -> None:
     for file in files():
-        found = unpacking(ast.parse(file.read_text()))
+        found = list_unpacking(ast.parse(file.read_text()))
         allowed = {"tarfile", "zipfile"} if file == UNPACKS else set()
         if file.name == "engines_states.py":
             allowed = {"zipfile"}  # asks whether a file is an archive (torch's), and unpacks none
@@ -69,7 +69,7 @@ def test_row_17_one_module_unpacks_archives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "names"),
     [
         ("import tarfile", {"tarfile"}),
         ("from zipfile import ZipFile", {"zipfile"}),
@@ -79,12 +79,12 @@ def test_row_17_one_module_unpacks_archives() -> None:
         ("import gzip\ngzip.open(name)", set()),
     ],
 )
-def test_row_17_unpacking_is_found(source: str, found: set[str]) -> None:
-    assert unpacking(ast.parse(source)) == found
+def test_row_17_unpacking_code_is_detected(source: str, found: set[str]) -> None:
+    assert list_unpacking(ast.parse(source)) == found
 
 
 def tar(path: Path, *members: tuple[str, bytes | dict[str, Any]], mode: str = "w:gz") -> Path:
-    """An archive of members: a content, or the attributes of a header."""
+    """Writes an archive of members: a content, or the attributes of a header."""
     with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
         for name, content in members:
             info = tarfile.TarInfo(name)
@@ -108,7 +108,7 @@ def zipped(path: Path, *members: tuple[str, bytes], mode: int = 0) -> Path:
 
 
 def zeros(path: Path) -> Path:
-    """Far more content than the files are allowed to have, without a file."""
+    """Writes an archive of far more content than allowed."""
     info = tarfile.TarInfo("a")
     info.size = 1 << 40
     with gzip.open(path, "wb", 1) as file:
@@ -119,7 +119,7 @@ def zeros(path: Path) -> Path:
 
 
 def false_size(path: Path) -> Path:
-    """A zip file that states 10 bytes for a file of 2 MB."""
+    """Writes a zip file that states 10 bytes for a file of 2 MB."""
     zipped(path, ("a", bytes(2 * MOST)))
     data = path.read_bytes()
     path.write_bytes(data.replace((2 * MOST).to_bytes(4, "little"), (10).to_bytes(4, "little")))
@@ -169,7 +169,7 @@ MALICIOUS: dict[str, tuple[str, Make, str]] = {
 
 
 @pytest.mark.parametrize("name", MALICIOUS)
-def test_row_17_what_is_refused_leaves_no_trace(tmp_path: Path, name: str) -> None:
+def test_row_17_a_refused_archive_leaves_no_files(tmp_path: Path, name: str) -> None:
     suffix, make, message = MALICIOUS[name]
     archive = make(tmp_path / f"archive.{suffix}")
     with pytest.raises(DataError, match=message):
@@ -179,7 +179,7 @@ def test_row_17_what_is_refused_leaves_no_trace(tmp_path: Path, name: str) -> No
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
 @pytest.mark.parametrize("suffix", ["tar", "zip"])
-def test_row_17_a_member_is_inside_the_folder_or_refused(
+def test_row_17_a_member_outside_the_folder_is_refused(
     tmp_path: Path, suffix: str, name: str
 ) -> None:
     archive, out = tmp_path / f"archive.{suffix}", tmp_path / "deep/er/out"
@@ -245,20 +245,20 @@ def header(kind: bytes, size: int = 0, name: str = "a") -> bytes:
 
 
 def extended(kind: bytes, content: bytes) -> bytes:
-    """A header of this type, and its content in whole blocks."""
+    """Returns a header of a type, and its content in whole blocks."""
     return header(kind, len(content)) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
 def pax(keyword: str, size: int) -> bytes:
-    """A record of a PAX header, of this many bytes."""
+    """Returns a record of a PAX header of `size` bytes."""
     record = f"{size} {keyword}=".encode()
     return record + b"x" * (size - len(record) - 1) + b"\n"
 
 
 def sparse_blocks(count: int) -> bytes:
-    """A sparse file whose map goes on for so many blocks, each about 21 parts of it."""
+    """Returns a sparse file whose map continues for `count` blocks of about 21 parts each."""
     first = bytearray(header(tarfile.GNUTYPE_SPARSE))
-    first[482] = 1  # the map goes on
+    first[482] = 1  # the map continues
     first[148:156] = b" " * 8
     first[148:156] = b"%06o\0 " % sum(first)
     part = b"%011o\0%011o\0" % (0, 0)
@@ -267,7 +267,7 @@ def sparse_blocks(count: int) -> bytes:
 
 
 def entries(count: int, comment: bytes = b"") -> bytes:
-    """A zip file with a list of files that are not there, each with the comment."""
+    """Returns a zip file with a list of missing files, each with the comment."""
     files = []
     for number in range(count):
         name = b"%d" % number
@@ -351,7 +351,7 @@ def test_row_17_memory_is_limited_before_it_is_used(name: str) -> None:
     assert message in outcome.detail
 
 
-def test_row_17_a_dictionary_of_xz_is_limited(tmp_path: Path) -> None:
+def test_row_17_the_dictionary_of_xz_is_limited(tmp_path: Path) -> None:
     content = bytearray(lzma.compress(header(tarfile.DIRTYPE), lzma.FORMAT_ALONE))
     content[1:5] = (1 << 27).to_bytes(4, "little")  # bytes of its dictionary
     (tmp_path / "a.tar.xz").write_bytes(content)
@@ -368,7 +368,7 @@ def test_row_17_xz_streams_with_padding_are_unpacked(tmp_path: Path) -> None:
     assert (tmp_path / "out/a").read_bytes() == bytes(range(256)) * 9_000
 
 
-def test_row_17_a_negative_size_does_not_lead_back(tmp_path: Path) -> None:
+def test_row_17_a_negative_size_does_not_seek_backward(tmp_path: Path) -> None:
     first = bytearray(header(tarfile.REGTYPE))
     first[124:136] = b"\xff" * 10 + (-2048 & 0xFFFF).to_bytes(2, "big")
     first[148:156] = b" " * 8

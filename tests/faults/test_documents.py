@@ -1,6 +1,6 @@
 """Row 12 of the fault matrix, as a user meets it: a run on a shard with broken lines.
 
-What counts as broken, and how each kind is told, is held by `tests/data/test_bad_documents.py`.
+The kinds of broken documents and their messages are tested in `tests/data/test_bad_documents.py`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ KEYS = (
 
 
 def shard(folder: Path) -> Path:
-    """One shard: 31 good documents, then the broken lines, then good documents again.
+    """Writes a shard: 31 good documents, the broken lines, and good documents again.
 
-    One more has no text, which is not counted among the broken ones.
+    Another document has no text, which does not count as broken.
     """
     good = [json.dumps({"text": f"Page {n} of many words. " * 10}).encode() for n in range(80)]
     file = folder / "broken.jsonl.gz"
@@ -67,7 +67,7 @@ def test_row_12_strict_names_file_and_line(start: Start, tmp_path: Path) -> None
     assert "broken.jsonl.gz, line 32: not_json" in state["message"]
 
 
-def test_row_12_skip_counts(start: Start, tmp_path: Path) -> None:
+def test_row_12_skipped_documents_are_counted(start: Start, tmp_path: Path) -> None:
     run = begin(start, tmp_path, "data_config.bad_documents=skip")
     assert run.wait() == 0, run.errors[-3000:]
     counts = [event["counts"] for event in events(tmp_path / "run", "step")]
@@ -76,14 +76,14 @@ def test_row_12_skip_counts(start: Start, tmp_path: Path) -> None:
     assert sum(each.get("empty_text", 0) for each in counts) == 1
 
 
-def test_row_12_skip_has_a_limit(start: Start, tmp_path: Path) -> None:
+def test_row_12_skipping_has_a_limit(start: Start, tmp_path: Path) -> None:
     keys = ("data_config.bad_documents=skip", "data_config.max_bad_documents=4")
     assert begin(start, tmp_path, *keys).wait() == 2
     assert "max_bad_documents=4" in status(tmp_path / "run")["message"]
 
 
-def test_row_12_a_damaged_held_out_file(start: Start, tmp_path: Path) -> None:
-    """It cannot be kept out of training, so there is none."""
+def test_row_12_a_damaged_held_out_file_is_refused(start: Start, tmp_path: Path) -> None:
+    """It cannot be kept out of training, so the run does not start."""
     held_out = tmp_path / "held_out.jsonl.gz"
     lines = [json.dumps({"text": f"Held out {n}. " * 9}).encode() for n in range(400)]
     whole = gzip.compress(b"\n".join(lines))

@@ -1,4 +1,4 @@
-"""Every program that writes says that a disk is full, and which one; none ends with a traceback."""
+"""Every program that writes reports a full disk by name; none ends with a traceback."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(disk: Path, *arguments: str) -> CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_disk_that_is_full(small_disk: Path, name: str) -> None:
+def test_a_full_disk_is_named(small_disk: Path, name: str) -> None:
     (small_disk / "filler").write_bytes(bytes(400_000))
     done = run(small_disk, *PROGRAMS[name])
     assert done.returncode == 2, done.stderr[-2000:]
@@ -55,8 +55,8 @@ def test_a_disk_that_is_full(small_disk: Path, name: str) -> None:
     assert "No space left on device" in done.stderr or "free" in done.stderr
 
 
-def test_an_error_that_nobody_has_foreseen_names_the_disk(small_disk: Path, tmp_path: Path) -> None:
-    """Errors of writing do not name their file."""
+def test_an_unexpected_write_error_names_the_disk(small_disk: Path, tmp_path: Path) -> None:
+    """Write errors do not name their file."""
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\n"

@@ -24,8 +24,8 @@ from tests.data.hub_server import (
     is_content,
     shards_in,
 )
-from tests.data.test_hub_stream import now_and_then
-from tests.faults.conftest import RESUME, Run, figures, same_run, status
+from tests.data.test_hub_stream import answer_badly_at_intervals
+from tests.faults.conftest import RESUME, Run, list_metrics, same_run, status
 from tests.waiting import STUCK_S
 
 pytestmark = pytest.mark.faults
@@ -48,7 +48,7 @@ KEYS = (
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
-    """A private data set of six shards, all of which a run of 40 steps reads several times."""
+    """A private data set of six shards; a run of 40 steps reads each several times."""
     (tmp_path / "shards").mkdir()
     with Hub(shards_in(write_shards(tmp_path / "shards", [20, 31, 17, 26, 23, 19]))) as server:
         server.token = TOKEN
@@ -56,40 +56,40 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def begin(start: Start, hub: Hub, out_dir: Path, *keys: str, **named: object) -> Run:
-    """A run from the Hub, of new interpreters: huggingface_hub reads its settings at import."""
+    """Starts a run from the Hub in new interpreters: huggingface_hub reads settings at import."""
     env = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "NO_PROXY": "127.0.0.1"}
     env["HF_HUB_DOWNLOAD_TIMEOUT"] = str(STUCK_S)
-    own = (f"data_config.train_file={URL}", f"data_config.cache_dir={out_dir}-cache")
+    data_keys = (f"data_config.train_file={URL}", f"data_config.cache_dir={out_dir}-cache")
     demo = ("--config-name", "demo")
     values = {"options": demo, "script": TRAIN, "cold": True, **env, **named}
-    return start(out_dir, *KEYS, *own, *keys, **values)
+    return start(out_dir, *KEYS, *data_keys, *keys, **values)
 
 
 @pytest.mark.slow
-def test_row_10_nothing_is_lost_or_doubled_by_a_hub_that_fails_and_comes_back(
+def test_row_10_no_document_is_lost_or_repeated_by_an_outage_of_the_hub(
     start: Start, complete: Start, hub: Hub, tmp_path: Path
 ) -> None:
-    """Bad moments are outlasted, an outage ends the run, which goes on through bad moments."""
+    """Temporary errors are retried, an outage ends the run, and the resumed run retries as well."""
     whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
     local = f"data_config.train_file={tmp_path / 'shards'}"
     complete(whole, *KEYS, local, options=("--config-name", "demo"), script=TRAIN, cold=True)
     hub.faults = [failing(429, 1, {"Retry-After": "1"}), failing(500, 1), cutting(120, 1)]
     run = begin(start, hub, disturbed)
-    run.until(lambda: (disturbed / "metrics.jsonl").exists() and len(figures(disturbed)) >= 7)
+    run.until(lambda: (disturbed / "metrics.jsonl").exists() and len(list_metrics(disturbed)) >= 7)
     hub.faults = [failing(500, 10**6, where=is_anything)]
     assert run.wait() != 0
     state = status(disturbed)
     assert (state["state"], state["exit_code"]) == ("failed", 2)
     assert "given up after 4 failures in a row, the last one: HTTP 500" in state["message"]
     assert 7 <= state["step"] < 40
-    hub.faults = [now_and_then()]
+    hub.faults = [answer_badly_at_intervals()]
     again = begin(start, hub, disturbed, RESUME, "data_config.hub_retries=50")
     assert again.wait() == 0, again.errors[-3000:]
     assert same_run(disturbed, whole)
 
 
 @pytest.mark.long
-def test_row_10_a_token_that_is_refused(start: Start, hub: Hub, tmp_path: Path) -> None:
+def test_row_10_a_refused_token_ends_the_run(start: Start, hub: Hub, tmp_path: Path) -> None:
     run = begin(start, hub, tmp_path / "run", processes=1, HF_TOKEN="hf_of_someone_else")
     assert run.wait() == 2, run.errors[-3000:]
     state = status(tmp_path / "run")
@@ -99,7 +99,7 @@ def test_row_10_a_token_that_is_refused(start: Start, hub: Hub, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_row_10_a_hub_that_hangs(start: Start, hub: Hub, tmp_path: Path) -> None:
+def test_row_10_a_hanging_hub_ends_the_run(start: Start, hub: Hub, tmp_path: Path) -> None:
     released = threading.Event()
 
     def silent(answer: Answer) -> bool:
@@ -116,7 +116,7 @@ def test_row_10_a_hub_that_hangs(start: Start, hub: Hub, tmp_path: Path) -> None
 
 
 def corrupting() -> Fault:
-    """The first answer with content of each file is the page of a proxy, as long as requested."""
+    """Answers the first content request of each file with a proxy's page of the same length."""
     lock, answered = threading.Lock(), set[str]()
 
     def fault(answer: Answer) -> bool:
@@ -137,7 +137,7 @@ def corrupting() -> Fault:
 
 
 @pytest.mark.slow
-def test_row_10_bad_answers_are_neither_trained_on_nor_kept(
+def test_row_10_bad_answers_are_neither_trained_on_nor_cached(
     start: Start, complete: Start, hub: Hub, tmp_path: Path
 ) -> None:
     whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
@@ -153,7 +153,7 @@ def test_row_10_bad_answers_are_neither_trained_on_nor_kept(
 
 
 def moving() -> Fault:
-    """A branch that is at another commit (of the same files) whenever it is asked for."""
+    """Moves the branch to another commit (of the same files) at each request."""
     lock, asked = threading.Lock(), [0]
 
     def fault(answer: Answer) -> bool:
@@ -171,10 +171,10 @@ def moving() -> Fault:
 
 
 @pytest.mark.slow
-def test_row_10_a_branch_that_moves_between_two_ranks(
+def test_row_10_all_ranks_read_the_same_commit_of_a_moving_branch(
     start: Start, hub: Hub, tmp_path: Path
 ) -> None:
-    """The first rank asks for the commit, and all read that one."""
+    """The first rank resolves the commit, and all ranks read it."""
     hub.faults = [moving()]
     assert begin(start, hub, tmp_path / "run").wait() == 0
     assert len([path for _, path, _ in hub.requests if "/revision/" in path]) == 1

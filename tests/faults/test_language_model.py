@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.data.helpers import write_shards
-from tests.faults.conftest import RESUME, Run, documents, figures, same_run, same_weights
+from tests.faults.conftest import RESUME, Run, documents, list_metrics, same_run, same_weights
 
 pytestmark = pytest.mark.faults
 
@@ -83,7 +83,7 @@ class Job:
     ids=["ddp", "zero2"],
 )
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """A finished run with a checkpoint of each step, and what starts further ones."""
+    """A finished run with a checkpoint of each step, and the job that starts further runs."""
     folder = tmp_path_factory.mktemp("job")
     job = Job(folder, request.param)
     job.run(folder / "whole")
@@ -92,19 +92,21 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def epochs(checkpoint: Path) -> list[int]:
-    """The epoch of each stream."""
+    """Returns the epoch of each stream."""
     streams = json.loads((checkpoint / "data_state.json").read_text())["streams"]
     return [position["epoch"] for position in streams.values()]
 
 
 def saved(out_dir: Path, step: int) -> Path:
-    """The checkpoint of a step."""
+    """Returns the checkpoint of a step."""
     return out_dir / f"checkpoint-{step}step"
 
 
 @pytest.mark.long
-def test_row_6_checkpoints_without_a_model(job: Job, tmp_path: Path, launch: Launch) -> None:
-    """They resume the same run, are refused by `evaluate.py`, and can be exported by a resume."""
+def test_row_6_checkpoints_without_a_model_can_be_resumed_and_exported(
+    job: Job, tmp_path: Path, launch: Launch
+) -> None:
+    """They resume the same run, are refused by `evaluate.py`, and a resume exports them."""
     whole, run, alone = job.folder / "whole", tmp_path / "run", tmp_path / "alone"
     job.run(run, "export_steps=4")
     exported = [step for step in range(1, STEPS + 1) if (saved(run, step) / "model").exists()]
@@ -122,7 +124,7 @@ def test_row_6_checkpoints_without_a_model(job: Job, tmp_path: Path, launch: Lau
 
 
 def first_steps(whole: Path, out_dir: Path, step: int) -> None:
-    """A copy of a run that has come no further than a step."""
+    """Copies a run as it was after a step."""
     shutil.copytree(whole, out_dir)
     for later in range(step + 1, STEPS + 1):
         shutil.rmtree(out_dir / f"checkpoint-{later}step")
@@ -137,13 +139,17 @@ def first_steps(whole: Path, out_dir: Path, step: int) -> None:
         pytest.param("a later epoch", 2, marks=pytest.mark.slow),
     ],
 )
-def test_row_6_resumed_where_epochs_end(job: Job, tmp_path: Path, place: str, workers: int) -> None:
+def test_row_6_a_resume_at_the_end_of_an_epoch_continues_the_run(
+    job: Job, tmp_path: Path, place: str, workers: int
+) -> None:
     """With and without loader workers, after a run without."""
     whole = job.folder / "whole"
-    found = {step: epochs(whole / f"checkpoint-{step}step") for step in range(1, STEPS + 1)}
+    epochs_by_step = {
+        step: epochs(whole / f"checkpoint-{step}step") for step in range(1, STEPS + 1)
+    }
     steps = {
-        "the end of an epoch": [k for k in found if max(found[k]) == 0][-1],
-        "a later epoch": next(k for k in found if min(found[k]) >= 1),
+        "the end of an epoch": [k for k in epochs_by_step if max(epochs_by_step[k]) == 0][-1],
+        "a later epoch": next(k for k in epochs_by_step if min(epochs_by_step[k]) >= 1),
     }
     assert steps["a later epoch"] < STEPS
     first_steps(whole, tmp_path / "run", steps[place])
@@ -152,7 +158,9 @@ def test_row_6_resumed_where_epochs_end(job: Job, tmp_path: Path, place: str, wo
 
 
 @pytest.mark.slow
-def test_row_7_the_language_model_on_two_one_and_two_processes(job: Job, tmp_path: Path) -> None:
+def test_row_7_two_one_and_two_processes_train_the_language_model_alike(
+    job: Job, tmp_path: Path
+) -> None:
     whole, changed = job.folder / "whole", tmp_path / "run"
     first_steps(whole, changed, 4)
     job.run(changed, RESUME, processes=1)
@@ -160,6 +168,6 @@ def test_row_7_the_language_model_on_two_one_and_two_processes(job: Job, tmp_pat
         shutil.rmtree(changed / f"checkpoint-{later}step")
     job.run(changed, RESUME)
     assert documents(changed) == documents(whole)
-    for step, (loss, rate) in figures(whole).items():
-        assert figures(changed)[step][1] == rate
-        assert figures(changed)[step][0] == pytest.approx(loss, rel=1e-3)
+    for step, (loss, rate) in list_metrics(whole).items():
+        assert list_metrics(changed)[step][1] == rate
+        assert list_metrics(changed)[step][0] == pytest.approx(loss, rel=1e-3)

@@ -1,4 +1,4 @@
-"""The table of the fault matrix, `MATRIX.md`, is that of the tests there are."""
+"""The table of the fault matrix, `MATRIX.md`, lists all tests."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ HERE = Path(__file__).parent
 ROWS = range(1, 22)
 
 
-def functions_of_rows() -> dict[int, dict[str, ast.FunctionDef]]:
-    """The tests of each row, by `file::name`."""
-    found: dict[int, dict[str, ast.FunctionDef]] = {row: {} for row in ROWS}
+def list_functions_by_row() -> dict[int, dict[str, ast.FunctionDef]]:
+    """Returns the tests of each row, by `file::name`."""
+    functions: dict[int, dict[str, ast.FunctionDef]] = {row: {} for row in ROWS}
     for file in sorted(HERE.glob("test_*.py")):
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.FunctionDef) and (
                 match := re.match(r"test_row_(\d+)_", node.name)
             ):
-                found[int(match[1])][f"{file.stem[len('test_') :]}::{node.name}"] = node
-    return found
+                functions[int(match[1])][f"{file.stem[len('test_') :]}::{node.name}"] = node
+    return functions
 
 
 def test_the_table_names_the_tests_of_each_row() -> None:
     table = re.findall(r"^\| (\d+) \| .* \| (.*) \|$", (HERE / "MATRIX.md").read_text(), re.M)
     named = {int(row): sorted(names.split(", ")) for row, names in table}
-    found = {
+    expected = {
         row: sorted(re.sub(rf"::test_row_{row}_", ": ", name) for name in names)
-        for row, names in functions_of_rows().items()
+        for row, names in list_functions_by_row().items()
     }
-    assert named == found
+    assert named == expected
 
 
 def test_each_row_has_a_quick_test() -> None:
-    for row, functions in functions_of_rows().items():
+    for row, functions in list_functions_by_row().items():
         slow = [
             any(ast.unparse(mark) == "pytest.mark.slow" for mark in function.decorator_list)
             for function in functions.values()

@@ -12,7 +12,7 @@ import pytest
 from tests.data.helpers import write_shards
 from tests.data.hub_server import shards_in
 from tests.data.s3_server import BUCKET, S3Server, cutting, failing
-from tests.faults.conftest import RESUME, Run, figures, same_run
+from tests.faults.conftest import RESUME, Run, list_metrics, same_run
 from tests.faults.test_hub import KEYS, TRAIN
 
 pytestmark = pytest.mark.faults
@@ -27,7 +27,7 @@ ENVIRONMENT = {
 
 @pytest.fixture
 def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """A bucket of six shards, all of which a run of 40 steps reads several times."""
+    """A bucket of six shards; a run of 40 steps reads each several times."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "shards").mkdir()
@@ -39,10 +39,10 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
 
 
 @pytest.mark.slow
-def test_row_10_a_killed_run_on_a_bucket_equals_one_on_local_files(
+def test_row_10_a_killed_run_on_a_bucket_equals_a_run_on_local_files(
     start: Callable[..., Run], complete: Callable[..., Run], s3: S3Server, tmp_path: Path
 ) -> None:
-    """The same documents and losses, through bad answers."""
+    """Documents and losses are the same in spite of bad answers."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     named = {"options": ("--config-name", "demo"), "script": TRAIN, "cold": True}
     local = f"data_config.train_file={tmp_path / 'shards'}"
@@ -55,7 +55,7 @@ def test_row_10_a_killed_run_on_a_bucket_equals_one_on_local_files(
     named |= {**ENVIRONMENT, "AWS_ENDPOINT_URL": s3.endpoint}
     s3.faults = [failing(503, "SlowDown", 2), cutting(120, 2)]
     run = start(killed, *keys, **named)
-    run.until(lambda: (killed / "metrics.jsonl").exists() and len(figures(killed)) >= 12)
+    run.until(lambda: (killed / "metrics.jsonl").exists() and len(list_metrics(killed)) >= 12)
     for pid in run.workers():
         os.kill(pid, signal.SIGKILL)
     assert run.wait() != 0

@@ -16,7 +16,7 @@ from tests.faults.conftest import (
     Run,
     checkpoints,
     events,
-    figures,
+    list_metrics,
     same_weights,
     status,
 )
@@ -41,8 +41,8 @@ def damage(checkpoint: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1] + b"?")
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """All files of a run folder but those that every start writes."""
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Returns all files of a run folder except those that every start writes."""
     files = (file for file in folder.rglob("*") if file.is_file())
     names = {str(file.relative_to(folder)): file for file in files}
     of_every_start = (".lock", ".owner", "environment.jsonl", "status.json")
@@ -59,27 +59,27 @@ def content(folder: Path) -> dict[str, bytes]:
         ("max_train_steps=7", "checkpoint-8step is of step 8 already; expected at least 8"),
     ],
 )
-def test_row_6_a_refused_resume_leaves_the_folder_as_it_is(
+def test_row_6_a_refused_resume_does_not_change_the_folder(
     start: Start, tmp_path: Path, saved: Path, change: str, message: str
 ) -> None:
     shutil.copytree(saved, tmp_path / "run")
-    before = content(tmp_path / "run")
+    before = read_files(tmp_path / "run")
     run = start(tmp_path / "run", RESUME, change, processes=1)
     assert run.wait() == 2
     assert message in run.errors
     assert message in status(tmp_path / "run")["message"]
-    assert content(tmp_path / "run") == before
+    assert read_files(tmp_path / "run") == before
 
 
-def test_row_6_a_resume_with_other_data_leaves_the_folder_as_it_is(
+def test_row_6_a_resume_with_other_data_does_not_change_the_folder(
     start: Start, complete: Start, tmp_path: Path
 ) -> None:
-    """Refused later than the others: once the model is loaded, and the stream opened."""
+    """This resume is refused later: after the model is loaded and the stream opened."""
     complete(tmp_path / "run")
-    before = content(tmp_path / "run")
+    before = read_files(tmp_path / "run")
     named = f"resume_from_checkpoint_dir={tmp_path}/run/checkpoint-4step"
     assert start(tmp_path / "run", named, "seed=7", fault="other_data::1").wait() != 0
-    assert content(tmp_path / "run") == before
+    assert read_files(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_row_6_changed_settings_are_used_and_logged(
     shutil.copytree(tmp_path / "same", tmp_path / "changed")
     complete(tmp_path / "same", RESUME, stage=stage)
     run = complete(tmp_path / "changed", RESUME, f"{key}={value}", stage=stage)
-    assert figures(tmp_path / "same")[5] == figures(tmp_path / "changed")[5]
+    assert list_metrics(tmp_path / "same")[5] == list_metrics(tmp_path / "changed")[5]
     assert not same_weights(tmp_path / "same", tmp_path / "changed")
     (unchanged,) = events(tmp_path / "same", "resume")
     (event,) = events(tmp_path / "changed", "resume")
@@ -111,7 +111,7 @@ def test_row_6_changed_settings_are_used_and_logged(
     assert f"{key}: {value}\n" in (tmp_path / "changed" / "config.yaml").read_text()
 
 
-def test_row_6_a_run_from_another_checkpoint_that_makes_no_step_saves_its_own(
+def test_row_6_a_run_of_no_step_from_another_checkpoint_saves_a_checkpoint(
     start: Start, complete: Start, tmp_path: Path
 ) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
@@ -120,11 +120,11 @@ def test_row_6_a_run_from_another_checkpoint_that_makes_no_step_saves_its_own(
     assert start(stopped, named, processes=1, fault="data_signal:0").wait() == 75
     assert checkpoints(stopped) == ["checkpoint-4step"]
     complete(stopped, RESUME, processes=1)
-    assert sorted(figures(stopped)) == [5, 6, 7, 8]
+    assert sorted(list_metrics(stopped)) == [5, 6, 7, 8]
     assert same_weights(stopped, whole)
 
 
-def test_row_8_damaged_checkpoints_do_not_push_out_whole_ones(
+def test_row_8_damaged_checkpoints_do_not_displace_intact_checkpoints(
     complete: Start, tmp_path: Path, saved: Path
 ) -> None:
     run = tmp_path / "run"
@@ -142,7 +142,7 @@ def test_row_8_damaged_checkpoints_do_not_push_out_whole_ones(
     ]
 
 
-def test_row_8_a_run_resumed_from_an_older_checkpoint_keeps_what_it_saves(
+def test_row_8_a_run_resumed_from_an_older_checkpoint_keeps_new_checkpoints(
     start: Start, tmp_path: Path, saved: Path
 ) -> None:
     run = tmp_path / "run"
@@ -163,7 +163,7 @@ def test_row_8_a_run_resumed_from_an_older_checkpoint_keeps_what_it_saves(
     }
 
 
-def test_row_8_a_stray_checkpoint_pushes_nothing_out(
+def test_row_8_a_stray_checkpoint_displaces_no_other(
     start: Start, tmp_path: Path, saved: Path
 ) -> None:
     run = tmp_path / "run"
@@ -178,10 +178,10 @@ def test_row_8_a_stray_checkpoint_pushes_nothing_out(
     assert checkpoints(run) == ["checkpoint-8step", "superseded-checkpoint-5000step"]
 
 
-def test_row_11_a_rollback_takes_a_whole_checkpoint_of_the_past(
+def test_row_11_a_rollback_loads_an_intact_earlier_checkpoint(
     complete: Start, tmp_path: Path
 ) -> None:
-    """Step 6 is damaged when step 7 spikes, and somebody has copied a step 40 into the folder."""
+    """Step 6 is damaged when step 7 spikes, and a step 40 was copied into the folder."""
     keys = ("loss_spike_deviations=20", "loss_spike_window=4", "learning_rate=0.001")
     run = complete(tmp_path / "run", *keys, processes=1, fault="spoiled_spike:7")
     rollbacks = [(e["step"], e["to_step"]) for e in events(tmp_path / "run", "rollback")]

@@ -23,7 +23,7 @@ from tests.faults.conftest import (
     checkpoints,
     documents,
     events,
-    figures,
+    list_metrics,
     same_run,
     same_weights,
     status,
@@ -38,7 +38,7 @@ STAGES = {"": "ddp", "1": "zero1", "2": "zero2", "3": "zero3", "fsdp2": "fsdp2"}
 
 
 def all_stages(*quick: str, among: Sequence[str] = (*STAGES,)) -> pytest.MarkDecorator:
-    """The engines; those that are not named as quick take part in the slow tests only."""
+    """Returns the engines; engines not named as quick are in slow tests only."""
     found = [
         pytest.param(stage, id=STAGES[stage], marks=[] if stage in quick else [pytest.mark.slow])
         for stage in among
@@ -61,13 +61,13 @@ ZERO2 = all_stages("2", among=("", "2", "fsdp2"))
         ),
     ],
 )
-def test_row_4_a_signal_to_one_rank(
+def test_row_4_a_signal_to_one_rank_saves_and_ends_all(
     start: Start, complete: Start, tmp_path: Path, stage: str, number: signal.Signals
 ) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     long = ("max_train_steps=24", "save_steps=20")
     run = start(stopped, *long, stage=stage, fault="slow:0.15")
-    run.until(lambda: (stopped / "metrics.jsonl").exists() and len(figures(stopped)) >= 3)
+    run.until(lambda: (stopped / "metrics.jsonl").exists() and len(list_metrics(stopped)) >= 3)
     os.kill(run.workers()[-1], number)
     run.wait()
     state = status(stopped)
@@ -81,7 +81,9 @@ def test_row_4_a_signal_to_one_rank(
 
 @pytest.mark.long
 @ZERO2  # data parallel: tests/training/test_trainer.py
-def test_row_6_a_resumed_run_is_the_same_run(complete: Start, tmp_path: Path, stage: str) -> None:
+def test_row_6_a_resumed_run_equals_an_uninterrupted_run(
+    complete: Start, tmp_path: Path, stage: str
+) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     complete(whole, stage=stage)
     shutil.copytree(whole, resumed)
@@ -111,7 +113,7 @@ def test_row_6_checkpoints_without_a_model_resume_the_same_run(
     saved = f"resume_from_checkpoint_dir={killed / 'checkpoint-6step'}"
     complete(alone, saved, "max_train_steps=6", "trust_checkpoint=true", stage=stage)
     assert same_weights(alone, whole / "checkpoint-6step")
-    assert figures(alone) == {}
+    assert list_metrics(alone) == {}
 
 
 @pytest.mark.parametrize(
@@ -125,10 +127,10 @@ def test_row_6_checkpoints_without_a_model_resume_the_same_run(
     ],
     ids=["ddp-4", "ddp-3", "ddp-3-at-once", "zero2-4", "fsdp2-4"],
 )
-def test_row_6_the_first_step_after_a_resume_with_several_processes(
+def test_row_6_the_first_step_after_a_resume_has_the_same_gradients(
     complete: Start, tmp_path: Path, stage: str, processes: int, accumulation: int
 ) -> None:
-    """The gradients of more than two ranks are added up in the same order as without a resume."""
+    """Gradients of more than two ranks are summed in the same order as without a resume."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     keys = ("max_train_steps=4", "save_steps=2", "eval_steps=0")
     keys += (f"gradient_accumulation_steps={accumulation}",)
@@ -142,7 +144,7 @@ def test_row_6_the_first_step_after_a_resume_with_several_processes(
 
 @pytest.mark.long
 @all_stages("", "fsdp2")
-def test_row_7_two_then_one_then_four_processes(
+def test_row_7_two_one_and_four_processes_continue_the_same_run(
     complete: Start, tmp_path: Path, stage: str
 ) -> None:
     """The global batch of 8 sequences, from the checkpoints of steps 4 and 6."""
@@ -157,9 +159,9 @@ def test_row_7_two_then_one_then_four_processes(
         accumulation = f"gradient_accumulation_steps={4 // processes}"
         complete(changed, RESUME, accumulation, processes=processes, **keys)
     assert documents(changed) == documents(whole)
-    for step, (loss, rate) in figures(whole).items():
-        assert figures(changed)[step][1] == rate
-        assert figures(changed)[step][0] == pytest.approx(loss, rel=1e-3)
+    for step, (loss, rate) in list_metrics(whole).items():
+        assert list_metrics(changed)[step][1] == rate
+        assert list_metrics(changed)[step][0] == pytest.approx(loss, rel=1e-3)
     assert not list(changed.glob("tmp-*"))
 
 
@@ -173,7 +175,7 @@ def test_row_7_another_global_batch_is_refused(
 
 
 def state_files(out_dir: Path, step: int) -> dict[str, bytes]:
-    """The content of the files that hold the weights and the optimizer after a step."""
+    """Returns the content of the files with weights and optimizer after a step."""
     folder = out_dir / f"checkpoint-{step}step" / "state"
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name[0] != "."}
 
@@ -187,7 +189,7 @@ def test_row_11_a_nan_on_one_rank_is_skipped_by_all(
     if stage in ("", "fsdp2"):  # DeepSpeed also saves how many steps it has skipped
         assert state_files(tmp_path, 2) == state_files(tmp_path, 3) != state_files(tmp_path, 4)
     assert [event["step"] for event in events(tmp_path, "nonfinite")] == [3]
-    assert sorted(figures(tmp_path)) == [1, 2, 4, 5, 6, 7, 8]
+    assert sorted(list_metrics(tmp_path)) == [1, 2, 4, 5, 6, 7, 8]
     for rank in (0, 1):
         report = json.loads((tmp_path / f"nonfinite-step3-rank{rank}.json").read_text())
         found = [name for part in report["micro_batches"] for name in part["documents"]]
@@ -213,7 +215,7 @@ def test_row_11_a_nan_on_one_rank_stops_all(start: Start, tmp_path: Path, stage:
     assert (tmp_path / "nonfinite-step3-rank1.json").exists()
 
 
-def test_row_11_too_many_skips_in_a_row(start: Start, tmp_path: Path) -> None:
+def test_row_11_too_many_skips_in_a_row_end_the_run(start: Start, tmp_path: Path) -> None:
     keys = ("on_nonfinite=skip", "max_consecutive_skips=2")
     assert start(tmp_path, *keys, processes=1, fault="nan_from:3").wait() == 1
     assert "3 such steps in a row" in status(tmp_path)["message"]
@@ -222,10 +224,10 @@ def test_row_11_too_many_skips_in_a_row(start: Start, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "stage", ["", pytest.param("fsdp2", marks=pytest.mark.slow)], ids=["ddp", "fsdp2"]
 )
-def test_row_11_a_spike_goes_back_and_leaves_the_data_out(
+def test_row_11_a_spike_rolls_back_and_skips_the_data(
     complete: Start, tmp_path: Path, stage: str
 ) -> None:
-    """The spike of step 7 goes back to step 6, and step 7 is made again with later documents."""
+    """The spike of step 7 rolls back to step 6, and step 7 is repeated with later documents."""
     keys = ("loss_spike_deviations=20", "loss_spike_window=4", "learning_rate=0.001")
     complete(tmp_path / "run", *keys, stage=stage, fault="spike:7")
     assert [(e["step"], e["to_step"]) for e in events(tmp_path / "run", "rollback")] == [(7, 6)]
@@ -236,7 +238,7 @@ def test_row_11_a_spike_goes_back_and_leaves_the_data_out(
     assert sorted(every, key=lambda n: int(n.split(":")[1])) == [f"toy:{g}" for g in range(72)]
 
 
-def test_row_11_a_new_level_of_the_loss_before_the_first_checkpoint_is_one_spike(
+def test_row_11_a_new_loss_level_before_the_first_checkpoint_is_one_spike(
     complete: Start, tmp_path: Path
 ) -> None:
     keys = ("loss_spike_deviations=20", "loss_spike_window=4", "save_steps=0")
@@ -245,7 +247,7 @@ def test_row_11_a_new_level_of_the_loss_before_the_first_checkpoint_is_one_spike
 
 
 def test_row_10_ranks_that_read_other_data_are_refused(start: Start, tmp_path: Path) -> None:
-    """As when a branch of the Hub moves between the moments in which two ranks look."""
+    """As when a branch of the Hub moves between the listings of two ranks."""
     assert start(tmp_path, fault="other_data::1").wait() != 0
     state = status(tmp_path)
     assert (state["state"], state["exit_code"]) == ("failed", 2)
@@ -253,7 +255,7 @@ def test_row_10_ranks_that_read_other_data_are_refused(start: Start, tmp_path: P
     assert "\n  shards: absent on rank 0, {'a.jsonl.gz': 5} on rank 1" in state["message"]
 
 
-def test_row_13_a_loader_process_that_is_killed_is_named(start: Start, tmp_path: Path) -> None:
+def test_row_13_a_killed_loader_process_is_named(start: Start, tmp_path: Path) -> None:
     run = start(tmp_path, "max_train_steps=100000", processes=2, fault="loader_kill:5:1")
     assert run.wait() != 0
     message = status(tmp_path)["message"]
@@ -262,7 +264,7 @@ def test_row_13_a_loader_process_that_is_killed_is_named(start: Start, tmp_path:
 
 
 @pytest.mark.slow
-def test_row_13_a_loader_process_that_raises_is_named(start: Start, tmp_path: Path) -> None:
+def test_row_13_an_error_in_a_loader_process_is_named(start: Start, tmp_path: Path) -> None:
     run = start(tmp_path, "max_train_steps=100000", processes=2, fault="loader_raise:5:1")
     assert run.wait() != 0
     assert "rank 1: " in status(tmp_path)["message"]
@@ -291,10 +293,10 @@ def test_row_14_a_dead_rank_0_is_named_by_another(start: Start, tmp_path: Path) 
 @pytest.mark.slow
 @ENGINES
 @pytest.mark.parametrize("kind", ["stop", "hang"])
-def test_row_14_a_rank_that_stands_still_ends_the_job(
+def test_row_14_a_stuck_rank_ends_the_job(
     start: Start, tmp_path: Path, stage: str, kind: str
 ) -> None:
-    """A stopped process is silent; one that hangs still shows its stacks."""
+    """A stopped process is silent; a hanging process still shows its stacks."""
     run = start(tmp_path, "distributed_timeout_s=60", stage=stage, fault=f"{kind}:5:1")
     assert run.wait() != 0
     state = status(tmp_path)
@@ -309,7 +311,7 @@ def test_row_14_a_rank_that_stands_still_ends_the_job(
 def test_row_14_a_stop_does_not_wait_long_for_a_silent_rank(start: Start, tmp_path: Path) -> None:
     """Rank 0 waits for rank 1 in native code, where no Python handler of a signal can run."""
     run = start(tmp_path, fault="stop:5:1")
-    run.until(lambda: (tmp_path / "metrics.jsonl").exists() and len(figures(tmp_path)) == 4)
+    run.until(lambda: (tmp_path / "metrics.jsonl").exists() and len(list_metrics(tmp_path)) == 4)
     ranks = run.workers()
     wait_until(lambda: psutil.Process(ranks[1]).status() == psutil.STATUS_STOPPED)
     os.kill(ranks[0], signal.SIGTERM)
@@ -323,7 +325,7 @@ def test_row_14_a_stop_does_not_wait_long_for_a_silent_rank(start: Start, tmp_pa
 
 
 def without(secrets: Iterable[str], folder: Path) -> set[str]:
-    """The names of the files below a folder, none of which holds a secret."""
+    """Returns the names of the files below a folder; fails if one contains a secret."""
     files = [file for file in folder.rglob("*") if file.is_file()]
     for file in files:
         for value in secrets:
@@ -333,7 +335,7 @@ def without(secrets: Iterable[str], folder: Path) -> set[str]:
 
 @pytest.mark.long
 def test_row_16_secrets_of_the_command_line_reach_no_file(start: Start, tmp_path: Path) -> None:
-    """Neither Hydra's own files about many runs, nor what trackers keep of the command line."""
+    """Neither Hydra's files about many runs, nor the command line kept by trackers."""
     secrets = {"HF_TOKEN": "hf-secret-of-a-test", "WANDB_API_KEY": "wandb-secret-" + 40 * "0"}
     installed = [name for name in ("tensorboard", "wandb") if find_spec(name)]
     keys = [f"model_name={secrets['HF_TOKEN']}", "tokenizer_name=hf_abcdefghijklmnopqrstuvwx"]
@@ -347,8 +349,8 @@ def test_row_16_secrets_of_the_command_line_reach_no_file(start: Start, tmp_path
     names = without([*secrets.values(), "hf_abcdefghijklmnopqrstuvwx"], tmp_path)
     assert {"multirun.yaml", "config.yaml", "command_line.json"} <= names
     assert "overrides.yaml" not in names
-    told = json.loads((tmp_path / "run2" / "model" / "command_line.json").read_text())
-    assert {"model_name=[redacted]", "tokenizer_name=[redacted]", "seed=1,2"} <= set(told)
+    command_line = json.loads((tmp_path / "run2" / "model" / "command_line.json").read_text())
+    assert {"model_name=[redacted]", "tokenizer_name=[redacted]", "seed=1,2"} <= set(command_line)
 
 
 def test_row_16_secrets_reach_no_file(start: Start, tmp_path: Path) -> None:
@@ -366,7 +368,9 @@ def test_row_16_secrets_reach_no_file(start: Start, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "override", ["run_name=../../elsewhere", "out_dir=a=b", "+_target_=os.system", "run_name=.."]
 )
-def test_row_18_names_that_leave_their_folder(start: Start, tmp_path: Path, override: str) -> None:
+def test_row_18_names_that_leave_their_folder_are_refused(
+    start: Start, tmp_path: Path, override: str
+) -> None:
     demo = ("--config-name", "demo")
     run = start(tmp_path / "run", override, options=demo, processes=1, script=TRAIN)
     assert run.wait() == 2
@@ -393,10 +397,10 @@ def test_row_18_yaml_runs_no_code(start: Start, tmp_path: Path, text: str) -> No
 
 @pytest.mark.long
 @pytest.mark.parametrize("key", ["async_save=false", "async_save=true"])
-def test_row_21_a_folder_that_is_deleted_during_the_run(
+def test_row_21_a_folder_deleted_during_the_run_is_rebuilt(
     complete: Start, tmp_path: Path, key: str
 ) -> None:
-    """Nothing that was logged is lost, and what comes later is saved."""
+    """No logged line is lost, and later steps are saved."""
     whole = tmp_path / "whole"
     complete(whole, key)
     for kind in ("delete_folder", "empty_folder"):
@@ -417,8 +421,10 @@ def test_row_21_a_folder_that_is_deleted_during_the_run(
 
 @pytest.mark.parametrize("key", ["async_save=false", "async_save=true"])
 @pytest.mark.parametrize("kind", ["delete_in_save", "delete_model_in_save"])
-def test_row_21_deleted_during_a_save(complete: Start, tmp_path: Path, kind: str, key: str) -> None:
-    """The save begins again, if one process writes it."""
+def test_row_21_a_save_survives_the_deletion_of_the_folder(
+    complete: Start, tmp_path: Path, kind: str, key: str
+) -> None:
+    """The save is restarted if a single process writes it."""
     whole, deleted = tmp_path / "whole", tmp_path / "deleted"
     complete(whole, key, processes=1)
     complete(deleted, key, processes=1, fault=f"{kind}:4")
@@ -427,15 +433,19 @@ def test_row_21_deleted_during_a_save(complete: Start, tmp_path: Path, kind: str
     assert [event["step"] for event in events(deleted, "save")] == [2, 4, 6, 8]
 
 
-def test_row_21_deleted_just_before_the_run_fails(start: Start, tmp_path: Path) -> None:
+def test_row_21_a_failure_after_the_deletion_is_still_reported(
+    start: Start, tmp_path: Path
+) -> None:
     run = start(tmp_path / "run", processes=1, fault="delete_and_raise:5")
     assert run.wait() == 1
-    assert sorted(figures(tmp_path / "run")) == [1, 2, 3, 4]
+    assert sorted(list_metrics(tmp_path / "run")) == [1, 2, 3, 4]
     assert status(tmp_path / "run")["state"] == "failed"
     assert "RuntimeError: lost" in (tmp_path / "run" / "log-rank0.txt").read_text()
 
 
-def test_row_20_two_runs_in_one_folder(start: Start, complete: Start, tmp_path: Path) -> None:
+def test_row_20_a_second_run_in_a_folder_is_refused(
+    start: Start, complete: Start, tmp_path: Path
+) -> None:
     first = start(tmp_path, "max_train_steps=100000", processes=1, fault="slow:0.05")
     first.until((tmp_path / "metrics.jsonl").exists)
     second = start(tmp_path, RESUME, processes=1)
@@ -446,7 +456,7 @@ def test_row_20_two_runs_in_one_folder(start: Start, complete: Start, tmp_path: 
 
 @pytest.fixture(scope="module")
 def no_locks(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A library under which every lock succeeds, as on some network file systems."""
+    """A library that makes every lock succeed, as on some network file systems."""
     folder = tmp_path_factory.mktemp("no-locks")
     source = folder / "no_locks.c"
     source.write_text("int flock(int file, int operation) { return 0; }\n")
@@ -456,7 +466,7 @@ def no_locks(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.long
-def test_row_20_two_runs_in_one_folder_that_the_lock_lets_in(
+def test_row_20_without_working_locks_the_first_run_ends_itself(
     start: Start, tmp_path: Path, no_locks: str
 ) -> None:
     endless = ("max_train_steps=100000", "save_steps=4")

@@ -35,12 +35,12 @@ Start = Callable[..., Run]
 PLAIN, ZERO, FSDP = "", "2", "fsdp2"
 
 
-def slow(value: object) -> ParameterSet:
+def mark_slow(value: object) -> ParameterSet:
     return pytest.param(value, marks=pytest.mark.slow)
 
 
 ENGINES = pytest.mark.parametrize(
-    "stage", [PLAIN, slow(ZERO), slow(FSDP)], ids=["ddp", "zero2", "fsdp2"]
+    "stage", [PLAIN, mark_slow(ZERO), mark_slow(FSDP)], ids=["ddp", "zero2", "fsdp2"]
 )
 
 
@@ -50,7 +50,7 @@ PHASES = ("begin", "state", "rng", "export", "data", "manifest", "commit", "prun
 def killed_after_each_phase(
     start: Start, complete: Start, folder: Path, phases: tuple[str, ...], *, stage: str, key: str
 ) -> None:
-    """Each resumed run is killed in the next phase of its first save; the last one finishes."""
+    """Kills each resumed run in the next phase of its first save; the last run finishes."""
     whole, killed = folder / "whole", folder / "killed"
     complete(whole, key, stage=stage)
     for phase in phases:
@@ -64,8 +64,10 @@ def killed_after_each_phase(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("key", ["async_save=false", slow("async_save=true")])
-def test_row_1_killed_in_a_save(start: Start, complete: Start, tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize("key", ["async_save=false", mark_slow("async_save=true")])
+def test_row_1_a_run_killed_in_a_save_resumes_exactly(
+    start: Start, complete: Start, tmp_path: Path, key: str
+) -> None:
     phases = ("state", "manifest", "commit")
     killed_after_each_phase(start, complete, tmp_path, phases, stage=PLAIN, key=key)
 
@@ -80,7 +82,7 @@ def test_row_1_killed_in_a_save(start: Start, complete: Start, tmp_path: Path, k
         ("async_save=true", FSDP),
     ],
 )
-def test_row_1_killed_after_every_phase(
+def test_row_1_a_run_killed_after_any_phase_of_a_save_resumes_exactly(
     start: Start, complete: Start, tmp_path: Path, key: str, stage: str
 ) -> None:
     killed_after_each_phase(start, complete, tmp_path, PHASES, stage=stage, key=key)
@@ -109,12 +111,14 @@ def flip_a_bit(file: Path) -> None:
     file.write_bytes(content)
 
 
-def weights_file(checkpoint: Path) -> Path:
+def find_weights_file(checkpoint: Path) -> Path:
     files = [file for file in (checkpoint / "state").rglob("*") if file.is_file()]
     return max(files, key=lambda file: file.stat().st_size)
 
 
-@pytest.fixture(scope="module", params=[PLAIN, slow(ZERO), FSDP], ids=["ddp", "zero2", "fsdp2"])
+@pytest.fixture(
+    scope="module", params=[PLAIN, mark_slow(ZERO), FSDP], ids=["ddp", "zero2", "fsdp2"]
+)
 def saved(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Path]]:
@@ -126,17 +130,17 @@ def saved(
     shutil.rmtree(folder)
 
 
-DAMAGES = [*map(slow, (half, one_byte_less, empty, flip_a_bit, Path.unlink)), zero_tail]
+DAMAGES = [*map(mark_slow, (half, one_byte_less, empty, flip_a_bit, Path.unlink)), zero_tail]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_row_2_a_damaged_file_is_named_and_the_one_before_taken(
+def test_row_2_a_damaged_checkpoint_is_named_and_the_previous_used(
     complete: Start, tmp_path: Path, saved: tuple[str, Path], damage: Callable[[Path], None]
 ) -> None:
     stage, whole = saved
     shutil.copytree(whole, tmp_path / "run")
-    file = weights_file(tmp_path / "run" / "checkpoint-8step")
+    file = find_weights_file(tmp_path / "run" / "checkpoint-8step")
     damage(file)
     run = complete(tmp_path / "run", RESUME, stage=stage)
     assert str(file) in run.errors
@@ -145,12 +149,14 @@ def test_row_2_a_damaged_file_is_named_and_the_one_before_taken(
     assert same_run(tmp_path / "run", whole)
 
 
-def test_row_3_all_checkpoints_bad(start: Start, tmp_path: Path, saved: tuple[str, Path]) -> None:
+def test_row_3_a_resume_with_only_damaged_checkpoints_is_refused(
+    start: Start, tmp_path: Path, saved: tuple[str, Path]
+) -> None:
     stage, whole = saved
     shutil.copytree(whole, tmp_path / "run")
     names = checkpoints(whole)
     for name in names:
-        flip_a_bit(weights_file(tmp_path / "run" / name))
+        flip_a_bit(find_weights_file(tmp_path / "run" / name))
     run = start(tmp_path / "run", RESUME, stage=stage)
     assert run.wait() != 0
     state = status(tmp_path / "run")
@@ -171,7 +177,7 @@ def test_row_3_all_checkpoints_bad(start: Start, tmp_path: Path, saved: tuple[st
         pytest.param("async_save=true", FSDP, marks=pytest.mark.slow),
     ],
 )
-def test_row_5_a_signal_in_a_save_and_a_second_one(
+def test_row_5_several_signals_in_a_save_end_the_run_as_preempted(
     start: Start, tmp_path: Path, key: str, stage: str
 ) -> None:
     keys = (key, "max_train_steps=100000", "save_steps=5")
@@ -189,8 +195,10 @@ def test_row_5_a_signal_in_a_save_and_a_second_one(
     assert not list((tmp_path / "run").glob("tmp-*"))
 
 
-def test_row_8_retention_in_a_run(complete: Start, tmp_path: Path) -> None:
-    """Of 1 to 8: the last, every third, the best one (evaluated at each step), and no other."""
+def test_row_8_only_the_last_nth_and_best_checkpoints_are_kept(
+    complete: Start, tmp_path: Path
+) -> None:
+    """Of steps 1 to 8, the last, every third, and the best (evaluated at each step) are kept."""
     complete(
         tmp_path / "run",
         "save_steps=1",
@@ -223,7 +231,9 @@ SAVES = pytest.mark.parametrize(
 
 
 @SAVES
-def test_row_9_a_full_disk(start: Start, small_disk: Path, key: str, stage: str) -> None:
+def test_row_9_a_full_disk_is_named_and_leaves_an_intact_checkpoint(
+    start: Start, small_disk: Path, key: str, stage: str
+) -> None:
     keys = (key, "keep_last_checkpoints=0")
     run = start(small_disk / "run", *keys, stage=stage, TOY_WIDTH="3000")
     assert run.wait() != 0
@@ -235,8 +245,10 @@ def test_row_9_a_full_disk(start: Start, small_disk: Path, key: str, stage: str)
 
 
 @pytest.mark.long
-def test_row_9_full_in_the_middle_of_a_save(start: Start, complete: Start, tmp_path: Path) -> None:
-    """No file may grow beyond 60 kB: the optimizer of the wide model does not fit."""
+def test_row_9_a_disk_full_in_the_middle_of_a_save_is_named(
+    start: Start, complete: Start, tmp_path: Path
+) -> None:
+    """No file may exceed 60 kB, so the optimizer of the wide model does not fit."""
     complete(tmp_path / "run", "max_train_steps=2", processes=1, TOY_WIDTH="3000")
     command = 'ulimit -f 60; exec "$@"'
     run = start(
@@ -255,7 +267,7 @@ def test_row_9_full_in_the_middle_of_a_save(start: Start, complete: Start, tmp_p
 
 
 @SAVES
-def test_row_9_a_save_that_fails_for_another_reason(
+def test_row_9_another_failure_of_a_save_is_reported(
     start: Start, tmp_path: Path, key: str, stage: str
 ) -> None:
     run = start(tmp_path / "run", key, stage=stage, fault="raise_in_save:4")
@@ -299,7 +311,7 @@ class Malicious:
 
 
 def reseal(checkpoint: Path, file: Path) -> None:
-    """Makes the manifest fit a file that was put in place of another one."""
+    """Updates the manifest for a file that has replaced another."""
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     digest = xxhash.xxh3_128(file.read_bytes()).hexdigest()
     entry = {"bytes": file.stat().st_size, "xxh3": digest}
@@ -321,7 +333,7 @@ def reseal(checkpoint: Path, file: Path) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("write", [slow(pickle.dump), torch.save])
+@pytest.mark.parametrize("write", [mark_slow(pickle.dump), torch.save])
 def test_row_15_a_malicious_pickle_is_not_run(
     start: Start,
     complete: Start,
@@ -330,7 +342,7 @@ def test_row_15_a_malicious_pickle_is_not_run(
     stage: str,
     write: Callable[..., None],
 ) -> None:
-    """Even one whose checksum was put into the manifest."""
+    """Even if its checksum was put into the manifest."""
     out_dir, proof = tmp_path / "run", tmp_path / "proof"
     complete(out_dir, "max_train_steps=2", processes=1, stage=stage)
     bad = out_dir / "checkpoint-2step" / file
@@ -341,20 +353,20 @@ def test_row_15_a_malicious_pickle_is_not_run(
     assert not proof.exists()
 
 
-def test_row_15_deepspeed_reads_nothing_that_the_manifest_does_not_vouch_for(
+def test_row_15_deepspeed_reads_only_files_that_match_the_manifest(
     start: Start, tmp_path: Path, saved: tuple[str, Path]
 ) -> None:
     stage, whole = saved
     out_dir, proof = tmp_path / "run", tmp_path / "proof"
     shutil.copytree(whole, out_dir)
     for name in checkpoints(out_dir):
-        with weights_file(out_dir / name).open("wb") as stream:
+        with find_weights_file(out_dir / name).open("wb") as stream:
             pickle.dump(Malicious(proof), stream)
     assert start(out_dir, RESUME, stage=stage).wait() != 0
     assert not proof.exists()
 
 
-def test_row_15_a_file_that_the_manifest_does_not_list_is_not_run(
+def test_row_15_a_file_missing_in_the_manifest_is_not_run(
     start: Start, complete: Start, tmp_path: Path
 ) -> None:
     """DeepSpeed's conversion for another number of processes reads all files of the folder."""
@@ -369,8 +381,8 @@ def test_row_15_a_file_that_the_manifest_does_not_list_is_not_run(
     assert "optim_states.pt: is not listed in manifest.json" in status(out_dir)["message"]
 
 
-@pytest.mark.parametrize("file", ["rng/rank1.pt", slow("data_state.json")])
-def test_row_19_a_missing_state_file(
+@pytest.mark.parametrize("file", ["rng/rank1.pt", mark_slow("data_state.json")])
+def test_row_19_a_missing_state_file_is_named(
     start: Start, tmp_path: Path, saved: tuple[str, Path], file: str
 ) -> None:
     stage, whole = saved

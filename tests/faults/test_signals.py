@@ -18,7 +18,7 @@ from tests.faults.conftest import (
     RESUME,
     Run,
     checkpoints,
-    figures,
+    list_metrics,
     same_run,
     status,
 )
@@ -32,7 +32,7 @@ ENDED = {"preempted", "failed", "done"}
 
 
 def has_trained(out_dir: Path, steps: int) -> Callable[[], bool]:
-    return lambda: (out_dir / "metrics.jsonl").exists() and len(figures(out_dir)) >= steps
+    return lambda: (out_dir / "metrics.jsonl").exists() and len(list_metrics(out_dir)) >= steps
 
 
 def assert_saved(out_dir: Path) -> None:
@@ -40,7 +40,7 @@ def assert_saved(out_dir: Path) -> None:
     state = status(out_dir)
     assert (state["state"], state["exit_code"]) == ("preempted", 75)
     assert checkpoints(out_dir) == [f"checkpoint-{state['step']}step"]
-    assert max(figures(out_dir)) == state["step"]
+    assert max(list_metrics(out_dir)) == state["step"]
     wait_until(lambda: not is_held(out_dir))
 
 
@@ -64,10 +64,10 @@ def is_held(out_dir: Path) -> bool:
         ),
     ],
 )
-def test_row_4_a_signal_to_the_launcher(
+def test_row_4_a_signal_to_the_launcher_ends_all_processes(
     start: Start, complete: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """SIGKILL, SIGUSR1 and SIGUSR2 end torchrun itself, whose processes must not stay."""
+    """SIGKILL, SIGUSR1 and SIGUSR2 end torchrun itself; its processes must not remain."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     run = start(stopped, *LONG, fault="slow:0.3")
     run.until(has_trained(stopped, 3))
@@ -82,8 +82,8 @@ def test_row_4_a_signal_to_the_launcher(
 
 
 @pytest.mark.long
-def test_row_4_a_signal_while_the_output_is_lost(tmp_path: Path) -> None:
-    """`… | tee log` takes Ctrl-C, too, and ends first."""
+def test_row_4_a_signal_with_a_closed_output_still_saves(tmp_path: Path) -> None:
+    """`… | tee log` also receives Ctrl-C, and ends first."""
     reading, writing = os.pipe()
     keys = (*LONG, "trackers=[]", "num_warmup_steps=2", "eval_steps=0", f"out_dir={tmp_path}")
     process = subprocess.Popen(
@@ -111,10 +111,10 @@ def test_row_4_a_signal_while_the_output_is_lost(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_row_4_a_signal_while_a_rank_waits_for_data(
+def test_row_4_a_signal_while_a_rank_waits_for_data_saves_the_last_step(
     start: Start, tmp_path: Path, stage: str, loader: str, late: str
 ) -> None:
-    """Micro-batch 10 is the first one of step 6: step 5 is finished and saved."""
+    """Micro-batch 10 is the first of step 6: step 5 is finished and saved."""
     run = start(tmp_path, *LONG, stage=stage, fault=f"{loader}:10:1", TOY_READS_LATE=late)
     run.until(has_trained(tmp_path, 3 if late else 4))
     time.sleep(1.0)  # until rank 1 waits; the outcome is the same if it does not yet
@@ -126,7 +126,7 @@ def test_row_4_a_signal_while_a_rank_waits_for_data(
 
 
 @pytest.mark.parametrize("late", ["", pytest.param("1", marks=pytest.mark.slow)])
-def test_row_10_steps_before_data_that_fails_are_saved(
+def test_row_10_steps_before_failing_data_are_saved(
     start: Start, complete: Start, tmp_path: Path, late: str
 ) -> None:
     run = start(tmp_path / "run", *LONG, fault="data_raise:10:1", TOY_READS_LATE=late)
@@ -140,7 +140,7 @@ def test_row_10_steps_before_data_that_fails_are_saved(
     assert same_run(tmp_path / "run", tmp_path / "whole")
 
 
-def test_row_4_a_signal_before_the_first_step(start: Start, tmp_path: Path) -> None:
+def test_row_4_a_signal_before_the_first_step_ends_the_run(start: Start, tmp_path: Path) -> None:
     run = start(tmp_path, fault="start_hang:")
     run.until((tmp_path / "status.json").exists)
     for pid in run.workers():
@@ -154,8 +154,8 @@ def test_row_4_a_signal_before_the_first_step(start: Start, tmp_path: Path) -> N
     }
 
 
-def test_row_4_a_signal_while_the_configuration_is_read(tmp_path: Path) -> None:
-    """It is held until the folder of the run is known."""
+def test_row_4_a_signal_while_the_configuration_is_read_is_deferred(tmp_path: Path) -> None:
+    """The signal is deferred until the run folder is known."""
     process = subprocess.Popen(
         [sys.executable, "bsmeta/train.py", "--config-name", "demo", f"out_dir={tmp_path / 'run'}"],
         cwd=REPOSITORY,

@@ -131,7 +131,7 @@ Change = Callable[[random.Random], bytes]
 
 
 def put_words(content: bytes, source: random.Random) -> bytes:
-    """The content with words at random places, some in place of what is there."""
+    """Returns the content with words inserted or replaced at random positions."""
     for _ in range(source.randint(1, 3)):
         begin = source.randrange(len(content) + 1)
         end = begin + source.choice((0, 0, 1, 4, 16))
@@ -140,7 +140,7 @@ def put_words(content: bytes, source: random.Random) -> bytes:
 
 
 def change_document(document: Any, source: random.Random) -> Any:
-    """A JSON or YAML document with one to three values changed, removed, or put elsewhere."""
+    """Returns a JSON or YAML document with one to three values changed, removed, or moved."""
     document = copy.deepcopy(document)
     for _ in range(source.randint(1, 3)):
         parents = [node for node in _nodes(document) if node]
@@ -163,7 +163,7 @@ def change_document(document: Any, source: random.Random) -> Any:
 
 
 def _nodes(node: Any) -> Iterator[dict[Any, Any] | list[Any]]:
-    """All mappings and lists of a document."""
+    """Returns all mappings and lists of a document."""
     if isinstance(node, (dict, list)):
         yield node
         for inner in [*(node.values() if isinstance(node, dict) else node)]:
@@ -171,12 +171,12 @@ def _nodes(node: Any) -> Iterator[dict[Any, Any] | list[Any]]:
 
 
 def change_json(content: bytes, source: random.Random) -> bytes:
-    """A JSON document with other values."""
+    """Returns a JSON document with other values."""
     return json.dumps(change_document(json.loads(content), source)).encode("utf-8", "surrogatepass")
 
 
 def change_json_lines(content: bytes, source: random.Random) -> bytes:
-    """JSON lines with other values in one of them."""
+    """Returns JSON lines with other values in one line."""
     lines = content.splitlines()
     number = source.randrange(len(lines))
     lines[number] = change_json(lines[number], source)
@@ -184,7 +184,7 @@ def change_json_lines(content: bytes, source: random.Random) -> bytes:
 
 
 def change_yaml(content: bytes, source: random.Random) -> bytes:
-    """A YAML document with other values."""
+    """Returns a YAML document with other values."""
     document = change_document(yaml.safe_load(content), source)
     try:
         return yaml.safe_dump(document, allow_unicode=True).encode("utf-8", "surrogatepass")

@@ -49,7 +49,7 @@ def _read(parent: Path, number: int, content: bytes) -> None:
 
 
 def changed_files(target: Target, count: int, seed: int) -> Iterator[bytes]:
-    """Files made from the intact one: of changed content, and with changed bytes."""
+    """Returns files with changed content or changed bytes."""
     source = random.Random(f"{target.file} {seed}")
     intact = target.encode(target.intact)
     yield from random_changes(intact, count - count // 3 * 2, seed)
@@ -73,7 +73,7 @@ def read_round(count: int, seed: int) -> Iterator[Outcome]:
 
 
 def findings(outcomes: Iterator[Outcome]) -> dict[str, str]:
-    """What was found, once for each reader and last line of its report."""
+    """Returns the findings, one for each reader and last line of its report."""
     found: dict[str, str] = {}
     for outcome in outcomes:
         if outcome.ending not in (Ending.OK, Ending.REFUSED):
@@ -88,7 +88,7 @@ def findings(outcomes: Iterator[Outcome]) -> dict[str, str]:
 
 
 def cpu_of_children() -> float:
-    """Seconds that all processes that this one has waited for, and theirs, have used."""
+    """Returns the processor seconds of all finished child processes and their children."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -99,7 +99,7 @@ def test_every_reader_reads_or_refuses_changed_files() -> None:
 
 
 @pytest.mark.fuzz
-def test_new_inputs_until_the_time_is_over() -> None:
+def test_new_inputs_find_no_crash_until_the_time_is_over() -> None:
     limit = float(os.environ.get("BSMETA_FUZZ_CPU_S", "600"))
     seed = int(os.environ.get("BSMETA_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
     begin, count = cpu_of_children(), 0

@@ -41,15 +41,15 @@ for dropout in (0.0, 0.1):
 """
 
 
-def kept_on_gpu(dropout: float) -> int:
-    """Bytes that a forward pass on the GPU keeps for the backward pass, besides the weights."""
+def measure_saved_bytes(dropout: float) -> int:
+    """Returns the bytes that a forward pass on the GPU saves for the backward pass."""
     names = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), dropout)
     model = GPT2LMHeadModel(GPT2Config(**SHAPE, **names)).cuda().train().base_model
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    weight_storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
+        if tensor.untyped_storage().data_ptr() not in weight_storages:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
@@ -61,11 +61,11 @@ def kept_on_gpu(dropout: float) -> int:
     return sum(kept.values())
 
 
-def test_a_cpu_counts_what_the_gpu_keeps() -> None:
+def test_the_estimate_on_a_cpu_equals_the_bytes_kept_on_the_gpu() -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-c", COUNT]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     counted = [json.loads(line) for line in done.stdout.splitlines()]
     output = ROWS * LENGTH * SHAPE["n_embd"] * 2
-    measured = [kept_on_gpu(dropout) + output for dropout in (0.0, 0.1)]
+    measured = [measure_saved_bytes(dropout) + output for dropout in (0.0, 0.1)]
     assert counted == pytest.approx(measured, rel=0.02)

@@ -25,7 +25,7 @@ _OURS = ("BSMETA_", "SLURM_", "ACCELERATE_", "PET_")
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's environment without what a launch would read, and with `variables`."""
+    """Returns this process's environment without launch settings, plus `variables`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     return {**kept, "BSMETA_LAUNCH_FILE": "cpu.yaml", **variables}
 
@@ -33,7 +33,7 @@ def environment(**variables: str) -> dict[str, str]:
 def start(
     folder: Path, script: str, *arguments: str, prefix: Sequence[str] = (), **variables: str
 ) -> subprocess.Popen[str]:
-    """Starts `experiments/SCRIPT` in `folder`, behind `prefix`; its output is kept for `end`."""
+    """Starts `experiments/SCRIPT` in `folder`, after `prefix`; its output is kept for `end`."""
     return subprocess.Popen(
         [*prefix, str(EXPERIMENTS / script), *arguments],
         cwd=folder,
@@ -44,8 +44,8 @@ def start(
     )
 
 
-def pasted(line: str, folder: Path) -> list[str]:
-    """What a printed command starts from a new bash in `folder`, where another run is chosen."""
+def list_pasted(line: str, folder: Path) -> list[str]:
+    """Returns the commands that a printed command starts from a new bash in `folder`."""
     done = subprocess.run(
         ["bash", "-c", f"{line.partition('  # ')[0]} --dry-run"],
         cwd=folder,
@@ -60,7 +60,7 @@ def pasted(line: str, folder: Path) -> list[str]:
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """The exit code and all output; a script that hangs is killed, and the test fails."""
+    """Returns exit code and all output; kills a script that hangs, and fails the test."""
     try:
         output, _ = process.communicate(timeout=STUCK_S)
     except subprocess.TimeoutExpired:

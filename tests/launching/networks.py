@@ -24,12 +24,12 @@ from tests.launching.helpers import start
 
 @dataclass(frozen=True)
 class Network:
-    """Where the two machines are.
+    """The network of two machines.
 
     Attributes:
-        hosts: Their addresses or names.
-        prefixes: What starts a command on each.
-        variables: The environment of each.
+        hosts: Addresses or names of the machines.
+        prefixes: Beginning of a command line on each machine.
+        variables: Environment of each machine.
     """
 
     hosts: tuple[str, str]
@@ -62,7 +62,7 @@ class Network:
 
 @contextmanager
 def loopback() -> Iterator[Network]:
-    """Two launchers that know by their rank who they are."""
+    """Yields a network of two launchers on this machine that are identified by their rank."""
     ranks = ({"BSMETA_NODE_RANK": "0"}, {"BSMETA_NODE_RANK": "1"})
     yield Network(("127.0.0.1", "localhost"), variables=ranks)
 
@@ -72,17 +72,17 @@ class Namespaces(Network):
     """Two network namespaces, between which packets can be lost.
 
     Attributes:
-        names: Of the namespaces.
+        names: Names of the namespaces.
     """
 
     names: tuple[str, str] = ("", "")
 
     def lose(self, machine: int, percent: int) -> None:
-        """From now on, this machine loses so many of the packets that it receives and sends."""
+        """Drops `percent` of the packets that a machine receives and sends from now on."""
         self._drop(machine, f"numgen random mod 100 < {percent}")
 
     def cut(self, machine: int) -> None:
-        """From now on, this machine is unreachable, and no one learns that it is."""
+        """Makes a machine silently unreachable from now on."""
         self._drop(machine, "")
 
     def _drop(self, machine: int, which: str) -> None:
@@ -102,16 +102,16 @@ class Namespaces(Network):
         return sum(counter["packets"] for counter in counters)
 
     def give_up_after(self, machine: int, resends: int) -> None:
-        """How often TCP resends a packet before a connection breaks, on this machine."""
+        """Sets how often TCP resends a packet before a connection breaks, on a machine."""
         setting = f"net.ipv4.tcp_retries2={resends}"
         _run("ip", "netns", "exec", self.names[machine], "sysctl", "-q", setting)
 
     def processes(self, machine: int) -> list[int]:
-        """The processes on this machine."""
+        """Returns the processes on a machine."""
         return _processes(self.names[machine])
 
     def vanish(self, machine: int) -> None:
-        """Cuts a machine off and ends all that runs on it; its last messages reach no one."""
+        """Cuts a machine off and kills all its processes; its last messages are lost."""
         self.cut(machine)
         _kill(self.names[machine])
 
@@ -127,7 +127,7 @@ mount --bind "$0" /etc/hosts && echo "$1" >/proc/sys/kernel/hostname && shift &&
 
 @contextmanager
 def namespaces() -> Iterator[Namespaces]:
-    """Two launchers that know by their host name who they are.
+    """Yields a network of two launchers that are identified by their host name.
 
     As on Debian, a machine finds its own name at 127.0.1.1, and the other's at its address.
 
@@ -170,7 +170,7 @@ def namespaces() -> Iterator[Namespaces]:
 
 
 def free_port() -> str:
-    """A port that is free now, and that no connection is given as its own until it is used."""
+    """Returns a free port that the system assigns to no other connection until it is used."""
     ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     while True:
         port = random.SystemRandom().randrange(10_000, int(ephemeral[0]))

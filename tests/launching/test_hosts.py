@@ -40,23 +40,23 @@ def network() -> Iterator[Namespaces]:
 
 
 @pytest.fixture
-def losses(steps: Callable[[Path], dict[int, dict[str, Any]]]) -> Callable[[Path], Losses]:
+def list_losses(steps: Callable[[Path], dict[int, dict[str, Any]]]) -> Callable[[Path], Losses]:
     return lambda out_dir: {step: event["loss"] for step, event in steps(out_dir).items()}
 
 
 @pytest.fixture(scope="module")
 def on_one_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The run of two processes on one host, by launch file."""
-    known: dict[str, Path] = {}
+    """The runs of two processes on one host, by launch file."""
+    run_folders: dict[str, Path] = {}
 
     def train(launch_file: str) -> Path:
-        if launch_file not in known:
+        if launch_file not in run_folders:
             folder = tmp_path_factory.mktemp("one_host")
             variables = {"BSMETA_LAUNCH_FILE": launch_file, "BSMETA_CONFIG": "demo"}
             code, output = run(folder, "train.sh", *OVERRIDES, "out_dir=run", **variables)
             assert code == 0, output
-            known[launch_file] = folder / "run"
-        return known[launch_file]
+            run_folders[launch_file] = folder / "run"
+        return run_folders[launch_file]
 
     return train
 
@@ -74,35 +74,35 @@ def start(
     ("launch_file", "lost_percent"),
     [(DATA_PARALLEL, 0), (ZERO_2, 0), (FSDP_2, 0), (DATA_PARALLEL, 2), (FSDP_2, 2)],
 )
-def test_two_hosts_train_as_one(
-    network: Namespaces, on_one_host: Callable[[str], Path], losses: Callable[[Path], Losses],
+def test_two_hosts_train_like_one_host(
+    network: Namespaces, on_one_host: Callable[[str], Path], list_losses: Callable[[Path], Losses],
     tmp_path: Path, launch_file: str, lost_percent: int,
 ) -> None:  # fmt: skip
-    """Without any setting of a network interface, although each name is a loopback address."""
+    """No network interface is set, although each name resolves to a loopback address."""
     if lost_percent:
         network.lose(1, lost_percent)
     ends = [end(host) for host in start(network, tmp_path, launch_file)]
     assert [code for code, _ in ends] == [0, 0], ends
     assert not lost_percent or network.heal(1) > 0
-    assert losses(tmp_path / "run") == losses(on_one_host(launch_file))
+    assert list_losses(tmp_path / "run") == list_losses(on_one_host(launch_file))
 
 
 @pytest.mark.parametrize(("launch_file", "away"), [(DATA_PARALLEL, 1), (FSDP_2, 0)])
-def test_a_run_continues_after_a_host_was_away(
-    network: Namespaces, on_one_host: Callable[[str], Path], losses: Callable[[Path], Losses],
+def test_a_run_continues_after_a_host_was_unreachable(
+    network: Namespaces, on_one_host: Callable[[str], Path], list_losses: Callable[[Path], Losses],
     tmp_path: Path, launch_file: str, away: int,
 ) -> None:  # fmt: skip
-    """TCP resends what was lost, so that the run only waits."""
+    """TCP resends lost packets, so that the run only waits."""
     hosts = start(network, tmp_path, launch_file)
     wait_for_step(tmp_path / "run", hosts, 3)
     network.cut(away)
     time.sleep(OUTAGE_S)
     assert [host.poll() for host in hosts] == [None, None]
-    assert len(losses(tmp_path / "run")) < STEPS
+    assert len(list_losses(tmp_path / "run")) < STEPS
     assert network.heal(away) > 0
     ends = [end(host) for host in hosts]
     assert [code for code, _ in ends] == [0, 0], ends
-    assert losses(tmp_path / "run") == losses(on_one_host(launch_file))
+    assert list_losses(tmp_path / "run") == list_losses(on_one_host(launch_file))
 
 
 NAMED = ("No sign of life from rank 0: its machine (gpu1)", "from rank 1 on gpu2 (last seen in")
@@ -119,10 +119,10 @@ NAMED = ("No sign of life from rank 0: its machine (gpu1)", "from rank 1 on gpu2
     ],
 )
 def test_a_host_that_vanishes_is_named_and_the_run_resumes(
-    network: Namespaces, on_one_host: Callable[[str], Path], losses: Callable[[Path], Losses],
+    network: Namespaces, on_one_host: Callable[[str], Path], list_losses: Callable[[Path], Losses],
     tmp_path: Path, launch_file: str, gone: int, by: str,
 ) -> None:  # fmt: skip
-    """Noticed by the watchdog, or earlier because the connection breaks.
+    """The watchdog detects it, or earlier a broken connection.
 
     The connection breaks only if something was being sent: where all that the lost host was to get
     had arrived, and the other one waits for its answer, TCP sends nothing that could fail.
@@ -155,7 +155,7 @@ def test_a_host_that_vanishes_is_named_and_the_run_resumes(
         )
     ]
     assert [code for code, _ in ends] == [0, 0], ends
-    assert losses(out_dir) == losses(on_one_host(launch_file))
+    assert list_losses(out_dir) == list_losses(on_one_host(launch_file))
 
 
 @pytest.mark.faults

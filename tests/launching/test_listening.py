@@ -27,7 +27,7 @@ ip link set lo up && ip link add eth0 type veth peer name eth1 &&
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> list[str]:
-    """What starts a command on that machine."""
+    """The beginning of a command line on that machine."""
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n10.203.77.1 gpu1\n")
     command = ["unshare", "--net", "--uts", "--mount", "sh", "-c", ON_A_CLUSTER, str(hosts)]
@@ -38,32 +38,32 @@ def cluster(tmp_path: Path) -> list[str]:
 
 
 def children(process: int) -> list[int]:
-    """A process and all that it has started."""
-    found = [process]
-    for parent in found:
+    """Returns a process and all its descendants."""
+    processes = [process]
+    for parent in processes:
         with suppress(OSError):
             for task in Path(f"/proc/{parent}/task").iterdir():
-                found += map(int, (task / "children").read_text().split())
-    return found
+                processes += map(int, (task / "children").read_text().split())
+    return processes
 
 
 def listening_addresses(process: int) -> set[str]:
-    """The addresses at which a process accepts connections."""
+    """Returns the addresses at which a process accepts connections."""
     sockets = set()
     for descriptor in Path(f"/proc/{process}/fd").iterdir():
         with suppress(OSError):
             sockets.add(os.readlink(descriptor))
-    found = set()
+    addresses = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
             _, local, _, state, *rest = line.split()
             if state == LISTENING and f"socket:[{rest[5]}]" in sockets:
-                found.add(address(local.partition(":")[0]))
-    return found
+                addresses.add(address(local.partition(":")[0]))
+    return addresses
 
 
 def address(text: str) -> str:
-    """An address from the system's table, which has words of 32 bits in this machine's order."""
+    """Parses an address of the system's table: words of 32 bits in this machine's byte order."""
     words = [bytes.fromhex(text[begin : begin + 8])[::-1] for begin in range(0, len(text), 8)]
     packed = b"".join(words)
     return str(IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed))
@@ -74,7 +74,7 @@ def address(text: str) -> str:
 def test_the_ranks_of_one_machine_listen_on_the_loopback_address(
     cluster: list[str], tmp_path: Path, launch_file: str
 ) -> None:
-    """The launcher itself does not, whatever address it is given: docs/launching.md says so."""
+    """The launcher itself does not, for any address; see docs/launching.md."""
     process = start(
         tmp_path, "train.sh", *SMALL, "max_train_steps=1000", "out_dir=run", prefix=cluster,
         BSMETA_CONFIG="demo", BSMETA_LAUNCH_FILE=launch_file,

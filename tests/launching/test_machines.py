@@ -32,7 +32,7 @@ def wait_for_step(out_dir: Path, machines: list[subprocess.Popen[str]], step: in
     )
 
 
-def per_rank(out_dir: Path) -> dict[str, dict[int, list[str]]]:
+def count_per_rank(out_dir: Path) -> dict[str, dict[int, list[str]]]:
     return {
         file.name: {
             line["step"]: line["documents"]
@@ -43,7 +43,7 @@ def per_rank(out_dir: Path) -> dict[str, dict[int, list[str]]]:
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def three_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of three processes on one machine."""
     folder = tmp_path_factory.mktemp("three")
     variables = {"BSMETA_CONFIG": "demo", "BSMETA_PROCESSES": "3"}
@@ -62,10 +62,10 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
 
 
 @pytest.mark.slow
-def test_one_and_two_processes_on_two_machines_equal_three_on_one(
-    network: Network, three: Path, steps: Steps, tmp_path: Path
+def test_one_and_two_processes_on_two_machines_equal_three_on_one_machine(
+    network: Network, three_processes: Path, steps: Steps, tmp_path: Path
 ) -> None:
-    """Stopped by a signal to one of the machines, and gone on with from another folder."""
+    """The run is stopped by a signal to one machine, and continued from another folder."""
     two = tmp_path / "two"
     machines = network.start(tmp_path, *OVERRIDES, f"out_dir={two}", BSMETA_CONFIG="demo")
     wait_for_step(two, machines, 3)
@@ -82,10 +82,10 @@ def test_one_and_two_processes_on_two_machines_equal_three_on_one(
     ends = [end(machine) for machine in network.start(elsewhere, BSMETA_RESUME=str(two))]
     assert [code for code, _ in ends] == [0, 0], ends
     assert [*steps(two)] == [*range(1, 61)]
-    assert per_rank(two) == per_rank(three)
-    assert len(per_rank(three)) == 3
+    assert count_per_rank(two) == count_per_rank(three_processes)
+    assert len(count_per_rank(three_processes)) == 3
     for step, event in steps(two).items():  # gloo adds in the order in which ranks are ready
-        assert event["loss"] == pytest.approx(steps(three)[step]["loss"], rel=1e-4)
+        assert event["loss"] == pytest.approx(steps(three_processes)[step]["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_one_and_two_processes_on_two_machines_equal_three_on_one(
         (None, "", "No such file or directory"),
     ],
 )
-def test_a_machine_finds_its_place(
+def test_a_machine_finds_its_rank_in_the_file(
     text: str | None, rank: str, expected: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "machines.json"
@@ -124,7 +124,7 @@ def test_a_machine_finds_its_place(
         assert expected in done.stderr
 
 
-def test_a_machine_that_the_file_leaves_out_comes_last_with_all_its_gpus(
+def test_a_machine_missing_in_the_file_comes_last_with_all_its_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(EXPERIMENTS))
@@ -148,10 +148,10 @@ def test_a_machine_that_the_file_leaves_out_comes_last_with_all_its_gpus(
         (["GPU-a", "GPU-x"], 1, []),
     ],
 )
-def test_the_least_busy_gpus_are_taken(
+def test_the_least_busy_gpus_are_chosen(
     usable: list[str], count: int, chosen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By free memory, and by utilisation where that is about the same."""
+    """By free memory, and by utilization if memory is about the same."""
     monkeypatch.syspath_prepend(str(EXPERIMENTS))
     import gpus
 

@@ -46,14 +46,14 @@ def test_every_launch_shows_the_message_once(processes: int, launches: int, tmp_
     assert shown == [(1, 1, 2)] * launches
 
 
-def test_a_process_without_a_launcher_reports_whatever_its_rank(tmp_path: Path) -> None:
+def test_a_process_without_a_launcher_reports_under_any_rank(tmp_path: Path) -> None:
     ended = call(tmp_path, TRAIN, "--config-name", "demo", RANK="1")
     assert ended.returncode == 2
     assert "RANK in the environment: found 1, expected 0 to 0" in ended.stderr
 
 
-def test_a_process_reports_where_the_first_of_its_machine_did_not(tmp_path: Path) -> None:
-    """As if the first one had not found the error, so that no launcher ends this one."""
+def test_a_process_reports_if_the_first_of_its_machine_did_not(tmp_path: Path) -> None:
+    """As if the first process had not found the error, so that no launcher ends this process."""
     code = (
         "import runpy, sys\nfrom bsmeta.core import process\nprocess.REPORTER_WAIT_S = 0.1\n"
         f"sys.argv = [{TRAIN!r}, '--config-name', 'demo', 'learning_rate=-1', 'out_dir=run']\n"
@@ -74,7 +74,7 @@ def test_a_process_reports_where_the_first_of_its_machine_did_not(tmp_path: Path
         ({"RANK": "1", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "x"}, False),
     ],
 )
-def test_who_reports(
+def test_only_one_process_per_machine_reports_under_a_launcher(
     environ: dict[str, str], reports: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
@@ -87,7 +87,7 @@ def test_who_reports(
 @pytest.mark.slow
 @pytest.mark.parametrize("refused", [0, 1])
 def test_a_machine_that_refuses_ends_the_other_in_seconds(refused: int, tmp_path: Path) -> None:
-    """One of two machines has another learning rate; the other would wait for half an hour."""
+    """Learning rates differ between two machines; the other would wait for half an hour."""
     port, machines = free_port(), []
     for machine in (1, 0):
         rate = "-1" if machine == refused else "1e-3"
@@ -110,7 +110,7 @@ def test_a_machine_that_refuses_ends_the_other_in_seconds(refused: int, tmp_path
 
 
 def test_the_first_exit_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are of processes that the launcher has ended because of the first."""
+    """Later codes come from processes that the launcher ended because of the first."""
     file = tmp_path / "code"
     file.touch()
     monkeypatch.setenv("BSMETA_EXIT_CODE_FILE", str(file))

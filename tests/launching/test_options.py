@@ -16,7 +16,7 @@ from tests.waiting import STUCK_S
 def launch(
     folder: Path, file: str, options: list[str], *overrides: str
 ) -> subprocess.CompletedProcess[str]:
-    """Starts `accelerate launch` as a user does, to check the configuration only."""
+    """Starts `accelerate launch` as a user would, to check the configuration only."""
     command = [sys.executable, "-m", "accelerate.commands.launch"]
     command += ["--config_file", str(EXPERIMENTS / "accelerate" / file), *options]
     command += [str(REPOSITORY / "bsmeta" / "train.py"), "--config-name", "demo"]
@@ -72,7 +72,7 @@ def test_an_option_that_accelerate_drops_is_refused(
 
 
 @pytest.mark.slow
-def test_options_that_say_what_the_json_says_are_accepted(tmp_path: Path) -> None:
+def test_options_that_agree_with_the_json_are_accepted(tmp_path: Path) -> None:
     options = ["--zero_stage", "2", "--offload_param_device", "none"]
     done = launch(tmp_path, "cpu_zero2.yaml", [*options, "--zero3_save_16bit_model", "true"])
     assert (done.returncode, done.stdout.count("note: ")) == (0, 0), done.stderr

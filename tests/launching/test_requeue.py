@@ -25,10 +25,10 @@ SET_ASIDE = "mv run/checkpoint-40step run/superseded-checkpoint-40step\n"
         (SET_ASIDE, False),
     ],
 )
-def test_a_job_is_queued_again_if_it_has_saved_a_new_checkpoint(
+def test_a_job_is_requeued_if_it_has_saved_a_new_checkpoint(
     tmp_path: Path, training: str, is_queued: bool
 ) -> None:
-    """Also where the run has passed over a damaged checkpoint of a later step."""
+    """Also if the run has skipped a damaged checkpoint of a later step."""
     for name, text in {
         "srun": training + STOPPED,
         "scontrol": '[[ $1 == show ]] && echo localhost || echo "$@" >> calls\n',

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching.helpers import EXPERIMENTS, SMALL, end, environment, pasted
+from tests.launching.helpers import EXPERIMENTS, SMALL, end, environment, list_pasted
 from tests.waiting import STUCK_S, wait_until
 
 SWEEP = [sys.executable, str(EXPERIMENTS / "hpsearch" / "sweep.py")]
@@ -39,7 +39,7 @@ def sweep(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def finished(folder: Path, values: tuple[str, str], loss: float, bits: float) -> None:
-    """A run folder as a finished run leaves it."""
+    """Writes a run folder as a finished run leaves it."""
     run = folder / "sweep" / NAMES[values]
     run.mkdir(parents=True)
     events = [
@@ -48,11 +48,11 @@ def finished(folder: Path, values: tuple[str, str], loss: float, bits: float) ->
         {"event": "eval", "step": 1, "bits_per_byte_with": 9.0, "bits_per_byte_without": 9.0},
         {"event": "eval", "step": 2, "bits_per_byte_with": bits, "bits_per_byte_without": 3.5},
     ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     (run / "status.json").write_text('{"state": "done", "step": 2, "exit_code": 0}\n')
 
 
-def test_the_runs_of_a_sweep(tmp_path: Path) -> None:
+def test_a_sweep_starts_a_run_for_each_combination(tmp_path: Path) -> None:
     done = sweep(tmp_path, "--dry-run", RATES, "seed=7", LISTS)
     assert done.returncode == 0, done.stderr
     expected = [
@@ -79,10 +79,10 @@ def test_the_printed_commands_can_be_pasted(tmp_path: Path) -> None:
     done = sweep(folder, "--dry-run", "seed=7", RATES, separator)
     assert done.returncode == 0, done.stderr
     line, _ = done.stdout.splitlines()
-    started = pasted(line, tmp_path)
+    started = list_pasted(line, tmp_path)
     assert {"seed=7", "learning_rate=0.001", separator} <= {*started}
-    assert [one for one in started if one.startswith("out_dir=")] == [
-        next(one for one in shlex.split(line) if one.startswith("out_dir="))
+    assert [argument for argument in started if argument.startswith("out_dir=")] == [
+        next(argument for argument in shlex.split(line) if argument.startswith("out_dir="))
     ]
 
 
@@ -130,8 +130,8 @@ def test_a_wrong_sweep_is_refused_before_its_first_run(
 
 
 @pytest.mark.slow
-def test_a_stopped_sweep_goes_on(tmp_path: Path) -> None:
-    """Stopped in its second run: the first is left alone, the second resumed, the third made."""
+def test_a_stopped_sweep_continues(tmp_path: Path) -> None:
+    """A sweep stopped in its second run keeps the first, resumes the second, starts the third."""
     overrides = [*SMALL, "max_train_steps=40", "learning_rate=1e-3,2e-3,4e-3"]
     command = [*SWEEP, "sweep", "--config", "demo", *overrides]
     process = subprocess.Popen(
@@ -170,6 +170,6 @@ def test_a_stopped_sweep_goes_on(tmp_path: Path) -> None:
     assert "[1/3] learning_rate=0.001: done before" in output
     assert os.stat(runs[0] / "metrics.jsonl").st_mtime_ns == first.st_mtime_ns
     events = [json.loads(line) for line in second.read_text().splitlines()]
-    assert "resume" in {one["event"] for one in events}
-    assert [one["step"] for one in events if one["event"] == "step"] == list(range(1, 41))
+    assert "resume" in {event["event"] for event in events}
+    assert [event["step"] for event in events if event["event"] == "step"] == list(range(1, 41))
     assert (tmp_path / "sweep" / "sweep.md").read_text().count("| done | 40 |") == 3

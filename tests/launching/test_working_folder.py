@@ -13,13 +13,13 @@ MODULES = ("bsmeta", "torch", "yaml", "omegaconf", "accelerate", "psutil", "msgs
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A working folder with modules of the names that the programs import."""
+    """A working folder with modules named like imports of the programs."""
     for name in MODULES:
         (tmp_path / f"{name}.py").write_text(f"open('{tmp_path}/was_run', 'a').write('{name} ')\n")
     return tmp_path
 
 
-def test_a_dry_run_imports_nothing_from_there(folder: Path) -> None:
+def test_a_dry_run_imports_nothing_from_the_working_folder(folder: Path) -> None:
     """It composes the configuration, and reads the launch file."""
     code, output = run(folder, "train.sh", "--dry-run", BSMETA_CONFIG="demo")
     assert code == 0, output
@@ -28,7 +28,7 @@ def test_a_dry_run_imports_nothing_from_there(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launch_file", ["cpu.yaml", "cpu_zero2.yaml"])
-def test_a_run_imports_nothing_from_there(folder: Path, launch_file: str) -> None:
+def test_a_run_imports_nothing_from_the_working_folder(folder: Path, launch_file: str) -> None:
     code, output = run(
         folder, "train.sh", *SMALL, "max_train_steps=3", "out_dir=run",
         BSMETA_CONFIG="demo", BSMETA_LAUNCH_FILE=launch_file,
@@ -38,8 +38,8 @@ def test_a_run_imports_nothing_from_there(folder: Path, launch_file: str) -> Non
 
 
 @pytest.mark.slow
-def test_the_main_job_imports_nothing_from_there(folder: Path) -> None:
-    """It is refused, because there is no such model."""
+def test_the_main_job_imports_nothing_from_the_working_folder(folder: Path) -> None:
+    """The job is refused because its model is missing."""
     process = start(
         folder, "hpsearch/test.sh", "check_only=true", prefix=["bash"], MODEL=f"{folder}/none"
     )

@@ -79,7 +79,7 @@ def test_a_wrong_call_is_refused(
 
 
 @pytest.mark.long
-def test_a_master_that_is_not_there(tmp_path: Path) -> None:
+def test_an_unreachable_master_is_named(tmp_path: Path) -> None:
     variables = {**MACHINE_1, "BSMETA_MASTER_PORT": free_port(), "BSMETA_START_TIMEOUT": "2"}
     code, output = run(tmp_path, "several_machines.sh", BSMETA_CONFIG="demo", **variables)
     assert code == 2
@@ -88,7 +88,7 @@ def test_a_master_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_machine_that_does_not_come(tmp_path: Path) -> None:
+def test_a_missing_machine_ends_the_wait(tmp_path: Path) -> None:
     variables = {**MACHINE_0, "BSMETA_MASTER_PORT": free_port(), "BSMETA_START_TIMEOUT": "3"}
     code, output = run(tmp_path, "several_machines.sh", BSMETA_CONFIG="demo", **variables)
     assert code == 1
@@ -97,7 +97,7 @@ def test_a_machine_that_does_not_come(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_master_address_that_is_not_the_masters_own(tmp_path: Path) -> None:
+def test_a_master_address_of_another_machine_is_refused(tmp_path: Path) -> None:
     """192.0.2.1 belongs to no machine (RFC 5737)."""
     variables = {**MACHINE_0, "BSMETA_MASTER_PORT": free_port(), "BSMETA_START_TIMEOUT": "3"}
     variables |= {"BSMETA_MASTER_ADDR": "192.0.2.1"}
@@ -125,7 +125,7 @@ def test_a_master_address_that_is_not_the_masters_own(tmp_path: Path) -> None:
         ("slurm/job.sh", {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a"}),
     ],
 )
-def test_a_launch_file_that_accelerate_cannot_use(
+def test_a_launch_file_that_accelerate_cannot_use_is_refused(
     script: str, variables: dict[str, str], text: str, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "launch.yaml").write_text(text)
@@ -157,7 +157,7 @@ def test_a_launch_file_that_accelerate_cannot_use(
 def test_machine_files_that_differ_are_refused_on_both_machines(
     files: tuple[dict[str, int], dict[str, int]], message: str, tmp_path: Path
 ) -> None:
-    """Long before BSMETA_START_TIMEOUT, which is longer than this test may take."""
+    """Long before BSMETA_START_TIMEOUT, which exceeds the time limit of this test."""
     port, machines = free_port(), []
     for rank in (1, 0):
         file = tmp_path / f"machines{rank}.json"
@@ -173,7 +173,7 @@ def test_machine_files_that_differ_are_refused_on_both_machines(
 
 
 @pytest.mark.long
-def test_two_machines_of_one_number_are_refused(tmp_path: Path) -> None:
+def test_two_machines_with_the_same_number_are_refused(tmp_path: Path) -> None:
     port, machines = free_port(), []
     for rank in (1, 1, 0):
         variables = {**MACHINE_0, "BSMETA_NODES": "3", "BSMETA_NODE_RANK": str(rank)}
@@ -201,7 +201,7 @@ def listens(port: str) -> bool:
         return connection.connect_ex(("127.0.0.1", int(port))) == 0
 
 
-def test_a_port_in_use(tmp_path: Path) -> None:
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         code, output = run(
@@ -216,7 +216,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_wrong_number_of_processes(tmp_path: Path) -> None:
+def test_a_wrong_number_of_processes_is_refused(tmp_path: Path) -> None:
     out_dir = f"out_dir={tmp_path / 'run'}"
     variables = {"BSMETA_CONFIG": "demo", "BSMETA_PROCESSES": "2", "BSMETA_WORLD_SIZE": "3"}
     code, output = run(tmp_path, "train.sh", *SMALL, out_dir, **variables)
@@ -226,8 +226,8 @@ def test_a_wrong_number_of_processes(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @NO_GPU
-def test_a_launch_for_gpus_without_any(tmp_path: Path) -> None:
-    """Refused by the script, and by the training itself where no script was used."""
+def test_a_launch_for_gpus_without_gpus_is_refused(tmp_path: Path) -> None:
+    """Refused by the script, and by the training itself if no script was used."""
     variables = {"BSMETA_CONFIG": "demo", "BSMETA_LAUNCH_FILE": "zero2.yaml"}
     code, output = run(tmp_path, "train.sh", **variables)
     assert code == 2

@@ -13,13 +13,13 @@ from bsmeta.metadata.rendering import Rendered, Renderer
 
 
 def config(keys: list[str], **changes: Any) -> MetadataConfig:
-    """A configuration that uses every type named, always."""
+    """Returns a configuration that always uses all of `keys`."""
     chances = {"metadata_probability": 1.0, "random_sample_metadata": False}
     return MetadataConfig(metadata_list=keys, **(chances | changes))
 
 
 def local(key: str, value: Any, start: int, end: int, *relative: int, **more: Any) -> dict:
-    """A local record; `relative` is its relative start and end position, if it has them."""
+    """Returns a local record; `relative` is its relative start and end position, if any."""
     record = {"key": key, "type": "local", "value": value}
     record |= {"char_start_idx": start, "char_end_idx": end}
     if relative:
@@ -28,18 +28,18 @@ def local(key: str, value: Any, start: int, end: int, *relative: int, **more: An
 
 
 def html(tag: str, start: int, end: int, *relative: int, **attributes: Any) -> dict:
-    """An html record."""
+    """Returns an html record."""
     names = {"attrs": list(attributes), "values": list(attributes.values())}
     return local("html", tag, start, end, *relative, html_attrs=names)
 
 
-def world(key: str, value: Any) -> dict:
-    """A global record."""
+def global_record(key: str, value: Any) -> dict:
+    """Returns a global record."""
     return {"key": key, "type": "global", "value": value}
 
 
 def document(settings: MetadataConfig, text: str, *records: dict) -> Document:
-    """A document, decoded from a line in the form of one list `metadata`."""
+    """Returns a document decoded from a line with a single list `metadata`."""
     line = json.dumps({"text": text, "metadata": records}).encode()
     return DocumentDecoder(settings).decode(line)
 
@@ -56,11 +56,11 @@ def entity_record(value: str, start: int) -> Record:
 
 
 def render(settings: MetadataConfig, text: str, *records: dict) -> Rendered:
-    """A document rendered with every type of the configuration."""
+    """Renders a document with every type of the configuration."""
     read = document(settings, text, *records)
     return Renderer(settings).render(read, settings.metadata_list)
 
 
 def chunks(rendered: Rendered) -> list[str]:
-    """The inserted strings, by their spans."""
+    """Returns the inserted strings, cut by their spans."""
     return [rendered.body[start:end] for start, end in rendered.spans.tolist()]

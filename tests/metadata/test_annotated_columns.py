@@ -93,13 +93,13 @@ def test_records_are_read_from_json_and_from_values(value: Any, records: list[Re
         ([{"value": "a", "char_start_idx": -1, "char_end_idx": 1}], "negative_position"),
     ],
 )
-def test_another_form_is_a_bad_document_that_names_the_column(value: Any, reason: str) -> None:
+def test_values_of_another_form_raise_bad_document_with_the_column(value: Any, reason: str) -> None:
     with pytest.raises(BadDocument, match="metadata_x") as error:
         decode_local_records("metadata_x", value, 5)
     assert error.value.reason == reason
 
 
-def test_content_spans_of_extractors() -> None:
+def test_content_spans_are_decoded_by_extractor() -> None:
     assert decode_content_spans(None) is None
     assert decode_content_spans({"trafilatura": [[0, 5]], "resiliparse": None}) == {
         "trafilatura": [(0, 5)],
@@ -111,7 +111,7 @@ def test_content_spans_of_extractors() -> None:
             decode_content_spans(value)
 
 
-def test_strings() -> None:
+def test_lists_of_strings_are_decoded() -> None:
     assert decode_strings("html_title", None) == []
     assert decode_strings("html_title", b'["a"]') == ["a"]
     for value in ("a", [1], {}):
@@ -127,19 +127,19 @@ def list_functions(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.AST
             yield from list_functions(node, f"{name}{node.name}.")
 
 
-def walk_own(node: ast.AST) -> Iterator[ast.AST]:
+def walk_function(node: ast.AST) -> Iterator[ast.AST]:
     """Yields the nodes of a function or class, without those of inner ones."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.FunctionDef | ast.ClassDef):
             yield child
-            yield from walk_own(child)
+            yield from walk_function(child)
 
 
 def find_names(node: ast.AST, module: Any) -> set[str]:
-    """The names of annotators' columns in a function, where it does not make them."""
+    """Returns the annotator columns that a function reads but does not make."""
     made: set[int] = set()
     names: set[str] = set()
-    for part in walk_own(node):
+    for part in walk_function(node):
         if isinstance(part, ast.Dict):
             made.update(map(id, filter(None, part.keys)))
         elif isinstance(part, ast.Assign):
@@ -149,7 +149,7 @@ def find_names(node: ast.AST, module: Any) -> set[str]:
             if is_made and isinstance(node, ast.ClassDef):
                 made.update(map(id, ast.walk(part)))
 
-    for part in walk_own(node):
+    for part in walk_function(node):
         value = None
         if isinstance(part, ast.Constant):
             value = part.value
@@ -164,7 +164,7 @@ def find_names(node: ast.AST, module: Any) -> set[str]:
 
 
 def list_readers() -> dict[str, set[str]]:
-    """The functions with names of annotators' columns, and the functions that each calls."""
+    """Returns the functions that name annotator columns, with the functions that each calls."""
     readers = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
@@ -172,21 +172,21 @@ def list_readers() -> dict[str, set[str]]:
         module = importlib.import_module(".".join(("bsmeta", *file.with_suffix("").parts)))
         for name, node in list_functions(ast.parse(source)):
             if find_names(node, module):
-                calls = (part.func for part in walk_own(node) if isinstance(part, ast.Call))
+                calls = (part.func for part in walk_function(node) if isinstance(part, ast.Call))
                 readers[f"{file.as_posix()}:{name}"] = {
                     ast.unparse(call).rpartition(".")[2] for call in calls
                 }
     return readers
 
 
-def test_every_reader_passes_the_gate() -> None:
+def test_every_reader_of_annotated_columns_uses_the_shared_decoders() -> None:
     readers = list_readers()
     assert readers.keys() == READERS | OTHERS.keys()
     for name in READERS:
         assert readers[name] & {*GATE, *THROUGH}, name
 
 
-def test_data_of_others_is_decoded_leniently() -> None:
+def test_only_listed_files_decode_json_strictly() -> None:
     strict = {
         path.relative_to(PACKAGE).as_posix()
         for part in ("annotate", "data", "metadata", "tasks/causal_lm/evaluation")
@@ -197,7 +197,7 @@ def test_data_of_others_is_decoded_leniently() -> None:
 
 
 def list_imports(path: Path, module: str) -> set[str]:
-    """The names that a file imports from a module."""
+    """Returns the names that a file imports from a module."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module == module:
@@ -216,6 +216,6 @@ def list_imports(path: Path, module: str) -> set[str]:
         ('return row["metadata_of_nobody"]', False),
     ],
 )
-def test_readers_are_noticed(body: str, is_noticed: bool) -> None:
+def test_functions_that_read_columns_are_detected(body: str, is_noticed: bool) -> None:
     (function,) = ast.parse(f"def read(row, line):\n    {body}").body
     assert bool(find_names(function, annotated_columns)) == is_noticed

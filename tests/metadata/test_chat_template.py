@@ -55,22 +55,27 @@ RENDERED: list[dict[str, Any]] = [
 ]
 
 
-def chat(
-    config: MetadataConfig, metadata: Any, text: Any = "", *, goes_on: bool = False, **more: Any
+def render_chat(
+    config: MetadataConfig,
+    metadata: Any,
+    text: Any = "",
+    *,
+    continues_text: bool = False,
+    **more: Any,
 ) -> str:
-    """A document as the template renders it: closed, unless the model goes on with its text."""
+    """Renders a document by the template; ended by EOS, unless the model continues its text."""
     messages = [{"role": "metadata", "content": metadata}, {"role": "text", "content": text}]
     rendered: str = TOKENIZER.apply_chat_template(
         messages,
         chat_template=render_chat_template(config, **more),
-        add_generation_prompt=goes_on,
+        add_generation_prompt=continues_text,
         tokenize=False,
     )
     return rendered
 
 
 def list_values(document: Document, config: MetadataConfig) -> dict[str, Any]:
-    """The values of a document's global records, and the meta tokens."""
+    """Returns the values of a document's global records, and the meta tokens."""
     values: dict[str, Any] = {"meta_tokens": True} if "meta_tokens" in config.metadata_list else {}
     for key in config.metadata_list:
         if document.has(key):
@@ -86,7 +91,7 @@ def read_pages(config: MetadataConfig) -> list[Document]:
 
 
 @pytest.mark.parametrize("settings", RENDERED)
-def test_all_pages_of_the_sample_read_as_in_training(settings: dict[str, Any]) -> None:
+def test_all_pages_of_the_sample_render_as_in_training(settings: dict[str, Any]) -> None:
     config = MetadataConfig(**settings)
     renderer = Renderer(config)
     pages = read_pages(config)
@@ -94,37 +99,45 @@ def test_all_pages_of_the_sample_read_as_in_training(settings: dict[str, Any]) -
     for page in pages:
         expected = renderer.render(page, config.metadata_list).full_text
         assert len(expected) > len(page.text)
-        assert chat(config, list_values(page, config), page.text) == f"{expected}<eos>"
+        assert render_chat(config, list_values(page, config), page.text) == f"{expected}<eos>"
 
 
-def test_the_template_reads_literally() -> None:
+def test_the_template_renders_literal_strings() -> None:
     config = MetadataConfig(metadata_list=["title", "url", "timestamp"])
     metadata = {"timestamp": "2019-04-22", "url": "https://a.org/b%20c", "title": "T"}
-    assert chat(config, metadata, "A set", goes_on=True) == (
+    assert render_chat(config, metadata, "A set", continues_text=True) == (
         "Title: T | url: https://a.org/b c | Year: 2019 | Month: April ||| A set"
     )
-    assert chat(config, {"title": ["T", "U"], "url": None}, "A") == (
+    assert render_chat(config, {"title": ["T", "U"], "url": None}, "A") == (
         "Title: T | Title: U ||| A<eos>"
     )
-    assert chat(config, {}, "A set") == "A set<eos>"
-    assert chat(config, {}, "", goes_on=True) == "<eos>"  # a model needs a token to begin with
-    assert chat(config, {}, "A", goes_on=True, has_bos=True) == "<eos>A"
+    assert render_chat(config, {}, "A set") == "A set<eos>"
+    assert (
+        render_chat(config, {}, "", continues_text=True) == "<eos>"
+    )  # a model needs a token to begin with
+    assert render_chat(config, {}, "A", continues_text=True, has_bos=True) == "<eos>A"
 
 
-def test_a_text_that_the_model_begins_keeps_only_what_does_not_merge() -> None:
+def test_an_empty_text_keeps_only_separators_that_do_not_merge_with_tokens() -> None:
     config = MetadataConfig(metadata_list=["title"], metadata_text_sep="\n ")
-    assert chat(config, {"title": "T"}, "", goes_on=True, bare_lead="\n") == "Title: T |||\n"
-    assert chat(config, {"title": "T"}, "A", goes_on=True, bare_lead="\n") == "Title: T |||\n A"
+    assert (
+        render_chat(config, {"title": "T"}, "", continues_text=True, bare_lead="\n")
+        == "Title: T |||\n"
+    )
+    assert (
+        render_chat(config, {"title": "T"}, "A", continues_text=True, bare_lead="\n")
+        == "Title: T |||\n A"
+    )
 
 
-def test_servers_take_lines_and_parts_and_continued_texts() -> None:
+def test_the_template_accepts_lines_parts_and_continued_texts() -> None:
     config = MetadataConfig(metadata_list=["title", "url", "html"])
     expected = "Title: a: b | url: https://a.org | html ||| One two"
     lines = "url: https://a.org\ntitle: a: b\n\nhtml: true"
-    assert chat(config, lines, "One two", goes_on=True) == expected
+    assert render_chat(config, lines, "One two", continues_text=True) == expected
     parts = [{"type": "text", "text": "One"}, {"type": "text", "text": " two"}]
     content = [{"type": "text", "text": lines}]
-    assert chat(config, content, parts, goes_on=True) == expected
+    assert render_chat(config, content, parts, continues_text=True) == expected
 
     template = render_chat_template(config)
     messages = [{"role": "user", "content": "One"}, {"role": "assistant", "content": " two"}]
@@ -180,23 +193,23 @@ def test_servers_take_lines_and_parts_and_continued_texts() -> None:
         ),
     ],
 )
-def test_what_cannot_be_rendered_is_refused(
+def test_metadata_that_cannot_be_rendered_is_refused(
     settings: dict[str, Any], metadata: Any, message: str
 ) -> None:
     config = MetadataConfig(**({"metadata_list": ["title", "url"]} | settings))
     with pytest.raises(jinja2.TemplateError) as caught:
-        chat(config, metadata, "A", goes_on=True)
+        render_chat(config, metadata, "A", continues_text=True)
     assert message in str(caught.value)
 
 
 def render_both(config: MetadataConfig, key: str, value: Any) -> tuple[str | None, str | None]:
-    """A text with one record, as in training and by the template; None: refused."""
+    """Returns a text with a record, rendered as in training and by the template; None: refused."""
     document = Document("A", None, {key: [Record(value=value, key=key, type="global")]})
     trained: str | None = None
     templated: str | None = None
     try:
         trained = f"{Renderer(config).render(document, [key]).full_text}<eos>"
-        templated = chat(config, {key: value}, "A")
+        templated = render_chat(config, {key: value}, "A")
     except (BadDocument, jinja2.TemplateError):
         pass
     return trained, templated
@@ -230,7 +243,7 @@ numbers = st.one_of(
 
 
 @given(numbers, st.sampled_from([10, 100, 0.5, 0.001, 3.7]))
-def test_scaled_numbers_are_exact(value: Any, scale: float) -> None:
+def test_scaled_numbers_render_as_in_training(value: Any, scale: float) -> None:
     config = MetadataConfig(metadata_list=["quality"], value_bucket_scale={"quality": scale})
     trained, templated = render_both(config, "quality", value)
     assert templated is not None
@@ -238,7 +251,7 @@ def test_scaled_numbers_are_exact(value: Any, scale: float) -> None:
 
 
 @given(st.one_of(numbers, st.sampled_from([0.1, "0.1", 10, "100", "99.9999"])))
-def test_bounds_of_buckets_are_exact(value: Any) -> None:
+def test_bucket_bounds_render_as_in_training(value: Any) -> None:
     bounds = {"quality": [-5, 0.1, 10, 100]}
     config = MetadataConfig(metadata_list=["quality"], value_bucket_bounds=bounds)
     trained, templated = render_both(config, "quality", value)
@@ -247,7 +260,7 @@ def test_bounds_of_buckets_are_exact(value: Any) -> None:
 
 
 @given(st.dates(), st.sampled_from(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d 10:00", "%Y-%m"]))
-def test_dates_in_iso_notation_are_read(date: Any, notation: str) -> None:
+def test_dates_in_iso_notation_render_as_in_training(date: Any, notation: str) -> None:
     config = MetadataConfig(metadata_list=["timestamp"])
     value = f"{date.year:04}{date.strftime(notation).removeprefix(date.strftime('%Y'))}"
     trained, templated = render_both(config, "timestamp", value)

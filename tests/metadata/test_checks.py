@@ -1,4 +1,4 @@
-"""What cannot be rendered is refused before the first document, all of it in one error."""
+"""Metadata that cannot be rendered is refused before the first document, in one error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bsmeta.metadata.checks import find_metadata_problems
 from bsmeta.metadata.rendering import Renderer
 
 
-def test_the_default_configuration_is_sound() -> None:
+def test_the_default_configuration_has_no_problems() -> None:
     assert find_metadata_problems(MetadataConfig()) == []
 
 
@@ -85,14 +85,16 @@ def test_the_default_configuration_is_sound() -> None:
         ),
     ],
 )
-def test_a_problem_is_named(changes: dict[str, Any], problem: str) -> None:
-    (one,) = find_metadata_problems(MetadataConfig(**changes))
-    assert one.key.startswith("data_config.metadata_config.")
-    assert problem in f"{one.key}: {one.found}, expected {one.expected}"
-    assert one.fix
+def test_each_problem_names_key_found_expected_and_fix(
+    changes: dict[str, Any], problem: str
+) -> None:
+    (refusal,) = find_metadata_problems(MetadataConfig(**changes))
+    assert refusal.key.startswith("data_config.metadata_config.")
+    assert problem in f"{refusal.key}: {refusal.found}, expected {refusal.expected}"
+    assert refusal.fix
 
 
-def test_problems_of_the_html_rules() -> None:
+def test_problems_of_the_html_rules_are_reported() -> None:
     rules = HtmlParserConfig(
         tags_to_remove_alone_tag_name=["p", "p"],
         tags_to_remove_alone_txt_max_chr_len=[1.0, 2.0],
@@ -163,7 +165,7 @@ def test_metadata_that_can_never_be_drawn_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("phases", "told"),
+    ("phases", "message"),
     [
         (
             [Phase(share=0.5)],
@@ -183,16 +185,19 @@ def test_metadata_that_can_never_be_drawn_is_refused(
         ),
     ],
 )
-def test_what_cannot_be_a_schedule(phases: list[Phase], told: str) -> None:
+def test_invalid_schedules_are_refused(phases: list[Phase], message: str) -> None:
     problems = find_metadata_problems(MetadataConfig(schedule=phases))
-    assert any(told in str(problem) for problem in problems), problems
+    assert any(message in str(problem) for problem in problems), problems
 
 
-def test_what_is_not_in_the_prefix_is_refused() -> None:
+def test_constant_values_of_local_or_appended_metadata_are_refused() -> None:
     config = MetadataConfig(
         metadata_list=["html", "url"], metadata_values="constant", metadata_position="both"
     )
-    shown = [f"{one.key}: {one.found}; {one.fix}" for one in find_metadata_problems(config)]
+    shown = [
+        f"{problem.key}: {problem.found}; {problem.fix}"
+        for problem in find_metadata_problems(config)
+    ]
     assert shown == [
         "data_config.metadata_config.metadata_list: html; leave html out",
         "data_config.metadata_config.metadata_position: both; "

@@ -19,7 +19,7 @@ from bsmeta.metadata.decoding import make_decoder
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.records import BadDocument, Record
 from bsmeta.metadata.rendering import Renderer
-from tests.metadata.helpers import config, html, local, world
+from tests.metadata.helpers import config, global_record, html, local
 
 TEXT = "Home About\nThe title\nA first line.\nA second line.\nFooter"
 #       0         10         20            34             49
@@ -42,13 +42,13 @@ def decode(kept: str, spans: object = SPANS, **columns: object) -> Document:
         ("intersection", "A first line."),
     ],
 )
-def test_the_text_is_what_is_kept(kept: str, expected: str) -> None:
+def test_the_text_consists_of_the_kept_spans(kept: str, expected: str) -> None:
     document = decode(kept)
     assert document.text == expected
     assert document.whole_text == TEXT
 
 
-def test_records_are_cut_with_the_text() -> None:
+def test_records_outside_the_kept_text_are_dropped_or_cut() -> None:
     document = decode(
         "trafilatura",
         metadata_html=[
@@ -61,21 +61,23 @@ def test_records_are_cut_with_the_text() -> None:
             html("hr", 50, 50, 0, 1),
         ],
         metadata_entity=[local("entity", "Home", 0, 4), local("entity", "Line", 44, 48)],
-        metadata_title=[world("title", "T")],
+        metadata_title=[global_record("title", "T")],
     )
     fields = attrgetter(
         "value", "char_start_idx", "relative_start_pos", "char_end_idx", "relative_end_pos"
     )
-    found = [fields(record) for record in document.records("html")]
-    assert found == [
+    record_fields = [fields(record) for record in document.records("html")]
+    assert record_fields == [
         ("body", 0, 0, 28, 1),
         ("p", 0, 1, 13, 1),
         ("b", 2, 0, 13, 0),
         ("img", 13, 2, 13, 3),
         ("p", 14, 0, 28, 0),
     ]  # fmt: skip
-    assert [(one.value, one.char_start_idx) for one in document.records("entity")] == [("Line", 23)]
-    assert [one.value for one in document.records("title")] == ["T"]
+    assert [(record.value, record.char_start_idx) for record in document.records("entity")] == [
+        ("Line", 23)
+    ]
+    assert [record.value for record in document.records("title")] == ["T"]
     rendered = Renderer(config(["html"])).render(document, ["html"]).body
     assert rendered == (
         "<body><p>A <b>first line.</b></p><img></img>\n<p>A second line.</p></body>"
@@ -85,7 +87,7 @@ def test_records_are_cut_with_the_text() -> None:
 @pytest.mark.parametrize(
     ("gap", "separator"), [("x y", " "), ("x\ny", "\n"), (" ", " "), ("\u00a0", " "), ("-", "")]
 )
-def test_what_separates_spans(gap: str, separator: str) -> None:
+def test_spans_are_joined_by_a_newline_space_or_nothing(gap: str, separator: str) -> None:
     kept = KeptText(f"one{gap}two", [(0, 3), (3 + len(gap), 6 + len(gap))])
     assert kept.text == f"one{separator}two"
 
@@ -111,14 +113,14 @@ def test_a_document_without_usable_spans_is_bad(kept: str, spans: object, reason
 
 
 @pytest.mark.parametrize("spans", [[], {"resiliparse": None}, {"resiliparse": []}])
-def test_where_nothing_was_found_nothing_is_kept(spans: object) -> None:
+def test_empty_spans_keep_nothing(spans: object) -> None:
     document = decode("resiliparse", spans, metadata_html=[html("b", 0, 4, 0, 0)])
     assert (document.text, list(document.records("html"))) == ("", [])
 
 
-def test_lengths_are_those_of_the_text_that_is_kept() -> None:
+def test_lengths_are_recomputed_for_the_kept_text() -> None:
     columns = {
-        "metadata_generation_length_text": [world("length", "56")],
+        "metadata_generation_length_text": [global_record("length", "56")],
         "metadata_generation_length_sentence": [
             local("length", 23, 11, 34),
             local("length", 9, 0, 9),
@@ -134,7 +136,7 @@ def test_the_order_of_keys_in_the_line_does_not_matter() -> None:
     decoder = make_decoder(config(["html"]), {}, content="resiliparse")
     document = decoder.decode(json.dumps(line).encode())
     assert document.text == "The title\nA first line."
-    assert [one.char_end_idx for one in document.records("html")] == [3]
+    assert [record.char_end_idx for record in document.records("html")] == [3]
 
 
 def test_mapped_columns_are_cut_too() -> None:
@@ -143,7 +145,7 @@ def test_mapped_columns_are_cut_too() -> None:
     assert decoder.columns >= {"body.text", "content_spans"}
     document = decoder.decode(json.dumps(line).encode())
     assert document.text == "The title\nA first line.\nA second line."
-    assert [one.value for one in document.records("q")] == [7]
+    assert [record.value for record in document.records("q")] == [7]
 
 
 def test_types_that_share_records_are_cut_alike() -> None:
@@ -152,7 +154,9 @@ def test_types_that_share_records_are_cut_alike() -> None:
     decoder = make_decoder(config(["a", "b"]), {"a": "r", "b": "r"}, content="resiliparse")
     document = decoder.decode(json.dumps(line).encode())
     spans = [
-        (one.char_start_idx, one.char_end_idx) for key in "ab" for one in document.records(key)
+        (record.char_start_idx, record.char_end_idx)
+        for key in "ab"
+        for record in document.records(key)
     ]
     assert spans == [(2, 4), (2, 4)]
 
@@ -163,22 +167,22 @@ pages = st.lists(st.sampled_from(FRAGMENTS), max_size=60).map("".join)
 
 @settings(max_examples=400)
 @given(pages, st.randoms(use_true_random=False))
-def test_cutting_keeps_the_nesting(source: str, rng: random.Random) -> None:
+def test_cutting_preserves_the_nesting_of_tags(source: str, rng: random.Random) -> None:
     page = parse_page(source, profile="all")
-    places = sorted(rng.sample(range(len(page.text) + 1), rng.randrange(len(page.text) + 1) & ~1))
-    spans = list(zip(places[::2], places[1::2], strict=True))
+    edges = sorted(rng.sample(range(len(page.text) + 1), rng.randrange(len(page.text) + 1) & ~1))
+    spans = list(zip(edges[::2], edges[1::2], strict=True))
     kept = KeptText(page.text, spans)
     records = msgspec.json.decode(msgspec.json.encode(page.tags), type=list[Record])
     clipped = kept.clip("html", records)
     line = msgspec.json.encode({"text": kept.text, "metadata_html": clipped})
     keys = config(["html"])
     rendered = Renderer(keys).render(make_decoder(keys, {}).decode(line), ["html"]).body
-    assert without_tags(rendered) == kept.text
+    assert remove_tags(rendered) == kept.text
     # Each character that is kept stands within the tags that it stood in, in the same order.
     whole = msgspec.json.encode({"text": page.text, "metadata_html": page.tags})
     before = Renderer(keys).render(make_decoder(keys, {}).decode(whole), ["html"]).body
-    paths = contexts(before)
-    ours = iter(contexts(rendered))
+    paths = list_contexts(before)
+    ours = iter(list_contexts(rendered))
     for number, (start, end) in enumerate(spans):
         between = page.text[spans[number - 1][1] : start] if number else ""
         if any(letter.isspace() for letter in between):
@@ -187,23 +191,23 @@ def test_cutting_keeps_the_nesting(source: str, rng: random.Random) -> None:
     assert next(ours, None) is None
 
 
-def without_tags(rendered: str) -> str:
+def remove_tags(rendered: str) -> str:
     return "".join(part.partition(">")[2] for part in ("<>" + rendered).split("<"))
 
 
-def contexts(rendered: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Each character with the tags around it; fails if they are not well nested."""
-    found, is_open = [], []
+def list_contexts(rendered: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Returns each character with its enclosing tags; fails if they are not well nested."""
+    characters, is_open = [], []
     for part in ("<>" + rendered).split("<")[1:]:
         tag, _, text = part.partition(">")
         if tag.startswith("/"):
             assert is_open.pop().split()[0] == tag[1:]
         elif tag:
             is_open.append(tag)
-        found += [(letter, tuple(is_open)) for letter in text]
+        characters += [(letter, tuple(is_open)) for letter in text]
     assert not is_open
-    return found
+    return characters
 
 
-def test_the_extractors_are_those_of_the_annotator() -> None:
+def test_the_configuration_lists_the_extractors_of_the_annotator() -> None:
     assert tuple(content.EXTRACTORS) == EXTRACTORS

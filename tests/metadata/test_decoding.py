@@ -46,25 +46,25 @@ def cut(text: bytes) -> tuple[bytes, bytes] | None:
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
-def test_it_is_cut_where_it_stands(separators: tuple[str, str]) -> None:
+def test_a_column_is_cut_out_of_its_line(separators: tuple[str, str]) -> None:
     tags = json.dumps([TAG] * 3, separators=separators).encode()
     text = b'{"text": "x", "metadata_html" : ' + tags + b' , "html_title":"]"}'
     assert cut(text) == (b'{"text": "x", "metadata_html" : -1 , "html_title":"]"}', tags)
 
 
-def test_the_last_column_ends_with_its_object() -> None:
+def test_the_last_column_ends_before_the_closing_brace() -> None:
     row = {"text": "a", "metadata_html": [TAG]}
     tags = line([TAG], separators=(",", ":"))
-    found = cut(line(row, separators=(",", ":")) + b"\r")
-    assert found == (b'{"text":"a","metadata_html":-1}\r', tags)
+    parts = cut(line(row, separators=(",", ":")) + b"\r")
+    assert parts == (b'{"text":"a","metadata_html":-1}\r', tags)
 
 
-def test_long_parts_before_and_after() -> None:
+def test_a_column_between_long_columns_is_cut_out() -> None:
     row = {**ROW, "text": "y" * 50_000, "metadata_entity": [TAG] * 500}
-    found = cut(line(row))
-    assert found is not None
-    assert found[1] == line([TAG])
-    assert json.loads(found[0]) == {**row, "metadata_html": -1}
+    parts = cut(line(row))
+    assert parts is not None
+    assert parts[1] == line([TAG])
+    assert json.loads(parts[0]) == {**row, "metadata_html": -1}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_long_parts_before_and_after() -> None:
         b'{"metadata_html": [{}]',
     ],
 )
-def test_a_line_without_a_list_of_records_is_left_alone(text: bytes) -> None:
+def test_a_line_without_a_list_of_records_is_not_cut(text: bytes) -> None:
     assert cut(text) is None
 
 
@@ -101,7 +101,7 @@ TITLE = {"key": "title", "value": "t"}
 )
 @pytest.mark.parametrize("keys", [KEYS, ["title"]])
 def test_no_order_of_keys_loses_a_column(after: dict[str, Any], keys: list[str]) -> None:
-    """With the html column first and with it last; the line is the first of its shard."""
+    """With the html column first or last, in the first line of a shard."""
     first = {"metadata_html": [TAG]} | after
     last = after | ({} if "metadata_html" in after else {"metadata_html": [TAG]})
     decoders = [DocumentDecoder(MetadataConfig(metadata_list=keys)) for _ in range(2)]
@@ -128,20 +128,22 @@ def test_a_malformed_column_reads_the_same_after_any_lines(
     config = MetadataConfig(metadata_list=keys)
     decoder = DocumentDecoder(config)
     for _ in range(3):
-        found(decoder, line(before))
+        decode_or_get_reason(decoder, line(before))
     for text in (malformed, other_order):
-        assert found(decoder, text) == found(DocumentDecoder(config), text)
+        assert decode_or_get_reason(decoder, text) == decode_or_get_reason(
+            DocumentDecoder(config), text
+        )
 
 
 @pytest.mark.parametrize("value", [b"%s", b'[{"x": %s}]'])
-def test_a_column_that_is_nested_too_deep(value: bytes) -> None:
+def test_a_deeply_nested_column_is_refused(value: bytes) -> None:
     decoder = DocumentDecoder(MetadataConfig(metadata_list=KEYS))
     deep = value % (b"[" * 9999 + b"]" * 9999)
     with pytest.raises(BadDocument, match="nested too deeply"):
         decoder.decode(b'{"text": "a", "metadata_html": ' + deep + b"}").records("html")
 
 
-def test_what_stands_between_in_some_lines_only() -> None:
+def test_a_column_that_follows_in_some_lines_only_is_read() -> None:
     decoder = DocumentDecoder(MetadataConfig(metadata_list=KEYS))
     between = line({"text": "a", "metadata_html": [TAG], "url": "u", "x": [TAG], "html_title": []})
     document = decoder.decode(between)
@@ -168,8 +170,8 @@ rows = st.fixed_dictionaries(
 ).flatmap(lambda row: st.permutations(list(row.items())).map(dict))
 
 
-def found(decoder: DocumentDecoder, row: bytes) -> object:
-    """What a decoder makes of a line: its text and records, or the reason against them."""
+def decode_or_get_reason(decoder: DocumentDecoder, row: bytes) -> object:
+    """Returns text, address and records of a line, or the reason that it is bad."""
     try:
         document = decoder.decode(row)
         return document.text, document.url, {key: list(document.records(key)) for key in KEYS}
@@ -179,15 +181,17 @@ def found(decoder: DocumentDecoder, row: bytes) -> object:
 
 @pytest.mark.parametrize("keys", [KEYS, ["title"]])
 @given(rows=st.lists(rows, min_size=1, max_size=4), compact=st.booleans())
-def test_lines_read_as_if_each_was_the_first(
+def test_decoding_does_not_depend_on_earlier_lines(
     keys: list[str], rows: list[dict[str, object]], compact: bool
 ) -> None:
     config = MetadataConfig(metadata_list=keys)
     decoder = DocumentDecoder(config)
-    found(decoder, line(ROW))
+    decode_or_get_reason(decoder, line(ROW))
     for row in rows:
         text = line(row, separators=(",", ":") if compact else None)
-        assert found(decoder, memoryview(text)) == found(DocumentDecoder(config), text)
+        assert decode_or_get_reason(decoder, memoryview(text)) == decode_or_get_reason(
+            DocumentDecoder(config), text
+        )
 
 
 def config(*types: str, **settings: Any) -> MetadataConfig:
@@ -200,13 +204,15 @@ def decode(
     return make_decoder(metadata, columns, source).decode(json.dumps(row).encode())
 
 
-def prefix(row: Any, columns: dict[str, str], metadata: MetadataConfig, source: str = "") -> str:
+def render_prefix(
+    row: Any, columns: dict[str, str], metadata: MetadataConfig, source: str = ""
+) -> str:
     document = decode(row, columns, metadata, source)
     return Renderer(metadata).render(document, metadata.metadata_list).prefix
 
 
 def test_plain_values_are_rendered_as_global_records() -> None:
-    assert prefix(DOLMA, COLUMNS, config("url", "timestamp", "quality", "source")) == (
+    assert render_prefix(DOLMA, COLUMNS, config("url", "timestamp", "quality", "source")) == (
         "url: https://a.example/b | Year: 2019 | Month: April | quality: 0.29 | "
         "source: common-crawl |||"
     )
@@ -221,14 +227,14 @@ def test_buckets_and_templates_apply_to_plain_values() -> None:
         metadata_templates={"quality": "Q{value}"},
     )
     columns = {**COLUMNS, "length": "metadata.length"}
-    assert prefix(DOLMA, columns, metadata) == "Q29 | Text Length: 5-9 |||"
+    assert render_prefix(DOLMA, columns, metadata) == "Q29 | Text Length: 5-9 |||"
 
 
 def test_another_column_may_be_the_text() -> None:
     row = {"text": 3, "body": {"content": "Words."}, "ok": True, "n": 12}
     columns = {"text": "body.content", "ok": "ok", "n": "n"}
     assert decode(row, columns, config("ok", "n")).text == "Words."
-    assert prefix(row, columns, config("ok", "n")) == "ok: true | n: 12 |||"
+    assert render_prefix(row, columns, config("ok", "n")) == "ok: true | n: 12 |||"
 
 
 @pytest.mark.parametrize(
@@ -252,10 +258,10 @@ def test_a_record_without_the_path_lacks_the_type(row: dict[str, Any]) -> None:
 
 def test_a_list_of_plain_values_is_one_record_each() -> None:
     row = {"text": "a", "topics": ["art", None, "", "law"]}
-    assert prefix(row, {"topic": "topics"}, config("topic")) == "topic: art | topic: law |||"
+    assert render_prefix(row, {"topic": "topics"}, config("topic")) == "topic: art | topic: law |||"
 
 
-def test_lists_of_records_stay_what_they_are() -> None:
+def test_mapped_lists_of_records_keep_their_types() -> None:
     row = {
         "text": "bold word",
         "tags": [
@@ -280,7 +286,9 @@ def test_lists_of_records_stay_what_they_are() -> None:
         (["a"], "not_an_object", "Expected `object`"),
     ],
 )
-def test_bad_documents_have_the_same_reasons(row: Any, reason: str, detail: str) -> None:
+def test_bad_documents_in_mapped_columns_have_the_usual_reasons(
+    row: Any, reason: str, detail: str
+) -> None:
     with pytest.raises(BadDocument) as error:
         decode(row, {"text": "page.text", "url": "url"}, config("url"))
     assert error.value.reason == reason
@@ -301,17 +309,20 @@ def test_the_address_is_read_whether_or_not_it_is_used() -> None:
 
 
 @pytest.mark.parametrize("columns", [{}, {"text": "text"}])
-def test_the_name_of_the_source_is_a_record(columns: dict[str, str]) -> None:
+def test_the_name_of_the_source_renders_as_a_record(columns: dict[str, str]) -> None:
     row = {"text": "a"}
-    assert prefix(row, columns, config("source"), source="books") == "source: books |||"
-    assert prefix(row, columns, config("source")) == ""
+    assert render_prefix(row, columns, config("source"), source="books") == "source: books |||"
+    assert render_prefix(row, columns, config("source")) == ""
     assert not decode(row, columns, config("url"), source="books").has("source")
 
 
 def test_a_mapped_source_takes_precedence() -> None:
-    assert prefix(DOLMA, COLUMNS, config("source"), source="dolma") == "source: common-crawl |||"
+    assert (
+        render_prefix(DOLMA, COLUMNS, config("source"), source="dolma")
+        == "source: common-crawl |||"
+    )
 
 
-def test_columns_of_many_records_are_not_shared() -> None:
+def test_two_types_cannot_share_a_column_of_many_records() -> None:
     with pytest.raises(ConfigurationError, match="tags is mapped to html and to entity; the rec"):
         make_decoder(config("html"), {"html": "tags", "entity": "tags"})

@@ -11,16 +11,28 @@ from bsmeta.data.text.encoding import make_loss_tables
 from bsmeta.data.text.tokens import map_text_positions
 
 
-def array(values: object) -> np.ndarray:
+def make_array(values: object) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def test_positions_in_the_text_without_metadata() -> None:
-    spans = array([(2, 5), (5, 8)])  # ab<x><y>cd
-    assert map_text_positions(array(range(11)), spans).tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 2, 3, 4]
+def test_positions_map_to_the_text_without_metadata() -> None:
+    spans = make_array([(2, 5), (5, 8)])  # ab<x><y>cd
+    assert map_text_positions(make_array(range(11)), spans).tolist() == [
+        0,
+        1,
+        2,
+        2,
+        2,
+        2,
+        2,
+        2,
+        2,
+        3,
+        4,
+    ]
 
 
-def test_loss_is_taken_on_the_types_that_are_asked_for() -> None:
+def test_loss_is_computed_on_the_configured_types() -> None:
     def wanted(**changes: object) -> tuple[list[bool], list[bool]]:
         config = MetadataConfig(metadata_list=["url", "html"], **changes)  # type: ignore[arg-type]
         outside, body = make_loss_tables(config)
@@ -44,6 +56,6 @@ def test_positions_agree_with_a_count_of_characters(parts: list[tuple[bool, int]
         if is_metadata:
             spans.append((len(is_text), len(is_text) + length))
         is_text += [not is_metadata] * length
-    every = range(len(is_text) + 1)
-    found = map_text_positions(array(every), array(spans).reshape(-1, 2))
-    assert found.tolist() == [sum(is_text[:at]) for at in every]
+    positions = range(len(is_text) + 1)
+    text_positions = map_text_positions(make_array(positions), make_array(spans).reshape(-1, 2))
+    assert text_positions.tolist() == [sum(is_text[:at]) for at in positions]

@@ -8,7 +8,7 @@ import pytest
 
 from bsmeta.metadata.metadata_type import format_year_and_month, make_url_readable
 from bsmeta.metadata.records import BadDocument
-from tests.metadata.helpers import config, local, render, world
+from tests.metadata.helpers import config, global_record, local, render
 
 
 @pytest.mark.parametrize(
@@ -28,20 +28,20 @@ from tests.metadata.helpers import config, local, render, world
         ("1555931454000.0", (2019, "April")),
     ],
 )
-def test_year_and_month_of_a_timestamp_in_any_notation(
+def test_a_timestamp_in_any_notation_renders_as_year_and_month(
     value: str, expected: tuple[int, str | None]
 ) -> None:
     assert format_year_and_month(value) == expected
 
 
-def test_the_name_of_a_time_zone_raises_no_warning() -> None:
+def test_the_name_of_a_time_zone_is_parsed_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert format_year_and_month("20 Nov 2019 10:00 QST") == (2019, "November")
 
 
 @pytest.mark.parametrize("value", ["", "yesterday", "12:30", "March", "9" * 40, "2023-02-30"])
-def test_what_is_no_timestamp_is_named(value: str) -> None:
+def test_a_value_that_is_not_a_timestamp_is_named(value: str) -> None:
     with pytest.raises(BadDocument) as caught:
         format_year_and_month(value)
     assert caught.value.reason == "not_a_timestamp"
@@ -49,7 +49,10 @@ def test_what_is_no_timestamp_is_named(value: str) -> None:
 
 
 def test_a_year_without_a_month_is_rendered_as_a_year() -> None:
-    assert render(config(["timestamp"]), "", world("timestamp", 2019)).prefix == "Year: 2019 |||"
+    assert (
+        render(config(["timestamp"]), "", global_record("timestamp", 2019)).prefix
+        == "Year: 2019 |||"
+    )
 
 
 URL = "https://User@News.BBC.co.uk:8080/sport/live%20now/a+b?page=2#top"
@@ -69,7 +72,7 @@ URL = "https://User@News.BBC.co.uk:8080/sport/live%20now/a+b?page=2#top"
 def test_each_granularity_renders_its_part_of_the_url(granularity: str, expected: str) -> None:
     assert make_url_readable(URL, granularity) == expected
     settings = config(["url"], url_granularity=granularity)
-    assert render(settings, "", world("url", URL)).prefix == f"url: {expected} |||"
+    assert render(settings, "", global_record("url", URL)).prefix == f"url: {expected} |||"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_each_granularity_renders_its_part_of_the_url(granularity: str, expected
         ("", None, None, None, None),
     ],
 )
-def test_parts_of_odd_addresses(
+def test_odd_addresses_are_split_into_parts(
     url: str, host: str | None, domain: str | None, suffix: str | None, path: str | None
 ) -> None:
     found = [
@@ -96,8 +99,10 @@ def test_parts_of_odd_addresses(
     assert found == [host, domain, suffix, path]
 
 
-def test_an_address_without_the_part_is_left_out() -> None:
-    rendered = render(config(["url"], url_granularity="host"), "Text.", world("url", "callto:Rick"))
+def test_an_address_without_the_requested_part_is_omitted() -> None:
+    rendered = render(
+        config(["url"], url_granularity="host"), "Text.", global_record("url", "callto:Rick")
+    )
     assert (rendered.prefix, rendered.lead, rendered.types) == ("", "", ())
 
 
@@ -107,12 +112,14 @@ def test_an_address_without_the_part_is_left_out() -> None:
 )
 def test_a_number_is_scaled_before_it_is_rendered(value: object, expected: str) -> None:
     settings = config(["quality"], value_bucket_scale={"quality": 10.0})
-    assert render(settings, "", world("quality", value)).prefix == f"quality: {expected} |||"
+    assert (
+        render(settings, "", global_record("quality", value)).prefix == f"quality: {expected} |||"
+    )
 
 
 def test_scaling_is_exact_in_decimals() -> None:
     settings = config(["quality"], value_bucket_scale={"quality": 100.0})
-    assert render(settings, "", world("quality", "0.29")).prefix == "quality: 29 |||"
+    assert render(settings, "", global_record("quality", "0.29")).prefix == "quality: 29 |||"
 
 
 @pytest.mark.parametrize(
@@ -127,10 +134,13 @@ def test_scaling_is_exact_in_decimals() -> None:
 )
 def test_a_number_is_rendered_as_its_interval(value: object, expected: str) -> None:
     settings = config(["length"], value_bucket_bounds={"length": [0.5, 500, 2_000_000]})
-    assert render(settings, "", world("length", value)).prefix == f"Text Length: {expected} |||"
+    assert (
+        render(settings, "", global_record("length", value)).prefix
+        == f"Text Length: {expected} |||"
+    )
 
 
-def test_buckets_hold_for_local_records_too() -> None:
+def test_buckets_apply_to_local_records_too() -> None:
     settings = config(
         ["length"],
         value_bucket_bounds={"length": [10]},
@@ -141,8 +151,8 @@ def test_buckets_hold_for_local_records_too() -> None:
 
 
 @pytest.mark.parametrize("value", ["many", "", "nan", "inf"])
-def test_what_is_no_number_is_named(value: str) -> None:
+def test_a_value_that_is_not_a_number_is_named(value: str) -> None:
     settings = config(["quality"], value_bucket_scale={"quality": 10.0})
     with pytest.raises(BadDocument) as caught:
-        render(settings, "", world("quality", value))
+        render(settings, "", global_record("quality", value))
     assert caught.value.reason == "not_a_number"

@@ -6,16 +6,16 @@ import pytest
 
 from bsmeta.config.metadata import HtmlParserConfig, HtmlTagRules
 from bsmeta.core.changed_values import replace_values
-from tests.metadata.helpers import chunks, config, html, local, render, world
+from tests.metadata.helpers import chunks, config, global_record, html, local, render
 
 APPLE = "An apple is an edible fruit produced by an apple tree (Malus domestica)."
 
 
-def test_html_and_entities_with_announcements() -> None:
+def test_html_and_entities_render_with_announcements() -> None:
     rendered = render(
         config(["url", "timestamp", "html", "entity"], metadata_prefix_start_seq=" "),
         APPLE,
-        world("url", "https://en.wikipedia.org/wiki/Apple"),
+        global_record("url", "https://en.wikipedia.org/wiki/Apple"),
         html("b", 3, 8, 0, 0),
         local("entity", "Malus_domestica", 3, 8),
         html("b", 43, 53, 1, 0, **{"class": "level1", "id": "4", "href": "https://test.org"}),
@@ -47,7 +47,7 @@ CHAIN = (
 )
 
 
-def test_entities_at_the_beginning_of_their_paragraph() -> None:
+def test_entities_render_at_the_beginning_of_their_paragraph() -> None:
     settings = config(
         ["entity", "entity_paragraph"],
         local_metadata_special_tokens={"entity": "EntityOn"},
@@ -69,7 +69,7 @@ def test_entities_at_the_beginning_of_their_paragraph() -> None:
     assert rendered.span_token_types.tolist() == [2, 2, 2, 2, 1, 1]
 
 
-def test_entities_at_the_end_of_their_paragraph() -> None:
+def test_entities_render_at_the_end_of_their_paragraph() -> None:
     settings = config(
         ["entity", "entity_paragraph"],
         entity_setting="end",
@@ -85,7 +85,7 @@ def test_entities_at_the_end_of_their_paragraph() -> None:
     )
 
 
-def test_html_attributes_to_keep() -> None:
+def test_only_the_html_attributes_to_keep_are_rendered() -> None:
     record = html("a", 0, 1, 0, 0, href="https://x.y", id="", **{"class": "c d"})
     attributes = "html_parser_config.all_tags_rules.attributes_to_keep"
     settings = config(["html"])
@@ -106,14 +106,14 @@ def test_an_html_attribute_may_be_a_number_or_have_no_value() -> None:
     )
 
 
-def test_html_attributes_are_remembered_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_html_attributes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bsmeta.metadata.processors._MAX_CACHED_TAGS", 3)
     records = [html("a", 0, 1, row, -row, id=str(row % 5)) for row in range(10)]
     opened = "".join(f"<a id:{row % 5}>" for row in range(10))
     assert render(config(["html"]), "t", *records).body == opened + "t" + "</a>" * 10
 
 
-def test_html_without_attributes() -> None:
+def test_html_without_attributes_renders_the_bare_tag() -> None:
     assert render(config(["html"]), "t", local("html", "a", 0, 1, 0, 0)).body == "<a>t</a>"
 
 
@@ -142,8 +142,8 @@ def test_html_tags_are_dropped_by_length_and_name() -> None:
     assert rendered.body == "a<i><td>b</td>c</i>def"
 
 
-def test_a_timestamp_reads_alike_whatever_stands_between_key_and_value() -> None:
+def test_a_timestamp_renders_with_any_separator_of_key_and_value() -> None:
     settings = config(["timestamp", "title"], metadata_key_value_sep="=", metadata_sep="; ")
-    records = [world("timestamp", "2019-04-01"), world("title", "News")]
+    records = [global_record("timestamp", "2019-04-01"), global_record("title", "News")]
     rendered = render(settings, "Text.", *records)
     assert rendered.prefix == "Year: 2019; Month: April; Title=News |||"

@@ -17,7 +17,7 @@ from bsmeta.data.text.tokens import map_text_positions
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered, Renderer
-from tests.metadata.helpers import config, html, local, render, world
+from tests.metadata.helpers import config, global_record, html, local, render
 
 LOCAL_KEYS = ["html", "entity", "entity_paragraph", "paragraph", "mood"]
 GLOBAL_KEYS = ["url", "title", "length", "source"]
@@ -57,12 +57,14 @@ def local_records(
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[MetadataConfig, str, list[dict[str, Any]]]:
-    """A configuration, a text and records that are all valid: many tags at few positions."""
+    """Draws a valid configuration, text and records, with many tags at few positions."""
     text = draw(st.text(st.characters(codec="utf-8"), max_size=3))
     keys = draw(st.lists(st.sampled_from(LOCAL_KEYS), min_size=1, max_size=2, unique=True))
     related = draw(st.sets(st.sampled_from(keys)))
     records = draw(st.lists(local_records(len(text), keys, related), max_size=8))
-    records += draw(st.lists(st.builds(world, st.sampled_from(GLOBAL_KEYS), words), max_size=3))
+    records += draw(
+        st.lists(st.builds(global_record, st.sampled_from(GLOBAL_KEYS), words), max_size=3)
+    )
     wrapped = draw(st.lists(st.sampled_from(LOCAL_KEYS), unique=True))
     chosen = config(
         draw(st.permutations(KEYS)),
@@ -75,16 +77,18 @@ def cases(draw: st.DrawFn) -> tuple[MetadataConfig, str, list[dict[str, Any]]]:
 
 
 def slow_body(settings: MetadataConfig, text: str, records: list[dict]) -> list[tuple[str, int]]:
-    """The body as pairs of a chunk of it and its kind, 0 for a character of the text."""
+    """Returns the body as pairs of a chunk and its type number (0: a character of the text)."""
     tags = []  # kind, start, end, opening, closing, relative start, relative end
     for kind, key in enumerate(settings.metadata_list, start=1):
-        own = [record for record in records if record["key"] == key and record["type"] == "local"]
-        related = all("relative_start_pos" in record for record in own)
-        for record in own:
+        type_records = [
+            record for record in records if record["key"] == key and record["type"] == "local"
+        ]
+        related = all("relative_start_pos" in record for record in type_records)
+        for record in type_records:
             opening, closing = slow_strings(settings, record)
             at = record["char_start_idx"], record["char_end_idx"]
-            places = ("relative_start_pos", "relative_end_pos")
-            relative = tuple(record[place] for place in places) if related else None
+            relative_keys = ("relative_start_pos", "relative_end_pos")
+            relative = tuple(record[place] for place in relative_keys) if related else None
             tags.append((kind, *at, opening, closing, relative))
     body: list[tuple[str, int]] = []
     for position in range(len(text) + 1):
@@ -111,37 +115,37 @@ def slow_strings(settings: MetadataConfig, record: dict) -> tuple[str, str]:
 
 
 def slow_position(tags: list[tuple], position: int) -> list[tuple[str, int]]:
-    """All strings at one position, zone after zone, each type in its turn."""
+    """Returns all strings at a position, by zone and then by type."""
     closings, empties, empty_closings, openings = [], [], [], []
     kinds = sorted({tag[0] for tag in tags})
     for kind in kinds:
-        own = [tag for tag in tags if tag[0] == kind]
-        if own[0][5] is not None:
+        type_tags = [tag for tag in tags if tag[0] == kind]
+        if type_tags[0][5] is not None:
             continue
-        closings += [(tag[4], kind) for tag in own if tag[1] < tag[2] == position]
-        empty_closings += [(tag[4], kind) for tag in own if tag[1] == tag[2] == position]
+        closings += [(tag[4], kind) for tag in type_tags if tag[1] < tag[2] == position]
+        empty_closings += [(tag[4], kind) for tag in type_tags if tag[1] == tag[2] == position]
     for kind in reversed(kinds):
-        own = [tag for tag in tags if tag[0] == kind]
-        if own[0][5] is not None:
-            empties += [(string, kind) for string in slow_related(own, position)]
+        type_tags = [tag for tag in tags if tag[0] == kind]
+        if type_tags[0][5] is not None:
+            empties += [(string, kind) for string in slow_related(type_tags, position)]
             continue
-        empties += [(tag[3], kind) for tag in reversed(own) if tag[1] == tag[2] == position]
-        opened = [tag for tag in reversed(own) if position == tag[1] < tag[2]]
+        empties += [(tag[3], kind) for tag in reversed(type_tags) if tag[1] == tag[2] == position]
+        opened = [tag for tag in reversed(type_tags) if position == tag[1] < tag[2]]
         openings += [(tag[3], kind) for tag in sorted(opened, key=lambda tag: -tag[2])]
     return [*closings, *empties, *empty_closings, *openings]
 
 
 def slow_related(tags: list[tuple], position: int) -> list[str]:
-    """The strings of a type with relative positions: by these, equal ones by nesting."""
-    found = []
+    """Returns the strings of a type, ordered by relative position and then by nesting."""
+    strings = []
     for row, (_, start, end, opening, closing, (first, last)) in enumerate(tags):
         if start == end == position:
-            found += [((first, "b", row, 0), opening), ((last, "b", row, 1), closing)]
+            strings += [((first, "b", row, 0), opening), ((last, "b", row, 1), closing)]
         elif start == position:
-            found.append(((first, "c opening", -end, row), opening))
+            strings.append(((first, "c opening", -end, row), opening))
         elif end == position:
-            found.append(((last, "a closing", -start, -row), closing))
-    return [string for _, string in sorted(found)]
+            strings.append(((last, "a closing", -start, -row), closing))
+    return [string for _, string in sorted(strings)]
 
 
 def slow_wrapped(settings: MetadataConfig, strings: list[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -158,7 +162,7 @@ def slow_wrapped(settings: MetadataConfig, strings: list[tuple[str, int]]) -> li
     return wrapped
 
 
-def without_spans(rendered: Rendered) -> str:
+def remove_spans(rendered: Rendered) -> str:
     kept, previous = "", 0
     for start, end in rendered.spans.tolist():
         kept += rendered.body[previous:start]
@@ -169,7 +173,7 @@ def without_spans(rendered: Rendered) -> str:
 @pytest.mark.long
 @budget(max_examples=300)
 @given(cases())
-def test_the_body_and_its_spans_agree_with_the_slow_way(case: tuple) -> None:
+def test_body_and_spans_equal_a_slow_reference(case: tuple) -> None:
     settings, text, records = case
     rendered = render(settings, text, *records)
     slow = slow_body(settings, text, records)
@@ -184,10 +188,10 @@ def test_the_body_and_its_spans_agree_with_the_slow_way(case: tuple) -> None:
 
 
 @given(cases())
-def test_removing_what_was_inserted_gives_the_text_back(case: tuple) -> None:
+def test_removing_the_inserted_spans_restores_the_text(case: tuple) -> None:
     settings, text, records = case
     rendered = render(settings, text, *records)
-    assert without_spans(rendered) == text == rendered.text
+    assert remove_spans(rendered) == text == rendered.text
     (length,) = map_text_positions(np.array([len(rendered.body)], np.int32), rendered.spans)
     assert length == len(text)
 
@@ -215,7 +219,7 @@ def test_spans_are_sorted_disjoint_and_cover_prefix_and_suffix(case: tuple) -> N
 
 
 @given(cases())
-def test_both_forms_of_the_data_render_alike(case: tuple) -> None:
+def test_separate_columns_and_a_single_list_render_alike(case: tuple) -> None:
     settings, text, records = case
     columns: dict[str, list[dict]] = {}
     for record in records:
@@ -260,7 +264,7 @@ loose_lines = st.fixed_dictionaries(
 
 
 @given(st.one_of(loose_lines, anything))
-def test_any_line_is_rendered_or_named(line: Any) -> None:
+def test_any_line_is_rendered_or_raises_bad_document(line: Any) -> None:
     settings = config([*KEYS, "timestamp"])
     try:
         document = DocumentDecoder(settings).decode(json.dumps(line).encode())
@@ -269,5 +273,5 @@ def test_any_line_is_rendered_or_named(line: Any) -> None:
         reason = error.reason
     else:
         reason = None
-        assert without_spans(rendered) == line["text"]
+        assert remove_spans(rendered) == line["text"]
     assert reason is None or reason in REASONS

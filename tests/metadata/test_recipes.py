@@ -37,26 +37,26 @@ READ = {
 }
 
 
-def test_each_recipe_is_held_to_what_it_renders() -> None:
+def test_each_recipe_has_an_expected_rendering() -> None:
     assert sorted(READ) == RECIPES
 
 
 @pytest.mark.parametrize("base", ["demo", "v2"])
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_composes_and_reads(name: str, base: str) -> None:
+def test_a_recipe_composes_and_renders_the_expected_text(name: str, base: str) -> None:
     metadata = compose_command_line(
         CausalLMConfig, base, [f"+recipes={name}"]
     ).data_config.metadata_config
     assert find_metadata_problems(metadata) == []
     renderer = Renderer(metadata)
     document = DocumentDecoder(metadata).decode(LINE)
-    one = renderer.render(document, metadata.metadata_list)
+    rendered = renderer.render(document, metadata.metadata_list)
     read, special = READ[name]
     if read is None:
         special = renderer.list_special_tokens()[-5:]
         read = "".join(special) + " ||| Some text."
         assert len(set(special)) == 5
-    assert one.prefix + one.lead + one.body + one.suffix == read
+    assert rendered.prefix + rendered.lead + rendered.body + rendered.suffix == read
     wrappers = {"<HTML>", "</HTML>", "<ENTITY_CHAIN>", " </ENTITY_CHAIN> "}  # of v2 itself
     assert [token for token in renderer.list_special_tokens() if token not in wrappers] == special
 
@@ -69,8 +69,8 @@ def test_meco_cools_down_in_the_same_run() -> None:
     ]
 
 
-def test_meco_is_what_the_paper_did() -> None:
-    """Its appendix A: optimizer and schedule; every sequence of its code begins with the URL."""
+def test_meco_has_the_settings_of_its_paper() -> None:
+    """Appendix A: optimizer and schedule. In its code, every sequence begins with the URL."""
     config = compose_command_line(CausalLMConfig, "v2", ["+recipes=meco", "max_train_steps=2000"])
     metadata = config.data_config.metadata_config
     assert (config.learning_rate, config.weight_decay) == (3e-3, 0.033)
@@ -104,7 +104,7 @@ def test_meco_trains_on_no_text_without_its_url_before_the_cooldown(tmp_path: Pa
     assert chunks == 40
 
 
-def test_what_a_truncated_document_loses(tmp_path: Path) -> None:
+def test_truncation_drops_the_rest_of_each_document(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.jsonl.gz", [page(number, 150) for number in range(8)])
     settings = {"num_streams": 1, "per_device_train_batch_size": 1, "metadata_probability": 0.0}
     whole, cut = (

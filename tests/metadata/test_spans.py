@@ -1,4 +1,4 @@
-"""The order of tags at one position, and where in the text they may stand."""
+"""The order of tags at the same position, and the valid positions of tags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def body(keys: list[str], text: str, *records: dict) -> str:
     return render(config(keys), text, *records).body
 
 
-def test_closing_tags_then_empty_elements_then_opening_tags() -> None:
+def test_closing_tags_precede_empty_elements_and_opening_tags() -> None:
     text = body(
         ["html"],
         "abc",
@@ -44,7 +44,7 @@ def test_relative_positions_alone_decide_within_a_type() -> None:
     assert body(["entity", "html"], APPLE, *reversed(records)) == expected
 
 
-def test_even_against_nesting() -> None:
+def test_relative_positions_win_over_nesting() -> None:
     text = body(["html"], "ab", html("i", 1, 2, 0, 0), html("b", 0, 1, 0, 1))
     assert text == "<b>a<i></b>b</i>"
 
@@ -75,7 +75,7 @@ def test_the_first_type_of_the_list_is_the_innermost() -> None:
     assert body(["two", "one"], "ab", *records) == "[one: 1][two: 2]ab[/two: 2][/one: 1]"
 
 
-def test_types_with_relative_positions_at_one_position() -> None:
+def test_types_at_the_same_position_render_in_the_order_of_the_list() -> None:
     records = (
         html("p", 0, 2, 0, 0),
         local("entity_paragraph", "X", 0, 2, 0, 0),
@@ -85,24 +85,24 @@ def test_types_with_relative_positions_at_one_position() -> None:
     assert body(["entity_paragraph", "html"], "ab", *records) == "<p> |X| |Y|ab</p>"
 
 
-def test_nesting_of_one_type_without_relative_positions() -> None:
+def test_records_without_relative_positions_nest_by_length() -> None:
     records = (local("x", "inner", 0, 1), local("x", "outer", 0, 3), local("x", "same", 0, 1))
     assert body(["x"], "abc", *records) == (
         "[x: outer][x: same][x: inner]a[/x: inner][/x: same]bc[/x: outer]"
     )
 
 
-def test_crossing_tags() -> None:
+def test_crossing_tags_are_kept() -> None:
     text = body(["html"], "abcd", html("i", 0, 3, 0, 0), html("b", 1, 4, 0, 0))
     assert text == "<i>a<b>bc</i>d</b>"
 
 
-def test_equal_relative_positions_go_by_nesting() -> None:
+def test_equal_relative_positions_are_ordered_by_nesting() -> None:
     text = body(
         ["html"],
         "abcd",
         html("i", 0, 2, 0, 0),
-        html("b", 0, 4, 0, 0),  # the same place and relative position, but longer: outside
+        html("b", 0, 4, 0, 0),  # the same position and relative position, but longer: outside
         html("br", 2, 2, 0, 0),
         html("u", 2, 4, 0, 0),
         html("s", 2, 4, 0, 0),  # the same span: inside the one before
@@ -115,12 +115,12 @@ def test_relative_positions_count_only_if_every_record_of_the_type_has_them() ->
     assert text == "<b><i>a</i>bc</b>"
 
 
-def test_negative_and_large_relative_positions() -> None:
+def test_negative_and_large_relative_positions_order_tags() -> None:
     records = (html("i", 0, 1, 2**40, 0), html("b", 0, 1, -5, 7), html("u", 0, 1, 0, 3))
     assert body(["html"], "a", *records) == "<b><u><i>a</i></u></b>"
 
 
-def test_tags_at_both_ends_and_on_empty_text() -> None:
+def test_tags_may_be_at_both_ends_and_on_empty_text() -> None:
     assert body(["html"], "ab", html("b", 0, 2, 0, 0), html("i", 2, 2, 1, 2)) == "<b>ab</b><i></i>"
     rendered = render(
         config(["html", "entity"]), "", html("b", 0, 0, 0, 1), local("entity", "E", 0, 0)
@@ -153,7 +153,7 @@ def test_positions_are_characters_of_any_script() -> None:
         ),
     ],
 )
-def test_a_bad_position_is_named(record: dict, reason: str) -> None:
+def test_a_bad_position_raises_bad_document_with_the_reason(record: dict, reason: str) -> None:
     good = html("i", 0, 3, 1, 1)
     with pytest.raises(BadDocument) as caught:
         render(config(["html"]), "abc", good, record)

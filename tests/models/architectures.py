@@ -77,7 +77,7 @@ class Architecture:
     frozen: tuple[str, ...] = ()
 
     def shape(self) -> Any:
-        """Its config."""
+        """Returns the config of the model."""
         return CONFIG_MAPPING[self.name](**self.sizes)
 
 
@@ -188,6 +188,6 @@ ARCHITECTURES = [
 ]  # fmt: skip
 
 
-def shape_of(name: str) -> Any:
-    """The config of the architecture of this name."""
+def make_shape(name: str) -> Any:
+    """Returns the config of the architecture `name`."""
     return next(entry.shape() for entry in ARCHITECTURES if entry.name == name)

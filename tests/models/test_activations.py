@@ -29,14 +29,14 @@ WRITTEN_OUT = (
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 
 
-def fused(module: nn.Module) -> nn.Module:
+def fuse(module: nn.Module) -> nn.Module:
     parent = nn.Sequential(module)
     fuse_activations(parent)
     return parent[0]
 
 
-def kept_elements(function: nn.Module, inputs: torch.Tensor) -> int:
-    """Elements of the tensors that a forward pass keeps for the backward pass."""
+def count_kept_elements(function: nn.Module, inputs: torch.Tensor) -> int:
+    """Counts the elements of tensors that a forward pass keeps for the backward pass."""
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -49,14 +49,14 @@ def kept_elements(function: nn.Module, inputs: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("name", WRITTEN_OUT)
-def test_values_and_gradients_are_those_of_transformers(name: str) -> None:
-    """In float64: the functions are the same but for the digits of their constants."""
+def test_values_and_gradients_equal_those_of_transformers(name: str) -> None:
+    """In float64, where the functions differ only in the digits of their constants."""
     original = ACT2FN[name]
     inputs = torch.linspace(-12, 12, 20_001, dtype=torch.float64, requires_grad=True)
     expected = original(inputs)
     (gradient,) = torch.autograd.grad(expected.sum(), inputs)
 
-    values = fused(original)(inputs)
+    values = fuse(original)(inputs)
 
     torch.testing.assert_close(values, expected, rtol=1e-9, atol=1e-9)
     (fused_gradient,) = torch.autograd.grad(values.sum(), inputs)
@@ -67,21 +67,21 @@ def test_values_and_gradients_are_those_of_transformers(name: str) -> None:
 def test_only_the_input_is_kept(name: str) -> None:
     original = ACT2FN[name]
     inputs = torch.randn(1000, requires_grad=True)
-    assert kept_elements(original, inputs) >= 2000
-    assert kept_elements(fused(original), inputs) == 1000
+    assert count_kept_elements(original, inputs) >= 2000
+    assert count_kept_elements(fuse(original), inputs) == 1000
 
 
 @pytest.mark.parametrize("name", sorted(set(ACT2FN) - {"prelu", "xielu"}))
-def test_every_activation_of_transformers_computes_what_it_did(name: str) -> None:
+def test_every_activation_of_transformers_computes_the_same_values(name: str) -> None:
     original = ACT2FN[name]
     inputs = torch.linspace(-6, 6, 1001)
-    torch.testing.assert_close(fused(original)(inputs), original(inputs), rtol=1e-6, atol=2e-6)
+    torch.testing.assert_close(fuse(original)(inputs), original(inputs), rtol=1e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", ["quick_gelu", "relu2", "laplace", "gelu_10", "silu", "mish"])
-def test_functions_of_which_torch_has_no_other_form_are_left_alone(name: str) -> None:
+def test_functions_without_another_form_in_torch_are_unchanged(name: str) -> None:
     original = ACT2FN[name]
-    assert fused(original) is original
+    assert fuse(original) is original
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from transformers.utils import is_flash_attn_2_available
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models import attention
 from bsmeta.models.layers import list_layers
-from tests.models.architectures import ARCHITECTURES, shape_of
+from tests.models.architectures import ARCHITECTURES, make_shape
 
 SMALL = {
     "vocab_size": 96,
@@ -57,20 +57,20 @@ def run(model: nn.Module, ids: torch.Tensor, positions: torch.Tensor, **more: An
         return model(input_ids=ids, position_ids=positions, use_cache=False, **more).logits
 
 
-def built(shape: Any, implementation: str) -> nn.Module:
+def build(shape: Any, implementation: str) -> nn.Module:
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(shape, attn_implementation=implementation).eval()
 
 
-def packed_as_alone(model: nn.Module, implementation: str) -> None:
-    """Two rows, each of two documents, against each document on its own."""
+def check_packed_equals_alone(model: nn.Module, implementation: str) -> None:
+    """Compares two rows of two documents each with each document alone."""
     parts = [torch.randint(0, 96, (2, n)) for n in (70, 58)]
     positions = torch.cat([torch.arange(70), torch.arange(58)]).expand(2, -1)
     arguments = attention.build_attention_arguments(
         implementation, positions, attention.compute_borders(positions)
     )
     packed = run(model, torch.cat(parts, 1), positions, **arguments)
-    alone = [run(model, one, torch.arange(one.shape[1]).expand(2, -1)) for one in parts]
+    alone = [run(model, part, torch.arange(part.shape[1]).expand(2, -1)) for part in parts]
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-4, atol=1e-5)
 
 
@@ -88,7 +88,7 @@ def packed_as_alone(model: nn.Module, implementation: str) -> None:
     ],
 )
 def test_packed_documents_do_not_see_each_other(shape: Any, implementation: str) -> None:
-    packed_as_alone(built(shape, implementation), implementation)
+    check_packed_equals_alone(build(shape, implementation), implementation)
 
 
 @pytest.mark.skipif(
@@ -97,7 +97,7 @@ def test_packed_documents_do_not_see_each_other(shape: Any, implementation: str)
 )
 @pytest.mark.parametrize("shape", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_packed_documents_do_not_see_each_other_in_flash_attention(shape: Any) -> None:
-    model = built(shape, attention.FLASH).to("cuda", torch.bfloat16)
+    model = build(shape, attention.FLASH).to("cuda", torch.bfloat16)
     ids, positions = torch.randint(0, 96, (2, 128)).cuda(), torch.arange(64).repeat(2, 2).cuda()
     arguments = attention.build_attention_arguments(
         attention.FLASH, positions, attention.compute_borders(positions)
@@ -107,16 +107,16 @@ def test_packed_documents_do_not_see_each_other_in_flash_attention(shape: Any) -
     torch.testing.assert_close(packed[:, 64:], second, rtol=2e-2, atol=2e-2)
 
 
-def test_borders_of_documents() -> None:
+def test_the_borders_of_documents_follow_from_the_positions() -> None:
     borders = attention.compute_borders(POSITIONS)
     assert borders.dtype == torch.int32
     assert borders.tolist() == [0, 5, 8, 10, 11, 16]
 
 
-def varlen_by_hand(
+def compute_varlen(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_seqlens_q: torch.Tensor, **_: Any
 ) -> torch.Tensor:
-    """What flash-attn's function of this name computes, one document after the other."""
+    """Computes flash-attn's function of the same name, document by document."""
     out = []
     for begin, end in zip(cu_seqlens_q[:-1].tolist(), cu_seqlens_q[1:].tolist(), strict=True):
         one = (x[begin:end].transpose(0, 1).unsqueeze(0) for x in (q, k, v))
@@ -125,15 +125,15 @@ def varlen_by_hand(
     return torch.cat(out)
 
 
-def test_flash_attention_gets_the_documents_borders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through transformers' own code, with flash-attn's function computed by hand."""
+def test_flash_attention_receives_the_borders_of_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the code of transformers, with flash-attn's function computed by hand."""
     from transformers import modeling_flash_attention_utils as flash
 
     seen: list[dict[str, Any]] = []
 
     def varlen(*tensors: torch.Tensor, **named: Any) -> torch.Tensor:
         seen.append(named)
-        return varlen_by_hand(*tensors, **named)
+        return compute_varlen(*tensors, **named)
 
     def taken(*_: Any, **__: Any) -> Any:
         return (None, varlen, None, None, None), (process, process)
@@ -142,38 +142,38 @@ def test_flash_attention_gets_the_documents_borders(monkeypatch: pytest.MonkeyPa
         return {"max_seqlen_q": named["max_seqlen_q"], "max_seqlen_k": named["max_seqlen_k"]}
 
     monkeypatch.setattr(flash, "lazy_import_flash_attention", taken)
-    model = built(LLAMA, "sdpa")
+    model = build(LLAMA, "sdpa")
     ids = torch.randint(0, 96, (2, 8))
     expected = run(model, ids, POSITIONS)
     model.config._attn_implementation = attention.FLASH
     arguments = attention.build_attention_arguments(
         attention.FLASH, POSITIONS, attention.compute_borders(POSITIONS)
     )
-    found = run(model, ids, POSITIONS, **arguments)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert [one["max_seqlen_q"] for one in seen] == [8, 8]  # a layer each; a bound
+    flash_outputs = run(model, ids, POSITIONS, **arguments)
+    torch.testing.assert_close(flash_outputs, expected, rtol=1e-4, atol=1e-5)
+    assert [call["max_seqlen_q"] for call in seen] == [8, 8]  # a layer each; a bound
 
 
-def test_the_mask_of_packed_documents() -> None:
+def test_the_mask_separates_packed_documents() -> None:
     mask = attention.build_packed_mask(torch.tensor([[1, 1, 2]]))
     assert mask.tolist() == [[[[True, False, False], [True, True, False], [False, False, True]]]]
 
 
-def test_sdpa_computes_the_same_with_our_mask_as_with_that_of_transformers() -> None:
-    """On a GPU the mask is made without asking the device anything."""
-    model, ids = built(GPT2, "sdpa"), torch.randint(0, 96, (2, 8))
+def test_sdpa_computes_the_same_with_our_mask_and_the_mask_of_transformers() -> None:
+    """On a GPU, our mask is built without synchronizing with the device."""
+    model, ids = build(GPT2, "sdpa"), torch.randint(0, 96, (2, 8))
     mask = attention.build_packed_mask((POSITIONS == 0).cumsum(1))
-    found = run(model, ids, POSITIONS, attention_mask=mask)
-    torch.testing.assert_close(found, run(model, ids, POSITIONS), rtol=1e-5, atol=1e-6)
+    masked_outputs = run(model, ids, POSITIONS, attention_mask=mask)
+    torch.testing.assert_close(masked_outputs, run(model, ids, POSITIONS), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [LLAMA, GPT2, MISTRAL], ids=["llama", "gpt2", "mistral"])
-def test_losses_and_gradients_with_borders_are_those_with_a_mask(shape: Any) -> None:
+def test_losses_and_gradients_are_equal_with_borders_and_with_a_mask(shape: Any) -> None:
     ids = torch.randint(0, 96, (2, 128))
     positions = torch.cat([torch.arange(50), torch.arange(30), torch.arange(48)]).expand(2, -1)
     results = []
     for implementation in ("sdpa", attention.VARLEN):
-        model = built(shape, implementation)
+        model = build(shape, implementation)
         borders = attention.compute_borders(positions)
         arguments = attention.build_attention_arguments(implementation, positions, borders)
         inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False}
@@ -191,16 +191,16 @@ SEPARATING = [architecture for architecture in ARCHITECTURES if architecture.nam
 
 
 @pytest.mark.parametrize("name", [architecture.name for architecture in SEPARATING])
-def test_every_architecture_without_an_obstacle_computes_the_same(name: str) -> None:
-    """Packed documents and whole rows, beside eager attention."""
-    shape = shape_of(name)
+def test_every_supported_architecture_computes_the_same(name: str) -> None:
+    """Packed documents and whole rows, compared with eager attention."""
+    shape = make_shape(name)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
     if attention.find_obstacle_to_custom_attention(kind, shape) is not None:
         with pytest.raises(ConfigurationError, match="attn_implementation=varlen: "):
-            chosen("varlen", shape)
+            choose("varlen", shape)
         return
     eager, varlen, causal = (
-        built(shape_of(name), implementation)
+        build(make_shape(name), implementation)
         for implementation in ("eager", attention.VARLEN, attention.CAUSAL)
     )
     ids = torch.randint(0, 4096, (2, 64))
@@ -214,11 +214,11 @@ def test_every_architecture_without_an_obstacle_computes_the_same(name: str) -> 
     torch.testing.assert_close(run(causal, ids, whole), of_whole, rtol=1e-5, atol=1e-6)
 
 
-def attend_by_hand(
+def attend_naively(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, borders: torch.Tensor,
     scale: float, window: int | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Softmax of products, one token after the other, in its document and window."""
+    """Computes attention token by token, within document and window."""
     outputs = torch.empty_like(query)
     limits = borders.tolist()
     groups = query.shape[1] // key.shape[1]
@@ -239,7 +239,7 @@ def kernel_of_torch_2_10(
 ) -> torch.Tensor:  # fmt: skip
     assert is_causal
     assert query.shape == key.shape
-    return attend_by_hand(query, key, value, cu_seq_q, query.shape[-1] ** -0.5, None)
+    return attend_naively(query, key, value, cu_seq_q, query.shape[-1] ** -0.5, None)
 
 
 def kernel_of_torch_2_11(
@@ -251,7 +251,7 @@ def kernel_of_torch_2_11(
     assert scale is not None
     left, right = window_size
     assert right == 0
-    return attend_by_hand(query, key, value, cu_seq_q, scale, None if left < 0 else left + 1)
+    return attend_naively(query, key, value, cu_seq_q, scale, None if left < 0 else left + 1)
 
 
 def kernel_of_torch_2_13(
@@ -264,7 +264,7 @@ def kernel_of_torch_2_13(
     assert scale is not None
     left, right = window_size
     assert right == 0
-    return attend_by_hand(query, key, value, cu_seq_q, scale, None if left < 0 else left + 1)
+    return attend_naively(query, key, value, cu_seq_q, scale, None if left < 0 else left + 1)
 
 
 KERNELS = [kernel_of_torch_2_10, kernel_of_torch_2_11, kernel_of_torch_2_13]
@@ -272,14 +272,14 @@ KERNELS = [kernel_of_torch_2_10, kernel_of_torch_2_11, kernel_of_torch_2_13]
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("shape", [LLAMA, SCALED, MISTRAL], ids=["llama", "scaled", "mistral"])
-def test_the_kernel_is_called_as_its_version_of_torch_has_it(
+def test_the_kernel_is_called_with_the_signature_of_its_torch_version(
     kernel: Callable[..., torch.Tensor], shape: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through transformers, as on a GPU, with the kernel computed by hand."""
     ids = torch.randint(0, 96, (2, 24))
     positions = torch.cat([torch.arange(20), torch.arange(4)]).expand(2, -1)
-    expected = run(built(shape, "eager"), ids, positions)
-    model = built(shape, attention.VARLEN)
+    expected = run(build(shape, "eager"), ids, positions)
+    model = build(shape, attention.VARLEN)
     borders = attention.compute_borders(positions)
     calls: list[tuple[int, ...]] = []
     called = attention.VarlenKernel(kernel)
@@ -303,8 +303,8 @@ def test_the_kernel_is_called_as_its_version_of_torch_has_it(
 
 
 @pytest.mark.parametrize("groups", [1, 4])
-def test_the_installed_torch_takes_the_arguments(groups: int) -> None:
-    """On fake tensors: torch checks arguments and shapes, also of the backward pass."""
+def test_the_installed_torch_accepts_the_arguments(groups: int) -> None:
+    """On fake tensors, for which torch checks arguments and shapes, also of the backward pass."""
     with FakeTensorMode():
         query = torch.empty(48, 4, 16, dtype=torch.bfloat16, requires_grad=True)
         key, value = (
@@ -319,12 +319,12 @@ def test_the_installed_torch_takes_the_arguments(groups: int) -> None:
             assert [tensor.shape for tensor in gradients] == [query.shape, key.shape, value.shape]
 
 
-def test_float32_and_cpus_take_sdpa_with_a_mask() -> None:
+def test_float32_and_cpus_use_sdpa_with_a_mask() -> None:
     assert not attention.has_varlen_kernel(torch.empty(1, 1, 8, 8, dtype=torch.bfloat16), None)
     assert not attention.has_varlen_kernel(torch.empty(1, 1, 8, 8), None)
 
 
-def test_borders_are_padded_to_a_number_that_batches_share() -> None:
+def test_borders_are_padded_to_a_number_common_to_batches() -> None:
     borders = torch.tensor([0, 5, 8, 10, 11, 64], dtype=torch.int32)
     padded = attention.pad_borders(borders, 128)
     assert padded.dtype == torch.int32
@@ -346,8 +346,8 @@ def test_every_token_has_the_number_of_its_document(rows: list[list[int]]) -> No
 
 
 @pytest.mark.parametrize("shape", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_compiled_layers_see_one_shape_whatever_the_number_of_documents(shape: Any) -> None:
-    model, plain = built(shape, attention.VARLEN), built(shape, "eager")
+def test_compiled_layers_see_one_shape_for_any_number_of_documents(shape: Any) -> None:
+    model, plain = build(shape, attention.VARLEN), build(shape, "eager")
     counter = CompileCounter()
     torch.compiler.reset()
     try:
@@ -400,14 +400,14 @@ def test_the_kernel_is_one_operation_of_the_compiled_graph(
 
 @pytest.mark.parametrize("implementation", [attention.VARLEN, attention.CAUSAL])
 @pytest.mark.parametrize("shape", [LLAMA, GPT2, MISTRAL], ids=["llama", "gpt2", "mistral"])
-def test_whole_rows_take_no_mask(
+def test_whole_rows_need_no_mask(
     shape: Any, implementation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Joined documents, and documents that padding with positions of its own follows."""
+    """Joined documents, and documents followed by padding with separate positions."""
     ids = torch.randint(0, 96, (2, 64))
     joined = torch.arange(64).expand(2, -1)
     padded = torch.cat([torch.arange(40), torch.arange(24)]).expand(2, -1)
-    expected = run(built(shape, "eager"), ids, joined)
+    expected = run(build(shape, "eager"), ids, joined)
     masks: list[Any] = []
     sdpa = functional.scaled_dot_product_attention
 
@@ -416,7 +416,7 @@ def test_whole_rows_take_no_mask(
         return sdpa(*tensors, **options)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", record)
-    model = built(shape, implementation)
+    model = build(shape, implementation)
     for positions, length in ((joined, 64), (padded, 40)):
         arguments = attention.build_attention_arguments(implementation, positions, None)
         assert arguments == {}
@@ -426,26 +426,26 @@ def test_whole_rows_take_no_mask(
         assert masks == [(True, True)] * 4
 
 
-def test_a_model_whose_tokens_see_those_after_them_still_does() -> None:
-    """So that the check of causality refuses it."""
+def test_a_bidirectional_model_stays_bidirectional() -> None:
+    """The check of causality then refuses it."""
     small = {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}
     shape = BertConfig(**small, attention_probs_dropout_prob=0.0)
     ids, positions = torch.randint(0, 96, (2, 16)), torch.arange(16).expand(2, -1)
     borders = attention.compute_borders(positions)
     arguments = attention.build_attention_arguments(attention.VARLEN, positions, borders)
-    logits = run(built(shape, attention.VARLEN), ids, positions, **arguments)
-    expected = run(built(shape, "eager"), ids, positions)
+    logits = run(build(shape, attention.VARLEN), ids, positions, **arguments)
+    expected = run(build(shape, "eager"), ids, positions)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
-def chosen(wanted: str, shape: Any, **circumstances: bool) -> str | None:
-    known = {"half": True, "compiled": False, "whole_rows": False, **circumstances}
-    return attention.choose_attention(wanted, shape, **known).name
+def choose(wanted: str, shape: Any, **circumstances: bool) -> str | None:
+    defaults = {"half": True, "compiled": False, "whole_rows": False, **circumstances}
+    return attention.choose_attention(wanted, shape, **defaults).name
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets the GPU, and the packages, that the choice finds."""
+    """Sets the GPU and the packages that the choice sees."""
 
     def have(*packages: str, capability: tuple[int, int] = (9, 0)) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -467,23 +467,23 @@ def test_without_a_gpu_transformers_chooses(monkeypatch: pytest.MonkeyPatch) -> 
     assert choice == attention.Choice(None, "there is no GPU")
 
 
-def test_auto_takes_the_fastest_that_can_run(gpu: Callable[..., None]) -> None:
+def test_auto_chooses_the_fastest_available_implementation(gpu: Callable[..., None]) -> None:
     gpu()
-    assert chosen("auto", LLAMA) == "varlen"
-    assert chosen("auto", LLAMA, compiled=True) == "varlen"
-    assert chosen("auto", LLAMA, half=False) is None
-    assert chosen("auto", LLAMA, whole_rows=True) == "causal_sdpa"
-    assert chosen("auto", LLAMA, half=False, whole_rows=True) == "causal_sdpa"
+    assert choose("auto", LLAMA) == "varlen"
+    assert choose("auto", LLAMA, compiled=True) == "varlen"
+    assert choose("auto", LLAMA, half=False) is None
+    assert choose("auto", LLAMA, whole_rows=True) == "causal_sdpa"
+    assert choose("auto", LLAMA, half=False, whole_rows=True) == "causal_sdpa"
     gpu(capability=(7, 5))
-    assert chosen("auto", LLAMA) is None
+    assert choose("auto", LLAMA) is None
     gpu("flash-attn")
-    assert chosen("auto", LLAMA) == "flash_attention_2"
-    assert chosen("auto", LLAMA, compiled=True) == "varlen"
-    assert chosen("auto", LLAMA, half=False) is None
+    assert choose("auto", LLAMA) == "flash_attention_2"
+    assert choose("auto", LLAMA, compiled=True) == "varlen"
+    assert choose("auto", LLAMA, half=False) is None
     gpu("flash-attn", "flash-attn-3")
-    assert chosen("auto", LLAMA) == "flash_attention_3"
+    assert choose("auto", LLAMA) == "flash_attention_3"
     gpu("flash-attn", "flash-attn-3", capability=(8, 0))
-    assert chosen("auto", LLAMA) == "flash_attention_2"
+    assert choose("auto", LLAMA) == "flash_attention_2"
 
 
 DROPOUT = "the model has dropout in its attention"
@@ -501,7 +501,7 @@ OBSTACLES = [
 
 
 @pytest.mark.parametrize(("shape", "reason"), OBSTACLES)
-def test_a_model_that_the_kernel_does_not_compute_keeps_sdpa(
+def test_a_model_unsupported_by_the_kernel_keeps_sdpa(
     shape: Any, reason: str, gpu: Callable[..., None]
 ) -> None:
     gpu()
@@ -511,33 +511,33 @@ def test_a_model_that_the_kernel_does_not_compute_keeps_sdpa(
         )
         assert choice == attention.Choice(None, reason)
     with pytest.raises(ConfigurationError, match="attn_implementation=varlen: ") as caught:
-        chosen("varlen", shape)
+        choose("varlen", shape)
     assert reason in str(caught.value)
 
 
 def test_dropout_is_left_to_flash_attention_2(gpu: Callable[..., None]) -> None:
     gpu("flash-attn", "flash-attn-3")
-    assert chosen("auto", GPT2Config()) == "flash_attention_2"
+    assert choose("auto", GPT2Config()) == "flash_attention_2"
 
 
 @pytest.mark.parametrize("packages", [(), ("flash-attn",), ("flash-attn", "flash-attn-3")])
-def test_no_kernel_of_the_hub_takes_the_place_of_flash_attention(
+def test_no_kernel_of_the_hub_replaces_flash_attention(
     packages: tuple[str, ...], gpu: Callable[..., None]
 ) -> None:
     """transformers has a list of such kernels for GPT-OSS, and would load the first."""
     gpu(*packages)
-    assert chosen("auto", GptOssConfig()) is None
+    assert choose("auto", GptOssConfig()) is None
     with pytest.raises(ConfigurationError, match="cannot run it for a model of type gpt_oss"):
-        chosen("flash_attention_2", GptOssConfig())
+        choose("flash_attention_2", GptOssConfig())
 
 
-def test_an_implementation_can_be_named(gpu: Callable[..., None]) -> None:
-    assert chosen("eager", LLAMA) == "eager"
-    assert chosen("varlen", LLAMA) == "varlen"
-    assert chosen("sdpa", LLAMA, whole_rows=True) == "sdpa"  # on a CPU
+def test_a_named_implementation_is_used(gpu: Callable[..., None]) -> None:
+    assert choose("eager", LLAMA) == "eager"
+    assert choose("varlen", LLAMA) == "varlen"
+    assert choose("sdpa", LLAMA, whole_rows=True) == "sdpa"  # on a CPU
     gpu()
-    assert chosen("sdpa", LLAMA) == "sdpa"
-    assert chosen("sdpa", LLAMA, whole_rows=True) == "causal_sdpa"
+    assert choose("sdpa", LLAMA) == "sdpa"
+    assert choose("sdpa", LLAMA, whole_rows=True) == "causal_sdpa"
     expected = "expected one of auto, eager, varlen, flash_attention_2, sdpa"
     with pytest.raises(ConfigurationError, match=expected):
-        chosen("flex_attention", GPT2)
+        choose("flex_attention", GPT2)

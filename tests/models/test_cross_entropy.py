@@ -42,27 +42,29 @@ def problem() -> dict[str, torch.Tensor]:
     }
 
 
-def plain(problem: dict[str, torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
+def compute_plain(problem: dict[str, torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
     logits = functional.linear(problem["hidden"], problem["weight"], bias).float()
     return functional.cross_entropy(logits, problem["targets"], reduction="none")
 
 
 @pytest.mark.parametrize("rows", [1, 7, 23, 100])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_losses_and_gradients_are_those_of_torch(
+def test_losses_and_gradients_equal_those_of_torch(
     problem: dict[str, torch.Tensor], rows: int, with_bias: bool
 ) -> None:
     bias = problem["bias"] if with_bias else None
     leaves = [problem["hidden"], problem["weight"], *([bias] if bias is not None else [])]
-    expected = plain(problem, bias)
+    expected = compute_plain(problem, bias)
     wanted = torch.autograd.grad(expected.sum() * 0.3, leaves)
-    found = compute_chunked_cross_entropy(
+    chunked_losses = compute_chunked_cross_entropy(
         problem["hidden"], problem["weight"], bias, problem["targets"], rows
     )
-    torch.testing.assert_close(found[:-1], expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found[-1], expected.sum(), rtol=1e-5, atol=0)
-    assert found[[0, 5, 22]].tolist() == [0.0, 0.0, 0.0]
-    for one, other in zip(torch.autograd.grad(found[-1] * 0.3, leaves), wanted, strict=True):
+    torch.testing.assert_close(chunked_losses[:-1], expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(chunked_losses[-1], expected.sum(), rtol=1e-5, atol=0)
+    assert chunked_losses[[0, 5, 22]].tolist() == [0.0, 0.0, 0.0]
+    for one, other in zip(
+        torch.autograd.grad(chunked_losses[-1] * 0.3, leaves), wanted, strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -71,33 +73,35 @@ def test_under_autocast_products_are_in_bf16_and_sums_in_float32(
 ) -> None:
     leaves = [problem["hidden"], problem["weight"]]
     with torch.autocast("cpu", torch.bfloat16):
-        expected = plain(problem, None)
-        found = compute_chunked_cross_entropy(*leaves, None, problem["targets"], 7)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found[:-1], expected, rtol=1e-5, atol=1e-5)
+        expected = compute_plain(problem, None)
+        chunked_losses = compute_chunked_cross_entropy(*leaves, None, problem["targets"], 7)
+    assert chunked_losses.dtype == torch.float32
+    torch.testing.assert_close(chunked_losses[:-1], expected, rtol=1e-5, atol=1e-5)
     wanted = torch.autograd.grad(expected.sum(), leaves)
-    for one, other in zip(torch.autograd.grad(found[-1], leaves), wanted, strict=True):
+    for one, other in zip(torch.autograd.grad(chunked_losses[-1], leaves), wanted, strict=True):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
-def test_without_gradient_none_is_made(problem: dict[str, torch.Tensor]) -> None:
+def test_without_gradients_no_graph_is_built(problem: dict[str, torch.Tensor]) -> None:
     with torch.no_grad():
-        found = compute_chunked_cross_entropy(
+        chunked_losses = compute_chunked_cross_entropy(
             problem["hidden"], problem["weight"], None, problem["targets"], 7
         )
-    assert found.grad_fn is None
-    torch.testing.assert_close(found[:-1], plain(problem, None).detach(), rtol=1e-5, atol=1e-6)
+    assert chunked_losses.grad_fn is None
+    torch.testing.assert_close(
+        chunked_losses[:-1], compute_plain(problem, None).detach(), rtol=1e-5, atol=1e-6
+    )
 
 
 class LargestLogits(TorchDispatchMode):
-    """The most float elements that tensors with a dimension of V entries held at one time."""
+    """Records the largest number of floats in live tensors with a dimension of V entries."""
 
     def __init__(self, vocabulary: int, but: set[tuple[int, ...]]) -> None:
         super().__init__()
         self._vocabulary, self._but = vocabulary, but
         self._alive: dict[int, int] = {}
-        self.most = 0
+        self.largest = 0
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -115,11 +119,13 @@ class LargestLogits(TorchDispatchMode):
         if key not in self._alive:
             self._alive[key] = tensor.numel()
             weakref.finalize(storage, self._alive.pop, key, None)
-        self.most = max(self.most, sum(self._alive.values()))
+        self.largest = max(self.largest, sum(self._alive.values()))
 
 
-def most_logits(loss: Any, hidden: torch.Tensor, weight: torch.Tensor, width: int) -> int:
-    """The most logits of `width` classes at one time; the weight and its gradient are none."""
+def measure_largest_logits(
+    loss: Any, hidden: torch.Tensor, weight: torch.Tensor, width: int
+) -> int:
+    """Returns the largest number of live logits of `width` classes, without weight and gradient."""
     size = weight.shape[1]
     with LargestLogits(width, {(width, size), (size, width)}) as largest:
         loss(hidden, weight).backward()
@@ -138,13 +144,13 @@ def test_the_logits_of_the_whole_batch_are_never_kept(classes: int, padded: int)
     def whole(h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(h @ w.t(), targets, reduction="sum")
 
-    assert most_logits(whole, hidden, weight, classes) >= 512 * classes
-    most = most_logits(chunked, hidden, weight, padded)
-    assert 32 * padded <= most <= 4 * 32 * padded
+    assert measure_largest_logits(whole, hidden, weight, classes) >= 512 * classes
+    largest = measure_largest_logits(chunked, hidden, weight, padded)
+    assert 32 * padded <= largest <= 4 * 32 * padded
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_model_gives_its_losses_and_stays_the_model_it_was(name: str) -> None:
+def test_computing_losses_does_not_change_the_model(name: str) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(SHAPES[name]).eval()
     names = list(model.state_dict())
@@ -178,10 +184,10 @@ def test_a_model_that_changes_its_logits_afterwards_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_products_have_aligned_classes_and_the_results_of_the_true_ones(
+def test_padding_the_classes_for_alignment_does_not_change_the_results(
     problem: dict[str, torch.Tensor], dtype: torch.dtype, with_bias: bool
 ) -> None:
-    """Hidden states and weight are integers, whose products and sums are exact in every dtype."""
+    """Hidden states and weight are integers, with exact products and sums in every dtype."""
     hidden = problem["hidden"].detach().round().to(dtype).requires_grad_()
     weight = problem["weight"].detach().round().to(dtype).requires_grad_()
     bias = problem["bias"].detach().round().to(dtype).requires_grad_() if with_bias else None
@@ -204,7 +210,7 @@ def test_products_have_aligned_classes_and_the_results_of_the_true_ones(
 
 
 class ProductWidths(TorchDispatchMode):
-    """The numbers of classes in matmuls: of each, the dimension that is neither 8 nor rows."""
+    """Records the number of classes of each matmul: the dimension that is neither 8 nor rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,5 +241,5 @@ def test_the_rows_of_a_chunk_fill_tiles_and_keep_the_limit(
     assert compute_chunk_rows(logits, classes) == rows
 
 
-def test_an_output_layer_of_another_kind_is_left_alone() -> None:
+def test_an_output_layer_of_another_class_is_unchanged() -> None:
     assert not ChunkedLoss.can_wrap(nn.Linear(2, 2))

@@ -18,7 +18,7 @@ def _restored() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])
-def test_the_setting_of_before_comes_back_after_an_error(was_enabled: bool) -> None:
+def test_the_previous_setting_is_restored_after_an_error(was_enabled: bool) -> None:
     torch.backends.cuda.enable_cudnn_sdp(was_enabled)
     inside: list[bool] = []
 
@@ -35,7 +35,7 @@ def test_the_setting_of_before_comes_back_after_an_error(was_enabled: bool) -> N
     assert torch.backends.cuda.cudnn_sdp_enabled() is was_enabled
 
 
-def test_a_process_may_leave_it_out_for_good() -> None:
+def test_a_process_can_disable_planned_attention_permanently() -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
     disable_planned_attention_for_good()
     with disable_planned_attention():

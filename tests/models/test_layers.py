@@ -53,12 +53,12 @@ def run(model: nn.Module, ids: torch.Tensor, positions: torch.Tensor, **more: An
         return model(input_ids=ids, position_ids=positions, use_cache=False, **more).logits
 
 
-def built(shape: Any, implementation: str) -> nn.Module:
+def build(shape: Any, implementation: str) -> nn.Module:
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(shape, attn_implementation=implementation).eval()
 
 
-def losses_of(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def make_loss_function(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         logits = run(model, ids, positions)[:, :-1].transpose(1, 2)
         return functional.cross_entropy(logits, ids[:, 1:], reduction="none")
@@ -67,25 +67,25 @@ def losses_of(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.
 
 
 @pytest.mark.parametrize("shape", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_a_model_whose_documents_see_each_other_is_found(shape: Any) -> None:
-    model = built(shape, "sdpa")
+def test_a_model_whose_documents_attend_to_each_other_is_detected(shape: Any) -> None:
+    model = build(shape, "sdpa")
     like = torch.zeros(2, 16, dtype=torch.int64)
-    layers.check_isolation(losses_of(model), like, 96, "sdpa")
+    layers.check_isolation(make_loss_function(model), like, 96, "sdpa")
 
     def leaking(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return losses_of(model)(ids, torch.arange(16).expand(2, -1))
+        return make_loss_function(model)(ids, torch.arange(16).expand(2, -1))
 
     with pytest.raises(ConfigurationError, match="under sdpa the documents packed"):
         layers.check_isolation(leaking, like, 96, "sdpa")
 
 
 @pytest.mark.parametrize("shape", [LLAMA, OPT], ids=["llama", "opt"])
-def test_tokens_that_see_none_after_them_pass(shape: Any) -> None:
+def test_causal_models_pass_the_check(shape: Any) -> None:
     like = torch.zeros(2, 16, dtype=torch.int64)
-    layers.check_causality(losses_of(built(shape, "sdpa")), like, 96)
+    layers.check_causality(make_loss_function(build(shape, "sdpa")), like, 96)
 
 
-def test_a_model_whose_tokens_see_those_after_them_is_refused() -> None:
+def test_a_model_that_is_not_causal_is_refused() -> None:
     shape = BertConfig(
         vocab_size=96,
         hidden_size=32,
@@ -95,13 +95,13 @@ def test_a_model_whose_tokens_see_those_after_them_is_refused() -> None:
     )
     like = torch.zeros(2, 16, dtype=torch.int64)
     with pytest.raises(ConfigurationError, match="tokens of this model see those after them"):
-        layers.check_causality(losses_of(built(shape, "eager")), like, 96)
+        layers.check_causality(make_loss_function(build(shape, "eager")), like, 96)
 
 
-def test_no_other_implementation_is_advised_where_it_would_not_help() -> None:
+def test_another_implementation_is_only_suggested_if_it_helps() -> None:
     like = torch.zeros(2, 16, dtype=torch.int64)
     with pytest.raises(ConfigurationError, match=r"Fix: data_config\.packing=pad, or") as caught:
-        layers.check_isolation(losses_of(built(OPT, "sdpa")), like, 96, "sdpa")
+        layers.check_isolation(make_loss_function(build(OPT, "sdpa")), like, 96, "sdpa")
     assert "attn_implementation=sdpa" not in str(caught.value)
 
 
@@ -123,9 +123,7 @@ def model() -> nn.Module:
     ("every", "expected"),
     [(1, [True] * 4), (2, [True, False] * 2), (3, [True, False, False, True])],
 )
-def test_every_so_many_layers_are_recomputed(
-    model: nn.Module, every: int, expected: list[bool]
-) -> None:
+def test_every_nth_layer_is_recomputed(model: nn.Module, every: int, expected: list[bool]) -> None:
     recompute_activations(model, every)
     assert [layer.gradient_checkpointing for layer in list_layers(model)] == expected
 
@@ -168,7 +166,7 @@ def test_liger_gets_the_model_but_not_the_loss(
     calls: list[tuple[Any, dict[str, bool]]] = []
     fake: Any = ModuleType("liger_kernel.transformers.monkey_patch")
     fake.MODEL_TYPE_TO_APPLY_LIGER_FN = {"llama": None}
-    fake._apply_liger_kernel_to_instance = lambda one, **named: calls.append((one, named))
+    fake._apply_liger_kernel_to_instance = lambda layer, **named: calls.append((layer, named))
     for name in ("liger_kernel", "liger_kernel.transformers"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
@@ -179,17 +177,15 @@ def test_liger_gets_the_model_but_not_the_loss(
         use_liger(AutoModelForCausalLM.from_config(shape))
 
 
-def test_liger_that_is_not_installed_is_named(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_liger_kernel_is_named(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
     with pytest.raises(ConfigurationError, match="pip install liger-kernel"):
         use_liger(model)
 
 
 @pytest.mark.parametrize(("shape", "count"), [(BertConfig, 3), (MPNetConfig, 3), (AlbertConfig, 0)])
-def test_the_layers_of_an_encoder(shape: type[PreTrainedConfig], count: int) -> None:
-    """MPNet's are of no class of the library; ALBERT's share their weights."""
+def test_the_layers_of_an_encoder_are_listed(shape: type[PreTrainedConfig], count: int) -> None:
+    """The layers of MPNet have no class of the library; the layers of ALBERT share weights."""
     config = shape(
         vocab_size=96, hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
         intermediate_size=32,

@@ -15,7 +15,7 @@ from bsmeta.config.causal_lm import LoraKeys
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.lora import ADAPTER, add_adapters, merge_adapters
 from tests.conftest import REPOSITORY
-from tests.models.architectures import shape_of
+from tests.models.architectures import make_shape
 from tests.models.lora_shape import SHAPE
 
 RANK = 4
@@ -50,8 +50,8 @@ def test_a_merged_model_computes_the_same(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_adapters_of_fused_experts_are_merged_exactly(name: str, tmp_path: Path) -> None:
-    """The experts of a layer are one tensor, which peft wraps once for each of its weights."""
-    shape = shape_of(name)
+    """The experts of a layer form one tensor, which peft wraps once for each of its weights."""
+    shape = make_shape(name)
     model = AutoModelForCausalLM.from_config(shape).eval()
     plain = {name: weight.shape for name, weight in model.state_dict().items()}
     ids = torch.arange(40).reshape(2, 20)
@@ -70,7 +70,7 @@ def test_adapters_of_fused_experts_are_merged_exactly(name: str, tmp_path: Path)
 
 def test_transposed_experts_are_merged_exactly() -> None:
     """GPT-OSS keeps its experts as inputs x outputs; peft adapts them only by their full names."""
-    shape = shape_of("gpt_oss")
+    shape = make_shape("gpt_oss")
     model = AutoModelForCausalLM.from_config(shape).eval()
     copy = AutoModelForCausalLM.from_config(shape).eval()
     ids = torch.arange(40).reshape(2, 20)
@@ -88,7 +88,7 @@ def test_transposed_experts_are_merged_exactly() -> None:
 
 
 def test_experts_without_adapters_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    shape = shape_of("gpt_oss")
+    shape = make_shape("gpt_oss")
     add_adapters(
         AutoModelForCausalLM.from_config(shape), LoraKeys(rank=RANK), train_embeddings=False
     )
@@ -117,8 +117,8 @@ def test_experts_without_adapters_are_named(caplog: pytest.LogCaptureFixture) ->
     ],
 )
 def test_layers_that_peft_cannot_adapt_are_refused(name: str, keys: LoraKeys, message: str) -> None:
-    """With the targets that it can, and which work."""
-    shape = shape_of(name)
+    """The message names targets that peft can adapt, and these work."""
+    shape = make_shape(name)
     with pytest.raises(ConfigurationError, match=message) as error:
         add_adapters(AutoModelForCausalLM.from_config(shape), keys, train_embeddings=False)
     targets = str(error.value).rpartition("lora.targets=[")[2].rstrip("]").split(",")

@@ -15,7 +15,7 @@ from tests.models.saved_models import save_model
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
-def test_a_manifest_cannot_list_a_file_elsewhere(tmp_path: Path, name: str) -> None:
+def test_a_manifest_cannot_list_a_file_outside_its_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "x").write_text("content")
     write_model_manifest(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -31,7 +31,7 @@ def test_a_manifest_cannot_list_a_file_elsewhere(tmp_path: Path, name: str) -> N
     assert list_model_damage(tmp_path) == [message]
 
 
-def test_files_in_the_cache_of_the_hub_are_links(tmp_path: Path) -> None:
+def test_files_may_be_links_into_the_cache_of_the_hub(tmp_path: Path) -> None:
     blob = tmp_path / "blobs/0"
     blob.parent.mkdir()
     blob.write_text("content")
@@ -42,7 +42,7 @@ def test_files_in_the_cache_of_the_hub_are_links(tmp_path: Path) -> None:
     assert list_model_damage(snapshot) == []
 
 
-def test_a_flipped_byte_is_found_by_the_manifest(tmp_path: Path) -> None:
+def test_a_flipped_byte_is_detected_by_the_manifest(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model")
     (folder / "README.md").write_text("# A model")
     write_model_manifest(folder)

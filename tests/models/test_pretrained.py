@@ -22,27 +22,27 @@ TOKENIZER = REPOSITORY / "examples" / "tokenizer"
 PROJECTION = "transformer.h.0.mlp.c_proj.weight"
 
 
-def without_projection(weights: Weights) -> Weights:
+def remove_projection(weights: Weights) -> Weights:
     return {name: value for name, value in weights.items() if name != PROJECTION}
 
 
-def with_another_layer(weights: Weights) -> Weights:
+def add_layer(weights: Weights) -> Weights:
     return {**weights, "transformer.h.9.ln_1.weight": torch.zeros(8)}
 
 
-def with_another_shape(weights: Weights) -> Weights:
+def change_shape(weights: Weights) -> Weights:
     return {**weights, PROJECTION: torch.zeros(3, 3)}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (without_projection, rf"missing \(they would be random\): {PROJECTION}"),
-        (with_another_layer, r"unexpected \(they would be ignored\): transformer.h.9.ln_1.weight"),
-        (with_another_shape, rf"of another shape: {PROJECTION} \(\[3, 3\] instead of \[32, 8\]\)"),
+        (remove_projection, rf"missing \(they would be random\): {PROJECTION}"),
+        (add_layer, r"unexpected \(they would be ignored\): transformer.h.9.ln_1.weight"),
+        (change_shape, rf"of another shape: {PROJECTION} \(\[3, 3\] instead of \[32, 8\]\)"),
     ],
 )
-def test_other_weights_than_the_models_are_refused_by_name(
+def test_weights_that_do_not_fit_the_model_are_refused_by_name(
     change: Callable[[Weights], Weights], message: str, tmp_path: Path
 ) -> None:
     file = save_model(tmp_path / "model") / "model.safetensors"
@@ -58,7 +58,7 @@ def test_tied_weights_need_not_be_in_the_file(tied: bool, tmp_path: Path) -> Non
     assert load_weights(str(folder), "model_name=x").lm_head.weight.shape == (50, 8)
 
 
-def test_an_output_embedding_of_another_vocabulary_is_named_where_it_should_be_tied(
+def test_a_tied_output_embedding_of_another_vocabulary_is_named(
     tmp_path: Path,
 ) -> None:
     file = save_model(tmp_path / "model") / "model.safetensors"
@@ -75,21 +75,21 @@ def test_an_output_embedding_of_another_vocabulary_is_named_where_it_should_be_t
     )
 
 
-def test_a_cut_file_is_a_message(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused_with_a_message(tmp_path: Path) -> None:
     file = save_model(tmp_path / "model") / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"model_name=x: .* cannot be loaded: .*not fully covered"):
         load_weights(str(tmp_path / "model"), "model_name=x")
 
 
-def zeroed(weights: Weights, *names: str) -> Weights:
+def zero_weights(weights: Weights, *names: str) -> Weights:
     return {
         name: torch.zeros_like(value) if not names or name in names else value
         for name, value in weights.items()
     }
 
 
-def with_nan(weights: Weights) -> Weights:
+def add_nan(weights: Weights) -> Weights:
     weights[PROJECTION][3, 1] = torch.nan
     return weights
 
@@ -97,15 +97,15 @@ def with_nan(weights: Weights) -> Weights:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (zeroed, rf"6 of 6 matrices are wholly zero: .*{PROJECTION}"),
+        (zero_weights, rf"6 of 6 matrices are wholly zero: .*{PROJECTION}"),
         (
-            lambda weights: zeroed(weights, "transformer.wte.weight"),
+            lambda weights: zero_weights(weights, "transformer.wte.weight"),
             r"1 of 6 matrices are wholly zero: transformer.wte.weight",
         ),
-        (with_nan, rf"model.safetensors: {PROJECTION} has values that are not finite"),
+        (add_nan, rf"model.safetensors: {PROJECTION} has values that are not finite"),
     ],
 )
-def test_weights_that_no_training_leaves_are_refused_by_name(
+def test_zero_and_nan_weights_are_refused_by_name(
     change: Callable[[Weights], Weights], message: str, tmp_path: Path
 ) -> None:
     file = save_model(tmp_path / "model") / "model.safetensors"
@@ -114,11 +114,11 @@ def test_weights_that_no_training_leaves_are_refused_by_name(
         load_weights(str(tmp_path / "model"), "model_name=x")
 
 
-def test_a_single_matrix_of_zeros_is_only_named(
+def test_a_single_matrix_of_zeros_is_only_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = save_model(tmp_path / "model") / "model.safetensors"
-    save_file(zeroed(load_file(file), PROJECTION), file, metadata={"format": "pt"})
+    save_file(zero_weights(load_file(file), PROJECTION), file, metadata={"format": "pt"})
     assert (
         not load_weights(str(tmp_path / "model"), "model_name=x")
         .transformer.h[0]
@@ -151,7 +151,7 @@ def test_a_swapped_vocabulary_is_refused_without_a_manifest(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_run_records_its_tokenizer_which_an_evaluation_compares(
+def test_an_evaluation_compares_the_tokenizer_with_the_recorded_hash(
     launch: Callable[..., Any], tmp_path: Path
 ) -> None:
     settings = "max_train_steps=1 num_warmup_steps=0 eval_steps=0 trackers=[]"

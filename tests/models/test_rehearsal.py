@@ -51,7 +51,7 @@ def build(name: str) -> PreTrainedModel:
         ),
     ],
 )
-def test_weights_that_a_backward_pass_leaves_out_are_named(name: str, parts: list[str]) -> None:
+def test_weights_without_a_gradient_are_named(name: str, parts: list[str]) -> None:
     model = build(name)
     state, before = torch.get_rng_state(), [weight.clone() for weight in model.parameters()]
     unreached = list_unreached_weights(model, trace_reached_weights(model))
@@ -97,7 +97,7 @@ def test_frozen_parts_are_named_and_their_adapters_are_frozen(
     assert "model_name=gemma: model.vision_tower get no gradient from text alone" in caplog.text
 
 
-def test_a_model_of_which_nothing_would_be_trained_is_refused() -> None:
+def test_a_model_without_trainable_weights_is_refused() -> None:
     model = build("gemma3")
     keys = LoraKeys(rank=2, targets=["fc1", "fc2"])  # of the vision tower
     adapt = partial(add_adapters, keys=keys, train_embeddings=False)
@@ -137,7 +137,7 @@ def write_nothing(model: nn.Module, weights: dict[str, torch.Tensor], folder: Pa
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "gemma3"])
-def test_an_export_that_computes_the_same_passes(
+def test_an_export_with_the_same_outputs_passes(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = build(name)
@@ -154,7 +154,7 @@ def test_an_export_that_computes_the_same_passes(
         (write_nothing, r"could not be exported at the first save \(KeyError\('model.layers.0"),
     ],
 )
-def test_an_export_that_fails_is_refused(export: Any, message: str) -> None:
+def test_an_export_with_other_outputs_is_refused(export: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         check_export(build("llama"), export, "model_name=llama")
 
@@ -165,7 +165,7 @@ def test_a_model_without_its_weights_is_not_exported() -> None:
 
 
 class WithPenalty(LlamaForCausalLM):
-    """Adds the mean square of its logits to its loss, as some classes add a term of their own."""
+    """Adds the mean square of its logits to its loss, as some classes add a term."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().forward(*args, **kwargs)
@@ -175,7 +175,7 @@ class WithPenalty(LlamaForCausalLM):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "rwkv", "bart"])  # BART shifts no labels
-def test_the_cross_entropy_of_a_class_passes(name: str) -> None:
+def test_a_class_with_the_plain_cross_entropy_passes(name: str) -> None:
     model = build(name).eval()
     ids = torch.randint(4096, (2, 16), generator=torch.Generator().manual_seed(0))
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
@@ -183,7 +183,7 @@ def test_the_cross_entropy_of_a_class_passes(name: str) -> None:
     check_loss(model, {"input_ids": ids, "use_cache": False}, loss, "model_name=x")
 
 
-def test_a_term_that_a_class_adds_is_refused() -> None:
+def test_an_additional_loss_term_of_a_class_is_refused() -> None:
     model = WithPenalty(LlamaConfig(**SMALL)).eval()
     ids = torch.randint(4096, (2, 16), generator=torch.Generator().manual_seed(0))
     logits = model(input_ids=ids).logits[:, :-1]

@@ -12,7 +12,7 @@ from torch import nn
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose_command_line
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
-from tests.models.architectures import shape_of
+from tests.models.architectures import make_shape
 
 MIXTURES = ["mixtral", "qwen3_moe", "granitemoe", "gpt_oss", "jetmoe"]
 LOADS = [f"expert_{number}_load" for number in range(4)]
@@ -21,7 +21,7 @@ LOADS = [f"expert_{number}_load" for number in range(4)]
 def build(
     name: str, folder: Path, *overrides: str, **changes: object
 ) -> tuple[CausalLanguageModel, nn.Module]:
-    shape = shape_of(name)
+    shape = make_shape(name)
     shape.update(changes)
     file = folder / "shape.json"
     file.write_text(json.dumps(shape.to_dict()))
@@ -49,22 +49,24 @@ def batch(rows: int = 2, length: int = 24) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("chunk", [0, 65536])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_run_trains_on_the_loss_of_the_class(name: str, chunk: int, tmp_path: Path) -> None:
-    """Its value and its gradient, also where the logits are made in chunks."""
+    """Value and gradient are equal, also if the logits are computed in chunks."""
     task, model = build(name, tmp_path, f"loss_chunk_logits={chunk}")
     inputs = batch()
-    own = model(input_ids=inputs["input_ids"], labels=inputs["input_ids"], use_cache=False).loss
-    own.backward()
+    class_loss = model(
+        input_ids=inputs["input_ids"], labels=inputs["input_ids"], use_cache=False
+    ).loss
+    class_loss.backward()
     expected = {name: weight.grad.clone() for name, weight in model.named_parameters()}
     model.zero_grad()
     loss = task.loss(model, inputs)
     (loss.sum / 46).backward()
-    torch.testing.assert_close(loss.sum / 46, own.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss.sum / 46, class_loss.detach(), rtol=1e-5, atol=1e-5)
     for weight, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[weight], rtol=1e-3, atol=1e-6)
 
     parts = {name: float(total / weight) for name, (total, weight) in loss.parts.items() if weight}
     assert parts["router"] > 0
-    assert parts["without_metadata"] + parts["router"] == pytest.approx(float(own), rel=1e-4)
+    assert parts["without_metadata"] + parts["router"] == pytest.approx(float(class_loss), rel=1e-4)
     assert sum(parts[name] for name in LOADS) == pytest.approx(1)
 
 
@@ -90,11 +92,13 @@ def test_without_targets_there_is_no_loss(tmp_path: Path) -> None:
     assert float(loss.sum) == 0
 
 
-def test_a_class_that_adds_no_loss_trains_on_cross_entropy_alone(tmp_path: Path) -> None:
+def test_a_class_without_a_router_loss_trains_on_cross_entropy_alone(tmp_path: Path) -> None:
     """The coefficient alone changes nothing: the class needs `output_router_logits`."""
     task, model = build("mixtral", tmp_path, output_router_logits=False)
     inputs = batch()
-    own = model(input_ids=inputs["input_ids"], labels=inputs["input_ids"], use_cache=False).loss
+    class_loss = model(
+        input_ids=inputs["input_ids"], labels=inputs["input_ids"], use_cache=False
+    ).loss
     loss = task.loss(model, inputs)
-    assert float(loss.sum / 46) == pytest.approx(float(own), rel=1e-5)
+    assert float(loss.sum / 46) == pytest.approx(float(class_loss), rel=1e-5)
     assert not {"router", *LOADS} & {*loss.parts}

@@ -15,10 +15,10 @@ from bsmeta.models.shapes import (
     find_text_shape,
     read_hidden_size,
 )
-from tests.models.architectures import SMALL, shape_of
+from tests.models.architectures import SMALL, make_shape
 
 PACKAGE = Path(__file__).resolve().parents[2] / "bsmeta"
-NESTED = shape_of("gemma3")
+NESTED = make_shape("gemma3")
 SIZES = {
     "hidden_size",
     "max_position_embeddings",
@@ -36,7 +36,7 @@ READERS = {
 }
 
 
-def test_sizes_of_a_nested_and_of_a_flat_config() -> None:
+def test_sizes_are_read_from_nested_and_flat_configs() -> None:
     for shape in (NESTED, LlamaConfig(**SMALL)):
         assert count_positions(shape) == 128
         assert read_hidden_size(shape) == 32
@@ -46,7 +46,7 @@ def test_sizes_of_a_nested_and_of_a_flat_config() -> None:
     assert find_text_shape(NESTED) is NESTED.text_config
 
 
-def test_a_config_with_two_language_models_is_that_of_its_decoder() -> None:
+def test_the_sizes_of_an_encoder_decoder_are_those_of_its_decoder() -> None:
     decoder = {"model_type": "musicgen_decoder", "hidden_size": 24}
     shape = MusicgenConfig(
         text_encoder={"model_type": "t5"}, audio_encoder={"model_type": "encodec"}, decoder=decoder
@@ -55,7 +55,7 @@ def test_a_config_with_two_language_models_is_that_of_its_decoder() -> None:
 
 
 def test_no_other_module_reads_a_size_from_a_config() -> None:
-    """A nested config has none of them, so that the code would fail for these models alone."""
+    """A nested config has no such attributes, so the code would fail for its models only."""
     readers = {
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in PACKAGE.rglob("*.py")
@@ -67,7 +67,7 @@ def test_no_other_module_reads_a_size_from_a_config() -> None:
 
 
 def reads_size(node: ast.AST) -> bool:
-    """Whether code reads a size as `x.config.size` or `shape.size`, or by `getattr`."""
+    """Whether code reads a size as `x.config.size`, `shape.size`, or by `getattr`."""
     if isinstance(node, ast.Attribute) and node.attr in SIZES:
         owner = node.value
         name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")

@@ -24,14 +24,14 @@ WORDS = [
 
 
 def make_text(number: int, words: int = 60) -> str:
-    """A text of words, different for each number."""
+    """Returns a text of words, different for each number."""
     return " ".join(
         f"{WORDS[(number * 7 + k * (1 + number % 5)) % 12]}{number % 9}" for k in range(words)
     )
 
 
 def make_row(number: int, hosts: int = 5) -> dict[str, Any]:
-    """A page with a URL at one of some hosts, a title and a date."""
+    """Returns a page with a URL at one of `hosts` hosts, a title and a date."""
     return {
         "text": f"page {number}: {make_text(number)}",
         "url": f"https://site{number % hosts}.example.org/page-{number}",

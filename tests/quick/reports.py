@@ -27,7 +27,7 @@ def make_reports(
     without_metadata: Sequence[int] = (),
     spread: float = 0.1,
 ) -> tuple[ModelReport, ModelReport]:
-    """The model trained on text alone, and the one trained with metadata.
+    """Returns the reports of the models trained on text alone and with metadata.
 
     Args:
         bits_per_byte: By `base`, `text`, `own` and control; 2 unless they are named.

@@ -18,5 +18,5 @@ from bsmeta.quick.arguments import name_pages
         ([], []),
     ],
 )
-def test_paths_are_the_pages(arguments: list[str], expected: list[str]) -> None:
+def test_paths_become_the_pages_key(arguments: list[str], expected: list[str]) -> None:
     assert name_pages(arguments) == expected

@@ -21,7 +21,7 @@ ROWS = [make_row(number) for number in range(20)]
 
 
 def choose(extra: dict[str, Any], **settings: Any) -> dict[str, ColumnChoice]:
-    """The choices for rows with further columns; a list has a value for each row."""
+    """Returns the choices for rows with further columns; a list has a value for each row."""
     rows = []
     for number, row in enumerate(ROWS):
         values = {
@@ -33,7 +33,7 @@ def choose(extra: dict[str, Any], **settings: Any) -> dict[str, ColumnChoice]:
     return {choice.path: choice for choice in choices}
 
 
-def test_columns_are_found_by_their_names_and_values() -> None:
+def test_columns_are_recognized_by_their_names_and_values() -> None:
     choices = find_columns(ROWS, {})
     assert map_choices(choices) == {
         "text": "text", "url": "url", "title": "title", "timestamp": "date"
@@ -46,7 +46,7 @@ def test_columns_are_found_by_their_names_and_values() -> None:
     )
 
 
-def test_published_columns_of_records_are_found() -> None:
+def test_published_columns_of_records_are_recognized() -> None:
     def records(key: str, values: list[str]) -> list[Any]:
         return [[{"key": key, "type": "global", "value": value}] for value in values]
 
@@ -88,13 +88,13 @@ def test_published_columns_of_records_are_found() -> None:
          "no known name; columns.author=author takes it"),
     ],
 )  # fmt: skip
-def test_a_column_is_left_with_the_reason(name: str, values: list[Any], reason: str) -> None:
+def test_an_unused_column_has_a_reason(name: str, values: list[Any], reason: str) -> None:
     choice = choose({name: values})[name]
     assert choice.taken_as is None
     assert choice.reason == reason
 
 
-def test_the_names_of_other_writers_are_known() -> None:
+def test_column_names_of_other_tools_are_recognized() -> None:
     names = {
         "WARC-Target-URI": "url", "pubDate": "timestamp", "published_at": "timestamp",
         "Headline": "title", "meta.link": "url", "siteDescription": "website_description",
@@ -113,7 +113,7 @@ def test_the_only_column_of_long_texts_is_the_text() -> None:
     assert (first.taken_as, first.reason) == ("text", "the only column of long texts")
 
 
-def test_a_missing_text_is_explained() -> None:
+def test_a_missing_text_column_is_explained() -> None:
     html = [{"html": f"<html><p>{row['text']}", "url": row["url"]} for row in ROWS]
     with pytest.raises(ConfigurationError) as caught:
         find_columns(html, {})
@@ -130,7 +130,7 @@ def test_a_missing_text_is_explained() -> None:
     assert map_choices(find_columns(two, {"text": "b"})) == {"text": "b"}
 
 
-def test_requested_columns_are_taken_as_they_are() -> None:
+def test_requested_columns_are_used_without_checks() -> None:
     choices = choose({"author": "Ada"}, requested={"author": "author", "timestamp": "date"})
     assert choices["author"].taken_as == "author"
     assert choices["author"].reason == "columns.author"
@@ -138,7 +138,7 @@ def test_requested_columns_are_taken_as_they_are() -> None:
         find_columns(ROWS, {"url": "ur"})
 
 
-def test_wanted_types_are_selected_and_sites_are_still_held_out_by_url() -> None:
+def test_requested_types_are_selected_and_sites_still_held_out_by_url() -> None:
     choices = choose({}, types=["title"])
     assert choices["url"].reason == "only to hold out sites: metadata_list leaves it out"
     assert choices["date"].reason == "timestamp, which metadata_list leaves out"
@@ -150,7 +150,7 @@ def test_wanted_types_are_selected_and_sites_are_still_held_out_by_url() -> None
         find_columns(ROWS, {}, ["titel"])
 
 
-def test_pages_without_metadata_have_nothing_to_compare() -> None:
+def test_pages_without_metadata_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="so there is nothing to compare; expected a col"):
         list_types({"text": "text"}, None)
 
@@ -167,7 +167,7 @@ def test_every_column_is_shown() -> None:
     ]
 
 
-def test_values_that_do_not_fit_are_left_out_of_their_page() -> None:
+def test_invalid_values_are_dropped_from_their_page() -> None:
     assert read_value("timestamp", "2020-01-02") == "2020-01-02"
     assert read_value("timestamp", "unknown") is None
     assert read_value("url", "see there") is None

@@ -23,7 +23,7 @@ def make_reading(bits: Sequence[float], sizes: Sequence[float]) -> Reading:
     return Reading("", "", np.array(bits, float), np.array(sizes, float))
 
 
-def test_the_interval_is_students_for_documents_of_one_size() -> None:
+def test_documents_of_equal_size_have_the_interval_of_student() -> None:
     differences = np.array([-0.3, -0.1, -0.2, 0.1])
     base = make_reading([100] * 4, [100] * 4)
     other = make_reading(100 * (1 + differences), [100] * 4)
@@ -54,7 +54,7 @@ def test_a_single_document_has_no_interval() -> None:
     assert count_needed_units(difference) is None
 
 
-def test_documents_that_would_show_a_difference() -> None:
+def test_the_number_of_documents_needed_follows_from_the_variance() -> None:
     rng = np.random.default_rng(0)
     base = make_reading([100] * 50, [100] * 50)
     differences = rng.normal(-0.01, 0.05, 50)
@@ -68,7 +68,7 @@ def test_documents_that_would_show_a_difference() -> None:
     assert count_needed_seeds_by_deviation(equal) == [None, None]
 
 
-def test_seeds_that_would_show_a_difference_do_not_depend_on_its_size() -> None:
+def test_the_number_of_seeds_needed_does_not_depend_on_the_difference() -> None:
     for bits in (90.0, 99.0):
         difference = compute_difference(
             make_reading([bits, bits], [100, 100]), make_reading([100, 100], [100, 100])
@@ -102,7 +102,7 @@ def test_intervals_are_over_hosts_if_there_are_ten() -> None:
     assert result.main.units == 10
 
 
-def test_pages_without_metadata_take_no_part() -> None:
+def test_pages_without_metadata_are_excluded() -> None:
     reports = make_reports({"own": 1.0}, hosts=["a"] * 4, without_metadata=[1, 2])
     result = collect_readings(*reports)
     assert result is not None
@@ -111,7 +111,7 @@ def test_pages_without_metadata_take_no_part() -> None:
     assert collect_readings(*none) is None
 
 
-def test_a_control_that_no_page_allows_is_left_out() -> None:
+def test_an_impossible_control_is_left_out() -> None:
     without, with_metadata = make_reports({"own": 1.0}, hosts=["a"] * 4)
     with_metadata.totals["matched/all"][:] = 0
     result = collect_readings(without, with_metadata)

@@ -50,7 +50,7 @@ def test_pages_without_any_text_are_refused(tmp_path: Path) -> None:
         read_pages(list_page_files(str(file), 100), {"text": "text"})
 
 
-def test_exact_and_near_copies_of_earlier_pages_are_left_out(tmp_path: Path) -> None:
+def test_exact_and_near_copies_of_earlier_pages_are_dropped(tmp_path: Path) -> None:
     texts = [make_row(number)["text"] for number in range(4)]
     long = " ".join(make_text(number, 100) for number in range(3))
     pages = [*texts, texts[1], long, f"{long} And a last sentence of the footer."]
@@ -86,7 +86,7 @@ def test_without_the_extra_near_copies_are_not_looked_for(
         drop_copies(page_set, tmp_path, near=True)
 
 
-def test_values_that_stand_in_the_text_are_named() -> None:
+def test_values_that_occur_in_the_text_are_named() -> None:
     pages = [
         Page(f"The  \xa0Title {number}\nand more", {"title": f"the title {number}", "url": "a.org"})
         for number in range(4)

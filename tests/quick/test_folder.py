@@ -15,7 +15,7 @@ from bsmeta.quick.folder import claim_folder, open_folder, read_sizes, write_siz
 PAGES = [Page("a", {"title": "b"}), Page("c", {})]
 
 
-def test_the_same_pages_and_settings_continue(tmp_path: Path) -> None:
+def test_a_run_with_the_same_pages_and_settings_continues(tmp_path: Path) -> None:
     config = QuickConfig(pages="a.jsonl", out_dir=str(tmp_path / "out"))
     folder = Path(config.out_dir)
     claim_folder(config, folder, PAGES)
@@ -49,7 +49,7 @@ def test_a_refused_start_leaves_the_folder_free(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == [".bsmeta-quick"]
 
 
-def test_a_folder_of_others_is_never_replaced(tmp_path: Path) -> None:
+def test_a_folder_of_other_files_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     for overwrite in (False, True):
         config = QuickConfig(out_dir=str(tmp_path), overwrite_out_dir=overwrite)

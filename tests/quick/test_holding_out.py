@@ -17,14 +17,14 @@ CONFIG = QuickConfig()
 
 
 def make_pages(hosts: Sequence[str]) -> list[Page]:
-    """A page for each host; without a host, a page without a URL."""
+    """Returns a page for each host; without a host, the page has no URL."""
     return [
         Page(f"text {number}", {}, f"{host}/{number}" if host else "", host)
         for number, host in enumerate(hosts)
     ]
 
 
-def test_sites_are_held_out_whole() -> None:
+def test_whole_sites_are_held_out() -> None:
     pages = make_pages([f"h{number % 40}" for number in range(400)])
     chosen = hold_out(pages, CONFIG)
     held_out = {pages[number].host for number in chosen.held_out}
@@ -51,7 +51,7 @@ def test_a_large_site_is_trained_on() -> None:
         (["a", "b", "c", "d", "e"] * 20, "5 sites are too few (fewer than 20)"),
     ],
 )
-def test_documents_are_held_out_where_sites_cannot_be(hosts: list[str], reason: str) -> None:
+def test_documents_are_held_out_if_sites_cannot_be(hosts: list[str], reason: str) -> None:
     chosen = hold_out(make_pages(hosts), CONFIG)
     assert (chosen.unit, chosen.reason) == ("document", reason)
     assert (len(chosen.held_out), len(chosen.training)) == (20, 80)
@@ -93,7 +93,9 @@ def test_too_few_pages_are_refused() -> None:
     st.integers(0, 5),
     st.sampled_from(["auto", "document"]),
 )
-def test_every_page_is_on_one_side(hosts: list[str], seed: int, unit: str) -> None:
+def test_every_page_is_either_trained_on_or_held_out(
+    hosts: list[str], seed: int, unit: str
+) -> None:
     pages = make_pages(hosts)
     chosen = hold_out(pages, QuickConfig(seed=seed, split_by=unit))
     assert chosen.held_out

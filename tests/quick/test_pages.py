@@ -45,7 +45,7 @@ def test_nested_columns_have_dotted_paths() -> None:
                                 "meta.inner.date": 1}  # fmt: skip
 
 
-def test_lines_that_are_no_objects_are_skipped_in_the_first_rows(tmp_path: Path) -> None:
+def test_lines_that_are_not_objects_are_skipped_in_the_first_rows(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n[1]\nnot JSON\n\n{"text": "b"}\n')
     files = list_page_files(str(tmp_path / "a.jsonl"), 100)
     assert files.read_first_rows(10) == [{"text": "a"}, {"text": "b"}]

@@ -40,7 +40,7 @@ def test_every_reading_has_a_row() -> None:
         ({}, "no effect of the content shows ("),
     ],
 )
-def test_the_sentence_tells_content_from_form(
+def test_the_sentence_distinguishes_content_from_form(
     bits_per_byte: dict[str, float], verdict: str
 ) -> None:
     sentence = make_sentence(make_result(**bits_per_byte), ["url", "title"], 200, 40)
@@ -52,7 +52,7 @@ def test_the_sentence_tells_content_from_form(
     assert sentence.endswith("(bsmeta study).")
 
 
-def test_the_sentence_of_a_clear_difference() -> None:
+def test_the_sentence_states_a_clear_difference() -> None:
     result = make_result(own=1.5, separator=1.7)
     interval = result.main.interval
     assert interval is not None
@@ -71,7 +71,7 @@ def test_the_sentence_of_a_clear_difference() -> None:
     )
 
 
-def test_a_difference_that_is_there_without_metadata_may_be_chance() -> None:
+def test_a_difference_also_present_without_metadata_may_be_chance() -> None:
     """The interval over pages excludes 0, and more pages would not help."""
     result = make_result(own=1.5, text=1.6)
     assert result.main.excludes_zero
@@ -89,7 +89,7 @@ def test_a_difference_that_is_there_without_metadata_may_be_chance() -> None:
     assert "held-out documents suffice" in sentence
 
 
-def test_a_small_difference_says_how_many_pages_it_takes() -> None:
+def test_a_small_difference_names_the_number_of_pages_needed() -> None:
     sentence = make_sentence(make_result(own=1.995, spread=0.05), ["url"], 200, 40)
     assert "which includes no difference" in sentence
     assert "held-out documents instead of 40 (about " in sentence

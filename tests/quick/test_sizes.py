@@ -77,7 +77,7 @@ def test_the_vocabulary_grows_with_the_text(
     assert choose_vocabulary_size(text_bytes, device) == expected
 
 
-def test_weights_are_those_of_the_model() -> None:
+def test_the_estimated_weights_equal_those_of_the_model() -> None:
     sizes = choose_sizes(400_000, 2048, CPU, QuickConfig())
     config = sizes.make_model_config()
     with torch.device("meta"):
@@ -102,7 +102,7 @@ def test_sizes_are_shown_with_the_keys_that_change_them() -> None:
     ]
 
 
-def test_the_device_is_found() -> None:
+def test_the_device_is_detected() -> None:
     device = find_device()
     assert device.flops > 0
     assert (device.precision == "bf16") == (

@@ -34,7 +34,7 @@ def read_texts(file: Path) -> list[str]:
     return [json.loads(line)["text"] for line in file.read_text().splitlines()]
 
 
-def test_training_pages_are_shuffled_and_held_out_ones_are_in_order(tmp_path: Path) -> None:
+def test_training_pages_are_shuffled_and_held_out_pages_are_in_order(tmp_path: Path) -> None:
     write_data(DATA, tmp_path, 1)
     training = read_texts(tmp_path / "train.jsonl")
     texts = [page.text for page in DATA.training]
@@ -49,7 +49,7 @@ def test_training_pages_are_shuffled_and_held_out_ones_are_in_order(tmp_path: Pa
     assert read_texts(tmp_path / "train.jsonl") != training
 
 
-def test_the_tokenizer_of_a_small_file_is_the_samples(tmp_path: Path) -> None:
+def test_a_small_file_uses_the_tokenizer_of_the_sample(tmp_path: Path) -> None:
     assert choose_tokenizer(QuickConfig(), PAGES, CPU, tmp_path) == str(SAMPLE_TOKENIZER)
     config = QuickConfig(tokenizer="elsewhere")
     assert choose_tokenizer(config, PAGES, CPU, tmp_path) == "elsewhere"
@@ -66,7 +66,7 @@ def test_a_tokenizer_is_trained_on_training_pages_only(tmp_path: Path) -> None:
     assert len(tokenizer("river0")["input_ids"]) < len("river0")
 
 
-def test_a_plan_is_kept(tmp_path: Path) -> None:
+def test_a_saved_plan_is_reused(tmp_path: Path) -> None:
     plan = make_plan(QuickConfig(), DATA, CPU, tmp_path)
     assert plan.sizes.vocabulary_size == 4096
     assert json.loads((tmp_path / "model_config.json").read_text())["vocab_size"] == 4096

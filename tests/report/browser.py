@@ -25,7 +25,7 @@ KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), " ": (32, " ")}
 
 
 def missing() -> str | None:
-    """Why no page can be opened; None if Chromium and its driver are installed."""
+    """Returns why no page can be opened; None if Chromium and its driver are installed."""
     absent = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     if absent:
         return f"{', '.join(absent)} not installed: apt-get install chromium chromium-driver"
@@ -80,26 +80,26 @@ class Browser:
         self._call("/url", {"url": page.resolve().as_uri()})
 
     def run(self, script: str) -> Any:
-        """What the body of a function in JavaScript returns."""
+        """Returns the result of a JavaScript function body."""
         return self._call("/execute/sync", {"script": script, "args": []})
 
     def click(self, left: float, top: float) -> None:
-        """Clicks at a place of the window, in pixels."""
+        """Clicks at a position in the window, in pixels."""
         for kind in ("mousePressed", "mouseReleased"):
             self._command(
                 "Input.dispatchMouseEvent", type=kind, x=left, y=top, button="left", clickCount=1
             )
 
     def hover(self, left: float, top: float) -> None:
-        """Moves the pointer to a place of the window, in pixels."""
+        """Moves the pointer to a position in the window, in pixels."""
         self._command("Input.dispatchMouseEvent", type="mouseMoved", x=left, y=top)
 
     def click_element(self, selector: str) -> None:
-        """Clicks in the middle of the first element that a selector of CSS matches."""
+        """Clicks in the middle of the first element that matches a CSS selector."""
         self.click(*self._locate(selector))
 
     def hover_element(self, selector: str) -> None:
-        """Moves the pointer to the middle of the first element that a selector of CSS matches."""
+        """Moves the pointer to the middle of the first element that matches a CSS selector."""
         self.hover(*self._locate(selector))
 
     def write(self, text: str) -> None:
@@ -116,7 +116,7 @@ class Browser:
             )  # fmt: skip
 
     def forbid_scripts(self, *, forbidden: bool) -> None:
-        """Runs no scripts in pages that are opened from here on, or runs them again."""
+        """Disables or enables scripts in pages opened afterward."""
         self._command("Emulation.setScriptExecutionDisabled", value=forbidden)
 
     def _locate(self, selector: str) -> tuple[float, float]:

@@ -24,15 +24,15 @@ MARKS: dict[str, Marks] = {
 
 
 def cases(kinds: Collection[str], *marks: str) -> list[Any]:
-    """Parameters `kind, marks`; the figures of many studies take long."""
+    """Returns parameters `kind, marks`; figures of many studies are slow."""
     return [
         pytest.param(
             kind,
-            own,
-            marks=[pytest.mark.slow] if kind == "study" and not own.endswith("0") else [],
+            name,
+            marks=[pytest.mark.slow] if kind == "study" and not name.endswith("0") else [],
         )
         for kind in kinds
-        for own in marks
+        for name in marks
     ]
 
 

@@ -9,7 +9,7 @@ LOWEST_CONTRAST = 4.5
 
 
 def luminance(color: str) -> float:
-    """Relative luminance of a CSS color `rgb(r, g, b)` or `#rrggbb`."""
+    """Returns the relative luminance of a CSS color `rgb(r, g, b)` or `#rrggbb`."""
     numbers = [int(part, 16) for part in re.findall("[0-9a-f]{2}", color[1:7])]
     if not color.startswith("#"):
         numbers = [int(part) for part in re.findall(r"\d+", color)][:3]
@@ -18,6 +18,6 @@ def luminance(color: str) -> float:
 
 
 def contrast(first: str, second: str) -> float:
-    """The contrast of two colors, 1 to 21."""
+    """Returns the contrast of two colors, 1 to 21."""
     low, high = sorted((luminance(first), luminance(second)))
     return (high + 0.05) / (low + 0.05)

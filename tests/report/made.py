@@ -74,12 +74,12 @@ PLAIN: Marks = ("",)
 
 
 def marked(names: Sequence[str], marks: Marks) -> list[str]:
-    """The names with their marks."""
+    """Returns the names with their marks."""
     return [f"{name}{marks[number % len(marks)]}" for number, name in enumerate(names)]
 
 
 def evaluation_page(folder: Path, marks: Marks = PLAIN) -> Path:
-    """Seven types and their controls over 60 documents, by position, with slices and curves."""
+    """Writes seven types and their controls over 60 documents, with slices and curves."""
     random, edges, count = np.random.default_rng(0), [0, 128, 512, 2048], 60
     checkpoint, file, reason, *types = marked(
         [CHECKPOINT, "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz", "too short", *TYPES], marks
@@ -146,7 +146,7 @@ def evaluation_page(folder: Path, marks: Marks = PLAIN) -> Path:
 
 
 def study_page(folder: Path, marks: Marks = PLAIN) -> Path:
-    """Nine arms, five seeds and nine claims."""
+    """Writes the report of nine arms, five seeds and nine claims."""
     title, *labels = marked(["Nine arms", *(label for label, _ in ARMS.values())], marks)
     label_of = dict(zip(ARMS, labels, strict=True))
     random, count, targets = (
@@ -207,7 +207,7 @@ def study_page(folder: Path, marks: Marks = PLAIN) -> Path:
 
 
 def classification_page(folder: Path, marks: Marks = PLAIN) -> Path:
-    """Nine labels, one of them with a long name, and six epochs."""
+    """Writes the report of nine labels, one with a long name, and six epochs."""
     random, count = np.random.default_rng(0), 400
     names = ["center", "left", "right", "lean left", "lean right", "satire", "unknown", "mixed",
              "a label whose name is much longer than a column"]  # fmt: skip
@@ -244,7 +244,7 @@ def classification_page(folder: Path, marks: Marks = PLAIN) -> Path:
 
 
 def spelling_page(folder: Path, marks: Marks = PLAIN) -> Path:
-    """Two test sets of a corrector, beside the baselines."""
+    """Writes the report of a corrector on two test sets, with baselines."""
     right = [f"we received some mail on day {number}" for number in range(40)]
     wrong = [line.replace("received", "recieved") for line in right]
     sets = [
@@ -264,7 +264,7 @@ def spelling_page(folder: Path, marks: Marks = PLAIN) -> Path:
 
 
 def disambiguation_page(folder: Path, marks: Marks = PLAIN) -> Path:
-    """All slices, and another model beside the most popular candidate."""
+    """Writes the report of all slices, with another model and the most popular candidate."""
     random = np.random.default_rng(0)
     counts = random.choice([0, 1, 3, 8, 20, 80, 200, 700, 4000], 600)
     rows = [
@@ -283,7 +283,7 @@ def disambiguation_page(folder: Path, marks: Marks = PLAIN) -> Path:
 
 
 def annotation_page(folder: Path, marks: Marks = PLAIN) -> Path:
-    """The shipped raw pages, with the types that need no model; some pages with marks."""
+    """Writes the report of shipped raw pages, for types without a model; some pages have marks."""
     names = ["html", "url", "title", "timestamp", "website_description", "datasource", "length"]
     pages = next(RAWPAGES.glob("*.gz"))
     if marks is not PLAIN:

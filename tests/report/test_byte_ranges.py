@@ -5,7 +5,7 @@ from __future__ import annotations
 from bsmeta.report.byte_ranges import name_byte_ranges
 
 
-def test_every_part_but_the_last_has_two_ends() -> None:
+def test_every_range_except_the_last_has_two_ends() -> None:
     assert name_byte_ranges([0, 128, 512, 2048]) == [
         "0–127",
         "128–511",

@@ -31,12 +31,12 @@ def test_numbers_have_all_their_digits(cell: Cell, exact: str, value: float) -> 
 
 
 @given(st.floats(allow_nan=False))
-def test_exact_figures_are_read_back(number: float) -> None:
+def test_exact_numbers_round_trip(number: float) -> None:
     assert float(format_exact_figures(number)) == number
 
 
 @pytest.mark.parametrize("cell", ["5", "", None, math.nan])
-def test_cells_without_a_number_have_no_exact_figures(cell: Cell) -> None:
+def test_cells_without_a_number_have_no_exact_value(cell: Cell) -> None:
     assert format_exact_figures(cell) == ""
 
 

@@ -17,35 +17,35 @@ from tests.conftest import REPOSITORY
 
 
 @figures.style_figure
-def broken() -> object:
+def draw_broken() -> object:
     figure, (axes,) = figures.create_figure(2.0)
     axes.set_title("$\\frac{$", parse_math=True)
     return figure
 
 
 @figures.style_figure
-def whole() -> object:
+def draw_whole() -> object:
     figure, (axes,) = figures.create_figure(2.0)
     axes.plot([0, 1], [0, 1])
     axes.set_title("\U00012345\U00012346 🚀")
     return figure
 
 
-def impossible() -> object:
+def raise_error() -> object:
     raise RuntimeError("`no` **way** <b>\nat all")
 
 
-def written(folder: Path) -> list[Path]:
-    plots = {"broken": broken, "whole": whole, "impossible": impossible}
+def write_page(folder: Path) -> list[Path]:
+    plots = {"broken": draw_broken, "whole": draw_whole, "impossible": raise_error}
     page = Page("Title", ["Answer."], {"fact": "1"}, [Section(plots=plots)])
     return write_report(page, {"numbers": [1, float("nan")]}, folder)
 
 
-def test_a_figure_that_fails_is_named_and_all_else_is_written(
+def test_a_failing_figure_is_named_and_the_rest_is_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "broken.png").write_bytes(b"of an earlier report")
-    assert [file.name for file in written(tmp_path)] == [
+    assert [file.name for file in write_page(tmp_path)] == [
         "evaluation.json", "evaluation.md", "report.html", "whole.png"
     ]  # fmt: skip
     assert sorted(file.name for file in tmp_path.iterdir()) == [
@@ -67,18 +67,18 @@ def test_a_figure_that_fails_is_named_and_all_else_is_written(
     assert "the figure broken could not be drawn: ValueError" in caplog.text
 
 
-def test_characters_without_a_font_are_one_line_of_the_log(
+def test_characters_without_a_font_are_logged_in_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        draw_figures({"whole": whole}, tmp_path, ["png", "pdf"])
+        draw_figures({"whole": draw_whole}, tmp_path, ["png", "pdf"])
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert record.message.startswith("3 characters of names are in no installed font")
 
 
 def test_files_have_the_layout_of_the_page(tmp_path: Path) -> None:
-    """It is computed once: each computation draws the whole figure again."""
+    """The layout is computed once, since each computation redraws the whole figure."""
     figure, (axes,) = figures.create_figure(2.0)
     axes.plot([0, 1], [0, 1])
     layouts = []
@@ -93,7 +93,7 @@ def test_files_have_the_layout_of_the_page(tmp_path: Path) -> None:
     assert set(layouts) <= {axes.get_position().bounds}
 
 
-def test_all_figures_are_drawn_in_one_place() -> None:
+def test_only_one_module_draws_figures() -> None:
     for path in [
         *(REPOSITORY / "bsmeta").rglob("*.py"),
         *(REPOSITORY / "experiments").glob("*/*.py"),

@@ -18,22 +18,22 @@ WITH_FIGURES = ["evaluation", "study", "classification", "disambiguation", "anno
 LONGEST = 200  # characters of a title around a name
 
 
-def texts_of(page: Path) -> list[str]:
-    """The texts of the figures of a page."""
+def list_texts(page: Path) -> list[str]:
+    """Returns the texts in the figures of a page."""
     tree = LexborHTMLParser(page.read_text(encoding="utf-8"))
     return [node.text() for node in tree.css("svg text")]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "marks"), cases(WITH_FIGURES, "figures 0", "figures 1"))
-def test_names_are_drawn_as_they_are(
+def test_names_are_drawn_literally(
     kind: str, marks: str, report_page: Callable[[str, str], Path]
 ) -> None:
     page = report_page(kind, marks)
     source = page.read_text(encoding="utf-8")
     assert "could not be drawn" not in source
     assert source.count("<figure") == report_page(kind, "plain").read_text().count("<figure") > 0
-    texts = texts_of(page)
+    texts = list_texts(page)
     assert max(map(len, texts)) < LONGEST
     assert not [text for text in texts if ACTING.search(text.replace("\n", ""))]
     assert "<script>alert" not in source
@@ -41,15 +41,15 @@ def test_names_are_drawn_as_they_are(
 
 def test_dollars_are_drawn_as_dollars(tmp_path: Path) -> None:
     page = KINDS["classification"](tmp_path / "page", ("$10 to $20", '#0072b2 id="b"'))
-    texts = texts_of(page)
+    texts = list_texts(page)
     assert "left$10 to $20" in texts
     assert 'center#0072b2 id="b"' in texts
 
 
-def test_texts_of_matplotlib_itself_are_no_formulas(
+def test_texts_by_matplotlib_are_not_parsed_as_formulas(
     report_page: Callable[[str, str], Path],
 ) -> None:
-    texts = texts_of(report_page("study", "plain"))
+    texts = list_texts(report_page("study", "plain"))
     assert {"URL, with cooldown", "1M"} <= {*texts}
     assert not [text for text in texts if "$" in text or "\\" in text]
 
@@ -69,12 +69,12 @@ def test_names_are_short_and_printable(name: str, shown: str) -> None:
     assert figures.shorten_name(name) == shown
 
 
-def test_a_name_has_few_lines() -> None:
+def test_a_long_name_is_wrapped_into_few_lines() -> None:
     assert figures.shorten_lines("a\nb") == "a\nb"
     assert figures.shorten_lines("\n" * 500).count("\n") == 4
 
 
-def test_names_of_lines_are_moved_apart() -> None:
+def test_overlapping_names_of_lines_are_moved_apart() -> None:
     assert figures.spread_values([1, 5, 9], 1, 0, 10) == [1, 5, 9]
     assert figures.spread_values([5, 5, 5], 1, 0, 10) == [4, 5, 6]
     assert figures.spread_values([9.8, 9.9], 1, 0, 10) == [9, 10]
@@ -88,7 +88,7 @@ def test_amounts_on_axes_are_short() -> None:
     ]  # fmt: skip
 
 
-def test_looks_of_series_differ_without_color() -> None:
+def test_series_are_distinguishable_without_color() -> None:
     looks = [figures.choose_series_look(number) for number in range(10)]
     assert len({(look.marker, str(look.line)) for look in looks}) == 10
 
@@ -109,7 +109,7 @@ def test_each_entry_of_a_legend_has_a_series(
         assert bool(entries) >= bool(legends), name
 
 
-def test_points_have_texts_only_where_each_is_drawn() -> None:
+def test_points_have_texts_only_if_every_point_is_drawn() -> None:
     figure, (axes,) = figures.create_figure(2.0)
     axes.set_ylim(0, 4)
     with figures.draw_series(axes, "a & b\n"):
@@ -122,7 +122,7 @@ def test_points_have_texts_only_where_each_is_drawn() -> None:
 
 
 def test_points_outside_the_figure_have_no_texts() -> None:
-    """Where a line leaves the figure, the SVG has as many marks, but of other points."""
+    """If a line leaves the figure, the SVG has equally many marks, but for other points."""
     figure, (axes,) = figures.create_figure(2.0)
     with figures.draw_series(axes, "a"):
         axes.plot([0, 1, 2, 3, 4], [1e9, 1e9, 1.5, 1e9, 2.5], marker="o")

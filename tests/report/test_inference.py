@@ -29,7 +29,7 @@ UNITS = st.lists(st.tuples(st.floats(-10, 10), st.integers(0, 100)), min_size=2,
 
 
 @given(UNITS)
-def test_each_change_is_what_the_ratio_without_the_unit_differs_by(
+def test_each_jackknife_change_is_the_effect_of_leaving_out_a_unit(
     units: list[tuple[float, int]],
 ) -> None:
     values = np.array([value if weight else 0.0 for value, weight in units])
@@ -61,7 +61,7 @@ def test_the_documents_of_a_host_are_summed() -> None:
     assert sum_by_cluster(np.zeros((2, 0)), np.zeros(0, np.int64)).shape == (2, 0)
 
 
-def test_degrees_are_those_of_clusters_of_equal_size() -> None:
+def test_the_degrees_of_freedom_depend_on_the_sizes_of_clusters() -> None:
     assert compute_cluster_degrees(np.array([5.0, 5.0, 5.0, 5.0, 0.0])) == 3.0
     # (6 + 3 + 3)² / (36 + 9 + 9)
     assert compute_cluster_degrees(np.array([6.0, 3.0, 3.0])) == pytest.approx(144 / 54 - 1)
@@ -72,7 +72,7 @@ def test_degrees_are_those_of_clusters_of_equal_size() -> None:
 
 @pytest.mark.parametrize("fall", [0.0, 1.0, 1.5])
 @pytest.mark.parametrize("hosts", [3, 12, 50])
-def test_an_interval_over_hosts_excludes_the_true_value_in_five_percent(
+def test_an_interval_over_hosts_excludes_the_true_value_at_its_level(
     hosts: int, fall: float
 ) -> None:
     """Sizes of hosts fall as 1 / rank^fall; 400 documents, 1,500 times."""
@@ -92,7 +92,7 @@ def test_an_interval_over_hosts_excludes_the_true_value_in_five_percent(
     assert excluded / 1500 < 0.068  # 3.2 standard errors above 5%
 
 
-def test_few_hosts_are_said() -> None:
+def test_a_small_number_of_hosts_is_noted() -> None:
     assert warn_of_few_clusters(10, "hosts") == []
     assert warn_of_few_clusters(5, "hosts") == [
         "5 hosts are few: intervals over them are wide (expected: at least 10 hosts)."
@@ -119,7 +119,7 @@ def test_bootstrap_resamples_whole_documents() -> None:
     assert (ratio.low, ratio.high) == (0.0, 3.0)
 
 
-def test_documents_that_do_not_take_part_leave_the_others_alone() -> None:
+def test_excluded_documents_do_not_affect_the_others() -> None:
     values, weights = np.array([[1.0, 0.0, 0.0, 0.0]]), np.array([[2.0, 0.0, 0.0, 0.0]])
     assert compute_bootstrap_intervals(values, weights, resamples=50, seed=0) == [
         Interval(0.5, 0.5)
@@ -129,14 +129,14 @@ def test_documents_that_do_not_take_part_leave_the_others_alone() -> None:
     ]
 
 
-def test_bootstrap_draws_in_parts_when_documents_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bootstrap_draws_in_parts_for_many_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     values, weights = np.arange(50.0)[None], np.arange(1.0, 51.0)[None]
     whole = compute_bootstrap_intervals(values, weights, resamples=64, seed=3)
     monkeypatch.setattr("bsmeta.report.inference.DRAWS_AT_ONCE", 50 * 10)
     assert compute_bootstrap_intervals(values, weights, resamples=64, seed=3) == whole
 
 
-def test_one_source_gives_students_interval_and_p_value() -> None:
+def test_one_source_gives_the_interval_and_p_value_of_student() -> None:
     # tables of Student's t: 2 degrees 4.3027, 11 degrees 2.2010, and 9.9248 at 1%
     assert compute_half_width([Source(4.0, 2)]) == pytest.approx(2 * 4.3027, abs=1e-4)
     assert compute_half_width([Source(1.0, 11)]) == pytest.approx(2.2010, abs=1e-4)
@@ -161,14 +161,14 @@ def test_two_sources_give_an_interval_whose_level_is_the_p_value() -> None:
     )
 
 
-def test_nothing_is_concluded_from_one_unit() -> None:
+def test_a_single_unit_has_no_interval() -> None:
     assert compute_half_width([Source(1.0, 0)]) == math.inf
     assert compute_p_value(100.0, [Source(1.0, 0), Source(1.0, 50)]) == 1.0
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_the_interval_of_two_sources_covers_as_often_as_it_promises(share: float) -> None:
-    """Few seeds, many documents; also far in the tail, where approximate degrees do not hold."""
+def test_the_interval_of_two_sources_has_its_nominal_coverage(share: float) -> None:
+    """Few seeds, many documents; also far in the tail, where approximate degrees fail."""
     generator = np.random.default_rng(3)
     count, degrees = 40_000, (2, 99)
     variances = (share, 1 - share)
@@ -194,7 +194,7 @@ def test_holm_is_the_step_down_procedure() -> None:
     assert correct_p_values([]) == []
 
 
-def test_intervals_of_a_family_are_those_of_bonferroni() -> None:
+def test_intervals_of_a_family_follow_bonferroni() -> None:
     # ten at 99.5% each: 2.8070 standard errors, with many degrees of freedom
     members = [[Source(float(scale) ** 2, 10**9)] for scale in range(1, 11)]
     halves = compute_simultaneous_half_widths(members)

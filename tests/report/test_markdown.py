@@ -53,44 +53,44 @@ TAGS = {
 }  # fmt: skip
 
 
-def tokens(source: str) -> Iterator[Token]:
-    """All tokens of a document, those inside of lines included."""
+def list_tokens(source: str) -> Iterator[Token]:
+    """Returns all tokens of a document, including tokens inside lines."""
     for token in GITHUB.parse(source):
         yield token
         yield from token.children or ()
 
 
-def text_of(source: str) -> str:
-    """The text of a document as it is rendered."""
-    return "".join(token.content for token in tokens(source) if token.children is None)
+def get_text(source: str) -> str:
+    """Returns the rendered text of a document."""
+    return "".join(token.content for token in list_tokens(source) if token.children is None)
 
 
-def elements(source: str) -> set[str]:
-    """The elements of a document."""
-    return {token.type for token in tokens(source)}
+def list_elements(source: str) -> set[str]:
+    """Returns the elements of a document."""
+    return {token.type for token in list_tokens(source)}
 
 
-def blocks(source: str) -> list[str]:
-    """The elements of a document but for those inside of lines, in order."""
+def list_blocks(source: str) -> list[str]:
+    """Returns the elements of a document in order, without elements inside lines."""
     return [token.type for token in GITHUB.parse(source)]
 
 
 def check(text: str) -> None:
     """Writes a text in each position, and reads the document as GitHub's Markdown."""
     shown = markdown.join_lines(text)
-    assert elements(markdown.escape_paragraph(text)) <= PLAIN_ELEMENTS
-    assert text_of(markdown.escape_paragraph(text)) == shown
-    assert text_of(f"x {markdown.escape_inline(text)} y") == (f"x {shown} y" if shown else "x  y")
-    assert text_of(f"x {markdown.format_code(text)} y") == (f"x {shown} y" if shown else "x  y")
+    assert list_elements(markdown.escape_paragraph(text)) <= PLAIN_ELEMENTS
+    assert get_text(markdown.escape_paragraph(text)) == shown
+    assert get_text(f"x {markdown.escape_inline(text)} y") == (f"x {shown} y" if shown else "x  y")
+    assert get_text(f"x {markdown.format_code(text)} y") == (f"x {shown} y" if shown else "x  y")
     item = f"- {markdown.escape_paragraph(text)}: {markdown.escape_inline(text)}"
-    assert elements(item) <= PLAIN_ELEMENTS
-    assert blocks(item) == blocks("- a: b")
+    assert list_elements(item) <= PLAIN_ELEMENTS
+    assert list_blocks(item) == list_blocks("- a: b")
     heading = f"{markdown.format_heading(f'{text}.', 2)}\n\nx"
-    assert text_of(heading) == f"{markdown.join_lines(f'{text}.')}x"
+    assert get_text(heading) == f"{markdown.join_lines(f'{text}.')}x"
 
     fence = GITHUB.parse(f"x\n\n{markdown.format_code_block(text, 'sh')}\n\nx")[3]
     assert (fence.type, fence.info) == ("fence", "sh")
-    assert blocks(f"{markdown.format_code_block(text)}\n\nx") == ["fence", *blocks("x")]
+    assert list_blocks(f"{markdown.format_code_block(text)}\n\nx") == ["fence", *list_blocks("x")]
 
     rows = [[markdown.escape_inline(text), markdown.format_code_cell(text)], ["a", "b"]]
     table = markdown.format_table(["c", markdown.escape_inline(text)], rows, [False, True])
@@ -110,7 +110,7 @@ def test_any_text_is_text_in_every_position(text: str) -> None:
 
 
 @given(TEXTS)
-def test_another_renderer_makes_no_elements_either(text: str) -> None:
+def test_another_renderer_makes_no_elements_of_names(text: str) -> None:
     """Python-Markdown, with the extensions that documentation sites use."""
     paragraph = markdown.escape_paragraph(text)
     source = f"{paragraph}\n\n- {paragraph}: {markdown.escape_inline(text)}"
@@ -119,26 +119,26 @@ def test_another_renderer_makes_no_elements_either(text: str) -> None:
     assert {name for node in tree.css("*") for name in node.attributes} == set()
 
 
-def test_what_needs_no_escape_stays_readable() -> None:
+def test_harmless_characters_are_not_escaped() -> None:
     text = "+4.6 (-1.0 to 2.0), [url] of held_out.jsonl: 5.3% = #3, don't; a/b@main C:x"
     assert markdown.escape_inline(text) == text.replace("b@main", "b\\@main")
     assert markdown.escape_paragraph("+4.6 of #3") == "+4.6 of #3"
 
 
-def test_sentences_have_their_own_markup() -> None:
+def test_sentences_may_have_markup() -> None:
     sentence = "# **Supported**: `a*b` of <b> and *c*"
     assert markdown.escape_sentence(sentence) == (
         "\\# **Supported**: `a*b` of &lt;b&gt; and \\*c\\*"
     )
-    assert elements(markdown.escape_sentence(sentence)) - {"text_special"} == {
+    assert list_elements(markdown.escape_sentence(sentence)) - {"text_special"} == {
         "paragraph_open", "paragraph_close", "inline", "text", "strong_open", "strong_close",
         "code_inline",
     }  # fmt: skip
 
 
 @given(TEXTS)
-def test_no_sentence_has_more_than_its_own_markup(text: str) -> None:
-    assert elements(markdown.escape_sentence(text)) <= PLAIN_ELEMENTS | {
+def test_values_in_a_sentence_add_no_markup(text: str) -> None:
+    assert list_elements(markdown.escape_sentence(text)) <= PLAIN_ELEMENTS | {
         "strong_open", "strong_close", "code_inline"
     }  # fmt: skip
 
@@ -153,10 +153,10 @@ DOCUMENTS = {"study": "report.md"}
 
 def check_document(source: str, plain: str) -> None:
     """Compares the elements of a document with those of one with harmless names."""
-    assert elements(source) <= EXPECTED
-    assert blocks(source) == blocks(plain)
-    images = [token.attrs["src"] for token in tokens(source) if token.type == "image"]
-    assert images == [token.attrs["src"] for token in tokens(plain) if token.type == "image"]
+    assert list_elements(source) <= EXPECTED
+    assert list_blocks(source) == list_blocks(plain)
+    images = [token.attrs["src"] for token in list_tokens(source) if token.type == "image"]
+    assert images == [token.attrs["src"] for token in list_tokens(plain) if token.type == "image"]
     assert not ACTING.search(source)
 
 
@@ -167,8 +167,8 @@ def test_names_are_text_in_reports(
 ) -> None:
     name = DOCUMENTS.get(kind, "evaluation.md")
     source, plain = (
-        report_page(kind, own).with_name(name).read_text(encoding="utf-8")
-        for own in (marks, "plain")
+        report_page(kind, mark).with_name(name).read_text(encoding="utf-8")
+        for mark in (marks, "plain")
     )
     check_document(source, plain)
 
@@ -177,10 +177,10 @@ def test_names_are_text_in_reports(
 def test_names_are_text_in_pages(
     kind: str, marks: str, report_page: Callable[[str, str], Path]
 ) -> None:
-    """The HTML beside them has no element of a name, either."""
+    """Names add no elements to the HTML either."""
     trees = [
-        LexborHTMLParser(report_page(kind, own).read_text(encoding="utf-8"))
-        for own in (marks, "plain")
+        LexborHTMLParser(report_page(kind, mark).read_text(encoding="utf-8"))
+        for mark in (marks, "plain")
     ]
     tags, plain = ({node.tag for node in tree.css("*")} for tree in trees)
     assert tags <= plain | {"strong", "code", "iframe", "pre", "section", "br", "input", "label"}
@@ -191,13 +191,13 @@ def test_names_are_text_in_pages(
 
 @cache
 def demo_config() -> CausalLMConfig:
-    """Composed once: that takes longer than to write a model card."""
+    """Composes the demo's configuration; cached, since composing takes longer than a card."""
     return compose_command_line(CausalLMConfig, "demo", [])
 
 
 @cache
 def card(mark: str) -> str:
-    """A model card whose names all have a mark."""
+    """Returns a model card whose names all have a mark."""
     config = demo_config()
     data = replace(
         config.data_config,
@@ -282,7 +282,7 @@ def test_names_are_text_in_reports_of_sweeps(mark: str, plain_sweep: str, tmp_pa
     check_document(write_sweep(tmp_path / "sweep", mark), plain_sweep)
 
 
-def test_all_documents_are_written_here() -> None:
+def test_only_one_module_writes_markdown() -> None:
     """Every module that writes a Markdown file builds on the functions of `report/markdown.py`."""
     writers = {
         path.name

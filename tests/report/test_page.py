@@ -21,7 +21,7 @@ GAINS = Table(
 )
 
 
-def test_cells_are_formatted_as_their_columns() -> None:
+def test_cells_have_the_format_of_their_column() -> None:
     assert GAINS.format_cells() == [
         ["a|b", "1,200", "+4.6 (+3.9 to +5.3)", "-1.0 to +2.0"],
         ["worse", "7", "-1.5", "–"],
@@ -29,12 +29,12 @@ def test_cells_are_formatted_as_their_columns() -> None:
     ]
 
 
-def test_rows_are_sorted_from_the_lowest_value_on() -> None:
+def test_rows_are_sorted_by_ascending_value() -> None:
     assert [row[0] for row in GAINS.sort_by("gain").format_cells()] == ["unknown", "worse", "a|b"]
     assert [row[0] for row in GAINS.rows] == ["a|b", "worse", "unknown"]
 
 
-def test_columns_are_left_out() -> None:
+def test_empty_columns_are_left_out() -> None:
     assert GAINS.drop_columns("texts", "interval").format_cells()[1] == ["worse", "-1.5"]
     assert GAINS.drop_columns("texts", "interval").heads == ["slice", "gain"]
 
@@ -49,7 +49,7 @@ def test_markdown_aligns_numbers_and_escapes_bars() -> None:
     assert note == "A [note]."
 
 
-def test_numbers_are_not_cut_where_the_table_is_wider_than_the_console() -> None:
+def test_numbers_are_not_truncated_in_a_table_wider_than_the_console() -> None:
     console = Console(width=20, file=io.StringIO())
     print_table(console, GAINS)
     printed = console.file.getvalue()  # type: ignore[attr-defined]

@@ -60,10 +60,10 @@ for (let node = walker.nextNode(); node; node = walker.nextNode()) {
   const element = node.parentElement;
   const isRead = node.data.trim() && !element.closest('svg, script, style');
   if (!isRead || !element.getClientRects().length) continue;
-  let behind = element;
-  while (getComputedStyle(behind).backgroundColor === 'rgba(0, 0, 0, 0)' && behind.parentElement)
-    behind = behind.parentElement;
-  const colors = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor];
+  let layer = element;
+  while (getComputedStyle(layer).backgroundColor === 'rgba(0, 0, 0, 0)' && layer.parentElement)
+    layer = layer.parentElement;
+  const colors = [getComputedStyle(element).color, getComputedStyle(layer).backgroundColor];
   pairs.set(colors.join(' on '), [...colors, node.data.trim().slice(0, 40)]);
 }
 return [...pairs.values()];
@@ -71,9 +71,9 @@ return [...pairs.values()];
 OPEN_ALL = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
 
 
-def list_faint_texts(opened: Browser) -> list[tuple[str, str, str]]:
-    """The colors of texts, their backgrounds, and samples, where the contrast is too low."""
-    pairs = opened.run(COLORS)
+def list_faint_texts(browser_tab: Browser) -> list[tuple[str, str, str]]:
+    """Returns colors, backgrounds and samples of texts with too little contrast."""
+    pairs = browser_tab.run(COLORS)
     assert pairs
     assert [pair for pair in pairs if not pair[0].startswith("rgb(")] == []
     assert [pair for pair in pairs if not pair[1].startswith("rgb(")] == []
@@ -85,9 +85,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     reason = browser.missing()
     if reason is not None:
         pytest.skip(reason)
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
+    browser_of_module = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser_of_module
+    browser_of_module.close()
 
 
 def overlaps(first: list[float], second: list[float]) -> bool:
@@ -100,7 +100,7 @@ def overlaps(first: list[float], second: list[float]) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_page_can_be_read(
+def test_a_page_is_legible(
     kind: str, opened: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["bsmeta evaluate", "checkpoint=runs/a b"])
@@ -117,22 +117,24 @@ def test_a_page_can_be_read(
         for scheme in ("light", "dark"):
             opened.open(report, width=width, scheme=scheme)
             opened.run(OPEN_ALL)
-            found = opened.run(MEASURE)
+            measured = opened.run(MEASURE)
             where = f"{kind}, {width} px, {scheme}"
             shots = Path(os.environ.get("BSMETA_SHOTS", tmp_path))
             opened.shoot(shots / f"{kind}-{width}-{scheme}.png")
-            assert found["page"] == width, where
-            assert found["cells"] == [], where
-            assert found["outside"] == [], where
-            texts = found["texts"]
-            assert [one for one in texts if one["pixels"] < SMALLEST_PX] == [], where
-            assert [one for one in texts if not one["inside"]] == [], where
+            assert measured["page"] == width, where
+            assert measured["cells"] == [], where
+            assert measured["outside"] == [], where
+            texts = measured["texts"]
+            assert [text for text in texts if text["pixels"] < SMALLEST_PX] == [], where
+            assert [text for text in texts if not text["inside"]] == [], where
             faint = [
-                one for one in texts if contrast(one["fill"], found["background"]) < LOWEST_CONTRAST
+                text
+                for text in texts
+                if contrast(text["fill"], measured["background"]) < LOWEST_CONTRAST
             ]
             assert faint == [], where
             assert list_faint_texts(opened) == [], where
-            level = [one for one in texts if not one["turned"]]
+            level = [text for text in texts if not text["turned"]]
             pairs = [
                 (first["name"], first["text"], second["text"])
                 for number, first in enumerate(level)

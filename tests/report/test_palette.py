@@ -57,7 +57,7 @@ def test_types_have_different_colors() -> None:
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
-def test_templates_have_no_other_colors(template: Path) -> None:
+def test_templates_use_only_colors_of_the_palette(template: Path) -> None:
     source = template.read_text()
     literal = re.findall(r"#[0-9a-fA-F]{3,8}\b(?!\w)|\b(?:rgba?|hsla?|hwb|lab|oklch)\(", source)
     # Raw pages in their frames are drawn as browsers draw them: on white.

@@ -41,17 +41,17 @@ return {
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     reason = browser.missing()
     if reason is not None:
         pytest.skip(reason)
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
+    browser_of_module = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser_of_module
+    browser_of_module.close()
 
 
 @figures.style_figure
-def plot() -> Any:
+def make_plot() -> Any:
     figure, (axes,) = figures.create_figure(3.0)
     looks = {"first <b>": Look("#0072b2"), "second": Look("#d55e00", "s")}
     for shift, (name, look) in enumerate(looks.items()):
@@ -69,7 +69,7 @@ def plot() -> Any:
     return figure
 
 
-def gains() -> Table:
+def make_gains() -> Table:
     return Table(
         "Gains",
         "",
@@ -83,14 +83,14 @@ def gains() -> Table:
     )
 
 
-def written(folder: Path, *tables: Table, plots: Any = None) -> Path:
-    """A report with these tables."""
+def write_tables(folder: Path, *tables: Table, plots: Any = None) -> Path:
+    """Writes a report with the given tables."""
     page = Page("Title", ["Answer."], {"fact": "1"}, [Section(tables=tables, plots=plots or {})])
     write_report(page, {}, folder)
     return folder / "report.html"
 
 
-def test_the_script_never_parses_a_text_or_connects() -> None:
+def test_the_script_never_parses_text_as_html_or_connects() -> None:
     source = SCRIPT.read_text()
     assert [name for name in PARSES_HTML if name in source] == []
     assert "</script" not in source.lower()
@@ -98,7 +98,7 @@ def test_the_script_never_parses_a_text_or_connects() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pages_run_one_script_and_load_nothing(kind: str, report_page: Any) -> None:
+def test_pages_run_a_single_script_and_load_nothing(kind: str, report_page: Any) -> None:
     """The policy has the hash of the script; browsers run no other."""
     source = report_page(kind, "plain").read_text(encoding="utf-8")
     tree = LexborHTMLParser(source)
@@ -113,9 +113,9 @@ def test_pages_run_one_script_and_load_nothing(kind: str, report_page: Any) -> N
     assert not [name for node in tree.css("*") for name in node.attributes if name[:2] == "on"]
 
 
-def test_columns_are_sorted_by_their_exact_numbers(opened: Browser, tmp_path: Path) -> None:
-    opened.open(written(tmp_path, gains()), width=1000)
-    assert opened.run(FIRST_CELLS) == ["b 10", "b 9", "a", "c"]
+def test_columns_are_sorted_by_their_exact_numbers(browser_tab: Browser, tmp_path: Path) -> None:
+    browser_tab.open(write_tables(tmp_path, make_gains()), width=1000)
+    assert browser_tab.run(FIRST_CELLS) == ["b 10", "b 9", "a", "c"]
 
     for column, orders in {
         1: [["a", "b 9", "b 10", "c"], ["c", "b 10", "b 9", "a"]],
@@ -124,75 +124,75 @@ def test_columns_are_sorted_by_their_exact_numbers(opened: Browser, tmp_path: Pa
     }.items():
         head = f"thead th:nth-child({column})"
         for order, sort in zip(orders, ("ascending", "descending"), strict=True):
-            opened.click_element(f"{head} button")
-            assert opened.run(FIRST_CELLS) == order
-            heads = opened.run(
+            browser_tab.click_element(f"{head} button")
+            assert browser_tab.run(FIRST_CELLS) == order
+            heads = browser_tab.run(
                 "return [...document.querySelectorAll('thead th')].map(h => h.ariaSort)"
             )
             assert heads == [sort if number == column else None for number in (1, 2, 3)]
-        opened.click_element(f"{head} button")
-        assert opened.run(FIRST_CELLS) == ["b 10", "b 9", "a", "c"]
-        assert opened.run("return document.querySelector('[aria-sort]')") is None
+        browser_tab.click_element(f"{head} button")
+        assert browser_tab.run(FIRST_CELLS) == ["b 10", "b 9", "a", "c"]
+        assert browser_tab.run("return document.querySelector('[aria-sort]')") is None
 
 
-def test_heads_are_pressed_by_keys(opened: Browser, tmp_path: Path) -> None:
-    opened.open(written(tmp_path, gains()), width=1000)
-    opened.press("Tab")  # the table, which scrolls
-    opened.press("Tab")
-    assert opened.run("return document.activeElement.textContent") == "slice"
-    opened.press("Enter")
-    assert opened.run(FIRST_CELLS) == ["a", "b 9", "b 10", "c"]
-    opened.press("Tab")
-    opened.press("Enter")
-    assert opened.run(FIRST_CELLS) == ["c", "b 9", "a", "b 10"]
+def test_headers_can_be_operated_by_keys(browser_tab: Browser, tmp_path: Path) -> None:
+    browser_tab.open(write_tables(tmp_path, make_gains()), width=1000)
+    browser_tab.press("Tab")  # the table, which scrolls
+    browser_tab.press("Tab")
+    assert browser_tab.run("return document.activeElement.textContent") == "slice"
+    browser_tab.press("Enter")
+    assert browser_tab.run(FIRST_CELLS) == ["a", "b 9", "b 10", "c"]
+    browser_tab.press("Tab")
+    browser_tab.press("Enter")
+    assert browser_tab.run(FIRST_CELLS) == ["c", "b 9", "a", "b 10"]
 
 
-def test_groups_are_named_in_each_row_while_they_are_sorted(
-    opened: Browser, tmp_path: Path
+def test_groups_are_named_in_each_row_of_a_sorted_table(
+    browser_tab: Browser, tmp_path: Path
 ) -> None:
     columns = [Column("set"), Column("system"), Column("score", SIGNED)]
     rows: list[Any] = [["one", "x", 1], ["", "y", 4], ["two", "x", 3], ["", "y", 2]]
-    page = written(tmp_path, Table("Scores", "", columns, rows, is_grouped=True))
-    opened.open(page, width=1000)
-    opened.click_element("thead th:nth-child(3) button")
-    assert opened.run(FIRST_CELLS) == ["one", "two", "two", "one"]
-    opened.click_element("thead th:nth-child(3) button")
-    assert opened.run(FIRST_CELLS) == ["one", "two", "two", "one"]
-    opened.click_element("thead th:nth-child(3) button")
-    assert opened.run(FIRST_CELLS) == ["one", "", "two", ""]
+    page = write_tables(tmp_path, Table("Scores", "", columns, rows, is_grouped=True))
+    browser_tab.open(page, width=1000)
+    browser_tab.click_element("thead th:nth-child(3) button")
+    assert browser_tab.run(FIRST_CELLS) == ["one", "two", "two", "one"]
+    browser_tab.click_element("thead th:nth-child(3) button")
+    assert browser_tab.run(FIRST_CELLS) == ["one", "two", "two", "one"]
+    browser_tab.click_element("thead th:nth-child(3) button")
+    assert browser_tab.run(FIRST_CELLS) == ["one", "", "two", ""]
 
 
-def test_cells_show_their_exact_figures(opened: Browser, tmp_path: Path) -> None:
-    page = written(tmp_path, gains())
+def test_cells_show_their_exact_values(browser_tab: Browser, tmp_path: Path) -> None:
+    page = write_tables(tmp_path, make_gains())
     cells = LexborHTMLParser(page.read_text()).css("td")
     assert [cell.attributes.get("title") for cell in cells] == [
         None, "4.61803 (3.9 to 5.3)", None, "-1.52", None, None, None, "0.25 to 2.0"
     ]  # fmt: skip
-    opened.open(page, width=400)
+    browser_tab.open(page, width=400)
     tip = "return [document.querySelector('.exact').hidden, "
     tip += "document.querySelector('.exact').textContent]"
-    assert opened.run(tip) == [True, ""]
-    opened.hover_element("tbody tr:nth-child(1) td:nth-child(3)")
-    assert opened.run(tip) == [False, "4.61803 (3.9 to 5.3)"]
-    box = opened.run(
+    assert browser_tab.run(tip) == [True, ""]
+    browser_tab.hover_element("tbody tr:nth-child(1) td:nth-child(3)")
+    assert browser_tab.run(tip) == [False, "4.61803 (3.9 to 5.3)"]
+    box = browser_tab.run(
         "const b = document.querySelector('.exact').getBoundingClientRect();"
         "return [b.left, b.right, b.top]"
     )
     assert box[0] >= 0
     assert box[1] <= 400
     assert box[2] >= 0
-    opened.press("Escape")
-    assert opened.run(tip)[0] is True
-    opened.hover_element("tbody tr:nth-child(3) td:nth-child(3)")
-    assert opened.run(tip)[0] is True
-    assert opened.run("return document.querySelectorAll('[title]').length") == 0
+    browser_tab.press("Escape")
+    assert browser_tab.run(tip)[0] is True
+    browser_tab.hover_element("tbody tr:nth-child(3) td:nth-child(3)")
+    assert browser_tab.run(tip)[0] is True
+    assert browser_tab.run("return document.querySelectorAll('[title]').length") == 0
 
 
 @pytest.mark.parametrize("key", ["click", "Enter", " "])
 def test_series_are_hidden_and_shown_by_the_legend(
-    key: str, opened: Browser, tmp_path: Path
+    key: str, browser_tab: Browser, tmp_path: Path
 ) -> None:
-    opened.open(written(tmp_path, plots={"plot": plot}), width=1000)
+    browser_tab.open(write_tables(tmp_path, plots={"plot": make_plot}), width=1000)
     shown = (
         "return [...document.querySelectorAll('[data-series]')]"
         ".map(e => getComputedStyle(e).display !== 'none')"
@@ -201,25 +201,25 @@ def test_series_are_hidden_and_shown_by_the_legend(
         "return [...document.querySelectorAll('svg [role=button]')]"
         ".map(e => [e.ariaLabel, e.ariaPressed])"
     )
-    assert opened.run(shown) == [True] * 4  # a line and a band each
-    assert opened.run(pressed) == [["show first <b>", "true"], ["show second", "true"]]
+    assert browser_tab.run(shown) == [True] * 4  # a line and a band each
+    assert browser_tab.run(pressed) == [["show first <b>", "true"], ["show second", "true"]]
 
     def toggle() -> None:
         if key == "click":
-            opened.click_element("svg [role=button]")
+            browser_tab.click_element("svg [role=button]")
         else:
-            opened.run("document.querySelector('svg [role=button]').focus()")
-            opened.press(key)
+            browser_tab.run("document.querySelector('svg [role=button]').focus()")
+            browser_tab.press(key)
 
     toggle()
-    assert sorted(opened.run(shown)) == [False, False, True, True]
-    assert opened.run(pressed) == [["show first <b>", "false"], ["show second", "true"]]
+    assert sorted(browser_tab.run(shown)) == [False, False, True, True]
+    assert browser_tab.run(pressed) == [["show first <b>", "false"], ["show second", "true"]]
     toggle()
-    assert opened.run(shown) == [True] * 4
+    assert browser_tab.run(shown) == [True] * 4
 
 
-def test_points_of_figures_show_their_exact_figures(opened: Browser, tmp_path: Path) -> None:
-    page = written(tmp_path, plots={"plot": plot})
+def test_points_of_figures_show_their_exact_values(browser_tab: Browser, tmp_path: Path) -> None:
+    page = write_tables(tmp_path, plots={"plot": make_plot})
     titles = [node.text() for node in LexborHTMLParser(page.read_text()).css("svg use title")]
     assert titles == [
         "first <b>: 0.123456 (0.1 to 0.2)",
@@ -227,45 +227,45 @@ def test_points_of_figures_show_their_exact_figures(opened: Browser, tmp_path: P
         "second: 1.123456 (1.1 to 1.2)",
         "second: 1.25 (1.2 to 1.3)",
     ]
-    opened.open(page, width=1000)
-    opened.hover_element("use[data-exact]")
+    browser_tab.open(page, width=1000)
+    browser_tab.hover_element("use[data-exact]")
     assert (
-        opened.run("return document.querySelector('.exact').textContent")
+        browser_tab.run("return document.querySelector('.exact').textContent")
         == "first <b>: 0.123456 (0.1 to 0.2)"
     )
-    assert opened.run("return document.querySelectorAll('svg title').length") == 0
+    assert browser_tab.run("return document.querySelectorAll('svg title').length") == 0
 
 
-def test_texts_stay_texts_in_all_that_the_script_builds(opened: Browser, tmp_path: Path) -> None:
+def test_the_script_never_turns_text_into_elements(browser_tab: Browser, tmp_path: Path) -> None:
     table = Table(
         HOSTILE[0],
         "",
         [Column("name"), Column(HOSTILE[1]), Column("gain", SIGNED)],
         [[text, text, float(number)] for number, text in enumerate(HOSTILE)],
     )
-    opened.open(written(tmp_path, table), width=1000)
-    before = opened.run(STATE)
+    browser_tab.open(write_tables(tmp_path, table), width=1000)
+    before = browser_tab.run(STATE)
     assert before["acted"] is None
     assert before["handlers"] == []
     assert before["scripts"] == 1
     for selector in ("thead th:nth-child(2) button", "thead th:nth-child(1) button"):
-        opened.click_element(selector)
-        opened.hover_element("tbody tr:nth-child(2) td:nth-child(3)")
-    assert opened.run(STATE) == before
-    names = opened.run(FIRST_CELLS)
+        browser_tab.click_element(selector)
+        browser_tab.hover_element("tbody tr:nth-child(2) td:nth-child(3)")
+    assert browser_tab.run(STATE) == before
+    names = browser_tab.run(FIRST_CELLS)
     assert {"<img src=x onerror=alert(1)>", "</table><h1>x</h1>"} <= {*names}
     assert len(names) == len(HOSTILE)
 
 
-def test_pages_are_complete_without_the_script(opened: Browser, tmp_path: Path) -> None:
-    page = written(tmp_path, gains(), plots={"plot": plot})
-    opened.forbid_scripts(forbidden=True)
+def test_pages_are_complete_without_the_script(browser_tab: Browser, tmp_path: Path) -> None:
+    page = write_tables(tmp_path, make_gains(), plots={"plot": make_plot})
+    browser_tab.forbid_scripts(forbidden=True)
     try:
-        opened.open(page, width=1000)
-        assert opened.run("return document.querySelectorAll('button, .exact').length") == 0
-        text = opened.run("return document.body.innerText")
+        browser_tab.open(page, width=1000)
+        assert browser_tab.run("return document.querySelectorAll('button, .exact').length") == 0
+        text = browser_tab.run("return document.body.innerText")
     finally:
-        opened.forbid_scripts(forbidden=False)
+        browser_tab.forbid_scripts(forbidden=False)
     assert re.search(r"b 10\s+1,200\s+4\.6 \(\+?3\.9 to \+?5\.3\)", text.replace("+", ""))
     assert "first <b>" in text
 
@@ -277,63 +277,65 @@ return rows.filter(row => getComputedStyle(row).display !== 'none').length;
 
 
 def test_documents_are_filtered_by_words_and_menus(
-    opened: Browser, report_page: Callable[[str, str], Path]
+    browser_tab: Browser, report_page: Callable[[str, str], Path]
 ) -> None:
-    opened.open(report_page("evaluation", "plain"), width=1000)
-    opened.run("document.querySelector('table[data-filterable]').closest('details').open = true")
-    total = opened.run("return document.querySelectorAll('[data-filterable] tbody tr').length")
-    assert opened.run(SHOWN_ROWS) == total
+    browser_tab.open(report_page("evaluation", "plain"), width=1000)
+    browser_tab.run(
+        "document.querySelector('table[data-filterable]').closest('details').open = true"
+    )
+    total = browser_tab.run("return document.querySelectorAll('[data-filterable] tbody tr').length")
+    assert browser_tab.run(SHOWN_ROWS) == total
     counted = "return document.querySelector('.filters output').textContent"
-    assert opened.run(counted) == f"{total:,} of {total:,} rows"
+    assert browser_tab.run(counted) == f"{total:,} of {total:,} rows"
 
-    opened.click_element(".filters input")
-    opened.write("Held-out.jsonl.gz:7 SITE1")
+    browser_tab.click_element(".filters input")
+    browser_tab.write("Held-out.jsonl.gz:7 SITE1")
     text = "return document.querySelector('[data-filterable]').innerText"
-    rows = opened.run(SHOWN_ROWS)
+    rows = browser_tab.run(SHOWN_ROWS)
     assert 0 < rows < total
-    assert opened.run(counted) == f"{rows} of {total:,} rows"
-    assert set(re.findall(r"held-out\S+", opened.run(text))) == {"held-out.jsonl.gz:7"}
+    assert browser_tab.run(counted) == f"{rows} of {total:,} rows"
+    assert set(re.findall(r"held-out\S+", browser_tab.run(text))) == {"held-out.jsonl.gz:7"}
 
-    labels = opened.run(
+    labels = browser_tab.run(
         "return [...document.querySelectorAll('.filters label')].map(l => l.firstChild.textContent)"
     )
     assert labels == ["rows with the words", "host", "comparison"]
-    opened.run(
+    browser_tab.run(
         "const menu = [...document.querySelectorAll('.filters select')].at(-1);"
         "menu.value = [...menu.options].find(option => option.textContent === 'url').value;"
         "menu.dispatchEvent(new Event('input', {bubbles: true}));"
     )
-    assert opened.run(SHOWN_ROWS) == 1
-    opened.click_element("[data-filterable] thead th:nth-child(2) button")
-    assert opened.run(SHOWN_ROWS) == 1
+    assert browser_tab.run(SHOWN_ROWS) == 1
+    browser_tab.click_element("[data-filterable] thead th:nth-child(2) button")
+    assert browser_tab.run(SHOWN_ROWS) == 1
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("marks", ["figures 0", "markup 0", "markup 1", "markup 2", "markup 3"])
-def test_names_stay_texts_among_the_documents(
-    marks: str, opened: Browser, report_page: Callable[[str, str], Path]
+def test_names_among_the_documents_stay_text(
+    marks: str, browser_tab: Browser, report_page: Callable[[str, str], Path]
 ) -> None:
-    opened.open(report_page("evaluation", "plain"), width=1000)
-    plain = opened.run(STATE)
-    opened.open(report_page("evaluation", marks), width=1000)
-    opened.run("document.querySelectorAll('details').forEach(one => one.open = true)")
-    opened.click_element(".filters input")
-    opened.write("<script")
-    opened.click_element("[data-filterable] thead th button")
-    state = opened.run(STATE)
+    browser_tab.open(report_page("evaluation", "plain"), width=1000)
+    plain = browser_tab.run(STATE)
+    browser_tab.open(report_page("evaluation", marks), width=1000)
+    browser_tab.run("document.querySelectorAll('details').forEach(one => one.open = true)")
+    browser_tab.click_element(".filters input")
+    browser_tab.write("<script")
+    browser_tab.click_element("[data-filterable] thead th button")
+    state = browser_tab.run(STATE)
     assert {*state["elements"]} <= {*plain["elements"]}
     assert (state["handlers"], state["acted"], state["scripts"]) == ([], None, 1)
 
 
 def test_long_tables_are_folded_and_have_no_filters_without_the_script(
-    opened: Browser, report_page: Callable[[str, str], Path]
+    browser_tab: Browser, report_page: Callable[[str, str], Path]
 ) -> None:
-    opened.forbid_scripts(forbidden=True)
+    browser_tab.forbid_scripts(forbidden=True)
     try:
-        opened.open(report_page("evaluation", "plain"), width=1000)
-        assert opened.run(SHOWN_ROWS) > 1000
-        assert opened.run("return document.querySelectorAll('.filters').length") == 0
+        browser_tab.open(report_page("evaluation", "plain"), width=1000)
+        assert browser_tab.run(SHOWN_ROWS) > 1000
+        assert browser_tab.run("return document.querySelectorAll('.filters').length") == 0
         summary = "return document.querySelector('[data-filterable]').closest('details').innerText"
-        assert re.match(r"[\d,]+ rows", opened.run(summary))
+        assert re.match(r"[\d,]+ rows", browser_tab.run(summary))
     finally:
-        opened.forbid_scripts(forbidden=False)
+        browser_tab.forbid_scripts(forbidden=False)

@@ -52,12 +52,12 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def missing() -> list[str]:
-    """The programs of SLURM that this machine lacks."""
+    """Returns the programs of SLURM that this machine lacks."""
     return [name for name in PROGRAMS if shutil.which(name) is None]
 
 
 class Cluster:
-    """Runs from `start` to `stop`; `environment` leads SLURM's commands to it."""
+    """Runs from `start` to `stop`; `environment` directs SLURM's commands to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -91,7 +91,7 @@ class Cluster:
         self.wait_until(lambda: self._ask("show", "nodes").stdout.count("State=IDLE") == 2)
 
     def stop(self) -> None:
-        """Ends what `start` has started, and the jobs that still run."""
+        """Ends the daemons and the jobs that still run."""
         self.command("scancel", "--me")
         try:
             self.wait_until(lambda: "JobState=COMPLETING" not in self._ask("show", "jobs").stdout)
@@ -109,18 +109,18 @@ class Cluster:
             time.sleep(ASKED_EVERY_S)
 
     def logs(self) -> str:
-        """What the daemons have said."""
+        """Returns the logs of the daemons."""
         files = sorted([*self.folder.glob("*.log"), *self.folder.glob("*.out")])
         return "\n".join(f"{file.name}:\n{file.read_text()[-2000:]}" for file in files)
 
     def submit(self, folder: Path, *arguments: str, environment: Mapping[str, str]) -> str:
-        """Submits from a folder with `sbatch`; the number of the job."""
+        """Submits from a folder with `sbatch`; returns the number of the job."""
         done = self.command("sbatch", "--parsable", *arguments, cwd=folder, environment=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def job(self, number: str) -> dict[str, str]:
-        """What the scheduler says of a job, by SLURM's names."""
+        """Returns the scheduler's fields of a job, by SLURM's names."""
         return dict(re.findall(r"(\S+?)=(\S*)", self._ask("show", "job", number).stdout))
 
     def _ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -145,9 +145,9 @@ class Cluster:
 
 
 def _free_ports(number: int) -> list[int]:
-    """Ports that are free now, all different."""
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
+    """Returns different free ports."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
     return ports

@@ -15,7 +15,7 @@ from tests.slurm.cluster import Cluster
 pytestmark = pytest.mark.slurm
 
 
-def test_a_job_array_makes_the_shards(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_array_annotates_the_shards(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "pages").mkdir()
     for number in range(4):
         write_pages(tmp_path / "pages" / f"{number}.jsonl.gz", some_pages(20))

@@ -1,4 +1,4 @@
-"""A job that its time limit stops, is queued again by itself, and goes on as if never stopped."""
+"""A job stopped by its time limit is requeued and continues as if never stopped."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ OVERRIDES = (*SMALL, "lr_scheduler_type=constant")
 JOB = environment(BSMETA_CONFIG="demo", BSMETA_MASTER_ADDR="127.0.0.1")
 
 
-def losses(steps: dict[int, dict[str, Any]]) -> dict[int, float]:
+def list_losses(steps: dict[int, dict[str, Any]]) -> dict[int, float]:
     return {step: event["loss"] for step, event in steps.items()}
 
 
 def number_of_steps(folder: Path, steps: Steps) -> int:
-    """The number of steps that take long enough on this machine, as it is now."""
+    """Returns a number of steps that takes long enough on this machine at present."""
     code, output = run(
         folder, "train.sh", *OVERRIDES, "max_train_steps=40", "out_dir=probe", BSMETA_CONFIG="demo"
     )
@@ -48,7 +48,7 @@ def wait_for_the_end(cluster: Cluster, job: str) -> dict[str, str]:
     return cluster.job(job)
 
 
-def test_stopped_by_the_time_limit_and_queued_again(
+def test_a_job_stopped_by_its_time_limit_is_requeued_and_continues(
     cluster: Cluster, steps: Steps, tmp_path: Path
 ) -> None:
     number = number_of_steps(tmp_path, steps)
@@ -72,16 +72,18 @@ def test_stopped_by_the_time_limit_and_queued_again(
     assert "job.sh: SIGUSR1: passed on" in output
     assert output.count("job.sh: stopped; queued again, to resume") == int(ended["Restarts"])
 
-    code, said = run(tmp_path, "train.sh", *overrides, "out_dir=undisturbed", BSMETA_CONFIG="demo")
-    assert code == 0, said
+    code, output = run(
+        tmp_path, "train.sh", *overrides, "out_dir=undisturbed", BSMETA_CONFIG="demo"
+    )
+    assert code == 0, output
     preempted = steps(tmp_path / "preempted")
     assert list(preempted) == list(range(1, number + 1))
-    assert losses(preempted) == losses(steps(tmp_path / "undisturbed"))
+    assert list_losses(preempted) == list_losses(steps(tmp_path / "undisturbed"))
     status = json.loads((tmp_path / "preempted" / "status.json").read_text())
     assert (status["state"], status["step"], status["exit_code"]) == ("done", number, 0)
 
 
-def test_a_wrong_configuration_is_not_queued_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_with_a_wrong_configuration_is_not_requeued(cluster: Cluster, tmp_path: Path) -> None:
     job = cluster.submit(
         tmp_path,
         "--time=60",
@@ -96,8 +98,10 @@ def test_a_wrong_configuration_is_not_queued_again(cluster: Cluster, tmp_path: P
     assert "learning_rate in Hydra" in (tmp_path / "job.out").read_text()
 
 
-def test_inside_an_allocation(cluster: Cluster, tmp_path: Path) -> None:
-    """`train.sh` starts all its machines, or with BSMETA_FORCE_LOCAL=true this one alone."""
+def test_a_launch_inside_an_allocation_starts_all_machines_or_one(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """`train.sh` starts all machines, or with BSMETA_FORCE_LOCAL=true this machine only."""
     script = [str(EXPERIMENTS / "train.sh"), *SMALL, "max_train_steps=3", "log_documents=true"]
     ranks = {}
     for name, local in (("all", "false"), ("one", "true")):
@@ -108,7 +112,7 @@ def test_inside_an_allocation(cluster: Cluster, tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert json.loads((tmp_path / name / "status.json").read_text())["state"] == "done"
-        ranks[name] = sorted(one.name for one in (tmp_path / name).glob("documents-*"))
+        ranks[name] = sorted(path.name for path in (tmp_path / name).glob("documents-*"))
     assert ranks == {
         "all": ["documents-rank0.jsonl", "documents-rank1.jsonl"],
         "one": ["documents-rank0.jsonl"],

@@ -23,7 +23,7 @@ PAGES, WORDS, HOSTS = 24, 40, 6
 
 @dataclass(frozen=True)
 class KnownPage:
-    """A page of words that no other page has."""
+    """A page of words that occur on no other page."""
 
     words: list[str]
     host: str
@@ -31,7 +31,7 @@ class KnownPage:
 
     @property
     def line(self) -> dict[str, object]:
-        """The page as a line of a shard."""
+        """Returns the page as a line of a shard."""
         title = {"key": "title", "type": "global", "value": self.title}
         return {
             "text": " ".join(self.words),
@@ -40,8 +40,8 @@ class KnownPage:
         }
 
 
-def known_pages() -> list[KnownPage]:
-    """Pages of words of six letters: 280 characters each."""
+def make_pages() -> list[KnownPage]:
+    """Returns pages of words of six letters, 280 characters each."""
     generator = random.Random(0)
     words: set[str] = set()
     while len(words) < PAGES * WORDS:
@@ -64,7 +64,7 @@ def write_pages(pages: list[KnownPage], path: Path) -> None:
 
 
 def followers(pages: list[KnownPage]) -> dict[str, str]:
-    """By token: the one that follows it, in the pages and in answers about them."""
+    """Returns the follower of each token, in the pages and in answers about them."""
     following: dict[str, str] = {}
     for page in pages:
         for word, after in zip(page.words, page.words[1:], strict=False):
@@ -81,10 +81,10 @@ def write_model(folder: Path, following: Mapping[str, str], probability: float |
     """Writes a tokenizer and a model that gives each token's follower a probability.
 
     The layer's attention and feed-forward outputs are 0, so the logits are those of the last token:
-    the row of its follower has one logit, all others have another.
+    the follower has one logit, all other tokens another.
 
     Args:
-        probability: Of the follower; None: the logits are random.
+        probability: Probability of the follower; None: the logits are random.
     """
     tokens = sorted({*following, *following.values()})
     vocabulary = {token: number for number, token in enumerate([UNKNOWN, *tokens])}

@@ -40,7 +40,7 @@ def study(tmp_path: Path) -> StudyConfig:
 
 
 def a_run(bits: list[float], shown: float | None, seed: int, share: float = 1.0) -> Measurement:
-    """A curve of three checkpoints; the arms of a seed differ from those of others alike."""
+    """Returns a curve of three checkpoints; all arms of a seed share its deviation."""
     generator = np.random.default_rng([seed, int(bits[-1] * 1000)])
     without = np.concatenate([flat(point + 0.05 * seed, bins=2) for point in bits])
     without = without + generator.normal(0, 0.001)
@@ -58,7 +58,7 @@ def save(study: StudyConfig, arm: str, seed: int, run: Measurement) -> None:
 
 @pytest.fixture
 def kept(study: StudyConfig) -> StudyConfig:
-    """The study with the measurements of all its runs, and nothing else."""
+    """The study with the measurements of all runs, and no other files."""
     for seed in SEEDS:
         save(study, "none", seed, a_run([4.0, 3.0, 2.0], None, seed))
         save(study, "url", seed, a_run([3.5, 2.75, 1.5], -0.25, seed))

@@ -22,7 +22,7 @@ def measurement(
     targets: Sequence[int] = (1000,),
     **changes: Any,
 ) -> Measurement:
-    """A run of documents with 100 bytes in each bin.
+    """Returns a run of documents with 100 bytes in each bin.
 
     Args:
         without: float64 [checkpoints, documents, bins], bits per byte without metadata.
@@ -48,12 +48,12 @@ def measurement(
 
 
 def flat(bits: float, documents: int = 20, bins: int = 1) -> np.ndarray:
-    """One checkpoint at which all documents need as many bits: float64 [1, documents, bins]."""
+    """Returns one checkpoint with equal bits for all documents: float64 [1, documents, bins]."""
     return np.full((1, documents, bins), bits)
 
 
 def measured(study: StudyConfig, runs: Mapping[str, Sequence[Measurement]]) -> Measured:
-    """The measurements of a study, by arm: one of each seed."""
+    """Returns the measurements of a study, by arm and seed."""
     return Measured(
         study,
         {

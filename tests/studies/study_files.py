@@ -50,7 +50,7 @@ def loaded(folder: Path, **changes: object) -> StudyConfig:
 
 
 def finished(folder: Path, name: str, step: int, targets: int) -> None:
-    """A run folder as a finished run leaves it."""
+    """Writes a run folder as a finished run leaves it."""
     run = folder / "study" / "runs" / name
     run.mkdir(parents=True)
     (run / "status.json").write_text('{"state": "done"}')

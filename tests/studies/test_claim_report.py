@@ -15,7 +15,7 @@ from bsmeta.studies.report import make_effect_table, make_exploratory_tables
 from bsmeta.studies.results import compute_results
 
 
-def test_the_words_and_tables_of_a_study(kept: StudyConfig) -> None:
+def test_a_report_has_the_sentences_and_tables_of_the_claims(kept: StudyConfig) -> None:
     results = compute_results(kept)
     words = format_sentences(results)
     assert len(words) == 3
@@ -57,7 +57,7 @@ def test_without_claims_nothing_is_decided(kept: StudyConfig) -> None:
     assert make_exploratory_tables(results)[0].title == "Bits per byte"
 
 
-def test_the_declared_claims_before_any_run(study: StudyConfig) -> None:
+def test_declared_claims_are_listed_before_any_run(study: StudyConfig) -> None:
     saving = ClaimConfig(
         label="saves a tenth", arm="url", at=0.5, saves=0.1, bytes=[100], minus_bytes=[0, 100],
         smallest_difference=0.02,

@@ -29,33 +29,33 @@ def study(claims: dict[str, ClaimConfig], **changes: object) -> StudyConfig:
 
 
 def runs(*bits: float, shown: tuple[float, ...] = (), noise: float = 0.0) -> list[Measurement]:
-    """One run of each seed; documents differ by `noise`, in all runs alike."""
+    """Returns a run of each seed; documents differ by `noise`, equally in all runs."""
     documents = np.random.default_rng(0).normal(0, noise, (1, 20, 1)) if noise else 0.0
     pairs = zip(bits, shown or [None] * len(bits), strict=True)
     return [
-        measurement(flat(own) + documents, None if other is None else flat(other) + documents)
-        for own, other in pairs
+        measurement(flat(arm_runs) + documents, None if other is None else flat(other) + documents)
+        for arm_runs, other in pairs
     ]
 
 
 def only(claims: list[Claim]) -> Claim:
-    (found,) = claims
-    return found
+    (claim_result,) = claims
+    return claim_result
 
 
 def test_a_claim_is_a_paired_t_test_over_seeds() -> None:
     declared = study({"a": claim()})
-    base, own = (2.0, 2.2, 1.9, 2.1), (1.9, 2.05, 1.85, 1.98)
-    found = only(
-        decide_claims(declared, measured(declared, {"none": runs(*base), "url": runs(*own)}))
+    base, arm_runs = (2.0, 2.2, 1.9, 2.1), (1.9, 2.05, 1.85, 1.98)
+    claim_result = only(
+        decide_claims(declared, measured(declared, {"none": runs(*base), "url": runs(*arm_runs)}))
     )
-    assert found.effect is not None
-    assert found.effect.value == pytest.approx(-0.105)
-    expected = ttest_1samp(np.subtract(own, base), 0).pvalue
-    assert found.p_value == pytest.approx(expected)
-    assert found.corrected == pytest.approx(expected)  # the only claim
-    assert found.verdict == "supported"
-    assert found.low < -0.105 < found.high < 0
+    assert claim_result.effect is not None
+    assert claim_result.effect.value == pytest.approx(-0.105)
+    expected = ttest_1samp(np.subtract(arm_runs, base), 0).pvalue
+    assert claim_result.p_value == pytest.approx(expected)
+    assert claim_result.corrected == pytest.approx(expected)  # the only claim
+    assert claim_result.verdict == "supported"
+    assert claim_result.low < -0.105 < claim_result.high < 0
 
 
 def test_a_contrast_between_two_pairs_of_arms_is_paired_by_seed() -> None:
@@ -69,7 +69,9 @@ def test_a_contrast_between_two_pairs_of_arms_is_paired_by_seed() -> None:
         "url_long": (1.81, 2.02, 1.7, 1.93),
     }
     verdict = only(
-        decide_claims(declared, measured(declared, {arm: runs(*own) for arm, own in bits.items()}))
+        decide_claims(
+            declared, measured(declared, {arm: runs(*arm_runs) for arm, arm_runs in bits.items()})
+        )
     )
     short = np.subtract(bits["url"], bits["none"])
     long = np.subtract(bits["url_long"], bits["none_long"])
@@ -79,7 +81,9 @@ def test_a_contrast_between_two_pairs_of_arms_is_paired_by_seed() -> None:
 
     del bits["url_long"]
     waiting = only(
-        decide_claims(declared, measured(declared, {arm: runs(*own) for arm, own in bits.items()}))
+        decide_claims(
+            declared, measured(declared, {arm: runs(*arm_runs) for arm, arm_runs in bits.items()})
+        )
     )
     assert (waiting.verdict, waiting.reason) == ("open", "url_long has not been measured")
 
@@ -107,8 +111,8 @@ def test_a_supported_claim_may_be_too_small_to_matter() -> None:
     declared = study({"a": claim()})
     spread = np.array([-0.001, 0.0, 0.0, 0.001])
     bits = {"none": runs(*[2.0] * 4), "url": runs(*(1.99 + spread))}
-    found = only(decide_claims(declared, measured(declared, bits)))
-    assert (found.verdict, found.excludes_interest) == ("supported", True)
+    claim_result = only(decide_claims(declared, measured(declared, bits)))
+    assert (claim_result.verdict, claim_result.excludes_interest) == ("supported", True)
 
 
 def test_every_declared_claim_counts_in_the_correction() -> None:
@@ -116,92 +120,102 @@ def test_every_declared_claim_counts_in_the_correction() -> None:
     arms = {"none": ArmConfig(), "url": ArmConfig(), "title": ArmConfig()}
     several = {f"b{number}": claim(arm="title") for number in range(8)}
     declared = study({"a": claim(), **several}, arms=arms)
-    base, own = (2.0, 2.2, 1.9, 2.1), (1.9, 2.05, 1.85, 1.98)
-    found = decide_claims(declared, measured(declared, {"none": runs(*base), "url": runs(*own)}))
-    assert found[0].corrected == pytest.approx(9 * found[0].p_value)
-    assert found[0].verdict == "undecided"
-    assert {one.verdict for one in found[1:]} == {"open"}
-    assert found[1].reason == "title has not been measured"
+    base, arm_runs = (2.0, 2.2, 1.9, 2.1), (1.9, 2.05, 1.85, 1.98)
+    claim_result = decide_claims(
+        declared, measured(declared, {"none": runs(*base), "url": runs(*arm_runs)})
+    )
+    assert claim_result[0].corrected == pytest.approx(9 * claim_result[0].p_value)
+    assert claim_result[0].verdict == "undecided"
+    assert {claim.verdict for claim in claim_result[1:]} == {"open"}
+    assert claim_result[1].reason == "title has not been measured"
 
 
 def test_nothing_is_decided_before_the_declared_seeds_are_measured() -> None:
     declared = study({"a": claim()})
     bits = {"none": runs(2.0, 2.0, 2.0), "url": runs(1.0, 1.01, 1.02)}
-    found = only(decide_claims(declared, measured(declared, bits)))
-    assert (found.verdict, found.reason) == ("open", "3 of 4 declared seeds")
-    assert found.effect is not None
-    assert found.corrected == 1.0
+    claim_result = only(decide_claims(declared, measured(declared, bits)))
+    assert (claim_result.verdict, claim_result.reason) == ("open", "3 of 4 declared seeds")
+    assert claim_result.effect is not None
+    assert claim_result.corrected == 1.0
 
 
-def test_one_seed_decides_nothing() -> None:
+def test_a_single_seed_decides_nothing() -> None:
     declared = study({"a": claim()}, seeds=[1])
     bits = {"none": runs(2.0, noise=0.1), "url": runs(1.999, noise=0.1)}
-    found = only(decide_claims(declared, measured(declared, bits)))
-    assert (found.verdict, found.reason) == (
+    claim_result = only(decide_claims(declared, measured(declared, bits)))
+    assert (claim_result.verdict, claim_result.reason) == (
         "open", "one seed, which shows no variation over seeds"
     )  # fmt: skip
-    assert not found.excludes_interest
+    assert not claim_result.excludes_interest
 
 
 def test_documents_are_a_source_of_error_too() -> None:
-    """The seeds agree exactly, but a quarter of the documents makes all of the difference."""
+    """The seeds agree exactly, but a quarter of the documents make the whole difference."""
     declared = study({"a": claim()})
     gain = np.where(np.arange(20) < 5, -0.4, 0.1)[None, :, None]
-    own = [measurement(flat(2.0) + gain) for _ in SEEDS]
-    found = only(
-        decide_claims(declared, measured(declared, {"none": runs(*[2.0] * 4), "url": own}))
+    arm_runs = [measurement(flat(2.0) + gain) for _ in SEEDS]
+    claim_result = only(
+        decide_claims(declared, measured(declared, {"none": runs(*[2.0] * 4), "url": arm_runs}))
     )
-    assert found.effect is not None
-    assert found.effect.deviation == pytest.approx(0, abs=1e-12)
-    assert found.effect.document_error == pytest.approx(gain.std(ddof=1) / 20**0.5)
-    assert found.verdict == "undecided"
+    assert claim_result.effect is not None
+    assert claim_result.effect.deviation == pytest.approx(0, abs=1e-12)
+    assert claim_result.effect.document_error == pytest.approx(gain.std(ddof=1) / 20**0.5)
+    assert claim_result.verdict == "undecided"
 
 
-def test_a_claim_about_saved_data_reads_the_other_arm_further_on() -> None:
-    """The arm after 800 tokens against text alone after 1,000: at least 20% is saved."""
+def test_a_claim_about_saved_data_compares_with_a_later_point_of_the_baseline() -> None:
+    """The arm after 800 tokens is compared with text alone after 1,000: at least 20% is saved."""
     declared = study({"a": claim(at=0.8, saves=0.2)}, curve=[0.8, 1.0])
 
     def run(early: float, late: float) -> Measurement:
         return measurement(np.concatenate([flat(early), flat(late)]), targets=(800, 1000))
 
     base = [run(2.5 + 0.01 * seed, 2.0 + 0.01 * seed) for seed in SEEDS]
-    own = [run(1.9 + 0.011 * seed, 1.0) for seed in SEEDS]
-    found = only(decide_claims(declared, measured(declared, {"none": base, "url": own})))
-    assert found.effect is not None
-    assert found.effect.value == pytest.approx(-0.0975)
-    assert found.verdict == "supported"
+    arm_runs = [run(1.9 + 0.011 * seed, 1.0) for seed in SEEDS]
+    claim_result = only(
+        decide_claims(declared, measured(declared, {"none": base, "url": arm_runs}))
+    )
+    assert claim_result.effect is not None
+    assert claim_result.effect.value == pytest.approx(-0.0975)
+    assert claim_result.verdict == "supported"
     beyond = study({"a": claim(saves=0.2)}, curve=[0.8, 1.0])
-    found = only(decide_claims(beyond, measured(beyond, {"none": base, "url": own})))
-    assert found.verdict == "open"
-    assert found.reason == "none was trained on 1,000 text tokens, not on 1,250"
+    claim_result = only(decide_claims(beyond, measured(beyond, {"none": base, "url": arm_runs})))
+    assert claim_result.verdict == "open"
+    assert claim_result.reason == "none was trained on 1,000 text tokens, not on 1,250"
 
 
-def test_a_contrast_of_positions_cancels_what_is_the_same_everywhere() -> None:
+def test_a_contrast_of_positions_cancels_a_uniform_difference() -> None:
     """Worse by 0.3 below byte 128, better by 0.1 from byte 512 on: a contrast of -0.4."""
     measure = MeasureConfig(position_edges=[0, 128, 512])
     declared = study({"a": claim(bytes=[512], minus_bytes=[0, 128])}, measure=measure)
     change = np.array([0.3, 5.0, -0.1])
     base = [measurement(flat(2.0 + 0.1 * seed, bins=3)) for seed in SEEDS]
-    own = [measurement(flat(2.0 - 0.2 * seed, bins=3) + change + 0.001 * seed) for seed in SEEDS]
-    found = only(decide_claims(declared, measured(declared, {"none": base, "url": own})))
-    assert found.effect is not None
-    assert found.effect.value == pytest.approx(-0.4)
-    assert found.effect.deviation == pytest.approx(0, abs=1e-12)  # the level of a seed cancels
+    arm_runs = [
+        measurement(flat(2.0 - 0.2 * seed, bins=3) + change + 0.001 * seed) for seed in SEEDS
+    ]
+    claim_result = only(
+        decide_claims(declared, measured(declared, {"none": base, "url": arm_runs}))
+    )
+    assert claim_result.effect is not None
+    assert claim_result.effect.value == pytest.approx(-0.4)
+    assert claim_result.effect.deviation == pytest.approx(
+        0, abs=1e-12
+    )  # the level of a seed cancels
 
 
-def test_types_are_compared_over_the_documents_that_have_both() -> None:
-    """Title gains 0.5 over url on the ten documents with both; one that lacks a type is huge."""
+def test_types_are_compared_over_documents_that_have_both() -> None:
+    """Title gains 0.5 over url on the ten documents with both; other documents are huge."""
     declared = study({"a": claim(metadata="title", against="url", against_metadata="url")})
     title, url = flat(1.0)[0], flat(1.5)[0]
     title[10:15], url[15:] = np.nan, np.nan
     title[15:], url[10:15] = 99.0, -99.0
-    own = [
+    arm_runs = [
         measurement(flat(2.0), flat(1.0), {"title": title + 0.01 * seed, "url": url})
         for seed in SEEDS
     ]
-    found = only(
-        decide_claims(declared, measured(declared, {"none": runs(*[2.0] * 4), "url": own}))
+    claim_result = only(
+        decide_claims(declared, measured(declared, {"none": runs(*[2.0] * 4), "url": arm_runs}))
     )
-    assert found.effect is not None
-    assert found.effect.units == 10
-    assert found.effect.value == pytest.approx(-0.475)
+    assert claim_result.effect is not None
+    assert claim_result.effect.units == 10
+    assert claim_result.effect.value == pytest.approx(-0.475)

@@ -38,16 +38,16 @@ def questions(folder: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
 
 
-def test_each_question_has_one_right_continuation_of_a_page(tasks: Path) -> None:
+def test_each_question_has_one_correct_continuation_of_its_page(tasks: Path) -> None:
     asked = questions(tasks, CLOZE)
     assert len(asked) > 40
-    assert {one["answer"] for one in asked} == {0, 1, 2, 3}
-    for one in asked:
-        assert len(set(one["choices"])) == 4
-        assert 300 <= len(one["beginning"]) < 400
-        assert all(choice.startswith(" ") and len(choice) >= 120 for choice in one["choices"])
-        assert one["url"].startswith("https://")
-    by_right = {one["choices"][one["answer"]]: one for one in asked}
+    assert {question["answer"] for question in asked} == {0, 1, 2, 3}
+    for question in asked:
+        assert len(set(question["choices"])) == 4
+        assert 300 <= len(question["beginning"]) < 400
+        assert all(choice.startswith(" ") and len(choice) >= 120 for choice in question["choices"])
+        assert question["url"].startswith("https://")
+    by_right = {question["choices"][question["answer"]]: question for question in asked}
     assert len(by_right) > 40  # so no page lends its continuation to most others
 
 
@@ -57,34 +57,35 @@ def test_five_examples_and_a_question_fit_in_512_tokens_of_three_characters(
 ) -> None:
     asked = questions(tasks, name)
     assert len(asked) > 50
-    assert {one["answer"] for one in asked} == {0, 1, 2, 3}
+    assert {question["answer"] for question in asked} == {0, 1, 2, 3}
     longest = max(
-        len(one["beginning"]) + max(map(len, one["choices"])) + len("\n\n") for one in asked
+        len(question["beginning"]) + max(map(len, question["choices"])) + len("\n\n")
+        for question in asked
     )
     assert 6 * longest < 3 * 512
-    for one in asked:
-        assert len(set(one["choices"])) == 4
-        assert "\n\n" not in one["beginning"]
+    for question in asked:
+        assert len(set(question["choices"])) == 4
+        assert "\n\n" not in question["beginning"]
         assert all(
-            choice[0] == " " and choice[1:] == choice[1:].strip() for choice in one["choices"]
+            choice[0] == " " and choice[1:] == choice[1:].strip() for choice in question["choices"]
         )
-    assert len({one["beginning"] for one in asked}) == len(asked)
+    assert len({question["beginning"] for question in asked}) == len(asked)
 
 
-def test_the_word_comes_next_on_the_page_and_the_others_are_not_on_it(tasks: Path) -> None:
+def test_the_right_word_comes_next_and_the_others_are_not_on_the_page(tasks: Path) -> None:
     pages, _ = read_pages(DataConfig(validation_file=str(SAMPLE)))
     lines = {page.url: page.line for page in pages}
-    for one in questions(tasks, WORD):
-        line, right = lines[one["url"]], one["choices"][one["answer"]]
-        assert one["beginning"] + right in line
-        assert right.strip() not in one["beginning"]
-        others = [choice for choice in one["choices"] if choice != right]
+    for question in questions(tasks, WORD):
+        line, right = lines[question["url"]], question["choices"][question["answer"]]
+        assert question["beginning"] + right in line
+        assert right.strip() not in question["beginning"]
+        others = [choice for choice in question["choices"] if choice != right]
         assert not any(other.strip() in line for other in others)
         assert {(len(other) - len(right)) in (-1, 0, 1) for other in others} == {True}
 
 
-def test_words_are_on_about_as_many_pages() -> None:
-    """`shared` is on 8 of 90 pages, and only one more word is on 8 to 15 of them."""
+def test_the_choices_occur_on_similar_numbers_of_pages() -> None:
+    """`shared` is on 8 of 90 pages; only one more word is on 8 to 15 pages."""
     fill = "aa " * 70
 
     def page(number: int, words: str) -> Page:
@@ -94,11 +95,11 @@ def test_words_are_on_about_as_many_pages() -> None:
     shared = [page(10 + number, "shared") for number in range(8)]
     others = [page(20 + number, "") for number in range(74)]
     asked = list(ask_words([*alone, *shared, *others]))
-    rights = {one["choices"][one["answer"]] for one in asked}
+    rights = {question["choices"][question["answer"]] for question in asked}
     assert rights == {f" word{chr(97 + number)}" for number in range(8)}  # no match for `shared`
 
 
-def test_a_title_is_not_shown_and_the_others_are_of_its_host() -> None:
+def test_the_right_title_is_hidden_and_the_others_are_of_the_same_host() -> None:
     def page(number: int, host: str) -> Page:
         line = f"Title {number}¶ and more text of this page, Title {number} again. " + "body " * 40
         return Page(f"https://{host}/{number}", host, f"Title {number} — {host}", "", line)
@@ -110,11 +111,11 @@ def test_a_title_is_not_shown_and_the_others_are_of_its_host() -> None:
         assert "Title 1" not in one["beginning"]
         assert "Title 2" not in one["beginning"]
         assert one["beginning"].endswith("body\nTitle:")
-    assert {choice[-5:] for one in asked[:4] for choice in one["choices"]} == {"a.org"}
+    assert {choice[-5:] for question in asked[:4] for choice in question["choices"]} == {"a.org"}
     assert {choice[-5:] for choice in asked[4]["choices"]} == {"a.org", "b.org"}  # b has only two
 
 
-def test_the_tasks_are_the_same_each_time_and_for_every_arm(tasks: Path, tmp_path: Path) -> None:
+def test_the_tasks_are_deterministic_and_equal_for_all_arms(tasks: Path, tmp_path: Path) -> None:
     metadata = MetadataConfig(metadata_list=["url", "timestamp"])
     config = DataConfig(validation_file=str(SAMPLE), metadata_config=metadata)
     write_tasks(config, tmp_path, [*QUESTIONS])

@@ -151,11 +151,11 @@ from tests.studies.study_files import BRANCHED, CLAIM, DECAY, loaded, study_file
         ({"out_dir": ""}, "out_dir is missing"),
     ],
 )
-def test_each_mistake_of_a_file_is_named(tmp_path: Path, changes: dict, message: str) -> None:
+def test_each_mistake_in_a_file_is_named(tmp_path: Path, changes: dict, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load_study(study_file(tmp_path, **changes))
 
 
-def test_interpolations_are_left_to_the_run(tmp_path: Path) -> None:
+def test_interpolations_are_resolved_by_the_run(tmp_path: Path) -> None:
     overrides = ["model_config_file='${repo:examples/model/config.json}'"]
     assert loaded(tmp_path, overrides=overrides).overrides == overrides

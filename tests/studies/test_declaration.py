@@ -1,4 +1,4 @@
-"""The declaration of a study: what was declared counts, whatever the file says afterward."""
+"""The declaration of a study counts, even if its file is changed afterward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.studies.study_files import CLAIM, SMALL_STUDY, finished, loaded
 
 @pytest.fixture
 def declared(kept: StudyConfig) -> StudyConfig:
-    """A study of three arms and three seeds that was declared before it was measured."""
+    """A study of three arms and three seeds, declared before it was measured."""
     declare_study(kept)
     return kept
 
@@ -55,7 +55,7 @@ def test_a_removed_arm_is_named_and_counts(declared: StudyConfig) -> None:
     assert len(format_sentences(results)) == 3
 
 
-def test_the_declared_claims_are_tested_and_no_others(declared: StudyConfig) -> None:
+def test_only_declared_claims_are_tested(declared: StudyConfig) -> None:
     (name, first), *others = declared.claims.items()
     easier = replace(first, smallest_difference=9.0)
     added = replace(first, label="something that was seen")
@@ -67,8 +67,8 @@ def test_the_declared_claims_are_tested_and_no_others(declared: StudyConfig) -> 
     assert f"({', '.join(sorted([name, 'seen', others[0][0]]))})" in notes[0]
 
 
-def test_nothing_is_declared_again_by_removing_what_was_run(declared: StudyConfig) -> None:
-    """Without the arms and seeds of all runs, the file looks like that of a study not begun."""
+def test_removing_runs_from_the_file_does_not_redeclare_a_study(declared: StudyConfig) -> None:
+    """Without the arms and seeds of all runs, the file looks like a study not yet begun."""
     other = replace(declared, seeds=[7], claims={})
     with pytest.raises(ConfigurationError, match="added, removed or changed since the first run"):
         declare_study(other)
@@ -81,7 +81,7 @@ def test_nothing_is_declared_again_by_removing_what_was_run(declared: StudyConfi
         )
 
 
-def test_a_declaration_that_is_older_than_claims_about_tasks_is_read(
+def test_a_declaration_older_than_claims_about_tasks_is_read(
     declared: StudyConfig,
 ) -> None:
     file = locate_declaration(declared)
@@ -99,7 +99,7 @@ def test_a_declaration_that_is_older_than_claims_about_tasks_is_read(
     ]  # fmt: skip
 
 
-def test_the_declared_tasks_are_read_whatever_the_file_says(kept: StudyConfig) -> None:
+def test_the_declared_tasks_are_read_instead_of_the_changed_file(kept: StudyConfig) -> None:
     quiz = ClaimConfig(label="a", arm="url", task="quiz", shots=5, smallest_difference=0.1)
     tasks = DownstreamConfig(tasks=["quiz"], limit=9)
     declared = replace(kept, claims={"quiz": quiz}, downstream=tasks)
@@ -201,7 +201,7 @@ def test_the_tasks_of_claims_are_declared_before_the_first_run(tmp_path: Path) -
     }  # fmt: skip
 
 
-def test_without_claims_about_them_tasks_may_change(tmp_path: Path) -> None:
+def test_tasks_without_claims_may_change(tmp_path: Path) -> None:
     declare_study(loaded(tmp_path, claims={"a": CLAIM}, downstream={"tasks": ["quiz"]}))
     finished(tmp_path, "none-seed3", step=20, targets=4000)
     declare_study(loaded(tmp_path, claims={"a": CLAIM}, downstream={"tasks": ["riddle"]}))

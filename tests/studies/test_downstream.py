@@ -34,7 +34,7 @@ from bsmeta.studies.downstream import (
 from bsmeta.studies.runs import list_runs
 from bsmeta.studies.task_scores import Score, find_scores
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
-from tests.studies.bigram import followers, known_pages, write_model, write_pages
+from tests.studies.bigram import followers, make_pages, write_model, write_pages
 from tests.studies.test_cloze import SAMPLE, questions
 
 needs_harness = pytest.mark.skipif(
@@ -80,8 +80,8 @@ def test_the_table_of_a_model_has_paired_differences() -> None:
     ]
 
 
-def test_bits_per_byte_weigh_answers_by_their_bytes_and_leave_out_lost_ones() -> None:
-    """(10 + 60) / (10 + 30); the third answer has no bytes that count."""
+def test_bits_per_byte_weight_answers_by_bytes_and_skip_lost_answers() -> None:
+    """(10 + 60) / (10 + 30); the third answer has no countable bytes."""
     score = Score("cloze", 0, "", [1.0, 0.0, 1.0], [10.0, 60.0, 0.0], [10, 30, 0])
     table = make_model_table("demo", [score])
     assert table.format_cells()[1][4].startswith("1.750 ± ")
@@ -91,19 +91,19 @@ def test_bits_per_byte_weigh_answers_by_their_bytes_and_leave_out_lost_ones() ->
 def test_the_table_of_a_study_pairs_seeds_and_questions() -> None:
     generator = np.random.default_rng(0)
 
-    def answers(rate: float, easy: np.ndarray) -> list[float]:
-        return (easy < rate).astype(float).tolist()
+    def answers(rate: float, difficulties: np.ndarray) -> list[float]:
+        return (difficulties < rate).astype(float).tolist()
 
-    def of_seed(plain: float, prompted: float, easy: np.ndarray) -> list[Score]:
+    def score_arm(plain: float, prompted: float, difficulties: np.ndarray) -> list[Score]:
         return [
-            Score("cloze", 0, "", answers(plain, easy)),
-            Score("cloze", 0, "u", answers(prompted, easy)),
+            Score("cloze", 0, "", answers(plain, difficulties)),
+            Score("cloze", 0, "u", answers(prompted, difficulties)),
         ]
 
-    easy = [generator.random(400) for _ in range(3)]
+    difficulties = [generator.random(400) for _ in range(3)]
     arms = {
-        "none": [of_seed(0.4, 0.4, one)[:1] for one in easy],
-        "url": [of_seed(0.5, 0.7, one) for one in easy],
+        "none": [score_arm(0.4, 0.4, task)[:1] for task in difficulties],
+        "url": [score_arm(0.5, 0.7, task) for task in difficulties],
     }
     labels = {"none": "text alone", "url": "URL"}
     rows = make_study_table(arms, labels, "none").format_cells()
@@ -125,10 +125,10 @@ def test_the_harness_answers_with_and_without_a_prompt(demo_model: Path, tmp_pat
         tasks=[CLOZE], shots=[0, 2], prompts={CLOZE: "url: {url} ||| "}, limit=12,
     )  # fmt: skip
     scores = score_model(demo_model, settings, "cpu", tmp_path / "tasks")
-    assert [(one.shots, one.prompt) for one in scores] == [
+    assert [(score.shots, score.prompt) for score in scores] == [
         (0, ""), (0, "url: {url} ||| "), (2, ""), (2, "url: {url} ||| "),
     ]  # fmt: skip
-    assert all(len(one.correct) == 12 and set(one.correct) <= {0.0, 1.0} for one in scores)
+    assert all(len(score.correct) == 12 and set(score.correct) <= {0.0, 1.0} for score in scores)
     for score in scores:
         ratios = np.divide(score.bits, score.sizes)
         assert len(ratios) == 12
@@ -145,8 +145,8 @@ def test_the_harness_answers_with_and_without_a_prompt(demo_model: Path, tmp_pat
 
 @pytest.mark.slow
 @needs_harness
-def test_a_context_that_is_read_once_gives_the_scores_of_the_harness(demo_model: Path) -> None:
-    """Choices of one token and of several, and a context that the model must cut."""
+def test_reading_a_context_once_gives_the_scores_of_the_harness(demo_model: Path) -> None:
+    """With choices of one and several tokens, and a context that must be truncated."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
@@ -167,10 +167,10 @@ def test_a_context_that_is_read_once_gives_the_scores_of_the_harness(demo_model:
 @pytest.mark.slow
 @needs_harness
 @pytest.mark.parametrize("probability", [0.5, None])
-def test_a_model_that_knows_the_answers_is_right_and_a_random_one_is_not(
+def test_only_a_model_that_knows_the_answers_scores_above_chance(
     probability: float | None, tmp_path: Path
 ) -> None:
-    pages = known_pages()
+    pages = make_pages()
     write_pages(pages, tmp_path / "test.jsonl")
     names = [WORD, TITLE, SITE]
     write_tasks(
@@ -192,15 +192,17 @@ def test_a_model_that_knows_the_answers_is_right_and_a_random_one_is_not(
     assert all(score.correct == [1.0] * 24 for score in scores)
     for score in scores:
         assert score.bits == pytest.approx([2.0 if score.task == TITLE else 1.0] * 24, abs=1e-3)
-    words = [one["choices"][one["answer"]] for one in questions(tmp_path / "tasks", WORD)]
+    words = [
+        question["choices"][question["answer"]] for question in questions(tmp_path / "tasks", WORD)
+    ]
     assert scores[0].sizes == [len(word) for word in words] == [7] * 24
-    assert scores[4].hosts == [one["host"] for one in questions(tmp_path / "tasks", SITE)]
+    assert scores[4].hosts == [question["host"] for question in questions(tmp_path / "tasks", SITE)]
 
 
 @pytest.fixture
 def finished(tmp_path: Path) -> StudyConfig:
-    """A study whose runs are done: that of `url` knows the answers, the others answer at random."""
-    pages = known_pages()
+    """A study with finished runs: `url` knows the answers, the other arms answer at random."""
+    pages = make_pages()
     write_pages(pages, tmp_path / "test.jsonl")
     study = StudyConfig(
         title="a study", out_dir=str(tmp_path / "out"), results_dir=str(tmp_path / "kept"),
@@ -243,7 +245,7 @@ def test_a_study_scores_its_finished_models_once(finished: StudyConfig) -> None:
     assert make_downstream_tables(finished, ["none", "url"], [1, 2]) == []
 
 
-def test_without_the_harness_a_study_says_so_if_there_is_something_to_score(
+def test_without_the_harness_a_study_with_unscored_models_warns(
     finished: StudyConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
@@ -258,7 +260,7 @@ def test_without_the_harness_a_study_says_so_if_there_is_something_to_score(
 
 @pytest.mark.slow
 @needs_harness
-def test_the_model_reads_five_other_pages_with_their_answers(
+def test_a_prompt_has_five_other_pages_with_their_answers(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contexts: list[list[int]] = []
@@ -277,7 +279,10 @@ def test_the_model_reads_five_other_pages_with_their_answers(
     assert len(shown) == 24
     for number, name in enumerate(names):
         asked = questions(tmp_path / "tasks", name)
-        solved = {one["beginning"] + one["choices"][one["answer"]]: one["url"] for one in asked}
+        solved = {
+            question["beginning"] + question["choices"][question["answer"]]: question["url"]
+            for question in asked
+        }
         for question, text in zip(asked, shown[8 * number : 8 * number + 8], strict=False):
             *examples, last = text.split("\n\n")
             assert last == question["beginning"]

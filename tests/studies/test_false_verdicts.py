@@ -20,23 +20,23 @@ RARE = 0.0005
 def test_at_most_five_percent_of_studies_give_a_false_verdict(
     seeds: int, claims: int, noise: object
 ) -> None:
-    found = SCRIPT["false_verdicts"](seeds, claims, noise, STUDIES, 1)
-    assert found.studies == STUDIES
-    assert found.count <= binom.ppf(1 - RARE, STUDIES, 0.05)
+    verdict_rates = SCRIPT["false_verdicts"](seeds, claims, noise, STUDIES, 1)
+    assert verdict_rates.studies == STUDIES
+    assert verdict_rates.count <= binom.ppf(1 - RARE, STUDIES, 0.05)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("noise", SCRIPT["NOISES"][:2], ids=lambda noise: noise.name)
 @pytest.mark.parametrize("seeds", [3, 8])
-def test_an_effect_is_found_as_often_as_predicted(seeds: int, noise: object) -> None:
-    found, predicted, _ = SCRIPT["power_found"](seeds, 6, noise, STUDIES, 1)
+def test_an_effect_is_detected_at_the_predicted_rate(seeds: int, noise: object) -> None:
+    verdict_rates, predicted, _ = SCRIPT["power_found"](seeds, 6, noise, STUDIES, 1)
     assert predicted == pytest.approx(0.8, abs=0.03)
     # the prediction is to be within three points of the power
     low, high = (
         binom.ppf(RARE, STUDIES, predicted - 0.03),
         binom.ppf(1 - RARE, STUDIES, predicted + 0.03),
     )
-    assert low <= found.count <= high
+    assert low <= verdict_rates.count <= high
 
 
 MOST_FALSE = binom.ppf(1 - RARE, 200, 0.05)
@@ -76,7 +76,7 @@ def test_dropping_seeds_of_a_declared_study_gives_no_verdict(guard: str) -> None
     assert dropped(guard, 60, 1).count <= binom.ppf(1 - RARE, 60, 0.05)
 
 
-def test_machines_are_no_false_verdict_if_the_arms_of_a_seed_share_one() -> None:
+def test_machines_cause_no_false_verdicts_if_arms_of_a_seed_share_one() -> None:
     settings = (12, 2)
     divided = SCRIPT["false_verdicts"](*settings, SCRIPT["DIVIDED"], 100, 1)
     together = SCRIPT["false_verdicts"](*settings, SCRIPT["TOGETHER"], 100, 1)

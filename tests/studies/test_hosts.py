@@ -27,8 +27,8 @@ SCRIPT = runpy.run_path(str(REPOSITORY / "experiments/benchmarks/false_verdicts.
 STUDIES = 200
 
 
-def test_hosts_that_an_arm_changes_differently_give_no_false_verdicts() -> None:
-    """No arm has an effect, but each changes the bits of each host by 0.03 (deviation)."""
+def test_effects_that_vary_by_host_give_no_false_verdicts() -> None:
+    """No arm has an effect on average, but each changes the bits of each host (deviation 0.03)."""
     (_, noise) = SCRIPT["OF_HOSTS"]
     by_document = SCRIPT["false_verdicts"](12, 2, noise, STUDIES, 1, "document")
     by_host = SCRIPT["false_verdicts"](12, 2, noise, STUDIES, 1, "host")
@@ -36,8 +36,8 @@ def test_hosts_that_an_arm_changes_differently_give_no_false_verdicts() -> None:
     assert by_host.count <= binom.ppf(0.9995, STUDIES, 0.05)
 
 
-def decided(cluster: str, sites: list[str]) -> Claim:
-    """The claim of an arm that needs 0.1 bits less on a.org and b.org, and none less elsewhere."""
+def decide(cluster: str, sites: list[str]) -> Claim:
+    """Decides the claim of an arm that needs 0.1 bits less on a.org and b.org only."""
     claims = {"x": ClaimConfig(label="x", arm="arm", smallest_difference=0.01)}
     study = StudyConfig(
         seeds=[1, 2, 3], baseline="none", arms={"none": ArmConfig(), "arm": ArmConfig()},
@@ -57,9 +57,9 @@ def decided(cluster: str, sites: list[str]) -> Claim:
     return claim
 
 
-def test_the_error_is_that_of_a_mean_over_hosts() -> None:
+def test_the_error_equals_that_of_a_mean_over_hosts() -> None:
     sites = ["a.org"] * 10 + ["b.org"] * 10 + ["c.org"] * 10
-    by_document, by_host = decided("document", sites), decided("host", sites)
+    by_document, by_host = decide("document", sites), decide("host", sites)
     assert by_document.verdict == "supported"
     assert by_host.verdict == "undecided"
     assert by_host.effect is not None
@@ -70,9 +70,9 @@ def test_the_error_is_that_of_a_mean_over_hosts() -> None:
     assert (by_host.effect.units, by_host.effect.degrees) == (3, pytest.approx(2.0))
 
 
-def test_hosts_of_one_document_each_are_documents() -> None:
+def test_hosts_with_one_document_each_give_the_result_over_documents() -> None:
     sites = ["a.org", "b.org", *(f"{letter}.net" for letter in "cdefghij")]
-    by_document, by_host = decided("document", sites), decided("host", sites)
+    by_document, by_host = decide("document", sites), decide("host", sites)
     assert by_document.effect is not None
     assert by_host.effect is not None
     assert by_host.effect.document_error == pytest.approx(by_document.effect.document_error)
@@ -87,13 +87,13 @@ def test_hosts_of_one_document_each_are_documents() -> None:
     ],
 )
 def test_claims_about_hosts_are_open_without_hosts(sites: list[str], reason: str) -> None:
-    claim = decided("host", sites)
+    claim = decide("host", sites)
     assert (claim.verdict, claim.reason) == ("open", reason)
-    assert decided("document", sites).verdict != "open"
+    assert decide("document", sites).verdict != "open"
 
 
 def keep(study: StudyConfig, sites: list[str]) -> StudyConfig:
-    """The measurements of all runs, over documents of these hosts."""
+    """Saves the measurements of all runs, over documents of the given hosts."""
     for seed in study.seeds:
         for arm, bits, shown in (
             ("none", [4.0, 3.0, 2.0], None),
@@ -120,7 +120,7 @@ def test_the_declared_unit_counts(study: StudyConfig) -> None:
     ]
 
 
-def test_an_older_declaration_is_one_of_documents(study: StudyConfig) -> None:
+def test_an_older_declaration_has_documents_as_units(study: StudyConfig) -> None:
     keep(study, ["a.org", "b.org"] * 10)
     declare_study(study)
     declared = json.loads(locate_declaration(study).read_text())
@@ -134,7 +134,7 @@ def test_an_older_declaration_is_one_of_documents(study: StudyConfig) -> None:
 
 
 @pytest.mark.long
-def test_a_report_over_hosts(study: StudyConfig) -> None:
+def test_a_report_over_hosts_names_its_units(study: StudyConfig) -> None:
     sites = ["a.org"] * 8 + ["b.org"] * 8 + [""] * 4
     results = compute_results(replace(keep(study, sites), cluster="host"))
     assert "2 hosts are few: intervals over them are wide" in results.notes[-2]
@@ -160,7 +160,7 @@ def test_a_report_over_hosts(study: StudyConfig) -> None:
 
 
 def results_with_correlated_hosts(study: StudyConfig) -> Results:
-    """The URL saves 0.5 bits on a.org, which has half of the documents, and none elsewhere."""
+    """Returns results where the URL saves 0.5 bits only on a.org, half of the documents."""
     sites = np.array(["a.org"] * 10 + ["b.org"] * 10)
     keep(study, sites.tolist())
     gain = (np.arange(20) < 10)[None, :, None] * 0.5
@@ -173,7 +173,7 @@ def results_with_correlated_hosts(study: StudyConfig) -> Results:
 
 
 @pytest.mark.long
-def test_the_report_shows_what_hosts_would_change(study: StudyConfig) -> None:
+def test_the_report_shows_the_effect_of_hosts_as_units(study: StudyConfig) -> None:
     results = results_with_correlated_hosts(study)
     assert (results.claims[0].verdict, results.by_host[0].verdict) == ("supported", "undecided")
     assert format_sentences(results)[0].startswith("**Supported**: URL beats text alone: -0.2491")
@@ -195,8 +195,8 @@ def test_the_report_shows_what_hosts_would_change(study: StudyConfig) -> None:
     assert over_hosts["host_error"] == pytest.approx(0.25, abs=1e-3)
 
 
-def test_the_verdicts_of_a_published_study_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """meco_small declared no unit, so its verdicts are over documents; hosts stand beside them."""
+def test_the_verdicts_of_a_published_study_do_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """meco_small declared no unit, so its verdicts are over documents; hosts are shown beside."""
     monkeypatch.chdir(REPOSITORY)
     results = compute_results(load_study(Path("experiments/studies/meco_small.yaml")))
     assert results.hosts == 5

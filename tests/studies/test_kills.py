@@ -23,7 +23,7 @@ def study_file(folder: Path) -> Path:
         "none": {"overrides": ["data_config.metadata_config.metadata_list=[]"]},
         "url": {"overrides": ["data_config.metadata_config.metadata_list=[url]"]},
     }
-    overrides = [one for one in SMALL if not one.startswith("save_steps")]
+    overrides = [override for override in SMALL if not override.startswith("save_steps")]
     overrides += [f"max_train_steps={STEPS}", "save_steps=5", "eval_documents=1"]
     study = {
         "out_dir": "study", "config": "demo", "seeds": [1], "baseline": "none", "arms": arms,
@@ -36,7 +36,7 @@ def study_file(folder: Path) -> Path:
 
 
 def start(folder: Path, output: Path | None = None) -> subprocess.Popen[str]:
-    """Starts the study; what it prints is kept for `end`, or written to `output` at once."""
+    """Starts the study; its output is kept for `end`, or written to `output` at once."""
     return subprocess.Popen(
         [sys.executable, str(EXPERIMENTS / "study.py"), str(study_file(folder))],
         cwd=folder,
@@ -54,7 +54,7 @@ def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> No
 
 
 def trainers(folder: Path) -> list[int]:
-    """The processes that train in a folder."""
+    """Returns the processes that train in a folder."""
     command = ["pgrep", "-f", f"{folder}/study/runs"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     return [int(line) for line in found.stdout.split()]
@@ -77,7 +77,7 @@ def test_a_killed_study_continues(tmp_path: Path) -> None:
     for process in left:  # they stand still until the next study has found them
         os.kill(process, signal.SIGSTOP)
     saved = os.stat(none / "metrics.jsonl").st_mtime_ns
-    second.kill()  # the study alone: its run goes on
+    second.kill()  # the study alone: its run continues
     second.wait()
 
     printed = tmp_path / "printed"

@@ -47,7 +47,7 @@ def train(study: StudyConfig) -> None:
 
 
 @pytest.mark.slow
-def test_a_measurement_has_the_records_of_its_run(
+def test_a_measurement_contains_the_records_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = make_study(tmp_path, monkeypatch)
@@ -75,12 +75,12 @@ def test_a_measurement_has_the_records_of_its_run(
     assert orders == [0, 1]
 
 
-def test_the_metadata_says_exactly_its_bits_of_the_topic(tmp_path: Path) -> None:
+def test_the_metadata_reveals_exactly_its_bits_of_the_topic(tmp_path: Path) -> None:
     SCRIPT["write_corpus"](tmp_path, documents=2000, held_out=50)
     lines = gzip.decompress((tmp_path / "train-0.jsonl.gz").read_bytes()).splitlines()
     documents = [json.loads(line) for line in lines]
     assert len(documents) == 1000
-    assert {len(one["text"]) for one in documents} == {8}
+    assert {len(document["text"]) for document in documents} == {8}
     for name, bits in BITS.items():
         topics: dict[str, set[str]] = {}
         for one in documents:
@@ -96,7 +96,7 @@ def test_the_metadata_says_exactly_its_bits_of_the_topic(tmp_path: Path) -> None
     assert SCRIPT["TEXT_BITS"] == 3 + 4 + 5
 
 
-def test_a_leaf_shows_its_place_and_the_productions_above_it(tmp_path: Path) -> None:
+def test_a_leaf_reveals_its_position_and_the_productions_above(tmp_path: Path) -> None:
     SCRIPT["write_corpus"](tmp_path, "hierarchy", documents=2000, held_out=50)
     lines = gzip.decompress((tmp_path / "train-0.jsonl.gz").read_bytes()).splitlines()
     documents = [json.loads(line) for line in lines]
@@ -107,20 +107,20 @@ def test_a_leaf_shows_its_place_and_the_productions_above_it(tmp_path: Path) -> 
         for level in range(3):
             (record,) = document[f"metadata_level_{level}"]
             assert len(record["value"]) == 2**level
-            for place, leaf in enumerate(leaves):
-                node = record["value"][place >> (3 - level)]
+            for position, leaf in enumerate(leaves):
+                node = record["value"][position >> (3 - level)]
                 values[level].setdefault(leaf, set()).add(node)
     # a leaf has one production above it at each level, and each names half of the leaves below it
     assert all(len(names) == 1 for level in values for names in values[level].values())
     assert all(len(values[level]) == 64 for level in range(3))
     # after the leaf before it: three bits are new at the first, two at the fifth
     following = Counter(
-        len({document["text"][place : place + 2] for document in documents})
-        // len({document["text"][place] for document in documents})
-        for place in range(8)
+        len({document["text"][position : position + 2] for document in documents})
+        // len({document["text"][position] for document in documents})
+        for position in range(8)
     )
     assert following == {8: 1, 4: 1, 2: 2, 1: 4}
-    assert [SCRIPT["revealed"](place) for place in range(9)] == [
+    assert [SCRIPT["revealed"](position) for position in range(9)] == [
         [0, 1, 2], [], [2], [], [1, 2], [], [2], [], [],
     ]  # fmt: skip
 
@@ -150,9 +150,9 @@ def results(study: StudyConfig) -> Results:
 
 
 @pytest.mark.slow
-def test_the_study_finds_what_is_there_and_nothing_else(results: Results) -> None:
+def test_the_study_finds_exactly_the_known_effects(results: Results) -> None:
     answers = list(SCRIPT["answers"](results_as_dict(results)))
-    assert [one.name for one in answers if not one.holds] == []
+    assert [answer.name for answer in answers if not answer.holds] == []
     assert len(answers) == 15
     for one in answers:
         if one.expected < 0:
@@ -161,7 +161,7 @@ def test_the_study_finds_what_is_there_and_nothing_else(results: Results) -> Non
 
 
 @pytest.mark.slow
-def test_only_the_claims_that_hold_are_supported(results: Results) -> None:
+def test_only_true_claims_are_supported(results: Results) -> None:
     found = results_as_dict(results)
     assert list(SCRIPT["verdicts"](found)) == []
     assert {claim["name"] for claim in found["claims"] if claim["verdict"] == SUPPORTED} == {
@@ -170,8 +170,8 @@ def test_only_the_claims_that_hold_are_supported(results: Results) -> None:
 
 
 @pytest.mark.slow
-def test_all_of_the_gain_is_in_the_byte_that_the_metadata_names(results: Results) -> None:
-    parts = {one.name: one.shown for one in results.arms["three_bits"].gains}
+def test_the_whole_gain_is_in_the_byte_revealed_by_the_metadata(results: Results) -> None:
+    parts = {gain.name: gain.shown for gain in results.arms["three_bits"].gains}
     topic, others = parts["bytes 0–1"], parts["bytes 2 and on"]
     assert topic is not None
     assert others is not None
@@ -180,10 +180,10 @@ def test_all_of_the_gain_is_in_the_byte_that_the_metadata_names(results: Results
 
 
 @pytest.mark.slow
-def test_the_data_saved_is_that_of_the_raw_measurements(
+def test_the_saved_data_follow_from_the_raw_measurements(
     study: StudyConfig, results: Results
 ) -> None:
-    """The same number from the files, by straight lines between the points of the baseline."""
+    """Recomputed from the files, by linear interpolation of the baseline."""
 
     def curve(arm: str) -> tuple[np.ndarray, np.ndarray]:
         bits, tokens = [], []
@@ -213,7 +213,7 @@ def test_an_arm_without_metadata_is_not_used_with_it(results: Results) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_arms_share_is_measured(study: StudyConfig, results: Results) -> None:
+def test_the_report_lists_what_the_arms_share(study: StudyConfig, results: Results) -> None:
     found = {line.split(":")[0]: line for line in results.shared}
     assert set(found) == {arm.label for name, arm in study.arms.items() if name != "none"}
     assert all("the same initial weights; " in line for line in found.values())
@@ -244,7 +244,7 @@ def test_the_report_has_every_number_and_its_command(study: StudyConfig, results
 def test_metadata_without_content_gains_nothing_in_repeated_studies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each repeat has a corpus, held-out documents and seeds of its own (KNOWN_ANSWERS_REPEATS)."""
+    """Each repeat has a new corpus, held-out documents and seeds (KNOWN_ANSWERS_REPEATS)."""
     covered: Counter[str] = Counter()
     for repeat in range(REPEATS):
         study = make_study(tmp_path / str(repeat), monkeypatch, corpus_seed=repeat + 1)

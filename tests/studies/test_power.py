@@ -11,7 +11,7 @@ from bsmeta.studies.config import ClaimConfig
 from bsmeta.studies.power import compute_power, count_needed_seeds, predict_power
 
 
-def test_the_power_is_that_of_the_noncentral_t() -> None:
+def test_the_power_follows_the_noncentral_t_distribution() -> None:
     for seeds, count in ((3, 1), (5, 6), (12, 14)):
         critical = t.ppf(1 - 0.025 / count, seeds - 1)
         expected = nct.sf(critical, seeds - 1, 0.02 / 0.015 * seeds**0.5)
@@ -20,7 +20,7 @@ def test_the_power_is_that_of_the_noncentral_t() -> None:
     assert compute_power(0.02, 0.015, 0.0, 1, 4) == 0.0
 
 
-def test_the_seeds_that_a_power_needs() -> None:
+def test_the_needed_number_of_seeds_is_the_smallest_with_the_power() -> None:
     needed = count_needed_seeds(0.01, 0.01, 0.001, 4)
     assert needed is not None
     assert (

@@ -12,7 +12,7 @@ from bsmeta.studies.report import write_report
 from bsmeta.studies.results import compute_results
 
 
-def test_a_report_needs_the_measurements_alone(kept: StudyConfig) -> None:
+def test_a_report_needs_only_the_measurements(kept: StudyConfig) -> None:
     files = write_report(compute_results(kept), Path("study.yaml"), {"none seed 1": "train.sh"}, [])
     assert {file.name for file in files} >= {"report.md", "report.html", "claims.pdf", "gains.png"}
     text = (Path(kept.out_dir) / "report.md").read_text()

@@ -28,7 +28,7 @@ from bsmeta.studies.runs import (
     locate_measurement,
     read_progress,
 )
-from tests.launching.helpers import EXPERIMENTS, environment, pasted
+from tests.launching.helpers import EXPERIMENTS, environment, list_pasted
 from tests.studies.conftest import a_run, save
 from tests.studies.simulated import flat, measurement
 from tests.studies.study_files import BRANCHED, CLAIM, NONE, URL, finished, loaded, study_file
@@ -51,7 +51,7 @@ def study_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_seeds_come_first_then_the_baseline_and_last_what_follows_from_others(
+def test_runs_are_ordered_by_seed_with_baseline_first_and_branches_last(
     tmp_path: Path,
 ) -> None:
     assert [run.folder.name for run in list_runs(loaded(tmp_path))] == [
@@ -92,7 +92,7 @@ def test_the_printed_commands_can_be_pasted(tmp_path: Path) -> None:
     study_file(tmp_path, overrides=["max_train_steps=20", sep])
     done = study_command(tmp_path, "--dry-run")
     assert done.returncode == 0, done.stderr
-    started = pasted(done.stdout.splitlines()[1], tmp_path)
+    started = list_pasted(done.stdout.splitlines()[1], tmp_path)
     own = f"out_dir='{tmp_path}/study/runs/url-seed3'"
     assert {"max_train_steps=20", sep, URL, "seed=3", own} <= {*started}
 
@@ -101,10 +101,10 @@ def test_the_commands_of_a_report_can_be_pasted(tmp_path: Path) -> None:
     (run, *_) = list_runs(study := loaded(tmp_path))
     line = Launcher(study).format_command(run)
     assert line is not None
-    assert "seed=3" in pasted(f"{line}  # {run.name}", tmp_path)
+    assert "seed=3" in list_pasted(f"{line}  # {run.name}", tmp_path)
 
 
-def test_a_configuration_file_is_composed_as_the_runs_compose_it(tmp_path: Path) -> None:
+def test_a_configuration_file_is_composed_as_by_the_runs(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("defaults: [demo, _self_]\nmax_train_steps: 40\n")
     arms = {"none": {"overrides": ["max_train_steps=60"]}, "url": {"overrides": [URL]}}
@@ -118,7 +118,7 @@ def test_a_configuration_file_is_composed_as_the_runs_compose_it(tmp_path: Path)
         check_study(loaded(tmp_path, config=str(tmp_path / "other.yaml")))
 
 
-def test_an_arm_gets_as_many_text_tokens_as_another(tmp_path: Path) -> None:
+def test_an_arm_can_have_the_same_number_of_text_tokens_as_another(tmp_path: Path) -> None:
     study = loaded(tmp_path)
     short = list_runs(study)[2]
     finished(tmp_path, "none-seed3", step=20, targets=4000)  # 200 text tokens a step
@@ -130,7 +130,7 @@ def test_an_arm_gets_as_many_text_tokens_as_another(tmp_path: Path) -> None:
     assert "extra_steps_to_eval_save_at=[2,8,15]" in overrides
 
 
-def test_the_table_shows_how_far_the_runs_are(tmp_path: Path) -> None:
+def test_the_table_shows_the_progress_of_the_runs(tmp_path: Path) -> None:
     study_file(tmp_path)
     finished(tmp_path, "none-seed3", step=20, targets=4000)
     done = study_command(tmp_path, "--status")
@@ -159,7 +159,7 @@ def test_only_the_runs_of_a_chosen_seed_are_started(tmp_path: Path) -> None:
     assert "--seed 2: expected 0 to 1" in refused.stderr
 
 
-def test_a_run_that_was_measured_elsewhere_is_not_made_again(
+def test_a_run_measured_elsewhere_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = loaded(tmp_path, results_dir=str(tmp_path / "kept"))
@@ -208,7 +208,7 @@ def test_a_branch_starts_from_its_stable_run(tmp_path: Path) -> None:
     ]
 
 
-def test_a_branch_whose_checkpoint_is_not_here_says_so(
+def test_a_branch_without_its_checkpoint_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = loaded(tmp_path, arms=BRANCHED, seeds=[3])
@@ -234,13 +234,13 @@ def test_a_branch_that_begins_elsewhere_is_another_measurement(tmp_path: Path) -
         declare_study(other)
 
 
-def test_a_misspelt_key_is_found_before_the_first_run(tmp_path: Path) -> None:
+def test_a_misspelled_key_is_refused_before_the_first_run(tmp_path: Path) -> None:
     arms = {"none": {"overrides": ["learning_rat=1"]}}
     with pytest.raises(ConfigurationError, match=r"(?s)arm none: .*learning_rat "):
         check_study(loaded(tmp_path, arms=arms))
 
 
-def test_values_that_a_run_would_refuse_are_found_before_the_first_run(tmp_path: Path) -> None:
+def test_invalid_values_are_refused_before_the_first_run(tmp_path: Path) -> None:
     templates = "data_config.metadata_config.metadata_templates={title:'{value}'}"
     arms = {"none": {"overrides": [NONE, templates, "max_train_steps=0"]}}
     message = r"(?s)arm none: .*max_train_steps.*metadata_templates .* found the type title"
@@ -249,7 +249,7 @@ def test_values_that_a_run_would_refuse_are_found_before_the_first_run(tmp_path:
 
 
 @pytest.mark.long
-def test_a_type_that_an_arm_is_not_trained_with_is_found_before_the_first_run(
+def test_a_type_not_trained_by_an_arm_is_refused_before_the_first_run(
     tmp_path: Path,
 ) -> None:
     title = {**CLAIM, "metadata": "title"}
@@ -267,7 +267,7 @@ def test_a_type_that_an_arm_is_not_trained_with_is_found_before_the_first_run(
         check_study(loaded(tmp_path, claims={"a": contrast}))
 
 
-def test_the_declared_claims_are_printed_before_anything_is_run(tmp_path: Path) -> None:
+def test_the_declared_claims_are_printed_before_the_first_run(tmp_path: Path) -> None:
     study_file(tmp_path, claims={"a": {**CLAIM, "pilot_deviation": 0.001}})
     done = study_command(tmp_path, "--claims")
     assert done.returncode == 0, done.stderr
@@ -276,7 +276,7 @@ def test_the_declared_claims_are_printed_before_anything_is_run(tmp_path: Path) 
     assert not (tmp_path / "study").exists()
 
 
-def test_the_steps_of_a_curve(tmp_path: Path) -> None:
+def test_the_shares_of_a_curve_become_distinct_steps(tmp_path: Path) -> None:
     study = loaded(tmp_path, curve=[0.001, 0.5])
     assert list_curve_steps(study, "none", 100) == [1, 50, 100]
     assert list_curve_steps(study, "none", 1) == [1]
@@ -298,7 +298,7 @@ def test_only_the_last_override_of_a_key_is_printed(overrides: list[str], kept: 
     assert drop_replaced_overrides(overrides) == kept
 
 
-def test_no_command_of_a_run_gives_a_key_twice(tmp_path: Path) -> None:
+def test_no_command_of_a_run_repeats_a_key(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path))
     study = replace(
         study,
@@ -317,7 +317,7 @@ def test_no_command_of_a_run_gives_a_key_twice(tmp_path: Path) -> None:
         assert "keep_last_checkpoints=0" in overrides
 
 
-def test_a_measurement_is_read_as_it_was_written(study: StudyConfig) -> None:
+def test_a_measurement_round_trips(study: StudyConfig) -> None:
     run = a_run([4.0, 3.0, 2.0], -0.25, seed=1)
     save(study, "url", 1, run)
     found = find_measurement(study, "url", 1)

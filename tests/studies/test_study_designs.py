@@ -26,13 +26,13 @@ def study_designs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return study_designs
 
 
-def bits_of(tokens: float) -> float:
+def compute_bits(tokens: float) -> float:
     return 1.5 + 3.0 * (tokens / 1000) ** -0.7
 
 
 @pytest.fixture
 def simulated(tmp_path: Path) -> Measured:
-    """Eight seeds: arms that differ by a factor of their data, by levels of seeds, and by noise."""
+    """Eight seeds; arms differ by a factor of their data, levels of seeds, and noise."""
     generator = np.random.default_rng(3)
     arms = [f"{arm}_{steps}" for arm in ("none", "url") for steps in TOKENS]
     arms += ["none", "url", "constant_1440", "none_1440_40", "url_1440_40"]
@@ -42,7 +42,7 @@ def simulated(tmp_path: Path) -> Measured:
     for number, arm in enumerate(arms):
         name, _, rest = arm.partition("_")
         steps = int(rest.partition("_")[0] or 1440)
-        bits = bits_of(TOKENS[steps] * (FACTOR if name == "url" else 1.0))
+        bits = compute_bits(TOKENS[steps] * (FACTOR if name == "url" else 1.0))
         runs[arm] = [
             measurement(
                 flat(bits + level + error, bins=2),
@@ -59,7 +59,7 @@ def simulated(tmp_path: Path) -> Measured:
     return measured(study, runs)
 
 
-def test_the_factor_of_simulated_data_is_found(
+def test_the_factor_of_simulated_data_is_recovered(
     study_designs: ModuleType, simulated: Measured
 ) -> None:
     factor = study_designs.effective_data_factor(*study_designs.bits_by_length(simulated))
@@ -67,10 +67,10 @@ def test_the_factor_of_simulated_data_is_found(
     assert factor.high - factor.low < 0.05
 
 
-def test_without_an_effect_the_interval_holds_one(study_designs: ModuleType) -> None:
+def test_without_an_effect_the_interval_contains_1(study_designs: ModuleType) -> None:
     generator = np.random.default_rng(5)
     tokens = np.array([*TOKENS.values()], np.float64)
-    curve = np.array([bits_of(amount) for amount in tokens])
+    curve = np.array([compute_bits(amount) for amount in tokens])
     misses = 0
     for _ in range(20):
         levels = generator.normal(0, 0.1, (10, 1, 1))
@@ -80,10 +80,12 @@ def test_without_an_effect_the_interval_holds_one(study_designs: ModuleType) -> 
     assert misses <= 4  # of 20 intervals of 95%: more in 3 of 1,000 experiments
 
 
-def test_the_deviation_of_each_design(study_designs: ModuleType, simulated: Measured) -> None:
+def test_each_design_has_the_expected_deviation(
+    study_designs: ModuleType, simulated: Measured
+) -> None:
     designs = {design.name: design.difference for design in study_designs.designs_of(simulated)}
     plain = designs["text alone as the baseline"]
-    gain = bits_of(TOKENS[1440] * FACTOR) - bits_of(TOKENS[1440])
+    gain = compute_bits(TOKENS[1440] * FACTOR) - compute_bits(TOKENS[1440])
     assert plain.value == pytest.approx(gain, abs=0.003)
     average = designs["the mean of the last four checkpoints"]
     assert average.deviation == pytest.approx(plain.deviation / 2)

@@ -32,7 +32,7 @@ QUESTIONS = 200
 
 
 def with_tasks(study: StudyConfig) -> StudyConfig:
-    """The study of text with two claims about a task."""
+    """Returns the study of text with two claims about a task."""
     quiz = ClaimConfig(
         label="URL answers with fewer bits", arm="url", task="quiz", shots=5,
         smallest_difference=0.05, pilot_deviation=0.01, pilot_document_error=0.01,
@@ -46,7 +46,7 @@ def with_tasks(study: StudyConfig) -> StudyConfig:
 
 
 def answers(arm: str, seed: int, hosts: int = 10) -> list[Score]:
-    """URL needs about 0.3 bits per byte less, and answers about a fifth more of the questions."""
+    """Returns answers; URL needs about 0.3 bits per byte less, and is right a fifth more often."""
     generator = np.random.default_rng([seed, arm == "url"])
     easy = np.random.default_rng(7).random(QUESTIONS)
     gain = 3.0 if arm == "url" else 0.0
@@ -69,7 +69,7 @@ def save_answers(study: StudyConfig, arm: str, seed: int, hosts: int = 10) -> No
 
 @pytest.fixture
 def scored(kept: StudyConfig) -> StudyConfig:
-    """The study with all measurements and scores, and nothing else."""
+    """The study with all measurements and scores, and no other files."""
     study = with_tasks(kept)
     for seed in SEEDS:
         save_answers(study, "none", seed)
@@ -78,7 +78,7 @@ def scored(kept: StudyConfig) -> StudyConfig:
 
 
 def t_p_value(value: float, over_seeds: float, over_questions: float) -> float:
-    """The level at which the interval with both sources ends at 0, by bisection."""
+    """Returns the level at which the interval over both sources ends at 0, by bisection."""
     low, high = 1e-12, 1.0
     for _ in range(200):
         level = (low * high) ** 0.5
@@ -91,7 +91,7 @@ def t_p_value(value: float, over_seeds: float, over_questions: float) -> float:
 
 
 def test_the_verdict_follows_from_the_files_alone(scored: StudyConfig) -> None:
-    """Beside numpy and scipy, from the JSON; Holm's factors over both kinds of claims."""
+    """Recomputed by numpy and scipy from the JSON, with Holm's factors over all claims."""
     results = compute_results(scored)
     found = {claim.name: claim for claim in results.claims}
     read = {
@@ -146,7 +146,7 @@ def test_a_claim_is_open_while_the_scores_of_a_seed_are_missing(scored: StudyCon
     )
 
 
-def test_words_and_tables_name_the_unit_and_its_sign(scored: StudyConfig) -> None:
+def test_sentences_and_tables_name_the_unit_and_its_sign(scored: StudyConfig) -> None:
     results = compute_results(scored)
     text, _, _, bits, accuracy = format_sentences(results)
     assert text.startswith("**Supported**: URL beats text alone: -0.4990 bits per byte, 95% inter")
@@ -173,7 +173,7 @@ def test_words_and_tables_name_the_unit_and_its_sign(scored: StudyConfig) -> Non
     ]  # fmt: skip
 
 
-def test_the_json_has_the_difference_in_its_own_sign(scored: StudyConfig) -> None:
+def test_the_json_has_the_unchanged_sign_of_the_difference(scored: StudyConfig) -> None:
     text, *_, bits, accuracy = results_as_dict(compute_results(scored))["claims"]
     assert (text["unit"], text["as_claimed"]) == ("bits per byte", "below 0")
     assert bits["unit"] == "bits per byte of the right answers"
@@ -185,7 +185,7 @@ def test_the_json_has_the_difference_in_its_own_sign(scored: StudyConfig) -> Non
     assert (accuracy["task"], accuracy["shots"], accuracy["score"]) == ("quiz", 5, "accuracy")
 
 
-def test_each_unit_has_an_axis_of_its_own(scored: StudyConfig) -> None:
+def test_each_unit_has_a_separate_axis(scored: StudyConfig) -> None:
     figure = draw_claim_plot(compute_results(scored))
     assert [axes.get_xlabel() for axes in figure.axes] == [
         "difference in bits per byte (left of 0: fewer bits, as claimed)",
@@ -212,7 +212,7 @@ def test_without_claims_about_tasks_no_table_has_units(kept: StudyConfig) -> Non
     assert row[1] == "0.1000"
 
 
-def test_hosts_of_the_questions_are_the_units_if_they_are_declared(scored: StudyConfig) -> None:
+def test_declared_hosts_of_questions_are_the_units(scored: StudyConfig) -> None:
     results = compute_results(replace(scored, cluster="host"))
     quiz = results.claims[3]
     assert quiz.task is not None
@@ -227,7 +227,7 @@ def test_hosts_of_the_questions_are_the_units_if_they_are_declared(scored: Study
     ) in compute_results(replace(scored, cluster="host")).notes
 
 
-def test_the_table_of_hosts_has_the_tasks_whose_hosts_are_known(scored: StudyConfig) -> None:
+def test_the_table_of_hosts_has_the_tasks_with_hosts(scored: StudyConfig) -> None:
     run = a_run([4.0, 3.0, 2.0], None, 1)
     save(scored, "none", 1, replace(run, sites=np.array(["a.org", "b.org"] * 10)))
     results = compute_results(scored)
@@ -267,13 +267,13 @@ def test_a_claim_about_a_task_is_tested_against_machine_and_order_in_its_sign(
 
 
 @pytest.mark.long
-def test_a_report_needs_neither_the_harness_nor_the_models(
+def test_a_report_needs_no_harness_and_no_models(
     scored: StudyConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> None:
-    """The command itself, where lm_eval cannot be imported and there is no run folder."""
+    """Runs the command without lm_eval and without run folders."""
     values = {
         "title": scored.title, "out_dir": scored.out_dir, "results_dir": scored.results_dir,
         "config": "demo", "baseline": "none", "seeds": SEEDS, "curve": scored.curve,
@@ -301,7 +301,7 @@ def test_a_report_needs_neither_the_harness_nor_the_models(
 
 
 @pytest.mark.long
-def test_the_page_has_the_tasks_of_claims_before_what_is_exploratory(scored: StudyConfig) -> None:
+def test_the_page_has_the_tasks_of_claims_before_exploratory_results(scored: StudyConfig) -> None:
     write_report(compute_results(scored), Path("study.yaml"), {}, [])
     text = (Path(scored.out_dir) / "report.md").read_text()
     exploratory = text.index("## Exploratory: no claim was declared about what follows")

@@ -57,7 +57,7 @@ def scored(
     prompt: str = "",
     **changes: Any,
 ) -> TaskScores:
-    """The scores of one run on the quiz with five examples."""
+    """Returns the scores of a run on the quiz with five examples."""
     count = len(bits if bits is not None else correct)  # type: ignore[arg-type]
     answers = np.zeros(count) if correct is None else correct
     score = Score("quiz", 5, prompt, answers.tolist(), asked="a", **changes)
@@ -67,8 +67,8 @@ def scored(
     return TaskScores("", {}, [score])
 
 
-def drawn(shift: float, seed: int, count: int = 30) -> np.ndarray:
-    """Bits of answers that vary by question, by seed, and by both."""
+def draw_bits(shift: float, seed: int, count: int = 30) -> np.ndarray:
+    """Returns bits of answers that vary by question, seed, and both."""
     questions = np.random.default_rng(0).uniform(20, 60, count)
     own = np.random.default_rng([seed, int(-100 * shift)]).normal(0, 1.0, count)
     return questions + shift + 0.5 * seed * (shift != 0) + own
@@ -81,10 +81,10 @@ def effect(
 
 
 def test_bits_are_a_paired_ratio_with_an_error_over_seeds_and_questions() -> None:
-    """Beside numpy: the t-test over seeds, and the leave-one-out jackknife over questions."""
+    """Compared with numpy: the t-test over seeds, and the jackknife over questions."""
     sizes = np.random.default_rng(5).integers(5, 40, 30)
-    none = np.array([drawn(0, seed) for seed in SEEDS])
-    url = np.array([drawn(-4, seed) for seed in SEEDS])
+    none = np.array([draw_bits(0, seed) for seed in SEEDS])
+    url = np.array([draw_bits(-4, seed) for seed in SEEDS])
     runs = {("none", seed): scored(none[seed - 1], sizes=sizes) for seed in SEEDS}
     runs |= {("url", seed): scored(url[seed - 1], sizes=sizes) for seed in SEEDS}
     read = effect(runs)
@@ -106,7 +106,7 @@ def test_bits_are_a_paired_ratio_with_an_error_over_seeds_and_questions() -> Non
     assert read.effect.p_value > ttest_1samp(differences, 0).pvalue  # questions vary as well
 
 
-def test_a_higher_accuracy_is_below_0_as_claimed() -> None:
+def test_a_claimed_higher_accuracy_is_a_negative_difference() -> None:
     runs = {}
     for seed in SEEDS:
         answers = np.arange(40) < 10 + seed
@@ -123,7 +123,7 @@ def test_a_higher_accuracy_is_below_0_as_claimed() -> None:
     assert read.effect.document_error == pytest.approx(differs.std(ddof=1) / 40**0.5)
 
 
-def test_an_arm_is_compared_with_itself_by_the_prompt() -> None:
+def test_an_arm_can_be_compared_with_itself_under_another_prompt() -> None:
     runs = {}
     for seed in SEEDS:
         plain, prompted = (
@@ -148,7 +148,7 @@ def test_a_declaration_without_the_prompt_of_its_claim_is_refused() -> None:
 
 def test_nothing_is_decided_without_the_scores_of_a_declared_seed_or_arm() -> None:
     runs = {
-        (arm, seed): scored(drawn(shift, seed))
+        (arm, seed): scored(draw_bits(shift, seed))
         for arm, shift in (("none", 0), ("url", -4))
         for seed in SEEDS
     }
@@ -166,8 +166,8 @@ def test_nothing_is_decided_without_the_scores_of_a_declared_seed_or_arm() -> No
     assert reason == "one seed, which shows no variation over seeds"
 
 
-def test_a_question_that_any_tokenizer_loses_is_left_out_of_all() -> None:
-    """The answer that one run loses would be huge."""
+def test_a_question_lost_by_any_tokenizer_is_excluded_everywhere() -> None:
+    """The excluded answer would have a huge value."""
     runs = {}
     for seed in SEEDS:
         runs["none", seed] = scored(np.array([30.0, 40.0, 999.0]), sizes=np.array([10, 10, 10]))
@@ -183,8 +183,8 @@ def test_a_question_that_any_tokenizer_loses_is_left_out_of_all() -> None:
     assert effect(without_bits, score="accuracy").reason == ""
 
 
-def test_hosts_are_the_units_where_they_are_known() -> None:
-    """Ten hosts of three questions each; the gain is that of the host."""
+def test_hosts_are_the_units_if_known() -> None:
+    """Ten hosts with three questions each; the gain depends on the host."""
     gains = np.repeat(np.linspace(-8, 0, 10), 3)
     hosts = [f"h{number // 3}" for number in range(30)]
     runs = {}
@@ -214,9 +214,9 @@ def test_runs_that_answered_other_questions_are_not_compared() -> None:
         effect(runs)
 
 
-def test_scores_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_scores_round_trip(tmp_path: Path) -> None:
     made = study(tmp_path)
-    run = scored(drawn(0, 1), correct=np.eye(30)[0], hosts=["a.org"] * 30)
+    run = scored(draw_bits(0, 1), correct=np.eye(30)[0], hosts=["a.org"] * 30)
     run = TaskScores(hash_score_settings(made, "url", 1), {"scored": {"lm_eval": "1"}}, run.scores)
     path = locate_scores(made, "url", 1)
     assert path == tmp_path / "kept/url-seed1.tasks.json"
@@ -235,7 +235,7 @@ def test_scores_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 def test_scores_made_with_other_settings_are_refused(tmp_path: Path) -> None:
     made = study(tmp_path)
-    run = replace(scored(drawn(0, 1)), settings=hash_score_settings(made, "url", 1))
+    run = replace(scored(draw_bits(0, 1)), settings=hash_score_settings(made, "url", 1))
     save_scores(run, locate_scores(made, "url", 1))
     fewer = replace(made, downstream=replace(TASKS, arms=["none", "url"]))
     assert find_scores(fewer, "url", 1) is not None  # no score depends on the other arms

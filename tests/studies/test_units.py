@@ -23,11 +23,11 @@ def test_the_unit_follows_from_the_task_and_its_score(claim: ClaimConfig, unit: 
     assert find_unit(claim) == unit
 
 
-def test_fewer_bits_are_shown_below_0() -> None:
+def test_fewer_bits_are_shown_as_negative() -> None:
     assert TEXT_BITS.side == "below 0"
     assert TEXT_BITS.convert_to_unit(TESTED) == TESTED
 
 
-def test_a_higher_accuracy_is_shown_above_0() -> None:
+def test_a_higher_accuracy_is_shown_as_positive() -> None:
     assert ACCURACIES.side == "above 0"
     assert ACCURACIES.convert_to_unit(TESTED) == Estimate(0.25, Interval(-0.125, 0.5))

@@ -49,7 +49,7 @@ class BudgetConfig(RunConfig):
 
 
 def build_rows() -> Dataset:
-    """Texts of 1 to 24 tokens; the label says whether most of them are odd."""
+    """Returns texts of 1 to 24 tokens; the label is whether most tokens are odd."""
     from datasets import Dataset
 
     def encode(row: dict[str, int]) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class BudgetTask(Task):
 
     def collate(self, rows: np.ndarray, epoch: int) -> MicroBatch:
         chosen = self._rows[rows.tolist()]
-        ids = nn.utils.rnn.pad_sequence([torch.tensor(one) for one in chosen["ids"]], True)
+        ids = nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in chosen["ids"]], True)
         tokens = int((ids > 0).sum())
         return MicroBatch(
             tensors={"ids": ids, "label": torch.tensor(chosen["label"])},
@@ -145,7 +145,7 @@ class BudgetTask(Task):
         save_file(weights, folder / "model.safetensors")
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """The test split by the exported model, which all ranks were given alike."""
+        """Evaluates the test split by the exported model, which all ranks have."""
         assert context.exported is not None
         exported = Classifier().eval()
         exported.load_state_dict(load_file(context.exported / "model/model.safetensors"))

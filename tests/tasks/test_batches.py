@@ -33,26 +33,26 @@ def test_batches_are_sorted_by_length() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_every_rank_runs_as_often_and_gets_all_results(world_size: int) -> None:
+def test_every_rank_runs_equally_often_and_gets_all_results(world_size: int) -> None:
     lengths = np.array([3, 1, 9, 4, 1, 5, 2])
     batches = sort_into_budgeted_batches(lengths, 8)
     runs: list[list[list[int]]] = []
     parts: list[dict[int, list[int]]] = []
 
     def rank(number: int, exchange: Callable[[Any], list[Any]]) -> list[int]:
-        own: list[list[int]] = []
+        rank_batches: list[list[int]] = []
 
         def run(batch: np.ndarray) -> list[int]:
-            own.append(batch.tolist())
+            rank_batches.append(batch.tolist())
             return (batch * 10).tolist()
 
         class Shared(Processes):
             def gather(self, value: Any) -> list[Any]:
                 return exchange(value)
 
-        found = run_on_all_ranks(batches, run, Shared(number, world_size))
-        runs.append(own)
-        return found
+        results = run_on_all_ranks(batches, run, Shared(number, world_size))
+        runs.append(rank_batches)
+        return results
 
     def note(value: dict[int, list[int]]) -> list[dict[int, list[int]]]:
         parts.append(value)
@@ -60,9 +60,9 @@ def test_every_rank_runs_as_often_and_gets_all_results(world_size: int) -> None:
 
     for number in range(world_size):
         rank(number, note)
-    assert len({len(own) for own in runs}) == 1
+    assert len({len(rank_batches) for rank_batches in runs}) == 1
     assert all(max(lengths[batch]) * len(batch) <= 8 or len(batch) == 1
-               for own in runs for batch in own)  # fmt: skip
+               for rank_batches in runs for batch in rank_batches)  # fmt: skip
     assert rank(0, lambda _: parts) == [0, 10, 20, 30, 40, 50, 60]
 
 

@@ -27,7 +27,7 @@ COMMON = (
 
 
 @pytest.mark.parametrize("stage", ["", pytest.param("2", marks=pytest.mark.slow)])
-def test_a_task_on_a_table_is_killed_resumed_and_equal_for_one_process(
+def test_a_killed_and_resumed_table_task_equals_one_process(
     launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, stage: str
 ) -> None:
     store = f"store={tmp_path}/store"
@@ -59,7 +59,7 @@ def test_a_task_on_a_table_is_killed_resumed_and_equal_for_one_process(
             assert step["tokens"] == steps(whole)[number]["tokens"]
 
 
-def test_a_run_from_the_last_checkpoint_of_another_tests_that(
+def test_a_run_from_the_last_checkpoint_of_another_run_tests_it(
     launch: Launch, tmp_path: Path
 ) -> None:
     keys = (*COMMON, f"store={tmp_path}/store", "export_best=false", "keep_best_by=null")
@@ -71,7 +71,7 @@ def test_a_run_from_the_last_checkpoint_of_another_tests_that(
     assert json.loads(again.read_text()) == json.loads(first.read_text())
 
 
-def test_epochs_need_no_number_of_steps_and_too_many_processes_are_refused(
+def test_epochs_replace_steps_and_too_many_processes_are_refused(
     launch: Launch, tmp_path: Path
 ) -> None:
     arguments = (*COMMON, f"store={tmp_path}/store", f"out_dir={tmp_path}/run")

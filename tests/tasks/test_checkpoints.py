@@ -35,7 +35,7 @@ def test_the_configuration_of_the_run_comes_before_the_recipe(tmp_path: Path) ->
     assert (found.config, found.has_run_config) == (tmp_path.resolve() / "config.yaml", True)
 
 
-def test_a_configuration_near_a_model_of_no_run_is_not_its_own(tmp_path: Path) -> None:
+def test_a_configuration_near_a_model_without_a_run_is_not_used(tmp_path: Path) -> None:
     model = tmp_path / "models" / "mine"
     model.mkdir(parents=True)
     for file in (model / "config.json", model / "metadata.yaml"):
@@ -45,8 +45,8 @@ def test_a_configuration_near_a_model_of_no_run_is_not_its_own(tmp_path: Path) -
     assert locate_model(str(model)).config == model / "metadata.yaml"
 
 
-def test_a_checkpoint_has_a_configuration_of_its_own(tmp_path: Path) -> None:
-    """It may differ from that of the run, which has been resumed with another one since."""
+def test_a_checkpoint_has_a_separate_configuration(tmp_path: Path) -> None:
+    """It may differ from the configuration of the run, which may have been resumed with changes."""
     saved = tmp_path / "checkpoint-4step"
     (saved / "model").mkdir(parents=True)
     (saved / "model" / "config.json").write_text("{}")
@@ -56,7 +56,7 @@ def test_a_checkpoint_has_a_configuration_of_its_own(tmp_path: Path) -> None:
         assert locate_model(str(named)).config == saved / "config.yaml"
 
 
-def test_files_of_one_name_have_folders_of_their_own(
+def test_files_with_equal_names_have_separate_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     location = write_run_folder(tmp_path / "run", "held-out.jsonl")

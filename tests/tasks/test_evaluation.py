@@ -16,7 +16,7 @@ MODEL = REPOSITORY / "examples" / "model" / "config.json"
 
 
 def make_run(folder: Path, task: str) -> str:
-    """A run folder with a model of which nothing is loaded."""
+    """Makes a run folder with a model that is never loaded."""
     (folder / "model").mkdir(parents=True)
     shutil.copy(MODEL, folder / "model" / "config.json")
     (folder / "config.yaml").write_text(f"task: {task}\n")
@@ -24,7 +24,7 @@ def make_run(folder: Path, task: str) -> str:
     return str(folder)
 
 
-def test_models_are_located_in_their_order(tmp_path: Path) -> None:
+def test_models_are_located_in_the_given_order(tmp_path: Path) -> None:
     names = [make_run(tmp_path / name, "causal_lm") for name in ("b", "a")]
     locations = locate_models(EvaluateConfig(checkpoint=names, untrained=True))
     assert [location.name for location in locations[:2]] == names
@@ -32,7 +32,7 @@ def test_models_are_located_in_their_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [[], 5, ["a", 5], {"a": 1}])
-def test_anything_but_names_is_refused(checkpoint: object) -> None:
+def test_anything_except_names_is_refused(checkpoint: object) -> None:
     with pytest.raises(ConfigurationError, match="expected a name or a list of them"):
         locate_models(EvaluateConfig(checkpoint=checkpoint))
 

@@ -40,7 +40,7 @@ def read_front_matter(config: RunConfig, **given: Any) -> dict[str, Any]:
           "model_card.license=[mit]"], ["mit"]),
     ],
 )  # fmt: skip
-def test_the_license_of_the_sample_is_that_of_no_other_data(
+def test_the_license_of_the_sample_is_not_used_for_other_data(
     overrides: list[str], license_: list[str] | None
 ) -> None:
     config = compose_command_line(CausalLMConfig, "demo", overrides)
@@ -77,7 +77,7 @@ def test_results_are_in_the_model_index() -> None:
     ]
 
 
-def test_the_card_of_a_classifier(tmp_path: Path) -> None:
+def test_the_card_of_a_classifier_has_its_results_and_usage(tmp_path: Path) -> None:
     config = compose_command_line(
         ClassificationConfig,
         "demo_classification",
@@ -109,7 +109,7 @@ def test_the_card_of_a_classifier(tmp_path: Path) -> None:
     assert "<b>" not in card
 
 
-def test_the_card_of_a_run_that_was_not_evaluated(tmp_path: Path) -> None:
+def test_the_card_of_a_run_without_evaluation_has_no_results(tmp_path: Path) -> None:
     config = compose_command_line(
         SecConfig, "sec", [f"out_dir={tmp_path}", "datasets=[/data/a.txt,b.txt]"]
     )

@@ -72,7 +72,7 @@ def test_the_best_checkpoint_is_checked_by_the_table_of_the_distribution(tmp_pat
 
 
 @pytest.mark.long
-def test_programs_that_the_task_does_not_offer_name_those_that_do(tmp_path: Path) -> None:
+def test_unsupported_programs_name_the_tasks_that_support_them(tmp_path: Path) -> None:
     assert train(tmp_path / "run").returncode == 0
     (tmp_path / "run" / "model" / "config.json").write_text("{}")
     refused = run(
@@ -84,7 +84,7 @@ def test_programs_that_the_task_does_not_offer_name_those_that_do(tmp_path: Path
     )
 
 
-def test_the_help_of_a_task_imports_no_other() -> None:
+def test_the_help_of_a_task_imports_no_other_task() -> None:
     script = f"{LOADED_AT_EXIT}\nimport runpy\nsys.argv[0] = {str(TRAIN)!r}\n"
     script += f"runpy.run_path({str(TRAIN)!r}, run_name='__main__')\n"
 
@@ -151,7 +151,7 @@ def test_a_broken_distribution_is_refused_by_name(
     assert "Traceback" not in refused.stderr
 
 
-def test_a_taken_name_is_refused_also_where_the_task_of_this_package_runs(tmp_path: Path) -> None:
+def test_a_taken_name_is_refused_even_if_the_task_of_this_package_runs(tmp_path: Path) -> None:
     other = write_distribution(tmp_path / "packages", "other", "causal_lm = broken:ENTRY")
     options = ["--config-name", "demo", "check_only=true", f"out_dir={tmp_path / 'run'}"]
     refused = run(*options, distributions=[other])
@@ -160,8 +160,8 @@ def test_a_taken_name_is_refused_also_where_the_task_of_this_package_runs(tmp_pa
 
 
 @pytest.mark.long
-def test_a_folder_that_is_opened_adds_no_task(tmp_path: Path) -> None:
-    """Only the import path counts: a run or a model with a distribution in it is data."""
+def test_opening_a_folder_adds_no_task(tmp_path: Path) -> None:
+    """Only the import path counts: a distribution inside a run or model is data."""
     assert train(tmp_path / "run").returncode == 0
     shutil.copytree(DISTRIBUTION, tmp_path / "run", dirs_exist_ok=True)
     (tmp_path / "run" / "model" / "config.json").write_text("{}")

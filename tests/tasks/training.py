@@ -23,13 +23,13 @@ Documents = Callable[[Path], dict[int, list[str]]]
 
 
 def events(out_dir: Path, kind: str) -> list[dict[str, Any]]:
-    """The events of a kind in `metrics.jsonl`."""
+    """Returns the events of a type in `metrics.jsonl`."""
     lines = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["event"] == kind]
 
 
-def exact(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, ...]]:
-    """What must be equal in each step of two runs, to the last bit."""
+def select_exact(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, ...]]:
+    """Returns the values of each step that must be equal to the last bit."""
     names = ("loss", "grad_norm", "learning_rate")
     return {number: tuple(step[name] for name in names) for number, step in steps.items()}
 
@@ -42,13 +42,13 @@ def train_killed_and_resumed(
     script: Path | None = None,
     **how: Any,
 ) -> None:
-    """A run whose processes are killed before a step, and that is then resumed.
+    """Trains a run whose processes are killed before a step, and resumes it.
 
     Args:
         launch: The fixture.
         arguments: The command line.
         kill_at: The step.
-        script: A script of its own that reads KILL_AT; None: `train.py`.
+        script: A script that reads KILL_AT; None: `train.py`.
         how: Further arguments of `launch`.
     """
     died = launch(script or KILLED, *arguments, check=False, KILL_AT=str(kill_at), **how)
@@ -58,7 +58,7 @@ def train_killed_and_resumed(
 
 def assert_same_runs(first: Path, second: Path, steps: Steps, documents: Documents) -> None:
     """Compares losses, documents, evaluations and weights of two runs."""
-    assert exact(steps(first)) == exact(steps(second))
+    assert select_exact(steps(first)) == select_exact(steps(second))
     assert documents(first) == documents(second)
     assert events(first, "eval") == events(second, "eval")
     ours, theirs = (load_file(run / "model/model.safetensors") for run in (first, second))
@@ -66,7 +66,7 @@ def assert_same_runs(first: Path, second: Path, steps: Steps, documents: Documen
 
 
 def train_with_deepspeed(folder: Path, stage: int, arguments: list[str]) -> None:
-    """A run under a ZeRO stage, with the launch file and the JSON that are shipped for CPUs."""
+    """Trains under a ZeRO stage, with the shipped launch file and JSON for CPUs."""
     settings = json.loads((REPOSITORY / "deepspeed_configs" / "cpu.json").read_text())
     settings["zero_optimization"] = {
         "stage": stage, "stage3_gather_16bit_weights_on_model_save": stage == 3

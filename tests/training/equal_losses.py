@@ -44,7 +44,7 @@ from bsmeta.training.task import Loss
 
 
 def bare(config: CausalLMConfig) -> list[float]:
-    """A loop of a few lines over the same batches."""
+    """Trains with a loop of a few lines over the same batches; returns the losses."""
     task = CausalLanguageModel(config)
     torch.manual_seed(config.seed)
     model = task.build_model()
@@ -91,7 +91,7 @@ def deepspeed_config(config: CausalLMConfig, stage: int | str | None) -> dict[st
 
 
 class Observed:
-    """Counts, from inside, what a run does."""
+    """Counts the operations of a run from inside."""
 
     def __init__(self, lag: int | None, nan: int | None) -> None:
         self.types: dict[str, list[str]] = {}
@@ -102,7 +102,7 @@ class Observed:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Puts watchers into the trainer, and takes them out again."""
+        """Puts watchers into the trainer, and removes them at the end."""
         with ExitStack() as stack:
             self._patch(stack, trainer, "make_engine", self._engine)
             self._patch(stack, dist, "all_reduce", self._all_reduce)
@@ -160,7 +160,7 @@ class Observed:
 
 
 def trained(config: CausalLMConfig, stage: int | str | None, observed: Observed) -> list[float]:
-    """The trainer's losses."""
+    """Trains with the trainer; returns the losses."""
     AcceleratorState._reset_state(reset_partial_state=True)
     task = CausalLanguageModel(config)
     with observed.watching():
@@ -173,13 +173,13 @@ def trained(config: CausalLMConfig, stage: int | str | None, observed: Observed)
 
 
 def main(config: CausalLMConfig) -> int:
-    found = {}
+    losses_by_variant = {}
     for variant in json.loads(os.environ["VARIANTS"]):
         name, stage = variant.pop("name"), variant.pop("stage", None)
         observed = Observed(variant.pop("lag", None), variant.pop("nan", None))
         one = replace(config, out_dir=f"{config.out_dir}/{name}", **variant)
         losses = bare(one) if name == "bare" else trained(one, stage, observed)
-        found[name] = {
+        losses_by_variant[name] = {
             "losses": losses,
             **observed.types,
             "kept": observed.kept,
@@ -187,7 +187,7 @@ def main(config: CausalLMConfig) -> int:
             "reads": dict(observed.reads),
         }
     if os.environ.get("RANK", "0") == "0":
-        print("FOUND", json.dumps(found))
+        print("FOUND", json.dumps(losses_by_variant))
     return 0
 
 

@@ -25,11 +25,11 @@ def record(moment: str, parameters: Iterable[torch.Tensor]) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     parameters = list(parameters)
-    gradients = [own.grad for own in parameters if own.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     storages = {grad.untyped_storage().data_ptr(): grad.untyped_storage() for grad in gradients}
     line = {
         "moment": moment,
-        "weights": sum(own.nbytes for own in parameters),
+        "weights": sum(parameter.nbytes for parameter in parameters),
         "storages": len(storages),
         "bytes": sum(storage.nbytes() for storage in storages.values()),
         "gradients": len(gradients),
@@ -39,7 +39,7 @@ def record(moment: str, parameters: Iterable[torch.Tensor]) -> None:
 
 
 def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    record("step", (own for group in optimizer.param_groups for own in group["params"]))
+    record("step", (parameter for group in optimizer.param_groups for parameter in group["params"]))
 
 
 class CountingTask(toy_task.ToyTask):

@@ -15,7 +15,7 @@ OID = "0" * 40
 
 
 class HubServer(ThreadingHTTPServer):
-    """Keeps what was uploaded in `files`, by path, and the tokens that calls came with."""
+    """Keeps uploads in `files`, by path, and the tokens of calls."""
 
     daemon_threads = True
 
@@ -47,7 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: HubServer
 
     def log_message(self, *_: object) -> None:
-        """Nothing: tests print what they want to see."""
+        """Logs nothing."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -65,8 +65,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer({"errors": [], "warnings": []})
         elif "/preupload/" in path:
             files = [
-                {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for one in json.loads(body)["files"]
+                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for file in json.loads(body)["files"]
             ]
             self._answer({"files": files})
         elif "/commit/" in path:

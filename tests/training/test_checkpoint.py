@@ -34,7 +34,7 @@ def begin(out_dir: Path, step: int) -> checkpoint.Writer:
     return writer
 
 
-def test_a_committed_checkpoint_is_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_committed_checkpoint_is_intact_and_leaves_no_other_files(tmp_path: Path) -> None:
     folder = write(tmp_path, 7)
     assert folder == tmp_path / "checkpoint-7step"
     assert checkpoint.list_faults(Checkpoint(folder, 7), ALONE) == []
@@ -56,7 +56,7 @@ def flip_a_bit(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, zero_tail, flip_a_bit, Path.unlink])
-def test_a_damaged_file_is_named_and_the_checkpoint_before_it_taken(
+def test_a_damaged_file_is_named_and_the_previous_checkpoint_used(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, 1)
@@ -69,7 +69,7 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_it_taken(
         checkpoint.choose_checkpoint(str(newest), tmp_path, ALONE)
 
 
-def test_latest_orders_by_number(tmp_path: Path) -> None:
+def test_the_latest_checkpoint_is_found_by_number(tmp_path: Path) -> None:
     write(tmp_path, 10)
     write(tmp_path, 9)
     chosen = checkpoint.choose_checkpoint("latest", tmp_path, ALONE)
@@ -77,19 +77,19 @@ def test_latest_orders_by_number(tmp_path: Path) -> None:
     assert chosen.step == 10
 
 
-def test_all_damaged_is_an_error_and_none_at_all_is_a_fresh_start(tmp_path: Path) -> None:
+def test_only_damaged_checkpoints_are_an_error_and_none_is_a_fresh_start(tmp_path: Path) -> None:
     assert checkpoint.choose_checkpoint("latest", tmp_path, ALONE) is None
     (write(tmp_path, 3) / checkpoint.MANIFEST).write_text("{")
     with pytest.raises(ConfigurationError, match="every checkpoint is damaged"):
         checkpoint.choose_checkpoint("latest", tmp_path, ALONE)
 
 
-def test_a_path_that_is_no_checkpoint_is_a_configuration_error(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_checkpoint_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="not a checkpoint folder"):
         checkpoint.choose_checkpoint(str(tmp_path), tmp_path, ALONE)
 
 
-def test_an_interrupted_save_does_not_count_and_is_removed(tmp_path: Path) -> None:
+def test_an_interrupted_save_is_ignored_and_removed(tmp_path: Path) -> None:
     checkpoint.Writer(tmp_path, 5, ALONE)
     assert list_checkpoints(tmp_path) == []
     checkpoint.remove_leftovers(tmp_path)
@@ -97,7 +97,7 @@ def test_an_interrupted_save_does_not_count_and_is_removed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("part", ["state", "rng", "trainer_state.json"])
-def test_what_is_deleted_while_it_is_written_is_not_committed(tmp_path: Path, part: str) -> None:
+def test_a_checkpoint_with_a_deleted_part_is_not_committed(tmp_path: Path, part: str) -> None:
     writer = begin(tmp_path, 5)
     if (writer.folder / part).is_dir():
         shutil.rmtree(writer.folder / part)
@@ -108,8 +108,8 @@ def test_what_is_deleted_while_it_is_written_is_not_committed(tmp_path: Path, pa
     assert list_checkpoints(tmp_path) == []
 
 
-def test_a_deleted_run_folder_is_not_made_by_a_save(tmp_path: Path) -> None:
-    """Whoever rebuilds it would find a folder without the mark of a run, as if it were a user's."""
+def test_a_save_does_not_recreate_a_deleted_run_folder(tmp_path: Path) -> None:
+    """A recreated folder would lack the mark of a run, as if it were a user's folder."""
     with pytest.raises(FileNotFoundError):
         checkpoint.Writer(tmp_path / "deleted", 5, ALONE)
     assert not (tmp_path / "deleted").exists()
@@ -130,9 +130,7 @@ def test_a_deleted_run_folder_is_not_made_by_a_save(tmp_path: Path) -> None:
         ("files", {"/a": {"bytes": 5, "xxh3": 32 * "0"}}, "the name '/a' cannot"),
     ],
 )
-def test_a_manifest_of_another_form_is_named(
-    tmp_path: Path, key: str, value: Any, message: str
-) -> None:
+def test_a_malformed_manifest_is_named(tmp_path: Path, key: str, value: Any, message: str) -> None:
     write(tmp_path, 6)
     file = write(tmp_path, 7) / "manifest.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
@@ -154,7 +152,7 @@ def test_a_manifest_of_another_form_is_named(
 def test_a_checkpoint_of_another_version_is_refused(
     number: int, message: str, tmp_path: Path
 ) -> None:
-    """It is neither damaged nor passed over: an older one may be of the same version."""
+    """It is neither damaged nor skipped, since an older checkpoint may have the same version."""
     write(tmp_path, 6)
     file = write(tmp_path, 7) / "manifest.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": number}))
@@ -164,14 +162,14 @@ def test_a_checkpoint_of_another_version_is_refused(
 
 
 @pytest.mark.parametrize("content", ["[]", "null", "7", '{"files": {}}', 5000 * "["])
-def test_a_manifest_that_is_no_manifest(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_no_manifest_is_a_fault(tmp_path: Path, content: str) -> None:
     file = write(tmp_path, 7) / "manifest.json"
     file.write_text(content)
     (fault,) = checkpoint.list_faults(Checkpoint(file.parent, 7), ALONE)
     assert f"{file}: cannot be read" in fault
 
 
-def test_a_copy_under_the_name_of_another_step_is_passed_over(tmp_path: Path) -> None:
+def test_a_copy_under_the_name_of_another_step_is_skipped(tmp_path: Path) -> None:
     shutil.copytree(write(tmp_path, 7), tmp_path / "checkpoint-5000step")
     chosen = checkpoint.choose_checkpoint("latest", tmp_path, ALONE)
     assert chosen == Checkpoint(tmp_path / "checkpoint-7step", 7)
@@ -197,7 +195,7 @@ def test_a_file_to_load_that_the_manifest_does_not_list_is_refused(
 def test_a_file_that_cannot_be_read_is_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bad sector of the disk must not end the run that could resume from the one before."""
+    """A bad sector must not end a run that could resume from the previous checkpoint."""
     saved = write(tmp_path, 7)
     read = manifest.describe_file
 
@@ -225,11 +223,11 @@ def test_later_checkpoints_are_set_aside_and_kept(tmp_path: Path) -> None:
         "superseded-checkpoint-30step.2",
         "superseded-checkpoint-30step.3",
     ]
-    assert [one.step for one in list_checkpoints(tmp_path)] == [10]
+    assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path)] == [10]
 
 
 def test_a_path_of_the_manifest_that_is_too_long_is_a_fault(tmp_path: Path) -> None:
-    """Although each of its parts could be the name of a folder."""
+    """Although each part could be the name of a folder."""
     name = "/".join(99 * ["a" * 99])
     file = write(tmp_path, 7) / "manifest.json"
     content = json.loads(file.read_text())
@@ -254,7 +252,7 @@ DEEP = "[" * 100_000
         ('{"last_losses": ["x"]}', "Expected `float`, got `str` - at `$.last_losses[0]`"),
     ],
 )
-def test_a_state_of_another_form_is_named(content: str, reason: str, tmp_path: Path) -> None:
+def test_a_malformed_trainer_state_is_named(content: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "trainer_state.json").write_text(content)
     with pytest.raises(CheckpointError) as error:
         Checkpoint(tmp_path, 7).read_state()
@@ -270,7 +268,7 @@ def test_a_state_of_another_form_is_named(content: str, reason: str, tmp_path: P
         (b"7", "ValueError: found int, expected an object"),
     ],
 )
-def test_a_data_state_of_another_form_is_named(content: bytes, reason: str, tmp_path: Path) -> None:
+def test_a_malformed_data_state_is_named(content: bytes, reason: str, tmp_path: Path) -> None:
     (tmp_path / "data_state.json").write_bytes(content)
     with pytest.raises(CheckpointError) as error:
         Checkpoint(tmp_path, 7).read_data()
@@ -278,6 +276,6 @@ def test_a_data_state_of_another_form_is_named(content: bytes, reason: str, tmp_
     assert reason in str(error.value)
 
 
-def test_infinite_losses_are_a_state(tmp_path: Path) -> None:
+def test_infinite_losses_are_a_valid_state(tmp_path: Path) -> None:
     (tmp_path / "trainer_state.json").write_text('{"last_losses": [1.5, NaN, Infinity]}')
     assert str(Checkpoint(tmp_path, 7).read_state()) == "{'last_losses': [1.5, nan, inf]}"

@@ -19,7 +19,7 @@ HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 
 
 def declared(macro: str) -> set[str]:
-    """The operations of a list of torch that autocast on a CPU has no rule for."""
+    """Returns the operations of a list of torch for which autocast on a CPU has no rule."""
     body = re.search(rf"#define {macro}\(_\)((?:.*\\\n)*.*\n)", HEADER.read_text())
     assert body is not None
     names = {
@@ -33,7 +33,7 @@ def declared(macro: str) -> set[str]:
     }
 
 
-def test_the_lists_are_those_of_torch() -> None:
+def test_the_lists_equal_the_lists_of_torch() -> None:
     assert set(FLOAT32_OPERATIONS) == declared("AT_FORALL_FP32")
     assert set(FLOAT32_RESULT_OPERATIONS) == declared("AT_FORALL_FP32_SET_OPT_DTYPE")
 
@@ -70,19 +70,19 @@ def test_an_operation_computes_in_float32_as_long_as_the_rules_hold(name: str) -
     torch.testing.assert_close(result, plain.float(), rtol=0.01, atol=0.01)
 
 
-def test_a_type_that_the_caller_names_is_kept() -> None:
+def test_a_type_named_by_the_caller_is_kept() -> None:
     with torch.autocast("cpu", torch.bfloat16), follow_cuda_rules():
         assert HALF.sum(dtype=torch.float64).dtype == torch.float64
         assert HALF.softmax(-1, dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
 def kept_bytes(compute: object, *inputs: torch.Tensor) -> int:
-    """Bytes that an operation keeps for the backward pass, besides its inputs."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    """Returns the bytes that an operation keeps for the backward pass, besides its inputs."""
+    input_storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
+        if tensor.untyped_storage().data_ptr() not in input_storages:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
@@ -93,7 +93,7 @@ def kept_bytes(compute: object, *inputs: torch.Tensor) -> int:
     return sum(kept.values())
 
 
-def test_dropout_keeps_one_byte_a_value() -> None:
+def test_dropout_keeps_one_byte_per_value() -> None:
     values = torch.ones(8, 16, requires_grad=True)
 
     def drop(values: torch.Tensor) -> torch.Tensor:

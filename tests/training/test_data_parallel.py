@@ -17,7 +17,7 @@ Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def storages(launch: Launch, folder: Path, *keys: str) -> dict[str, list[dict[str, Any]]]:
-    """What rank 0 of two has recorded, by moment."""
+    """Returns the records of rank 0 of two, by moment."""
     file = folder / "storages"
     launch(
         SCRIPT, *KEYS, *keys, f"out_dir={folder / 'run'}", processes=2, STORAGES=str(file)
@@ -31,18 +31,18 @@ def shown(line: dict[str, Any]) -> tuple[int, int, int]:
     return line["gradients"], line["storages"], line["bytes"]
 
 
-def test_gradients_are_parts_of_the_bucket(launch: Launch, tmp_path: Path) -> None:
-    """Before a step, one bucket holds all of them: 4 bytes a parameter, and not 8."""
-    found = storages(launch, tmp_path)
-    assert [shown(line) for line in found["step"]] == [(MATRICES, 1, WEIGHTS)] * 2
-    assert [shown(line) for line in found["loss"]] == [(0, 0, 0)] * 2
+def test_gradients_are_views_of_the_bucket(launch: Launch, tmp_path: Path) -> None:
+    """Before a step, one bucket holds all gradients: 4 bytes per parameter, not 8."""
+    records = storages(launch, tmp_path)
+    assert [shown(line) for line in records["step"]] == [(MATRICES, 1, WEIGHTS)] * 2
+    assert [shown(line) for line in records["loss"]] == [(0, 0, 0)] * 2
 
 
-def test_accumulated_gradients_are_parts_of_the_bucket(launch: Launch, tmp_path: Path) -> None:
-    """Also while the micro-batches before the last one are computed."""
-    found = storages(launch, tmp_path, "gradient_accumulation_steps=3")
-    assert [shown(line) for line in found["loss"]] == [(MATRICES, 1, WEIGHTS)] * 6
-    assert [shown(line) for line in found["step"]] == [(MATRICES, 1, WEIGHTS)] * 2
+def test_accumulated_gradients_are_views_of_the_bucket(launch: Launch, tmp_path: Path) -> None:
+    """Also while the micro-batches before the last are computed."""
+    records = storages(launch, tmp_path, "gradient_accumulation_steps=3")
+    assert [shown(line) for line in records["loss"]] == [(MATRICES, 1, WEIGHTS)] * 6
+    assert [shown(line) for line in records["step"]] == [(MATRICES, 1, WEIGHTS)] * 2
 
 
 @pytest.mark.parametrize(("megabytes", "expected"), [("null", 2), ("1", 3), ("8", 1)])
@@ -51,5 +51,5 @@ def test_buckets_have_the_size_of_the_key(
 ) -> None:
     """Parameters of 1.6, 1.6 and 3.2 MB; by default, only the first bucket has 1 MiB."""
     monkeypatch.setenv("TOY_WIDTH", str(400_000))
-    found = storages(launch, tmp_path, f"ddp_bucket_mb={megabytes}")
-    assert [line["storages"] for line in found["step"]] == [expected] * 2
+    records = storages(launch, tmp_path, f"ddp_bucket_mb={megabytes}")
+    assert [line["storages"] for line in records["step"]] == [expected] * 2

@@ -11,7 +11,7 @@ from bsmeta.training.device_copy import copy_to
 
 
 def test_a_copy_to_a_gpu_begins_in_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is none without a GPU, so the calls are recorded."""
+    """Without a GPU there is no such memory, so the calls are recorded."""
     calls: list[Any] = []
 
     def record(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:

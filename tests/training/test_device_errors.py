@@ -50,9 +50,7 @@ def test_a_gpu_without_memory_ends_the_run_with_advice(launch: Launch, tmp_path:
     )
 
 
-def test_a_failure_of_nccl_is_reported_by_the_rank_that_had_it(
-    launch: Launch, tmp_path: Path
-) -> None:
+def test_a_failure_of_nccl_is_reported_by_the_failing_rank(launch: Launch, tmp_path: Path) -> None:
     """The other rank only loses its connection, and is not blamed."""
     ended = launch(
         SCRIPT, *KEYS, f"out_dir={tmp_path}", processes=2, check=False, FAILURE="nccl",
@@ -76,22 +74,22 @@ def test_a_failure_of_nccl_is_reported_by_the_rank_that_had_it(
         distributed.DistBackendError(FULL_DISK_ERRNOS),
     ],
 )
-def test_memory_also_runs_out_in_libraries(error: Exception) -> None:
+def test_out_of_memory_errors_of_libraries_are_recognized(error: Exception) -> None:
     line = next(line for line in str(error).splitlines() if "memory" in line or "ALLOC" in line)
     with pytest.raises(DeviceError) as caught, explain_device_errors(CausalLMConfig()):
         raise error
     assert str(caught.value).startswith(f"the GPU is out of memory ({line}). Expected")
 
 
-def test_the_advice_fits_the_task() -> None:
-    """This one divides the rows of a whole step, and has no gradient_checkpointing."""
+def test_the_advice_names_only_keys_of_the_task() -> None:
+    """This task divides the rows of a whole step, and has no gradient_checkpointing."""
     with pytest.raises(DeviceError) as caught, explain_device_errors(DisambiguationConfig()):
         raise torch.OutOfMemoryError("CUDA out of memory.")
     assert "gradient_accumulation_steps=2, which halves the rows" in str(caught.value)
     assert "gradient_checkpointing" not in str(caught.value)
 
 
-def test_other_errors_stay_as_they_are() -> None:
+def test_other_errors_are_unchanged() -> None:
     error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     with pytest.raises(RuntimeError) as caught, explain_device_errors(CausalLMConfig()):
         raise error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bsmeta.training.device_fit import Device, Need, describe_fit
 
 
-def test_rows_that_fit() -> None:
+def test_the_number_of_rows_that_fit_is_computed() -> None:
     need = Need(rows=8, size=80.0, per_row=5.0)
     usable = (39.9, 44.9, 45.0, 79.9, 80.0, 84.9, 85.0)
     assert [need.max_rows(size) for size in usable] == [0, 0, 1, 7, 8, 8, 9]

@@ -20,7 +20,7 @@ GIB = float(2**30)
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a run needs."""
+    """The bytes that a run needs."""
 
     held: float
     needed: float | None

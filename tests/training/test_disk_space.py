@@ -1,4 +1,4 @@
-"""Room for a checkpoint, and what a run says when a disk is full."""
+"""Room for a checkpoint, and the message when a disk is full."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write(out_dir: Path, step: int, *, size: int) -> None:
     writer.commit()
 
 
-def test_a_save_needs_room_for_the_last_one_and_a_little_more(
+def test_a_save_needs_slightly_more_room_than_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1_050_000))
@@ -50,7 +50,7 @@ def test_a_save_needs_room_for_the_last_one_and_a_little_more(
 def test_a_save_with_a_model_needs_room_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_model: bool, needed: str
 ) -> None:
-    """As much as the last model has, or else 4 bytes for each of its 100,000 weights."""
+    """The size of the last model, or 4 bytes for each of its 100,000 weights."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1_200_000))
     writer = begin(tmp_path, 2)
     writer.write_json(TRAINER_STATE_FILE, {"parameters": {"a": [200, 400], "b": [20_000]}})
@@ -74,12 +74,12 @@ def test_a_save_with_a_model_needs_room_for_it(
     ],
 )
 def test_a_full_disk_is_explained(tmp_path: Path, error: Exception) -> None:
-    found = explain_full_disk(error, tmp_path)
-    assert isinstance(found, DataError)
-    assert "resume_from_checkpoint_dir=latest" in str(found)
+    explained = explain_full_disk(error, tmp_path)
+    assert isinstance(explained, DataError)
+    assert "resume_from_checkpoint_dir=latest" in str(explained)
 
 
-def test_an_explanation_is_not_explained_again(tmp_path: Path) -> None:
+def test_an_explained_error_is_not_explained_again(tmp_path: Path) -> None:
     cause = OSError(errno.ENOSPC, "No space left on device")
     explanation = explain_full_disk(cause, tmp_path)
     explanation.__cause__ = cause
@@ -87,18 +87,18 @@ def test_an_explanation_is_not_explained_again(tmp_path: Path) -> None:
     assert str(explanation).count("No space left on device") == 1
 
 
-def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+def test_other_errors_are_unchanged(tmp_path: Path) -> None:
     error = RuntimeError("shapes do not match")
     assert explain_full_disk(error, tmp_path) is error
 
 
-def test_a_circle_of_causes_ends(tmp_path: Path) -> None:
+def test_a_cycle_of_causes_ends(tmp_path: Path) -> None:
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
     assert explain_full_disk(one, tmp_path) is one
 
 
-def test_only_a_checkpoint_that_is_whole_is_called_so(tmp_path: Path) -> None:
+def test_only_an_intact_checkpoint_is_called_intact(tmp_path: Path) -> None:
     write(tmp_path, 4, size=1000)
     write(tmp_path, 8, size=1000)
     (tmp_path / "checkpoint-8step" / "config.yaml").write_bytes(bytes(500))
@@ -109,7 +109,7 @@ def test_only_a_checkpoint_that_is_whole_is_called_so(tmp_path: Path) -> None:
     assert "There is no intact checkpoint yet" in str(error)
 
 
-def test_the_disk_that_is_full_may_be_another_one(tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_other_than_that_of_the_run_is_named(tmp_path: Path, small_disk: Path) -> None:
     """The run folder has room, so its disk is not to blame."""
     with pytest.raises(OSError, match="No space") as full:
         (small_disk / "file").write_bytes(bytes(1 << 20))

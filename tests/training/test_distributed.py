@@ -29,7 +29,7 @@ with time_limit(0.1, "connecting the processes"):
 """
 
 
-def test_connecting_has_a_limit() -> None:
+def test_connecting_has_a_time_limit() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=STUCK_S, check=False
     )
@@ -38,10 +38,10 @@ def test_connecting_has_a_limit() -> None:
     assert 'File "<string>", line 7 in <module>' in ended.stderr
 
 
-def test_a_run_that_is_done_stays_done_if_its_groups_cannot_be_closed(
+def test_a_finished_run_stays_done_if_its_groups_cannot_be_closed(
     launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    """It is done before they are closed, and afterwards."""
+    """The status is done before the groups are closed, and afterward."""
     run, closed = tmp_path / "run", tmp_path / "closed"
     closed.mkdir()
     script = Path(__file__).with_name("closing_groups.py")
@@ -60,7 +60,7 @@ def test_a_run_that_is_done_stays_done_if_its_groups_cannot_be_closed(
 @pytest.mark.skipif(
     not (Path(sys.prefix) / "torch_extensions").exists(), reason="no op was compiled by make"
 )
-def test_a_run_without_make_finds_the_op_that_make_has_compiled(tmp_path: Path) -> None:
+def test_a_run_without_make_uses_the_op_that_make_has_compiled(tmp_path: Path) -> None:
     """The home folder, where the op would be compiled otherwise, stays empty."""
     toy = str(Path(__file__).with_name("toy_task.py"))
     kept = {name: os.environ[name] for name in os.environ if name != "TORCH_EXTENSIONS_DIR"}
@@ -75,7 +75,7 @@ def test_a_run_without_make_finds_the_op_that_make_has_compiled(tmp_path: Path) 
     assert not (tmp_path / ".cache" / "torch_extensions").exists()
 
 
-def test_garbage_is_collected_when_it_is_time_to() -> None:
+def test_garbage_is_collected_at_regular_steps() -> None:
     with GarbageCollection() as garbage:
         assert not gc.isenabled()
         loop: list[Any] = []

@@ -41,14 +41,14 @@ esac
 
 @pytest.fixture(scope="module")
 def compiled() -> Path:
-    """The library of the environment, compiled if it is not there."""
+    """The library of the environment, compiled if missing."""
     subprocess.run([sys.executable, "-c", PREPARE], check=True, capture_output=True)
     return distributed.find_library_path(NAME)
 
 
 @pytest.fixture
 def environment(compiled: Path, tmp_path: Path) -> dict[str, str]:
-    """That of processes which compile in a folder of their own, in no time."""
+    """The environment of processes that compile in a separate folder, instantly."""
     compiler = tmp_path / "compiler"
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
@@ -72,7 +72,7 @@ def prepare(environment: dict[str, str]) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What it has written; a process that still runs at the limit waits for nobody."""
+    """Returns the output of a process at its end; fails if it still runs at the limit."""
     try:
         return process.communicate(timeout=STUCK_S)
     finally:
@@ -82,7 +82,7 @@ def end(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 @pytest.fixture
 def blocked(environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process inside the compilation, where it stays."""
+    """A process that stays inside the compilation."""
     linking = tmp_path / "linking"
     process = prepare({**environment, "BLOCKED": str(linking)})
     wait_until(linking.exists, process)
@@ -94,10 +94,10 @@ def blocked(environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.
 
 @pytest.mark.slow
 @pytest.mark.faults
-def test_after_a_process_killed_while_compiling_the_next_one_compiles(
+def test_after_a_process_is_killed_while_compiling_the_next_compiles(
     environment: dict[str, str], blocked: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    """One of them waits from before the kill on; the compiler outlives the process."""
+    """A process waits from before the kill; the compiler outlives the killed process."""
     folder = tmp_path / "extensions"
     waiting = prepare(environment)
     assert waiting.stderr is not None
@@ -112,10 +112,10 @@ def test_after_a_process_killed_while_compiling_the_next_one_compiles(
 
 @pytest.mark.long
 @pytest.mark.faults
-def test_the_file_of_a_process_killed_in_torch_holds_up_nobody(
+def test_a_lock_file_left_by_a_killed_process_blocks_no_other(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """As a process leaves it that is killed while DeepSpeed's own loader holds it."""
+    """As left by a process that is killed while DeepSpeed's loader holds it."""
     stale = tmp_path / "extensions" / NAME / "lock"
     stale.parent.mkdir(parents=True)
     stale.touch()
@@ -128,7 +128,7 @@ def test_the_file_of_a_process_killed_in_torch_holds_up_nobody(
 
 
 @pytest.mark.long
-def test_a_library_that_is_there_is_loaded_from_a_folder_that_cannot_be_written(
+def test_an_existing_library_is_loaded_from_a_read_only_folder(
     compiled: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "extensions"
@@ -150,7 +150,7 @@ def test_compiling_is_announced_when_it_takes_long(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Here it ends at once, or when it was announced."""
+    """Here compiling ends at once, or as soon as it is announced."""
     from deepspeed.ops.op_builder.builder import OpBuilder
     from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
 

@@ -17,7 +17,7 @@ from bsmeta.training.engine_plain import PlainEngine
 from tests.training.pickles import write_call
 
 
-def test_copies_are_made_in_the_same_memory() -> None:
+def test_copies_reuse_the_same_memory() -> None:
     model = nn.ModuleDict({name: nn.Linear(3, 2, bias=False) for name in ("in", "out")})
     model["out"].weight = model["in"].weight
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -76,9 +76,7 @@ def addresses(state: dict[str, Any]) -> list[int]:
         write_call,
     ],
 )
-def test_an_engine_names_a_state_of_another_form(
-    write: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_an_engine_names_a_malformed_state(write: Callable[[Path], None], tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     engine = PlainEngine(Accelerator(cpu=True), model, torch.optim.AdamW(model.parameters()))
     file = tmp_path / "torch.pt"

@@ -46,7 +46,7 @@ class Call:
         return os.system, (f"touch {self.marker}",)
 
 
-def test_what_deepspeed_saves_is_read(tmp_path: Path) -> None:
+def test_states_saved_by_deepspeed_are_read(tmp_path: Path) -> None:
     for zipped in (True, False):
         torch.save(STATE, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
         check_states(tmp_path)
@@ -56,8 +56,8 @@ def test_what_deepspeed_saves_is_read(tmp_path: Path) -> None:
         assert read["optimizer_state_dict"]["loss_scaler"].cur_scale == 1.0
 
 
-def test_no_load_of_torch_calls_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also not one that asks for it, as DeepSpeed's do, or if the environment does."""
+def test_loading_a_state_calls_no_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the caller or the environment asks for it, as DeepSpeed does."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     torch.save({"module": Call(tmp_path / "was_run")}, tmp_path / "a.pt")
     reason = "Trying to load unsupported GLOBAL posix.system whose module posix is blocked."
@@ -73,7 +73,7 @@ def test_no_load_of_torch_calls_anything(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["/etc/cron.d/x", "../../other", "..", "", "a/b"])
-def test_a_name_that_leads_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_parameter_name_that_leads_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
     """The converter makes a folder for each parameter, with files in it."""
     torch.save({"module": {"param": [{name: torch.ones(1)}]}}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError) as error:
@@ -83,7 +83,7 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str, tmp_path: Path) -> No
     )
 
 
-def test_a_state_that_holds_itself_is_read(tmp_path: Path) -> None:
+def test_a_state_that_contains_itself_is_read(tmp_path: Path) -> None:
     state: dict[str, Any] = {"module": {}}
     state["module"]["again"] = [state]
     torch.save(state, tmp_path / "a.pt")
@@ -134,13 +134,13 @@ def seal(checkpoint: Path) -> None:
           [("0", 2), ("1", 2), ("3", 2), ("1", 1), ("2", 1), ("3", 1)]),
     ],
 )  # fmt: skip
-def test_a_run_calls_nothing_that_a_checkpoint_names(
+def test_resuming_calls_no_function_named_in_a_checkpoint(
     stage: str,
     processes: int,
     launch: Callable[..., subprocess.CompletedProcess[str]],
     tmp_path: Path,
 ) -> None:
-    """Under the number of processes that saved it, and under another, for which it is converted."""
+    """With the number of processes that saved it, and with another, which needs a conversion."""
     out_dir, marker = tmp_path / "run", tmp_path / "was_run"
     launch(SCRIPT, *RUN, f"out_dir={out_dir}", processes=2, TOY_ZERO_STAGE=stage)
     replace_state(out_dir / "checkpoint-2step", marker)
@@ -165,11 +165,11 @@ def test_a_run_calls_nothing_that_a_checkpoint_names(
         ("data_state.json", b'"\xff"', "UnicodeDecodeError"),
     ],
 )
-def test_a_file_that_says_something_else_ends_a_run_with_its_name(
+def test_a_forged_state_ends_the_run_with_its_name(
     file: str, content: bytes, reason: str,
     launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path,
 ) -> None:  # fmt: skip
-    """Although the manifest is that of its content; and without a traceback."""
+    """Although the manifest matches the content; without a traceback."""
     launch(SCRIPT, *RUN, f"out_dir={tmp_path}/run")
     checkpoint = tmp_path / "run" / "checkpoint-2step"
     (checkpoint / file).write_bytes(content)

@@ -27,7 +27,7 @@ def test_each_start_of_a_run_is_recorded(launch: Launch, tmp_path: Path) -> None
         assert {"commit", "is_clean", "versions", "processor", "threads", "device"} <= set(start)
 
 
-def test_a_start_that_was_killed_has_no_end(tmp_path: Path) -> None:
+def test_a_killed_start_has_no_end(tmp_path: Path) -> None:
     assert read_environments(tmp_path) == []
     (tmp_path / ENVIRONMENT).write_text(
         '{"event": "start", "step": 0, "started": "a"}\n'

@@ -44,7 +44,9 @@ TIMES = ("data_wait_s", "step_s", "tokens_per_s", "memory_gb")
 
 
 @pytest.mark.long
-def test_a_bare_loop_and_every_optional_kernel(launch: Launch, tmp_path: Path) -> None:
+def test_a_bare_loop_and_every_optional_kernel_have_equal_losses(
+    launch: Launch, tmp_path: Path
+) -> None:
     """8 steps in float32 of 2 x 2 sequences of 64 tokens."""
     variants = [
         {"name": "bare"},
@@ -59,10 +61,10 @@ def test_a_bare_loop_and_every_optional_kernel(launch: Launch, tmp_path: Path) -
             **CHUNKED,
         },
     ]
-    found = results(launch, tmp_path, 8, variants)
-    bare = found.pop("bare")["losses"]
+    runs = results(launch, tmp_path, 8, variants)
+    bare = runs.pop("bare")["losses"]
     assert bare[0] > bare[-1]
-    for name, one in found.items():
+    for name, one in runs.items():
         assert len(one["losses"]) == 8
         assert one["losses"] == pytest.approx(bare, rel=1e-4), name
         # Nothing of a micro-batch is read: once at the start, and once a step; and the rehearsal
@@ -83,17 +85,15 @@ def test_a_bare_loop_and_every_optional_kernel(launch: Launch, tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_a_step_that_is_not_finite_is_left_out_under_every_optimizer(
-    launch: Launch, tmp_path: Path
-) -> None:
-    """Read at once or, as on a GPU, when the next step is under way: the same run."""
+def test_every_optimizer_skips_a_step_that_is_not_finite(launch: Launch, tmp_path: Path) -> None:
+    """The run is the same if the values are read at once or, as on a GPU, one step later."""
     skip = {"on_nonfinite": "skip", "nan": 3}
     variants = [{"name": "now", **skip}]
     variants += [{"name": name, "lag": 1, "optimizer_type": name, **skip} for name in OPTIMIZERS]
-    found = results(launch, tmp_path, 8, variants)
-    assert found["adamw"]["losses"] == found["now"]["losses"]
-    assert len({one["losses"][-1] for one in found.values()}) == len(OPTIMIZERS)
-    for name, one in found.items():
+    runs = results(launch, tmp_path, 8, variants)
+    assert runs["adamw"]["losses"] == runs["now"]["losses"]
+    assert len({result["losses"][-1] for result in runs.values()}) == len(OPTIMIZERS)
+    for name, one in runs.items():
         assert all(map(math.isfinite, one["losses"]))
         assert [event["step"] for event in events(tmp_path / name, "nonfinite")] == [3]
         steps = [event["step"] for event in events(tmp_path / name, "step")]
@@ -101,14 +101,16 @@ def test_a_step_that_is_not_finite_is_left_out_under_every_optimizer(
 
 
 @pytest.mark.slow
-def test_compiled_layers(launch: Launch, tmp_path: Path) -> None:
+def test_compiled_layers_have_equal_losses(launch: Launch, tmp_path: Path) -> None:
     variants = [{"name": "ours"}, {"name": "compiled", "torch_compile": True}]
-    found = results(launch, tmp_path, 20, variants)
-    assert found["compiled"]["losses"] == pytest.approx(found["ours"]["losses"], rel=1e-4)
+    runs = results(launch, tmp_path, 20, variants)
+    assert runs["compiled"]["losses"] == pytest.approx(runs["ours"]["losses"], rel=1e-4)
 
 
 @pytest.mark.slow
-def test_chunks_and_precision_under_every_engine(launch: Launch, tmp_path: Path) -> None:
+def test_chunks_and_precision_have_equal_losses_under_every_engine(
+    launch: Launch, tmp_path: Path
+) -> None:
     """Two processes, tied embeddings, under DDP, FSDP2 and with ZeRO 2 and 3."""
     half = {"mixed_precision": "bf16"}
     variants = [
@@ -126,8 +128,8 @@ def test_chunks_and_precision_under_every_engine(launch: Launch, tmp_path: Path)
         {"name": "zero2 bf16 chunked", "stage": 2, **half, **CHUNKED},
         {"name": "zero3 bf16 chunked", "stage": 3, **half, **CHUNKED},
     ]
-    found = results(launch, tmp_path, 8, variants, processes=2)
-    losses = {name: one["losses"] for name, one in found.items()}
+    runs = results(launch, tmp_path, 8, variants, processes=2)
+    losses = {name: one["losses"] for name, one in runs.items()}
     assert losses["ddp chunked"] == pytest.approx(losses["ddp"], rel=1e-4)
     assert losses["zero2 chunked"] == pytest.approx(losses["ddp"], rel=1e-4)
     assert losses["zero3 chunked"] == pytest.approx(losses["zero3"], rel=1e-4)
@@ -140,7 +142,7 @@ def test_chunks_and_precision_under_every_engine(launch: Launch, tmp_path: Path)
     assert losses["zero2 bf16 chunked"] == pytest.approx(losses["ddp"], rel=2e-3)
     assert losses["zero3 bf16 chunked"] == pytest.approx(losses["zero3"], rel=2e-3)
     # Whatever the model computes in, the optimizer updates float32 weights.
-    for name, one in found.items():
+    for name, one in runs.items():
         assert one["optimizer"] == ["torch.float32"], name
         of_zero = name.startswith("zero") and "bf16" in name
         assert one["model"] == ["torch.bfloat16" if of_zero else "torch.float32"], name
@@ -151,10 +153,10 @@ def test_chunks_and_precision_under_every_engine(launch: Launch, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_every_optimizer_of_fsdp2_leaves_out_a_step_that_is_not_finite(
+def test_every_optimizer_of_fsdp2_skips_a_step_that_is_not_finite(
     launch: Launch, tmp_path: Path
 ) -> None:
-    """Two processes; the losses of data parallel training."""
+    """Two processes; the losses equal those of data parallel training."""
     skip = {"on_nonfinite": "skip", "nan": 3}
     names = [name for name, entry in OPTIMIZERS.items() if entry.takes_shards]
     variants = [
@@ -162,8 +164,8 @@ def test_every_optimizer_of_fsdp2_leaves_out_a_step_that_is_not_finite(
         for name in names
         for end, engine in (("", {}), (" fsdp2", {"stage": "FSDP2"}))
     ]
-    found = results(launch, tmp_path, 8, variants, processes=2)
+    runs = results(launch, tmp_path, 8, variants, processes=2)
     for name in names:
-        losses = found[f"{name} fsdp2"]["losses"]
-        assert losses == pytest.approx(found[name]["losses"], rel=1e-3), name
+        losses = runs[f"{name} fsdp2"]["losses"]
+        assert losses == pytest.approx(runs[name]["losses"], rel=1e-3), name
         assert len(losses) == 7

@@ -79,7 +79,7 @@ def llama() -> torch.nn.Module:
 def test_parameters_are_counted_without_weights() -> None:
     task = CausalLanguageModel(compose_command_line(CausalLMConfig, "demo"))
     shape = task.shape().model
-    assert {one.device.type for one in shape.parameters()} == {"meta"}
+    assert {parameter.device.type for parameter in shape.parameters()} == {"meta"}
     counted = count_parameters(shape)
     assert (counted.total, counted.trainable, counted.embeddings) == (1_328_256, 1_328_256, 524_288)
     assert count_parameters(task.build_model()) == counted
@@ -87,7 +87,7 @@ def test_parameters_are_counted_without_weights() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("make", [gpt2, llama])
-def test_weights_gradients_and_optimizer_are_those_of_a_real_step(make: Any, name: str) -> None:
+def test_weights_gradients_and_optimizer_equal_a_real_step(make: Any, name: str) -> None:
     model = make()
     optimizer = build_optimizer(model, CausalLMConfig(optimizer_type=name))
     model(input_ids=torch.zeros(1, 8, dtype=torch.long)).logits.sum().backward()
@@ -98,17 +98,20 @@ def test_weights_gradients_and_optimizer_are_those_of_a_real_step(make: Any, nam
     )
 
 
-def test_each_stage_divides_one_thing_more() -> None:
+def test_each_stage_divides_one_more_part_of_the_state() -> None:
     counts = ParameterCounts(total=1000, trainable=1000, embeddings=0)
     half = [count_state(counts, 8000, stage, 4, half=True) for stage in (0, 1, 2, 3)]
-    assert [(one.weights, one.gradients, one.optimizer) for one in half] == [
+    assert [(memory.weights, memory.gradients, memory.optimizer) for memory in half] == [
         (2000, 2000, 12_000),
         (2000, 2000, 3000),
         (2000, 500, 3000),
         (500, 500, 3000),
     ]
     single = [count_state(counts, 8000, stage, 4, half=False) for stage in (0, 1)]
-    assert [one.optimizer for one in single] == [8000, 3000]  # ZeRO adds its own float32 weights
+    assert [memory.optimizer for memory in single] == [
+        8000,
+        3000,
+    ]  # ZeRO adds its own float32 weights
     sharded = count_state(counts, 8000, "FSDP2", 4, half=True)
     assert (sharded.weights, sharded.gradients, sharded.optimizer) == (1000, 1000, 2000)
     plain = count_state(
@@ -117,14 +120,14 @@ def test_each_stage_divides_one_thing_more() -> None:
     assert (plain.weights, plain.gradients, plain.optimizer) == (4000, 4000, 8028)
 
 
-def left_for_backward(model: torch.nn.Module, half: bool) -> int:
-    """Bytes that a forward pass leaves for the backward pass, but for weights."""
-    own = {one.untyped_storage().data_ptr() for one in model.parameters()}
+def measure_saved_bytes(model: torch.nn.Module, half: bool) -> int:
+    """Returns the bytes that a forward pass saves for the backward pass, except weights."""
+    weight_storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in weight_storages:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
@@ -136,7 +139,7 @@ def left_for_backward(model: torch.nn.Module, half: bool) -> int:
     return sum(kept.values())
 
 
-def planned(model: Any, **values: Any) -> Shape:
+def make_shape(model: Any, **values: Any) -> Shape:
     return Shape(
         model, model.base_model, list_layers(model), rows=4, length=128, outputs=512, **values
     )
@@ -144,13 +147,13 @@ def planned(model: Any, **values: Any) -> Shape:
 
 @pytest.mark.parametrize("make", [gpt2, llama])
 @pytest.mark.parametrize(("half", "copies"), [(False, False), (True, False), (True, True)])
-def test_activations_are_those_of_a_real_forward_pass(make: Any, half: bool, copies: bool) -> None:
+def test_activations_equal_a_real_forward_pass(make: Any, half: bool, copies: bool) -> None:
     with torch.device("meta"):
-        counted = estimate_activations(planned(make()), half=half, copies=copies)
+        counted = estimate_activations(make_shape(make()), half=half, copies=copies)
     model = make().base_model
     model = model if copies or not half else model.bfloat16()
     output = 4 * 128 * 64 * (2 if half else 4)
-    assert counted.layers == left_for_backward(model, half) + output
+    assert counted.layers == measure_saved_bytes(model, half) + output
 
 
 def gpt2_xl(fused: bool) -> GPT2LMHeadModel:
@@ -164,32 +167,32 @@ def gpt2_xl(fused: bool) -> GPT2LMHeadModel:
     return model
 
 
-def xl_gib(model: GPT2LMHeadModel) -> float:
-    """Activations of 8 x 1,024 tokens in bf16 with float32 weights, without the loss."""
+def estimate_xl_gib(model: GPT2LMHeadModel) -> float:
+    """Returns the GiB of activations of 8 x 1,024 tokens in bf16, without the loss."""
     shape = Shape(model, model.base_model, list_layers(model), rows=8, length=1024, outputs=50257)
     return round(estimate_activations(shape, half=True, copies=True).layers / 2**30, 1)
 
 
 @pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts by the rules of CUDA in any case")
-def test_autocast_of_cuda_keeps_more_than_that_of_a_cpu() -> None:
-    assert xl_gib(gpt2_xl(fused=False)) == 40.4
+def test_autocast_on_cuda_keeps_more_than_on_a_cpu() -> None:
+    assert estimate_xl_gib(gpt2_xl(fused=False)) == 40.4
     with follow_cuda_rules():
-        assert xl_gib(gpt2_xl(fused=False)) == 54.4
-        assert xl_gib(gpt2_xl(fused=True)) == 26.3
-    assert xl_gib(gpt2_xl(fused=False)) == 40.4
+        assert estimate_xl_gib(gpt2_xl(fused=False)) == 54.4
+        assert estimate_xl_gib(gpt2_xl(fused=True)) == 26.3
+    assert estimate_xl_gib(gpt2_xl(fused=False)) == 40.4
 
 
 def test_deepspeed_computes_all_operations_in_half_precision() -> None:
-    counted = estimate_activations(planned(gpt2()), half=True, copies=False, casts=False)
+    counted = estimate_activations(make_shape(gpt2()), half=True, copies=False, casts=False)
     output = 4 * 128 * 64 * 2
     model = gpt2().base_model.bfloat16()
     ids = torch.ones(4, 128, dtype=torch.long)
-    own = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    weight_storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
+        if tensor.untyped_storage().data_ptr() not in weight_storages:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
@@ -200,12 +203,14 @@ def test_deepspeed_computes_all_operations_in_half_precision() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_activations_with_recomputation_are_those_of_a_real_forward_pass(every: int) -> None:
+def test_activations_with_recomputation_equal_a_real_forward_pass(every: int) -> None:
     model = llama().train()
-    counted = estimate_activations(planned(model, recompute_every=every), half=False, copies=False)
-    plain = left_for_backward(model.base_model, half=False)
+    counted = estimate_activations(
+        make_shape(model, recompute_every=every), half=False, copies=False
+    )
+    plain = measure_saved_bytes(model.base_model, half=False)
     recompute_activations(model, every)
-    left = left_for_backward(model.base_model, half=False)
+    left = measure_saved_bytes(model.base_model, half=False)
     hidden = 4 * 128 * 64 * 4
     layer = (plain - left) / (4 // every) + hidden
     assert counted.layers_recomputed == pytest.approx(left + hidden + layer, rel=0.02)
@@ -213,21 +218,21 @@ def test_activations_with_recomputation_are_those_of_a_real_forward_pass(every: 
 
 @pytest.fixture
 def eight_devices() -> Iterator[DeviceMesh]:
-    """Of processes that only this one sees: their collectives do nothing."""
+    """A mesh of eight fake processes, whose collectives do nothing."""
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     yield init_device_mesh("cpu", (8,))
     torch.distributed.destroy_process_group()
 
 
-def published(layers: int) -> LlamaForCausalLM:
+def make_llama(layers: int) -> LlamaForCausalLM:
     shape = LlamaConfig.from_json_file(REPOSITORY / "hydra_configs/model/llama_0.6b.json")
     shape.num_hidden_layers = layers
     return LlamaForCausalLM(shape)
 
 
-def test_the_tracker_of_torch_counts_the_same(eight_devices: DeviceMesh) -> None:
+def test_the_memory_tracker_of_torch_agrees(eight_devices: DeviceMesh) -> None:
     with torch.device("meta"):
-        model = published(2)
+        model = make_llama(2)
     wide = {"rows": 2, "length": 512, "outputs": model.config.vocab_size}
     counted = estimate_activations(
         Shape(model, model.base_model, list_layers(model), **wide), half=True, copies=False
@@ -235,7 +240,7 @@ def test_the_tracker_of_torch_counts_the_same(eight_devices: DeviceMesh) -> None
     size = count_optimizer_bytes(model, OPTIMIZERS["adamw"])
     parts = count_state(count_parameters(model), size, "FSDP2", 8, half=True)
     with FakeTensorMode():
-        model = published(2)
+        model = make_llama(2)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for layer in (*model.model.layers, model):
             fully_shard(layer, mesh=eight_devices, mp_policy=policy)
@@ -276,14 +281,14 @@ def test_a_model_that_needs_more_than_ids_has_no_activations() -> None:
         estimate_activations(needs, half=False, copies=False)
 
 
-def test_sizes_and_times_as_a_person_reads_them() -> None:
-    assert [format_size(one) for one in (5, 2048, 3 * 2**20, 5 * 2**30)] == [
+def test_sizes_and_durations_are_formatted_for_people() -> None:
+    assert [format_size(size) for size in (5, 2048, 3 * 2**20, 5 * 2**30)] == [
         "5 B",
         "2.0 KiB",
         "3.0 MiB",
         "5.00 GiB",
     ]
-    assert [format_duration(one) for one in (59.6, 3599, 7260, 200_000)] == [
+    assert [format_duration(seconds) for seconds in (59.6, 3599, 7260, 200_000)] == [
         "1 min 0 s",
         "59 min 59 s",
         "2 h 1 min",
@@ -304,7 +309,7 @@ PRINTED = {
     "stage",
     [2, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (None, 3, "FSDP2"))],
 )
-def test_a_probe_measures_and_leaves_nothing(
+def test_a_probe_measures_and_leaves_no_files(
     stage: Stage, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     command = [sys.executable]
@@ -326,17 +331,17 @@ def test_a_probe_measures_and_leaves_nothing(
     ended = run_warm(command, tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert list(tmp_path.iterdir()) == []
-    said = " ".join(ended.stdout.split())
-    assert "parameters 1,328,256, of which trainable 1,328,256, in embeddings 524,288" in said
-    assert PRINTED[stage] in said
-    assert "probe 1 steps, after 1 to warm up" in said
+    summary = " ".join(ended.stdout.split())
+    assert "parameters 1,328,256, of which trainable 1,328,256, in embeddings 524,288" in summary
+    assert PRINTED[stage] in summary
+    assert "probe 1 steps, after 1 to warm up" in summary
     # What this rank holds beside what was counted: ZeRO-2 keeps float32 weights and moments of half
     # of the parameters, ZeRO-3 half of the weights, too.
     *_, weights, _, optimizer = re.findall(r"[\d.]+ MiB", PRINTED[stage])
     counted = f"weights {weights} (counted {weights}), optimizer {optimizer} (counted {optimizer})"
-    assert counted in said
-    assert re.search(r"time to finish 600 steps x [\d.]+ s = ", said)
-    assert re.search(r"tokens/s [\d,]+ on all devices", said)
+    assert counted in summary
+    assert re.search(r"time to finish 600 steps x [\d.]+ s = ", summary)
+    assert re.search(r"tokens/s [\d,]+ on all devices", summary)
 
 
 XL = {
@@ -346,7 +351,7 @@ XL = {
 
 
 def estimate_xl(folder: Path, *keys: str) -> str:
-    """What an estimate of GPT-2 XL on another machine prints, in one line."""
+    """Estimates GPT-2 XL on another machine; returns the output in one line."""
     file = folder / "xl.json"
     file.write_text(json.dumps(XL))
     command = [sys.executable, str(REPOSITORY / "bsmeta" / "train.py"), "--config-name", "demo"]
@@ -360,7 +365,7 @@ def estimate_xl(folder: Path, *keys: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the card may be here")
-def test_an_estimate_for_a_card_that_is_not_here(tmp_path: Path) -> None:
+def test_an_estimate_can_be_made_for_a_missing_card(tmp_path: Path) -> None:
     keys = ("estimate_card=A100-40GB", "async_save=true")
     printed = estimate_xl(tmp_path, "data_config.per_device_train_batch_size=8", *keys)
     assert "A100-40GB: 39.4 GiB, of which 2.0 GiB are left to CUDA" in printed

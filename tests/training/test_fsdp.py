@@ -35,31 +35,31 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def change(folder: Path) -> Metadata:
+def load_metadata(folder: Path) -> Metadata:
     metadata: Metadata = pickle.loads((folder / ".metadata").read_bytes())
     return metadata
 
 
-def test_whole_tensors_by_prefix(folder: Path) -> None:
+def test_whole_tensors_are_read_by_prefix(folder: Path) -> None:
     assert read_tensor_shapes(folder) == {
         "model/weight": (torch.Size([2, 3]), torch.float32),
         "optimizer/step/weight": (torch.Size([]), torch.float32),
     }
-    found = read_full_tensors(folder, "model/")
-    assert list(found) == ["weight"]
-    assert torch.equal(found["weight"], WEIGHT)
+    tensors = read_full_tensors(folder, "model/")
+    assert list(tensors) == ["weight"]
+    assert torch.equal(tensors["weight"], WEIGHT)
 
 
 def test_an_entry_that_torch_would_unpickle_is_refused(folder: Path) -> None:
-    metadata = change(folder)
+    metadata = load_metadata(folder)
     metadata.state_dict_metadata["model/weight"] = BytesStorageMetadata()
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match="more than tensors"):
         read_full_tensors(folder, "model/")
 
 
-def test_a_part_outside_of_the_folder_is_refused(folder: Path) -> None:
-    metadata = change(folder)
+def test_a_part_outside_the_folder_is_refused(folder: Path) -> None:
+    metadata = load_metadata(folder)
     for part in metadata.storage_data.values():
         part.relative_path = "../other.distcp"
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
@@ -77,8 +77,8 @@ def test_a_part_outside_of_the_folder_is_refused(folder: Path) -> None:
         b"\x80\x04Nr\xff\xff\xff\xff.",  # stored under the number 2^32 - 1
     ],
 )  # fmt: skip
-def test_anything_else_is_refused(folder: Path, content: bytes) -> None:
-    """With little memory: Python's table for the last one would take 64 GB."""
+def test_other_contents_are_refused(folder: Path, content: bytes) -> None:
+    """With little memory: Python's memo table for the last content would take 64 GB."""
     (folder / ".metadata").write_bytes(content)
     with pytest.raises(CheckpointError) as error:
         read_tensor_shapes(folder)
@@ -86,8 +86,10 @@ def test_anything_else_is_refused(folder: Path, content: bytes) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.binary(max_size=3), st.integers(0, 4))))
-def test_a_changed_description_is_read_or_refused(changes: list[tuple[int, bytes, int]]) -> None:
-    """With no other error, and nothing but tensors."""
+def test_a_changed_description_gives_tensors_or_a_data_error(
+    changes: list[tuple[int, bytes, int]],
+) -> None:
+    """No other error is raised, and nothing but tensors returned."""
     content = bytearray(DESCRIPTION)
     for place, new, removed in changes:
         content[place : place + removed] = new
@@ -95,10 +97,10 @@ def test_a_changed_description_is_read_or_refused(changes: list[tuple[int, bytes
         (Path(folder) / ".metadata").write_bytes(content)
         (Path(folder) / "__0_0.distcp").write_bytes(bytes(10_000))
         try:
-            found = read_tensor_shapes(Path(folder))
+            shapes = read_tensor_shapes(Path(folder))
         except CheckpointError:
             return
-    assert all(isinstance(dtype, torch.dtype) for _, dtype in found.values())
+    assert all(isinstance(dtype, torch.dtype) for _, dtype in shapes.values())
 
 
 @pytest.mark.parametrize(
@@ -110,18 +112,18 @@ def test_a_changed_description_is_read_or_refused(changes: list[tuple[int, bytes
         ("storage_data", {"a": StorageMeta()}, "object has no attribute 'relative_path'"),
     ],
 )
-def test_a_description_of_another_form_is_refused(
+def test_a_malformed_description_is_refused(
     folder: Path, attribute: str, value: Any, reason: str
 ) -> None:
-    metadata = change(folder)
+    metadata = load_metadata(folder)
     setattr(metadata, attribute, value)
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match=reason):
         read_tensor_shapes(folder)
 
 
-def test_more_than_the_files_hold_is_not_allocated(folder: Path) -> None:
-    metadata = change(folder)
+def test_a_size_larger_than_the_files_is_not_allocated(folder: Path) -> None:
+    metadata = load_metadata(folder)
     entry = metadata.state_dict_metadata["model/weight"]
     assert isinstance(entry, TensorStorageMetadata)
     entry.size = torch.Size([10**9, 10**9])
@@ -131,7 +133,7 @@ def test_more_than_the_files_hold_is_not_allocated(folder: Path) -> None:
         read_full_tensors(folder, "model/")
 
 
-def test_a_part_that_is_missing_or_cut_is_named(folder: Path) -> None:
+def test_a_missing_or_truncated_part_is_named(folder: Path) -> None:
     (part,) = folder.glob("*.distcp")
     part.write_bytes(bytes(part.stat().st_size))
     with pytest.raises(CheckpointError, match=r"^rank 0: "):
@@ -141,7 +143,7 @@ def test_a_part_that_is_missing_or_cut_is_named(folder: Path) -> None:
         read_full_tensors(folder, "model/")
 
 
-def test_code_is_not_run(folder: Path, tmp_path: Path) -> None:
+def test_code_in_a_description_is_not_run(folder: Path, tmp_path: Path) -> None:
     """The module of the description imports `os`, and pickle follows dots in a name."""
     command = f"touch {tmp_path / 'was_run'}"
     module, name = (

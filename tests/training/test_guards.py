@@ -38,7 +38,7 @@ def fail(
     return guard.skip_or_stop(result, StepStats(DataStats(), stop=0.0, loss=NAN, grad_norm=norm))
 
 
-def test_the_documents_of_the_step_are_written(tmp_path: Path) -> None:
+def test_the_documents_of_a_failed_step_are_written(tmp_path: Path) -> None:
     event = fail(NonFiniteGuard("skip", 1, tmp_path, rank=3), 7, norm=None)
     assert event == {"loss": "nan", "grad_norm": "None", "consecutive": 1}
     assert json.loads((tmp_path / "nonfinite-step7-rank3.json").read_text()) == {
@@ -53,7 +53,7 @@ def test_the_documents_of_the_step_are_written(tmp_path: Path) -> None:
     }
 
 
-def test_a_good_step_ends_a_row_of_skips_and_too_many_end_the_run(tmp_path: Path) -> None:
+def test_a_good_step_resets_the_count_of_skips_and_too_many_end_the_run(tmp_path: Path) -> None:
     steps = NonFiniteGuard("skip", 2, tmp_path, rank=0)
     for step in (1, 2):
         fail(steps, step)
@@ -64,13 +64,13 @@ def test_a_good_step_ends_a_row_of_skips_and_too_many_end_the_run(tmp_path: Path
         fail(steps, 6)
 
 
-def test_nothing_is_skipped_once_it_is_in_the_weights(tmp_path: Path) -> None:
+def test_a_step_already_in_the_weights_cannot_be_skipped(tmp_path: Path) -> None:
     steps = NonFiniteGuard("skip", 9, tmp_path, rank=0)
     with pytest.raises(TrainingError, match="step 2: loss nan"):
         fail(steps, 2, norm=None, weights_changed=True)
 
 
-def test_a_spike_is_found_by_a_full_window_and_does_not_enter_it() -> None:
+def test_a_full_window_detects_a_spike_and_excludes_it() -> None:
     spikes = SpikeGuard(3.0, 4, limit=1)
     assert [spikes.detect_spike(loss) for loss in (9.0, 1.0, 1.1, 0.9)] == [False] * 4
     assert [spikes.detect_spike(loss) for loss in (1.0, 1.2, 5.0, 1.1)] == [
@@ -85,7 +85,7 @@ def test_a_spike_is_found_by_a_full_window_and_does_not_enter_it() -> None:
     assert again.detect_spike(5.0)
 
 
-def test_rollbacks_are_counted_across_resumes_and_by_the_checkpoint() -> None:
+def test_rollbacks_are_counted_by_checkpoint_and_across_resumes() -> None:
     spikes = SpikeGuard(3.0, 4, limit=2)
     before_the_rollback = spikes.state_dict()
     spikes.count_rollback(10)
@@ -100,7 +100,7 @@ def test_rollbacks_are_counted_across_resumes_and_by_the_checkpoint() -> None:
         resumed.count_rollback(10)
 
 
-def test_the_window_follows_a_new_level_of_the_loss_that_is_accepted() -> None:
+def test_the_window_follows_an_accepted_new_level_of_the_loss() -> None:
     spikes = SpikeGuard(3.0, 4, limit=1)
     assert [spikes.detect_spike(loss) for loss in (1.0, 1.1, 0.9, 1.0, 5.0)] == [False] * 4 + [True]
     spikes.accept_spike(5.0)
@@ -108,12 +108,12 @@ def test_the_window_follows_a_new_level_of_the_loss_that_is_accepted() -> None:
     assert [spikes.detect_spike(loss) for loss in (5.0, 5.1, 4.9)] == [False] * 3
 
 
-def test_no_deviations_no_spikes() -> None:
+def test_without_a_threshold_no_spike_is_detected() -> None:
     spikes = SpikeGuard(0.0, 2, limit=1)
     assert not any(spikes.detect_spike(loss) for loss in (1.0, 1.0, 1e9))
 
 
-def test_the_state_of_all_guards_has_the_keys_of_the_trainer_state_and_loads(
+def test_the_state_of_all_guards_matches_the_trainer_state_and_loads(
     tmp_path: Path,
 ) -> None:
     config = CausalLMConfig(
@@ -155,23 +155,23 @@ TOY = Path(__file__).with_name("toy_task.py")
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def due_after(patience: int | None, better: Any, *values: float) -> list[bool]:
-    guard, found = EarlyStopping("score", patience), []
+def list_due(patience: int | None, better: Any, *values: float) -> list[bool]:
+    guard, is_due_after = EarlyStopping("score", patience), []
     for value in values:
         guard.record_evaluation([Metric("other", 0.0), Metric("score", value, better=better)])
         again = EarlyStopping("score", patience)
         again.load_state_dict(json.loads(json.dumps(guard.state_dict())))
         assert again.is_due == guard.is_due
         guard = again
-        found.append(guard.is_due)
-    return found
+        is_due_after.append(guard.is_due)
+    return is_due_after
 
 
-def test_evaluations_without_a_better_value_are_counted_in_the_direction_of_the_metric() -> None:
-    assert due_after(2, "min", 3.0, 2.0, 2.0, 1.0, 1.5, 1.0) == [False] * 5 + [True]
-    assert due_after(2, "max", 0.5, 0.6, 0.6, 0.4) == [False, False, False, True]
-    assert due_after(1, "max", math.nan, 0.1, math.nan) == [True, False, True]
-    assert due_after(None, "max", 0.5, 0.4, 0.3) == [False, False, False]
+def test_early_stopping_follows_the_direction_of_the_metric() -> None:
+    assert list_due(2, "min", 3.0, 2.0, 2.0, 1.0, 1.5, 1.0) == [False] * 5 + [True]
+    assert list_due(2, "max", 0.5, 0.6, 0.6, 0.4) == [False, False, False, True]
+    assert list_due(1, "max", math.nan, 0.1, math.nan) == [True, False, True]
+    assert list_due(None, "max", 0.5, 0.4, 0.3) == [False, False, False]
 
 
 def test_a_run_without_the_metric_in_its_evaluation_never_ends_early() -> None:
@@ -192,7 +192,9 @@ def events(out_dir: Path, *names: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-def test_two_processes_end_at_the_same_step_resumed_or_not(launch: Launch, tmp_path: Path) -> None:
+def test_two_processes_end_early_at_the_same_step_resumed_or_not(
+    launch: Launch, tmp_path: Path
+) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     arguments = (
         "trackers=[]", "max_train_steps=50", "learning_rate=0.01", "lr_scheduler_type=constant",

@@ -25,7 +25,7 @@ SMALL = (
 Launch = Callable[..., CompletedProcess[str]]
 
 
-def starts(file: Path) -> list[str]:
+def list_starts(file: Path) -> list[str]:
     return re.findall(r"^rank (\d of \d) on \S+, process \d+$", file.read_text(), re.M)
 
 
@@ -33,17 +33,17 @@ def test_every_process_has_a_log(launch: Launch, tmp_path: Path) -> None:
     arguments = (*SMALL, f"out_dir={tmp_path}", "resume_from_checkpoint_dir=latest")
     launch(SCRIPT, *arguments, processes=2)
     logs = [tmp_path / f"log-rank{rank}.txt" for rank in range(2)]
-    assert [starts(file) for file in logs] == [["0 of 2"], ["1 of 2"]]
+    assert [list_starts(file) for file in logs] == [["0 of 2"], ["1 of 2"]]
     before = logs[1].read_text()
     done = launch(SCRIPT, *arguments, "max_train_steps=6", processes=2)
-    assert [starts(file) for file in logs] == [["0 of 2"] * 2, ["1 of 2"] * 2]
+    assert [list_starts(file) for file in logs] == [["0 of 2"] * 2, ["1 of 2"] * 2]
     assert logs[1].read_text().startswith(before)
     for file in logs:  # what the ranks do, which none of them prints
         assert "DEBUG bsmeta.training.watchdog: step 6: saving" in file.read_text()
     assert "step 6: saving" not in done.stderr
 
 
-def test_what_is_logged_before_the_folder_is_known_and_why_a_run_ends(
+def test_the_log_has_early_lines_and_the_reason_for_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_" + "s3cret" * 6)
@@ -69,7 +69,7 @@ def test_what_is_logged_before_the_folder_is_known_and_why_a_run_ends(
     assert lines[-1] == "OSError: lost"
 
 
-def test_a_folder_that_is_not_there_costs_the_log_alone(
+def test_a_missing_folder_only_loses_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ProcessLog(3, 4) as log:

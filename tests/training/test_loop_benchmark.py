@@ -51,7 +51,7 @@ def test_each_loop_is_measured(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_some_loops_alone_with_recomputation(launch: Launch) -> None:
+def test_chosen_loops_are_measured_with_recomputation(launch: Launch) -> None:
     keys = ("arms=trainer,bare", "engines=torch", "rounds=1", "steps=2")
     small = (
         "data_config.per_device_train_batch_size=1",
@@ -67,7 +67,7 @@ def test_some_loops_alone_with_recomputation(launch: Launch) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "llama-1b"])
 def test_a_preset_fits_a_gpu_of_80_gb(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The states of all loops, and gradients and activations of the one that runs."""
+    """With the states of all loops, and gradients and activations of the running loop."""
     monkeypatch.syspath_prepend(str(BENCHMARK.parent))
     import loop
 
@@ -97,13 +97,13 @@ def test_a_preset_fits_a_gpu_of_80_gb(name: str, monkeypatch: pytest.MonkeyPatch
     assert kept + largest <= CARDS["H100"].memory - len(preset.arms) * RESERVED_BYTES
 
 
-def test_a_loop_that_is_none_is_refused(launch: Launch) -> None:
+def test_an_unknown_loop_is_refused(launch: Launch) -> None:
     done = launch(BENCHMARK, "arms=ours,lightning", check=False)
     assert done.returncode == 1
     assert "arms=ours,lightning: expected some of bare,ours,trainer" in done.stderr
 
 
-def test_a_preset_that_is_none_is_refused(launch: Launch) -> None:
+def test_an_unknown_preset_is_refused(launch: Launch) -> None:
     done = launch(BENCHMARK, "preset=gpt3", check=False)
     assert done.returncode == 1
     assert "expected one of cpu-tiny, gpt2, gpt2-xl, llama-1b" in done.stderr

@@ -40,7 +40,7 @@ SCRIPT = Path(__file__).with_name("toy_task.py")
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_the_name_is_made_once(tmp_path: Path) -> None:
+def test_the_name_of_a_run_is_chosen_once(tmp_path: Path) -> None:
     folder = tmp_path / "run #1 of a/b".replace("/", "_")
     folder.mkdir()
     name = ensure_run_name(folder)
@@ -50,7 +50,7 @@ def test_the_name_is_made_once(tmp_path: Path) -> None:
     assert ensure_run_name(folder) != name
 
 
-def test_a_resumed_run_is_the_same_one_at_each_tracker(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_the_same_run_at_each_tracker(tmp_path: Path) -> None:
     first, second = make_tracker_arguments(tmp_path, 0), make_tracker_arguments(tmp_path, 4)
     assert (first["tensorboard"], second["tensorboard"]) == ({}, {"purge_step": 5})
     assert first["wandb"] == second["wandb"]
@@ -83,8 +83,8 @@ class Broken:
         self.calls += 1
 
 
-class Kept:
-    """A tracker that keeps what it is given."""
+class Recording:
+    """A tracker that records its calls."""
 
     def __init__(self) -> None:
         self.logged: list[tuple[int | None, dict[str, Any]]] = []
@@ -96,8 +96,8 @@ class Kept:
         pass
 
 
-def test_trackers_get_the_numbers_that_are_known(tmp_path: Path) -> None:
-    kept = Kept()
+def test_trackers_receive_finite_numbers_only(tmp_path: Path) -> None:
+    kept = Recording()
     tracker = Tracker(RunFolder(tmp_path), is_main=True, step=0, total_steps=2, external=[kept])
     tracker.record_event("eval", 2, bits={"url": 1.5}, mfu=math.nan, split="validation")
     tracker.record_event("save", 2, seconds=1.0)
@@ -113,7 +113,7 @@ def test_a_tracker_that_fails_is_given_up(tmp_path: Path, caplog: pytest.LogCapt
     assert broken.calls == 1
     assert "Broken gets no more metrics (ConnectionError: gone)" in caplog.text
     logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [one["loss"] for one in logged] == [1.0, 0.5]
+    assert [entry["loss"] for entry in logged] == [1.0, 0.5]
 
 
 def test_an_undefined_value_is_null_in_the_log(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_an_undefined_value_is_null_in_the_log(tmp_path: Path) -> None:
     )
 
 
-def test_settings_that_are_not_finite_are_given_as_text(tmp_path: Path) -> None:
-    """Tensorboard warns of each number that is not finite; two are so by default."""
+def test_settings_that_are_not_finite_are_passed_as_text(tmp_path: Path) -> None:
+    """Tensorboard warns of each number that is not finite; two defaults are infinite."""
     given: dict[str, Any] = {}
 
     class Recorder:
@@ -141,7 +141,7 @@ def test_settings_that_are_not_finite_are_given_as_text(tmp_path: Path) -> None:
     assert all(map(math.isfinite, numbers))
 
 
-def test_one_that_cannot_start_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_start_is_a_configuration_error(tmp_path: Path) -> None:
     class NoKey:
         def init_trackers(self, *_: Any, **__: Any) -> None:
             raise RuntimeError("No API key configured")
@@ -153,7 +153,7 @@ def test_one_that_cannot_start_is_the_users_to_mend(tmp_path: Path) -> None:
 
 
 def train_and_resume(launch: Launch, folder: Path, trackers: str, **environ: str) -> Path:
-    """Eight steps, and then the last four again from a checkpoint."""
+    """Trains eight steps, and then repeats the last four from a checkpoint."""
     run = folder / "run"
     keys = [f"trackers=[{trackers}]", "max_train_steps=8", "save_steps=4", "eval_steps=0"]
     keys += ["num_warmup_steps=2", f"out_dir={run}", "run_name=project"]
@@ -162,15 +162,15 @@ def train_and_resume(launch: Launch, folder: Path, trackers: str, **environ: str
     return run
 
 
-def test_tensorboard_shows_each_update_once(launch: Launch, tmp_path: Path) -> None:
+def test_tensorboard_shows_each_step_once(launch: Launch, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = train_and_resume(launch, tmp_path, "tensorboard")
     events = EventAccumulator(str(run / "project")).Reload()
-    assert [one.step for one in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [scalar.step for scalar in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_wandb_offline_goes_on_in_one_run(launch: Launch, tmp_path: Path) -> None:
+def test_wandb_offline_continues_the_same_run(launch: Launch, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     run = train_and_resume(launch, tmp_path, "wandb", WANDB_MODE="offline")
     parts = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
@@ -178,7 +178,7 @@ def test_wandb_offline_goes_on_in_one_run(launch: Launch, tmp_path: Path) -> Non
     assert {part.name for part in parts} == {f"run-{ensure_run_name(run)}.wandb"}
 
 
-def test_mlflow_has_runs_of_one_name(launch: Launch, tmp_path: Path) -> None:
+def test_mlflow_has_runs_of_the_same_name(launch: Launch, tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"
     run = train_and_resume(launch, tmp_path, "mlflow", MLFLOW_TRACKING_URI=store)
@@ -193,7 +193,7 @@ def test_mlflow_has_runs_of_one_name(launch: Launch, tmp_path: Path) -> None:
     assert sorted(steps) == [[1, 2, 3, 4, 5, 6, 7, 8], [5, 6, 7, 8]]
 
 
-def test_trackio_goes_on_in_one_run(launch: Launch, tmp_path: Path) -> None:
+def test_trackio_continues_the_same_run(launch: Launch, tmp_path: Path) -> None:
     pytest.importorskip("trackio")
     run = train_and_resume(launch, tmp_path, "trackio", TRACKIO_DIR=str(tmp_path / "trackio"))
     (database,) = (tmp_path / "trackio").glob("*.db")
@@ -205,7 +205,7 @@ def test_trackio_goes_on_in_one_run(launch: Launch, tmp_path: Path) -> None:
 CPU = torch.device("cpu")
 
 
-def test_the_state_of_the_progress_is_a_copy_that_loads_into_another_run() -> None:
+def test_the_state_of_the_progress_is_a_copy_and_loads_into_another_run() -> None:
     progress = Progress(step=3, tokens=40, targets=30)
     progress.add_counts({"documents": 2.0})
     state = progress.state_dict()
@@ -272,7 +272,7 @@ def test_speed_counts_tokens_without_padding(monkeypatch: pytest.MonkeyPatch) ->
         ("Tesla V100-SXM2-32GB", None),  # it has no bf16
     ],
 )
-def test_the_bf16_peak_of_a_gpu(
+def test_the_bf16_peak_is_found_by_the_name_of_the_gpu(
     name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)

@@ -1,4 +1,4 @@
-"""Failures of NCCL: their causes, and told apart from ranks that are lost."""
+"""Failures of NCCL: their causes, and their distinction from lost ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ SHARED_MEMORY = NCCL.format("system error") + (
         (REMOTE, None),
     ],
 )
-def test_a_lost_rank_is_no_failure_of_this_one(text: str, cause: str | None) -> None:
+def test_a_lost_rank_is_not_reported_as_a_failure_of_this_rank(
+    text: str, cause: str | None
+) -> None:
     error = distributed.DistBackendError(text)
     fault = find_nccl_fault(error)
     assert is_connection_error(error) == (cause is None)

@@ -31,7 +31,7 @@ from tests.conftest import REPOSITORY
         ("cosine", [0.5, 1.0, 1.0, 0.8535533905932737, 0.5, 0.1464466094067262]),
     ],
 )
-def test_rate_of_each_update(kind: str, expected: list[float]) -> None:
+def test_each_step_has_the_expected_learning_rate(kind: str, expected: list[float]) -> None:
     config = CausalLMConfig(
         learning_rate=1.0, lr_scheduler_type=kind, num_warmup_steps=2, max_train_steps=6
     )
@@ -49,7 +49,7 @@ def test_rate_of_each_update(kind: str, expected: list[float]) -> None:
     ],
 )
 def test_the_rate_is_stable_until_the_decay(shape: str, falling: list[float]) -> None:
-    """By a number of steps or a share of them; to a tenth of the peak, if told so."""
+    """The decay is a number of steps or a share; it ends at a tenth of the peak if configured."""
     config = CausalLMConfig(
         learning_rate=1.0, lr_scheduler_type="wsd", num_warmup_steps=2, decay_shape=shape,
         num_decay_steps=4,
@@ -72,7 +72,7 @@ def test_the_warm_up_may_be_a_share_of_the_run() -> None:
     assert rates == pytest.approx([0.5, 1.0, 1.0, 2 / 3, 1 / 3])
 
 
-def test_without_warm_up_the_first_update_has_the_peak() -> None:
+def test_without_warm_up_the_first_step_has_the_peak_rate() -> None:
     config = CausalLMConfig(learning_rate=0.1, num_warmup_steps=0, max_train_steps=10)
     assert RatePlan.of(config, 10).compute_rate(1) == 0.1
 
@@ -103,8 +103,8 @@ def test_the_rate_falls_to_a_share_of_the_peak(kind: str, expected: list[float])
         num_warmup_steps=2,
         max_train_steps=6,
     )
-    found = [RatePlan.of(config, 6).compute_rate(step) / 2 for step in range(1, 7)]
-    assert found == pytest.approx(expected)
+    rates = [RatePlan.of(config, 6).compute_rate(step) / 2 for step in range(1, 7)]
+    assert rates == pytest.approx(expected)
     if kind != "constant":
         assert RatePlan.of(config, 6).compute_rate(7) == pytest.approx(0.2)
 
@@ -126,7 +126,7 @@ class Trained:
         self.engine = engine
 
     def step(self, factor: float = 1.0) -> float:
-        """One step as the trainer makes it; the loss is multiplied by a factor."""
+        """Makes a step like the trainer; the loss is multiplied by `factor`."""
         loss = self.engine.model(input_ids=TEXT, labels=TEXT).loss * factor
         loss.backward()
         norm = self.engine.clip(1.0)
@@ -134,22 +134,22 @@ class Trained:
         return loss.item()
 
     def state(self) -> dict[str, Any]:
-        """A copy of the weights and of all optimizer state."""
+        """Returns a copy of the weights and of all optimizer state."""
         state = copy.deepcopy(self.engine.collect_state())
         return {"weights": state["model"], "optimizer": state["optimizer"]["state"]}
 
     def settings(self) -> list[dict[str, Any]]:
-        """The settings of the parameter groups."""
+        """Returns the settings of the parameter groups."""
         groups = self.engine.collect_state()["optimizer"]["param_groups"]
         return [{k: value for k, value in group.items() if k != "params"} for group in groups]
 
 
-def assert_equal(found: Any, expected: Any) -> None:
+def assert_equal(actual: Any, expected: Any) -> None:
     """Compares nested states bit by bit."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=False)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=False)
 
 
-def test_a_save_unwraps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_does_not_unwrap_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first unwrapping imports DeepSpeed: seconds that a stopped run may not have."""
     trained = Trained("adamw")
     monkeypatch.setattr(trained.engine.accelerator, "unwrap_model", pytest.fail)
@@ -159,7 +159,7 @@ def test_a_save_unwraps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_that_is_not_finite_changes_nothing(name: str, factor: float) -> None:
-    """Neither the first step nor a later one, and the next step is as if it had not been made."""
+    """Neither the first step nor a later step; the next step is the same as without it."""
     trained, expected = Trained(name), Trained(name)
     for _ in range(3):
         weights = trained.state()["weights"]
@@ -196,7 +196,7 @@ def test_a_loaded_state_continues_with_the_settings_of_the_run(name: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_keys_of_an_optimizer_are_those_that_it_reads(name: str) -> None:
+def test_the_listed_keys_of_an_optimizer_are_the_keys_it_reads(name: str) -> None:
     read = set()
 
     class Reading(CausalLMConfig):
@@ -240,8 +240,8 @@ def test_muon_needs_repeated_layers() -> None:
         build_optimizer(nn.Linear(3, 4), CausalLMConfig(optimizer_type="muon"))
 
 
-def test_muon_trains_a_model_that_has_nothing_for_adamw() -> None:
-    """As with adapters: all that is trained are matrices of layers."""
+def test_muon_trains_a_model_without_parameters_for_adamw() -> None:
+    """As with adapters, where only matrices of layers are trained."""
     model = GPT2LMHeadModel(GPT2Config(vocab_size=12, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     inside = find_layer_matrices(model)
     for parameter in set(model.parameters()) - inside:

@@ -17,7 +17,7 @@ from bsmeta.training.processes import Processes
 def test_a_barrier_names_the_device_of_this_process(
     device: torch.device, expected: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NCCL would guess one by the rank. There is no NCCL without a GPU, so its call is recorded."""
+    """NCCL would guess a device by the rank. Without a GPU there is no NCCL: calls are recorded."""
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(distributed, "barrier", lambda group, **options: calls.append(options))
     Processes(rank=1, size=2, device=device).barrier()

@@ -13,7 +13,7 @@ from tests.warm import REPOSITORY
 
 @pytest.mark.long
 @pytest.mark.parametrize("width", [80, 120])
-def test_step_and_time_left_have_room(width: int, tmp_path: Path) -> None:
+def test_step_and_time_left_fit_into_the_width(width: int, tmp_path: Path) -> None:
     code, received = run_in_terminal(
         [
             str(REPOSITORY / "bsmeta" / "train.py"), "--config-name", "demo", "trackers=[]",

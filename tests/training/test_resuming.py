@@ -33,7 +33,7 @@ from bsmeta.training.resuming import (
     may_resume,
 )
 from tests.conftest import run_warm
-from tests.test_main_job import Documents, Steps, figures, job, kill_when, run
+from tests.test_main_job import Documents, Steps, job, kill_when, list_metrics, run
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
 RUN = ("trackers=[]", "max_train_steps=2", "num_warmup_steps=1", "save_steps=2")
@@ -60,7 +60,7 @@ def test_a_model_of_another_shape_is_refused(
     assert (status["state"], status["exit_code"]) == ("failed", 2)
 
 
-def test_a_checkpoint_of_another_task_is_refused_as_such(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-2step"
     folder.mkdir()
     (folder / "config.yaml").write_text("task: classification\n")
@@ -95,7 +95,7 @@ def test_the_task_is_compared_before_the_launch(
     assert "ZeRO" not in resumed.stderr
 
 
-def test_a_folder_written_in_another_way_is_no_changed_setting(
+def test_an_equivalent_path_is_not_a_changed_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -110,7 +110,7 @@ def test_a_folder_written_in_another_way_is_no_changed_setting(
     assert find_changed_settings(saved, other) == {"out_dir": ["runs/one", "runs/two"]}
 
 
-def test_the_best_cannot_be_exported_if_it_may_have_no_model(tmp_path: Path) -> None:
+def test_exporting_the_best_is_refused_if_it_may_have_no_model(tmp_path: Path) -> None:
     for step in (2, 4, 6):
         (tmp_path / f"checkpoint-{step}step").mkdir()
         (tmp_path / f"checkpoint-{step}step" / "manifest.json").touch()
@@ -152,7 +152,7 @@ DECAY = ("lr_scheduler_type=wsd", "num_decay_steps=6", "decay_shape=1-sqrt")
 def test_a_branch_equals_the_run_that_was_never_stopped(
     launch_file: str | None, tmp_path: Path, steps: Steps, documents: Documents
 ) -> None:
-    """From step 8, where the metadata ends as well; killed on the way, and resumed."""
+    """The branch begins at step 8, where the metadata ends as well; it is killed and resumed."""
     whole, stable, branch = (tmp_path / name for name in ("whole", "stable", "branch"))
     run(job(launch_file, whole, *DECAY_RUN, *DECAY, "max_train_steps=14"), tmp_path)
     run(job(launch_file, stable, *DECAY_RUN, *STABLE), tmp_path)
@@ -168,11 +168,13 @@ def test_a_branch_equals_the_run_that_was_never_stopped(
     )
     kill_when(command, tmp_path, (branch / "checkpoint-12step").exists)
     run(command, tmp_path)
-    expected, found = steps(whole), steps(branch)
-    assert list(found) == list(range(9, 15))
-    assert figures(found) == {step: figures(expected)[step] for step in found}
-    assert found[14]["tokens"] == expected[14]["tokens"]
-    assert documents(branch) == {step: documents(whole)[step] for step in found}
+    expected, branch_steps = steps(whole), steps(branch)
+    assert list(branch_steps) == list(range(9, 15))
+    assert list_metrics(branch_steps) == {
+        step: list_metrics(expected)[step] for step in branch_steps
+    }
+    assert branch_steps[14]["tokens"] == expected[14]["tokens"]
+    assert documents(branch) == {step: documents(whole)[step] for step in branch_steps}
     rates = [event["learning_rate"] / 4e-3 for event in expected.values()]
     falling = [1 - (number / 6) ** 0.5 for number in range(6)]
     assert rates == pytest.approx([0.5, *[1.0] * 7, *falling])
@@ -183,7 +185,7 @@ def test_a_branch_equals_the_run_that_was_never_stopped(
 
 @pytest.mark.long
 def test_a_checkpoint_that_no_run_may_decay_from_is_refused(tmp_path: Path) -> None:
-    """In its own folder, in a decay, and with other data; the folders stay as they are."""
+    """In the same folder, in a decay, and with other data; the folders are unchanged."""
     stable, decayed = tmp_path / "stable", tmp_path / "decayed"
     run(job(None, stable, *DECAY_RUN, *STABLE), tmp_path)
     saved = stable / "checkpoint-4step"
@@ -266,12 +268,16 @@ def test_the_length_of_a_branch_follows_from_its_checkpoint() -> None:
         ),
     ],
 )
-def test_what_a_branch_may_begin_from(stable: dict[str, Any], problem: str | None) -> None:
+def test_a_branch_may_only_begin_in_the_stable_phase(
+    stable: dict[str, Any], problem: str | None
+) -> None:
     saved = Checkpoint(Path("runs/stable/checkpoint-400step"), 400)
     before = replace(CausalLMConfig(max_train_steps=1000, num_warmup_steps=50), **stable)
-    found = [str(one) for one in find_branch_problems(saved, before, branch().learning_rate)]
-    assert len(found) == (problem is not None)
-    assert all(problem in one for one in found if problem)
+    problems = [
+        str(problem) for problem in find_branch_problems(saved, before, branch().learning_rate)
+    ]
+    assert len(problems) == (problem is not None)
+    assert all(problem in description for description in problems if problem)
 
 
 @pytest.mark.parametrize(
@@ -288,19 +294,21 @@ def test_what_a_branch_may_begin_from(stable: dict[str, Any], problem: str | Non
         ({"decay_from": None, "num_decay_steps": 99_950}, []),
     ],
 )
-def test_what_is_no_decay(changes: dict[str, Any], keys: list[str]) -> None:
+def test_settings_without_a_decay_are_refused_for_a_branch(
+    changes: dict[str, Any], keys: list[str]
+) -> None:
     config = branch(**changes)
     assert [problem.key for problem in find_value_problems(config)] == keys
 
 
-def test_the_group_of_the_schedule() -> None:
+def test_the_schedule_group_wsd_sets_the_decay() -> None:
     config = compose_command_line(CausalLMConfig, "demo", ["schedule=wsd"])
     assert (config.lr_scheduler_type, config.decay_shape) == ("wsd", "1-sqrt")
     assert RatePlan.of(config, config.max_train_steps).decay_start == 540
 
 
-def test_another_runs_checkpoint_begins_a_run_only_where_there_is_none(tmp_path: Path) -> None:
-    """Until it has saved, the same command starts it again; a path that is wrong loses nothing."""
+def test_a_checkpoint_of_another_run_only_begins_a_new_run(tmp_path: Path) -> None:
+    """Until the first save, the same command restarts the run; a wrong path loses nothing."""
     own, other = tmp_path / "own", tmp_path / "other"
     (other / "checkpoint-4step").mkdir(parents=True)
     own.mkdir()
@@ -317,7 +325,7 @@ def test_another_runs_checkpoint_begins_a_run_only_where_there_is_none(tmp_path:
     assert answer(f"{other}/checkpoint-5step")
 
 
-def test_states_of_deepspeed_need_trust_unless_they_are_the_runs_own(tmp_path: Path) -> None:
+def test_states_of_deepspeed_from_another_run_need_trust(tmp_path: Path) -> None:
     own, other = (tmp_path / name / "checkpoint-2step" for name in ("own", "other"))
     link_to_own, link_in_own = tmp_path / "checkpoint-2step", own.with_name("checkpoint-3step")
     for folder in (own, other):
@@ -349,7 +357,7 @@ def test_trust_is_not_saved() -> None:
 @pytest.mark.parametrize(
     "key", ["decay_from", pytest.param("resume_from_checkpoint_dir", marks=pytest.mark.slow)]
 )
-def test_a_run_takes_another_runs_states_of_deepspeed_only_with_trust(
+def test_a_run_loads_states_of_deepspeed_from_another_run_only_with_trust(
     key: str, launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"

@@ -32,11 +32,13 @@ from tests.warm import ENVIRONMENT, REPOSITORY, Warm
         ),
     ],
 )  # fmt: skip
-def test_the_command_resumes(arguments: list[str], processes: int, command: str) -> None:
+def test_the_command_repeats_the_arguments_and_resumes(
+    arguments: list[str], processes: int, command: str
+) -> None:
     assert describe_resuming_command(arguments, processes) == command
 
 
-def test_it_is_printed_after_an_interrupt(tmp_path: Path) -> None:
+def test_the_command_is_printed_after_an_interrupt(tmp_path: Path) -> None:
     script = str(REPOSITORY / "bsmeta" / "train.py")
     started = Warm(
         [

@@ -30,7 +30,7 @@ def begin(out_dir: Path, step: int) -> Writer:
     return writer
 
 
-def make(out_dir: Path, values: dict[int, float | None], name: str = "bits") -> None:
+def make_checkpoints(out_dir: Path, values: dict[int, float | None], name: str = "bits") -> None:
     for step, value in values.items():
         writer = begin(out_dir, step)
         better = "max" if name == "accuracy" else "min"
@@ -47,7 +47,7 @@ def damage(out_dir: Path, *steps: int) -> None:
         (out_dir / f"checkpoint-{step}step" / "config.yaml").write_text("seed: 2\n")
 
 
-def retention_of(out_dir: Path, config: CausalLMConfig) -> Retention:
+def make_retention(out_dir: Path, config: CausalLMConfig) -> Retention:
     return Retention(
         out_dir,
         keep_last=config.keep_last_checkpoints,
@@ -57,11 +57,13 @@ def retention_of(out_dir: Path, config: CausalLMConfig) -> Retention:
 
 
 def prune(out_dir: Path, config: CausalLMConfig, written: int) -> None:
-    retention_of(out_dir, config).prune(Checkpoint(out_dir / f"checkpoint-{written}step", written))
+    make_retention(out_dir, config).prune(
+        Checkpoint(out_dir / f"checkpoint-{written}step", written)
+    )
 
 
-def kept(out_dir: Path) -> list[int]:
-    return [one.step for one in list_checkpoints(out_dir)]
+def list_steps(out_dir: Path) -> list[int]:
+    return [checkpoint.step for checkpoint in list_checkpoints(out_dir)]
 
 
 @pytest.mark.parametrize(
@@ -74,62 +76,62 @@ def kept(out_dir: Path) -> list[int]:
         (CausalLMConfig(keep_last_checkpoints=1, keep_best_by="unknown"), [6]),
     ],
 )
-def test_the_last_every_nth_and_the_best_stay(
+def test_the_last_every_nth_and_the_best_checkpoints_are_kept(
     tmp_path: Path, config: CausalLMConfig, expected: list[int]
 ) -> None:
-    make(tmp_path, {1: 2.0, 2: 1.0, 3: None, 4: float("nan"), 5: 1.5, 6: 1.2})
+    make_checkpoints(tmp_path, {1: 2.0, 2: 1.0, 3: None, 4: float("nan"), 5: 1.5, 6: 1.2})
     prune(tmp_path, config, written=6)
-    assert kept(tmp_path) == expected
+    assert list_steps(tmp_path) == expected
     assert len(list(tmp_path.iterdir())) == len(expected)
 
 
-def test_the_best_by_a_metric_to_maximize_stays(tmp_path: Path) -> None:
-    make(tmp_path, {1: 0.2, 2: 0.7, 3: 0.5}, name="accuracy")
+def test_the_best_by_a_metric_to_maximize_is_kept(tmp_path: Path) -> None:
+    make_checkpoints(tmp_path, {1: 0.2, 2: 0.7, 3: 0.5}, name="accuracy")
     prune(tmp_path, CausalLMConfig(keep_last_checkpoints=1, keep_best_by="accuracy"), written=3)
-    assert kept(tmp_path) == [2, 3]
+    assert list_steps(tmp_path) == [2, 3]
 
 
-def test_a_marked_one_stays(tmp_path: Path) -> None:
-    make(tmp_path, dict.fromkeys((1, 2, 3)))
+def test_a_marked_checkpoint_is_kept(tmp_path: Path) -> None:
+    make_checkpoints(tmp_path, dict.fromkeys((1, 2, 3)))
     (tmp_path / "checkpoint-1step" / KEEP_FILE).touch()
     prune(tmp_path, CausalLMConfig(keep_last_checkpoints=1), written=3)
-    assert kept(tmp_path) == [1, 3]
+    assert list_steps(tmp_path) == [1, 3]
 
 
-def test_damaged_ones_do_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Steps 40 and 30 are damaged: 10 and 20 are what the run can resume from."""
-    make(tmp_path, dict.fromkeys((5, 10, 20, 30, 40, 50)))
+def test_damaged_checkpoints_do_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Steps 40 and 30 are damaged, so the run can resume from 10 and 20."""
+    make_checkpoints(tmp_path, dict.fromkeys((5, 10, 20, 30, 40, 50)))
     damage(tmp_path, 30, 40)
     prune(tmp_path, CausalLMConfig(keep_last_checkpoints=3), written=50)
-    assert kept(tmp_path) == [10, 20, 30, 40, 50]
+    assert list_steps(tmp_path) == [10, 20, 30, 40, 50]
     assert "checkpoint-40step is damaged and does not count" in caplog.text
 
 
-def test_stray_ones_neither_count_nor_are_touched(tmp_path: Path) -> None:
-    make(tmp_path, dict.fromkeys((1, 2, 3, 4, 5000)))
+def test_other_entries_neither_count_nor_are_deleted(tmp_path: Path) -> None:
+    make_checkpoints(tmp_path, dict.fromkeys((1, 2, 3, 4, 5000)))
     (tmp_path / "checkpoint-6000step").mkdir()
     prune(tmp_path, CausalLMConfig(keep_last_checkpoints=2), written=4)
-    assert kept(tmp_path) == [3, 4, 5000, 6000]
+    assert list_steps(tmp_path) == [3, 4, 5000, 6000]
 
 
-def test_the_one_resumed_from_and_the_one_just_written_stay(tmp_path: Path) -> None:
-    make(tmp_path, dict.fromkeys((10, 20, 30, 40)))
+def test_the_checkpoint_resumed_from_and_the_newest_are_kept(tmp_path: Path) -> None:
+    make_checkpoints(tmp_path, dict.fromkeys((10, 20, 30, 40)))
     config = CausalLMConfig(keep_last_checkpoints=1)
-    retention = retention_of(tmp_path, config)
+    retention = make_retention(tmp_path, config)
     retention.protect(Checkpoint(tmp_path / "checkpoint-10step", 10))
     for written in (20, 30, 40):
         retention.prune(Checkpoint(tmp_path / f"checkpoint-{written}step", written))
-        assert [step for step in kept(tmp_path) if step <= written] == [10, written]
+        assert [step for step in list_steps(tmp_path) if step <= written] == [10, written]
 
 
-def test_a_damaged_one_is_not_the_best(tmp_path: Path) -> None:
-    make(tmp_path, {1: 1.5, 2: 1.0, 3: 2.0, 4: None})
+def test_a_damaged_checkpoint_is_not_the_best(tmp_path: Path) -> None:
+    make_checkpoints(tmp_path, {1: 1.5, 2: 1.0, 3: 2.0, 4: None})
     damage(tmp_path, 2)
     prune(tmp_path, CausalLMConfig(keep_last_checkpoints=1, keep_best_by="bits"), written=4)
-    assert kept(tmp_path) == [1, 4]
+    assert list_steps(tmp_path) == [1, 4]
 
 
-def test_one_that_was_verified_is_read_again_only_when_it_has_changed(
+def test_a_verified_checkpoint_is_read_again_only_if_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
@@ -139,8 +141,8 @@ def test_one_that_was_verified_is_read_again_only_when_it_has_changed(
         return checkpoint.list_faults(saved, processes)
 
     monkeypatch.setattr("bsmeta.training.retention.list_faults", problems)
-    make(tmp_path, dict.fromkeys((1, 2, 3)))
-    keep_two = retention_of(tmp_path, CausalLMConfig(keep_last_checkpoints=2))
+    make_checkpoints(tmp_path, dict.fromkeys((1, 2, 3)))
+    keep_two = make_retention(tmp_path, CausalLMConfig(keep_last_checkpoints=2))
     keep_two.prune(Checkpoint(tmp_path / "checkpoint-3step", 3))
     assert read == [2]
     keep_two.prune(Checkpoint(tmp_path / "checkpoint-3step", 3))
@@ -156,10 +158,10 @@ def test_a_deletion_that_fails_is_a_warning(
     def refuse(folder: Path) -> None:
         raise PermissionError(f"{folder} is held")
 
-    make(tmp_path, dict.fromkeys((1, 2, 3)))
+    make_checkpoints(tmp_path, dict.fromkeys((1, 2, 3)))
     monkeypatch.setattr(shutil, "rmtree", refuse)
     prune(tmp_path, CausalLMConfig(keep_last_checkpoints=1), written=3)
-    assert kept(tmp_path) == [3]
+    assert list_steps(tmp_path) == [3]
     assert "checkpoint-1step could not be deleted" in caplog.text
 
 

@@ -21,7 +21,7 @@ def draw() -> list[float]:
     return [random.gauss(0, 1), random.random(), np.random.rand(), float(torch.rand(1))]  # noqa: NPY002
 
 
-def test_random_state_comes_back(tmp_path: Path) -> None:
+def test_random_state_is_restored(tmp_path: Path) -> None:
     (tmp_path / "rng").mkdir()
     random.gauss(0, 1)
     write_rng(capture_rng(CPU), tmp_path, 0)
@@ -30,10 +30,10 @@ def test_random_state_comes_back(tmp_path: Path) -> None:
     assert draw() == first
 
 
-def test_a_rank_saves_and_restores_the_generator_of_its_own_gpu(
+def test_a_rank_saves_and_restores_the_generator_of_its_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It sees four GPUs, saves on the third, and resumes on the second; here they are a table."""
+    """The rank sees four GPUs, saves on the third, and resumes on the second; GPUs are a table."""
     generators = {torch.device("cuda", index): torch.tensor([index]) for index in range(4)}
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: generators[device])
     monkeypatch.setattr(
@@ -69,9 +69,7 @@ def test_a_missing_file_of_a_rank_that_saved_is_an_error(tmp_path: Path) -> None
         write_call,
     ],
 )
-def test_generators_of_another_form_are_named(
-    write: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_malformed_generators_are_named(write: Callable[[Path], None], tmp_path: Path) -> None:
     file = tmp_path / "rng" / "rank0.pt"
     file.parent.mkdir()
     write(file)

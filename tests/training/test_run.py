@@ -83,7 +83,7 @@ def test_a_server_that_misbehaves_is_only_a_warning(
     assert server.files == {}
 
 
-def test_a_server_that_is_not_there_is_only_a_warning(
+def test_an_unreachable_server_is_only_a_warning(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nobody listens
@@ -107,7 +107,7 @@ def test_an_upload_imports_nothing_from_the_working_folder(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("server", "pushed"), [("good", True), (401, False)], indirect=["server"])
-def test_a_run_is_done_whatever_the_server_does(
+def test_a_run_is_done_independent_of_the_server(
     server: HubServer, pushed: bool, tmp_path: Path
 ) -> None:
     command = [sys.executable, "bsmeta/train.py", "--config-name", "demo", "push_to_hub=owner/name"]
@@ -124,7 +124,7 @@ def test_a_run_is_done_whatever_the_server_does(
 
 @pytest.mark.parametrize("server", ["good"], indirect=True)
 @pytest.mark.parametrize("private", [True, False])
-def test_a_repository_is_created_private_unless_it_is_to_be_public(
+def test_a_repository_is_created_private_by_default(
     server: HubServer, run_folder: Path, private: bool
 ) -> None:
     assert push_model(run_folder, "owner/name", 7, private=private, timeout_s=STUCK_S)
@@ -133,7 +133,7 @@ def test_a_repository_is_created_private_unless_it_is_to_be_public(
 
 @pytest.mark.parametrize("server", ["good"], indirect=True)
 @pytest.mark.parametrize("has_recipe", [True, False])
-def test_a_model_without_its_own_settings_is_uploaded_with_those_of_its_run(
+def test_a_model_without_settings_is_uploaded_with_the_settings_of_its_run(
     server: HubServer, run_folder: Path, has_recipe: bool
 ) -> None:
     (run_folder / "config.yaml").write_text("task: classification\n")

@@ -57,7 +57,7 @@ def test_an_earlier_run_is_only_replaced_when_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("names", [["thesis.tex"], [METRICS], ["a", "b", "c", "config.yaml"]])
-def test_a_folder_that_no_run_has_made_is_refused_and_stays_as_it_is(
+def test_a_folder_not_made_by_a_run_is_refused_and_unchanged(
     tmp_path: Path, names: list[str], overwrite: bool, resume: bool
 ) -> None:
     for name in names:
@@ -94,7 +94,7 @@ def test_a_folder_that_also_holds_other_runs_is_not_emptied(tmp_path: Path) -> N
     assert (tmp_path / "first" / METRICS).exists()
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to("loop")
     for path in (tmp_path / "file" / "run", tmp_path / "loop" / "run", Path("/proc/run")):
@@ -103,13 +103,13 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         write_refusal(path, "learning_rate")
 
 
-def test_a_start_after_a_refused_one_takes_the_folder(tmp_path: Path) -> None:
+def test_a_start_after_a_refused_start_uses_the_folder(tmp_path: Path) -> None:
     write_refusal(tmp_path / "run", "learning_rate")
     RunFolder(tmp_path / "run").open(CausalLMConfig(), resume=False, overwrite=False)
     assert (tmp_path / "run" / MARK).exists()
 
 
-def test_a_refusal_leaves_the_status_of_a_finished_run(tmp_path: Path) -> None:
+def test_a_refusal_keeps_the_status_of_a_finished_run(tmp_path: Path) -> None:
     write_status(tmp_path, "done", 8, 0)
     write_refusal(tmp_path, "learning_rat")
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "done"
@@ -121,7 +121,7 @@ def test_a_refusal_does_not_wait_for_accelerate() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_last_whole_event_of_a_kind_counts(tmp_path: Path) -> None:
+def test_the_last_complete_event_of_a_type_is_read(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     assert read_last_events(metrics) == {}
     events = [("step", 4), ("eval", 4), ("step", 8), ("eval", 8), ("save", 8)]
@@ -133,7 +133,7 @@ def test_the_last_whole_event_of_a_kind_counts(tmp_path: Path) -> None:
     }
 
 
-def test_lines_after_the_resumed_step_and_a_cut_line_are_dropped(tmp_path: Path) -> None:
+def test_lines_after_the_resumed_step_and_a_truncated_line_are_dropped(tmp_path: Path) -> None:
     lines = [json.dumps({"event": "step", "step": step}) for step in (1, 2, 3)]
     for file in (METRICS, "documents-rank0.jsonl"):
         (tmp_path / file).write_text("\n".join([*lines, '{"event": "st']))
@@ -167,7 +167,7 @@ def test_a_line_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
     log.close()
 
 
-def test_status(tmp_path: Path) -> None:
+def test_the_status_is_written_as_json(tmp_path: Path) -> None:
     write_status(tmp_path / "run", "failed", 3, 2, "no shards")
     assert json.loads((tmp_path / "run" / "status.json").read_text()) == {
         "state": "failed",
@@ -178,7 +178,7 @@ def test_status(tmp_path: Path) -> None:
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["status.json"]
 
 
-def test_a_refusal_replaces_an_old_status_but_not_that_of_a_live_run(tmp_path: Path) -> None:
+def test_a_refusal_replaces_an_old_status_but_not_of_a_live_run(tmp_path: Path) -> None:
     def state() -> str:
         return json.loads((tmp_path / "status.json").read_text())["state"]
 
@@ -192,7 +192,7 @@ def test_a_refusal_replaces_an_old_status_but_not_that_of_a_live_run(tmp_path: P
     assert state() == "running"
 
 
-def begun(folder: Path) -> RunFolder:
+def begin_run(folder: Path) -> RunFolder:
     run = RunFolder(folder)
     run.open(CausalLMConfig(seed=3), resume=False, overwrite=False)
     run.begin(CausalLMConfig(seed=3), 0)
@@ -200,21 +200,21 @@ def begun(folder: Path) -> RunFolder:
     return run
 
 
-def content(folder: Path) -> dict[str, str]:
+def read_files(folder: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in folder.iterdir() if file.is_file()}
 
 
 def test_a_deleted_folder_is_rebuilt_by_the_next_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = begun(tmp_path / "run")
+    run = begin_run(tmp_path / "run")
     metrics = run.open_log(METRICS)
     metrics.write({"step": 1})
-    before = content(run.path)
+    before = read_files(run.path)
     assert set(before) == {MARK, ".lock", ".owner", "config.yaml", "status.json", METRICS}
     shutil.rmtree(run.path)
     metrics.write({"step": 2})
-    assert content(run.path) == {**before, METRICS: '{"step": 1}\n{"step": 2}\n'}
+    assert read_files(run.path) == {**before, METRICS: '{"step": 1}\n{"step": 2}\n'}
     metrics.write({"step": 3})
     assert caplog.text.count("was deleted during the run") == 1
     with pytest.raises(ConfigurationError, match="held by another run"):
@@ -224,17 +224,17 @@ def test_a_deleted_folder_is_rebuilt_by_the_next_line(
 
 
 @pytest.mark.parametrize("is_finished", [False, True])
-def test_a_run_that_took_the_place_of_a_deleted_folder_is_left_alone(
+def test_a_run_in_place_of_a_deleted_folder_is_not_changed(
     tmp_path: Path, *, is_finished: bool
 ) -> None:
-    run = begun(tmp_path / "run")
+    run = begin_run(tmp_path / "run")
     metrics = run.open_log(METRICS)
     metrics.write({"step": 1})
     shutil.rmtree(run.path)
-    other = begun(tmp_path / "run")
+    other = begin_run(tmp_path / "run")
     if is_finished:
         other._lock.release()
-    before = content(run.path)
+    before = read_files(run.path)
     for write in (
         lambda: metrics.write({"step": 2}),
         lambda: run.write_status("done", 2, 0),
@@ -245,16 +245,16 @@ def test_a_run_that_took_the_place_of_a_deleted_folder_is_left_alone(
             write()
     assert run.is_replaced()
     assert not other.is_replaced()
-    assert content(run.path) == before
+    assert read_files(run.path) == before
 
 
-def test_files_of_the_user_in_place_of_a_deleted_folder_are_not_marked(tmp_path: Path) -> None:
-    run = begun(tmp_path / "run")
+def test_user_files_in_place_of_a_deleted_folder_are_not_marked(tmp_path: Path) -> None:
+    run = begin_run(tmp_path / "run")
     shutil.rmtree(run.path)
     run.path.mkdir()
     (run.path / "thesis.tex").write_text("mine")
     run.open_log(METRICS).write({"step": 1})
-    assert set(content(run.path)) == {
+    assert set(read_files(run.path)) == {
         ".lock",
         ".owner",
         "config.yaml",
@@ -265,7 +265,7 @@ def test_files_of_the_user_in_place_of_a_deleted_folder_are_not_marked(tmp_path:
 
 
 def test_the_logs_of_other_ranks_wait_for_rank_0(tmp_path: Path) -> None:
-    main, other = begun(tmp_path / "run"), RunFolder(tmp_path / "run")
+    main, other = begin_run(tmp_path / "run"), RunFolder(tmp_path / "run")
     documents = other.open_log("documents-rank1.jsonl")
     documents.write({"step": 1})
     shutil.rmtree(main.path)

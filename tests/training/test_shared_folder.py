@@ -29,7 +29,7 @@ Ended = tuple[int, str]
 
 
 def ranks(port: str) -> list[dict[str, str]]:
-    """The environments of two processes, each the only one on its machine."""
+    """Returns the environments of two processes, each alone on its machine."""
     shared = {
         "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
@@ -38,7 +38,7 @@ def ranks(port: str) -> list[dict[str, str]]:
 
 
 def train(folders: Sequence[Path], *arguments: str) -> list[Ended]:
-    """Trains with two processes, each in its own working folder."""
+    """Trains with two processes in separate working folders."""
     started = [
         Warm([*TRAIN, *arguments], environment, folder)
         for folder, environment in zip(folders, ranks(free_port()), strict=True)
@@ -81,7 +81,7 @@ def test_two_working_folders_are_refused_before_the_first_step(machines: list[Pa
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
-def test_one_path_on_two_file_systems_is_refused(tmp_path: Path) -> None:
+def test_the_same_path_on_two_file_systems_is_refused(tmp_path: Path) -> None:
     """The same absolute path leads to another disk on the second machine."""
     out_dir = tmp_path / "run"
     out_dir.mkdir()

@@ -14,7 +14,7 @@ ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_GPU)])
-def test_statistics_of_the_step_and_of_the_next_data_share_one_reduction(device: str) -> None:
+def test_statistics_of_a_step_and_the_next_data_share_a_reduction(device: str) -> None:
     def on_device(value: float) -> torch.Tensor:
         return torch.tensor(value, device=device)
 
@@ -25,9 +25,9 @@ def test_statistics_of_the_step_and_of_the_next_data_share_one_reduction(device:
         )
         for value in (1.0, 2.5)
     ]
-    own = StepStats(DataStats(3.0, 5.0, 1.0, {"documents": 2.0}), stop=1.0, save_failed=0.0)
+    rank_stats = StepStats(DataStats(3.0, 5.0, 1.0, {"documents": 2.0}), stop=1.0, save_failed=0.0)
     processes = Processes(0, 1, torch.device(device))
-    reduced = ReducedStats(processes, own, losses, on_device(0.5))
+    reduced = ReducedStats(processes, rank_stats, losses, on_device(0.5))
     assert reduced.next_targets.item() == 3.0
     assert reduced.loss.item() == 3.5
     assert reduced.read() == StepStats(
@@ -74,8 +74,8 @@ def test_losses_are_packed_as_their_sum_and_a_pair_for_each_part() -> None:
 
 
 def test_before_the_first_step_only_its_data_is_reduced() -> None:
-    own = StepStats(DataStats(3.0, 5.0, 1.0), stop=0.0, save_failed=0.0)
-    assert ReducedStats(ALONE, own, [], None).read() == own
+    rank_stats = StepStats(DataStats(3.0, 5.0, 1.0), stop=0.0, save_failed=0.0)
+    assert ReducedStats(ALONE, rank_stats, [], None).read() == rank_stats
 
 
 def test_statistics_of_a_step_are_summed_over_its_micro_batches() -> None:
@@ -101,7 +101,7 @@ NAN, INF = float("nan"), float("inf")
         (1.0, -1.0, False),
     ],
 )
-def test_a_step_is_finite_if_its_loss_and_norm_are(
+def test_a_step_is_finite_if_its_loss_and_norm_are_finite(
     loss: float, norm: float | None, expected: bool
 ) -> None:
     assert StepStats(DataStats(), stop=0.0, loss=loss, grad_norm=norm).is_finite is expected

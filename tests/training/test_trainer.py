@@ -41,12 +41,12 @@ def batches(micro_batch: int, accumulation: int) -> tuple[str, str]:
     )
 
 
-def figures(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float, float]]:
+def list_metrics(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float, float]]:
     return {n: (s["loss"], s["learning_rate"], s["grad_norm"]) for n, s in steps.items()}
 
 
-def by_hand(micro_batches: list[list[int]], model: torch.nn.Module) -> float:
-    """The mean loss over the weights of all samples of a step."""
+def compute_loss(micro_batches: list[list[int]], model: torch.nn.Module) -> float:
+    """Returns the mean loss of a step, weighted over all its samples."""
     total, weight = 0.0, 0.0
     for g in (g for batch in micro_batches for g in batch):
         x = torch.tensor([[g % 7 / 7, g % 5 / 5]])
@@ -58,12 +58,12 @@ def by_hand(micro_batches: list[list[int]], model: torch.nn.Module) -> float:
 def test_every_split_of_the_global_batch_gives_the_same_step(
     launch: Launch, steps: Steps, documents: Documents, tmp_path: Path
 ) -> None:
-    """12 sequences as 12 x 1 x 1, 3 x 4 x 1 and 2 x 3 x 2: unequal weights, one mean."""
+    """12 sequences of unequal weights, as 12 x 1 x 1, 3 x 4 x 1 and 2 x 3 x 2."""
     splits = {"whole": (12, 1, 1), "accumulated": (3, 4, 1), "both": (2, 3, 2)}
     for name, (micro, accumulation, processes) in splits.items():
         arguments = (*COMMON, *batches(micro, accumulation), f"out_dir={tmp_path / name}")
         launch(SCRIPT, *arguments, processes=processes, TOY_DROPOUT="0")
-    runs = {name: figures(steps(tmp_path / name)) for name in splits}
+    runs = {name: list_metrics(steps(tmp_path / name)) for name in splits}
     assert list(runs["whole"]) == list(range(1, 9))
     for step, expected in runs["whole"].items():
         for name in ("accumulated", "both"):
@@ -77,7 +77,7 @@ def test_every_split_of_the_global_batch_gives_the_same_step(
 
     torch.manual_seed(42)
     model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0), torch.nn.Linear(8, 1))
-    assert runs["whole"][1][0] == pytest.approx(by_hand([list(range(12))], model), rel=1e-6)
+    assert runs["whole"][1][0] == pytest.approx(compute_loss([list(range(12))], model), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_every_split_of_the_global_batch_gives_the_same_step(
         pytest.param("3", "bf16", marks=pytest.mark.slow),
     ],
 )
-def test_a_resumed_run_repeats_the_undisturbed_one(
+def test_a_resumed_run_equals_the_undisturbed_run(
     launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, stage: str, precision: str
 ) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
@@ -98,25 +98,25 @@ def test_a_resumed_run_repeats_the_undisturbed_one(
     shutil.rmtree(resumed / "checkpoint-8step")
     again = (f"out_dir={resumed}", "resume_from_checkpoint_dir=latest")
     launch(SCRIPT, *split, *again, processes=2, TOY_ZERO_STAGE=stage)
-    assert figures(steps(resumed)) == figures(steps(whole))
+    assert list_metrics(steps(resumed)) == list_metrics(steps(whole))
     assert documents(resumed) == documents(whole)
     a, b = (load_file(folder / "model" / "model.safetensors") for folder in (whole, resumed))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_run_that_begins_with_a_checkpoint_leaves_other_runs_as_they_are(
+def test_a_run_that_begins_with_a_checkpoint_does_not_change_other_runs(
     launch: Launch, tmp_path: Path
 ) -> None:
     first, other = tmp_path / "first", tmp_path / "other"
     keys = (*COMMON, *batches(2, 1), "max_train_steps=4", "save_steps=2")
     for out_dir in (first, other):
         launch(SCRIPT, *keys, f"out_dir={out_dir}")
-    before = content(other)
+    before = read_files(other)
     named = f"resume_from_checkpoint_dir={first}/checkpoint-2step"
     done = launch(SCRIPT, *keys, named, f"out_dir={other}", check=False)
     assert done.returncode == 2
     assert "holds an earlier run; expected an empty folder. Resume it" in done.stderr
-    assert content(other) == before
+    assert read_files(other) == before
     launch(SCRIPT, *keys, named, f"out_dir={other}", "overwrite_out_dir=true")
     assert sorted(other.glob("*checkpoint*")) == [other / "checkpoint-4step"]
     (tmp_path / "link").symlink_to(other / "checkpoint-4step")
@@ -125,14 +125,14 @@ def test_a_run_that_begins_with_a_checkpoint_leaves_other_runs_as_they_are(
     assert (other / "checkpoint-5step").exists()
 
 
-def content(folder: Path) -> dict[Path, bytes]:
+def read_files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_counts_are_sums_since_the_last_line_also_over_a_resume(
+def test_counts_are_sums_since_the_last_line_even_over_a_resume(
     launch: Launch, tmp_path: Path
 ) -> None:
-    """Four samples a step, a line after steps 3, 6 and 8, and a checkpoint after step 4."""
+    """Four samples per step, a line after steps 3, 6 and 8, and a checkpoint after step 4."""
     arguments = (*COMMON, *batches(2, 2), f"out_dir={tmp_path}", "logging_steps=3")
     launch(SCRIPT, *arguments)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -156,14 +156,14 @@ def test_zero_and_plain_training_agree(launch: Launch, steps: Steps, tmp_path: P
     for stage in ("", "1", "2"):
         arguments = (*COMMON, *batches(2, 2), f"out_dir={tmp_path / ('zero' + stage)}")
         launch(SCRIPT, *arguments, processes=2, TOY_ZERO_STAGE=stage)
-    plain = figures(steps(tmp_path / "zero"))
+    plain = list_metrics(steps(tmp_path / "zero"))
     for stage in ("1", "2"):
-        zero = figures(steps(tmp_path / f"zero{stage}"))
+        zero = list_metrics(steps(tmp_path / f"zero{stage}"))
         for step in plain:
             assert zero[step] == pytest.approx(plain[step], rel=1e-4)
 
 
-def test_a_signal_to_one_rank_saves_one_step_on_all_and_asks_for_requeueing(
+def test_a_signal_to_one_rank_saves_the_same_step_on_all_and_requeues(
     launch: Launch, steps: Steps, tmp_path: Path
 ) -> None:
     out_dir = tmp_path / "run"
@@ -185,7 +185,7 @@ def test_a_signal_to_one_rank_saves_one_step_on_all_and_asks_for_requeueing(
     assert (out_dir / f"checkpoint-{status['step']}step" / "manifest.json").exists()
 
 
-def test_a_run_is_not_resumed_by_another_engine(launch: Launch, tmp_path: Path) -> None:
+def test_another_engine_cannot_resume_a_run(launch: Launch, tmp_path: Path) -> None:
     arguments = (*COMMON, *batches(2, 2), f"out_dir={tmp_path}")
     launch(SCRIPT, *arguments)
     again = (*arguments, "resume_from_checkpoint_dir=latest")

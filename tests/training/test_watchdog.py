@@ -41,14 +41,14 @@ def host() -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def test_what_is_reported_to_other_ranks_holds_no_secrets() -> None:
-    """They may not know what this rank has read."""
+def test_reports_to_other_ranks_hold_no_secrets() -> None:
+    """Other ranks may not know the secrets that this rank has read."""
     report = serialize_error(DataError("GET https://me:word@host.invalid/x?sig=1"))
     assert report == {"user": True, "message": "GET https://[redacted]@host.invalid/x?[redacted]"}
     assert str(rebuild_error(3, report)).startswith("rank 3: GET https://[redacted]@")
 
 
-def test_a_call_does_not_wait_for_a_host_that_stands_still(host: subprocess.Popen[str]) -> None:
+def test_a_call_does_not_wait_for_a_stuck_host(host: subprocess.Popen[str]) -> None:
     assert host.stdout is not None
     port = int(host.stdout.readline())
     connection = TCPStore("127.0.0.1", port, timeout=timedelta(days=1), wait_for_workers=False)
@@ -138,7 +138,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_a_process_that_stands_still_leaves_stacks_and_a_status(tmp_path: Path) -> None:
+def test_a_stuck_process_leaves_stacks_and_a_status(tmp_path: Path) -> None:
     done = run(STANDING_STILL, str(tmp_path))
     assert done.returncode == 1
     assert "no progress for 0 s in: step 4: optimizer" in done.stderr
@@ -149,7 +149,9 @@ def test_a_process_that_stands_still_leaves_stacks_and_a_status(tmp_path: Path) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("closed", [(), ("closed",)])
-def test_it_ends_where_nothing_can_be_written(tmp_path: Path, closed: tuple[str, ...]) -> None:
+def test_a_stuck_process_ends_even_if_nothing_can_be_written(
+    tmp_path: Path, closed: tuple[str, ...]
+) -> None:
     (tmp_path / "stacks-rank0.txt").mkdir()
     (tmp_path / "status.json").mkdir()
     done = run(STANDING_STILL, str(tmp_path), *closed)
@@ -162,7 +164,7 @@ def test_it_ends_where_nothing_can_be_written(tmp_path: Path, closed: tuple[str,
 def test_work_that_reports_its_progress_may_take_longer_than_the_limit(
     work: str, tmp_path: Path
 ) -> None:
-    """Standing still after it, the process is ended all the same."""
+    """If it is stuck afterward, the process is ended all the same."""
     program = START.replace("LIMIT", "10") + WORK[work]
     done = run(f"{program}print('worked', flush=True)\ntime.sleep(10_000)", str(tmp_path))
     assert done.stdout == "worked\n", done.stderr
@@ -172,7 +174,7 @@ def test_work_that_reports_its_progress_may_take_longer_than_the_limit(
 
 
 @pytest.mark.slow
-def test_a_rank_waits_for_one_that_works(tmp_path: Path) -> None:
+def test_a_rank_waits_for_a_working_rank(tmp_path: Path) -> None:
     """As long as rank 1 reports progress, rank 0 is not ended, nor by the process group."""
     done = run_warm(
         command(REPOSITORY / "tests" / "training" / "working_rank.py", str(tmp_path), processes=2)

@@ -71,7 +71,7 @@ def read_from(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> A
         ),
     ],
 )
-def test_accounts_of_an_environment(
+def test_the_account_is_read_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: Account
 ) -> None:
     assert read_from(monkeypatch, environment) == expected
@@ -121,7 +121,7 @@ def test_the_key_is_used_before_the_sas_token(monkeypatch: pytest.MonkeyPatch) -
         ),
     ],
 )
-def test_malformed_variables_are_named(
+def test_malformed_variables_are_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigurationError) as error:
@@ -150,7 +150,9 @@ def test_malformed_variables_are_named(
         ),
     ],
 )
-def test_signatures_that_azurite_accepts(path: str, headers: dict[str, str], expected: str) -> None:
+def test_signatures_equal_signatures_that_azurite_accepts(
+    path: str, headers: dict[str, str], expected: str
+) -> None:
     headers = {**headers, "x-ms-version": "2021-12-02"}
     url = f"{AZURITE.endpoint}{path}"
     assert compute_signature(AZURITE, "GET", url, headers) == expected
@@ -164,7 +166,7 @@ def test_signatures_that_azurite_accepts(path: str, headers: dict[str, str], exp
         {"AZURE_STORAGE_ACCOUNT": "corpora", "AZURE_STORAGE_SAS_TOKEN": SAS},
     ],
 )
-def test_secrets_inside_a_variable_are_hidden_alone_too(
+def test_secrets_inside_a_variable_are_redacted_alone_too(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     account = read_from(monkeypatch, environment)

@@ -53,16 +53,16 @@ def list_blob(az: AzureServer, folder: Path, content: bytes = CONTENT, **values:
         (URL, ["top.jsonl"]),
     ],
 )
-def test_blobs_that_an_address_names(
+def test_an_address_lists_the_matching_blobs(
     az: AzureServer, tmp_path: Path, train_file: Any, expected: list[str]
 ) -> None:
-    """Pages of the listing have two blobs."""
+    """A page of the listing has two blobs."""
     blobs = ["web/", "web/a b+ü.jsonl.gz", "web/test.jsonl.gz", "web/notes.txt"]
     az.put(dict.fromkeys([*blobs, "web/2020/c.jsonl", "webs/d.jsonl", "top.jsonl"], b"x"))
     assert names(tmp_path, train_file) == expected
 
 
-def test_only_names_with_the_beginning_of_a_pattern_are_requested(
+def test_only_names_with_the_prefix_of_a_pattern_are_requested(
     az: AzureServer, tmp_path: Path
 ) -> None:
     az.put(dict.fromkeys([f"web/part {number}.jsonl" for number in range(5)], b"x"))
@@ -81,7 +81,7 @@ def test_only_names_with_the_beginning_of_a_pattern_are_requested(
     "name", ["web//data.jsonl", "web/./data.jsonl", "web/../data.jsonl", "web/a%41+?#&<"]
 )
 @pytest.mark.parametrize("key", ["", KEY])
-def test_names_that_are_no_ordinary_paths(
+def test_unusual_names_are_read(
     az: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, key: str
 ) -> None:
     az.key = key
@@ -97,7 +97,7 @@ def test_names_that_are_no_ordinary_paths(
     assert read(ref) == CONTENT
 
 
-def test_entries_of_a_listing_that_are_encoded_or_folders(az: AzureServer, tmp_path: Path) -> None:
+def test_encoded_entries_are_decoded_and_folders_skipped(az: AzureServer, tmp_path: Path) -> None:
     """As the service lists names that XML cannot contain, and a hierarchical namespace."""
     properties = "<Etag>0x8DE1</Etag><Content-Length>1</Content-Length>"
     blobs = (
@@ -148,7 +148,7 @@ def test_a_request_has_the_sas_token(
     assert az.requests[0] == (f"/{ACCOUNT}/corpus/web/data.jsonl?{SAS}", "bytes=0-999")
 
 
-def test_a_cut_answer_is_resumed_and_a_requested_wait_kept(
+def test_a_cut_answer_is_resumed_after_the_requested_wait(
     az: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(remote, "MAX_REQUESTED_WAIT_S", 0.01)
@@ -182,7 +182,7 @@ def test_an_outage_is_named(az: AzureServer, tmp_path: Path) -> None:
     ("is_ignored", "version"),
     [(False, r"HTTP 412 \(ConditionNotMet\)"), (True, "ETag 0x8DE000000000003")],
 )
-def test_a_blob_that_is_overwritten(
+def test_an_overwritten_blob_is_refused(
     az: AzureServer, tmp_path: Path, is_ignored: bool, version: str
 ) -> None:
     """Also where the server ignores the condition on the ETag."""
@@ -195,7 +195,7 @@ def test_a_blob_that_is_overwritten(
     assert read(list_blob(az, tmp_path, CONTENT[::-1])) == CONTENT[::-1]
 
 
-def test_a_blob_that_is_deleted(az: AzureServer, tmp_path: Path) -> None:
+def test_a_deleted_blob_is_refused(az: AzureServer, tmp_path: Path) -> None:
     ref = list_blob(az, tmp_path)
     del az.objects["web/data.jsonl"]
     with pytest.raises(DataError, match=r"has changed .*: found HTTP 404 \(BlobNotFound\)"):
@@ -212,7 +212,7 @@ def test_a_blob_that_is_deleted(az: AzureServer, tmp_path: Path) -> None:
         (400, "InvalidQueryParameterValue", "the request is refused"),
     ],
 )
-def test_refusals_are_named_and_not_tried_again(
+def test_refusals_are_named_and_not_retried(
     az: AzureServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -241,7 +241,7 @@ def test_refusals_are_named_and_not_tried_again(
         (409, "PublicAccessNotPermitted", "it is not public, and there are no credentials; set A"),
     ],
 )
-def test_refusals_of_an_anonymous_listing(
+def test_refusals_of_an_anonymous_listing_are_explained(
     az: AzureServer, tmp_path: Path, status: int, code: str, message: str
 ) -> None:
     az.answers = [refuse(status, code)]
@@ -256,7 +256,7 @@ def test_refusals_of_an_anonymous_listing(
         (format_listing("<Blob><Name>a</Name></Blob>"), "the answer is not a listing: invalid lit"),
     ],
 )
-def test_an_answer_that_is_no_listing(
+def test_an_answer_that_is_not_a_listing_is_named(
     az: AzureServer, tmp_path: Path, body: str, message: str
 ) -> None:
     az.answers = [(200, {}, body.encode())] * 5
@@ -264,7 +264,7 @@ def test_an_answer_that_is_no_listing(
         names(tmp_path, f"{URL}/*.jsonl")
 
 
-def test_wrong_addresses(az: AzureServer, tmp_path: Path) -> None:
+def test_wrong_addresses_are_refused(az: AzureServer, tmp_path: Path) -> None:
     az.put({"web/a.jsonl": b"x"})
     with pytest.raises(DataError, match=f"{URL}: nothing matches web/b.jsonl"):
         names(tmp_path, f"{URL}/web/b.jsonl")

@@ -19,21 +19,21 @@ def shard(folder: Path, name: str = "shard.jsonl") -> str:
     return str(path)
 
 
-def kept(folder: Path) -> Path:
+def find_cached_file(folder: Path) -> Path:
     (path,) = folder.glob("*.npz")
     return path
 
 
 def is_found(cache: Cache, path: str) -> bool:
-    found = cache.load(path, "facts")
-    return found is not None and np.array_equal(found["numbers"], FACTS["numbers"])
+    facts = cache.load(path, "facts")
+    return facts is not None and np.array_equal(facts["numbers"], FACTS["numbers"])
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("whole")
     Cache(str(folder)).ensure(shard(folder), "facts", lambda: FACTS)
-    return kept(folder).read_bytes()
+    return find_cached_file(folder).read_bytes()
 
 
 DAMAGE = {
@@ -49,36 +49,34 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_what_cannot_be_read_is_rebuilt(
+def test_an_unreadable_cache_file_is_rebuilt(
     tmp_path: Path, whole: bytes, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache, path = Cache(str(tmp_path / "cache")), shard(tmp_path)
     cache.ensure(path, "facts", lambda: FACTS)
-    kept(tmp_path / "cache").write_bytes(DAMAGE[damage](whole))
+    find_cached_file(tmp_path / "cache").write_bytes(DAMAGE[damage](whole))
     assert cache.load(path, "facts") is None
-    assert f"{kept(tmp_path / 'cache')} cannot be read and is rebuilt: " in caplog.text
+    assert f"{find_cached_file(tmp_path / 'cache')} cannot be read and is rebuilt: " in caplog.text
     cache.ensure(path, "facts", lambda: FACTS)
     assert is_found(cache, path)
 
 
-def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
+def test_a_cached_value_is_not_rebuilt(tmp_path: Path) -> None:
     cache, path = Cache(str(tmp_path / "cache")), shard(tmp_path)
     cache.ensure(path, "facts", lambda: FACTS)
-    made: list[None] = []
+    builds: list[None] = []
 
     def facts() -> Arrays:
-        made.append(None)
+        builds.append(None)
         return FACTS
 
     cache.ensure(path, "facts", facts)
     cache.ensure(path, "others", facts)
-    assert len(made) == 1
+    assert len(builds) == 1
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
-def test_files_are_as_readable_as_the_umask_lets_them_be(
-    tmp_path: Path, umask: int, mode: int
-) -> None:
+def test_cache_files_follow_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
     path, before = shard(tmp_path), os.umask(umask)
     try:
         Cache(str(tmp_path / "cache")).ensure(path, "facts", lambda: FACTS)
@@ -103,7 +101,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("letter", ["n", "é", "文", "😀"])
-def test_a_file_may_have_a_name_as_long_as_any(tmp_path: Path, letter: str) -> None:
+def test_a_file_may_have_a_name_of_maximal_length(tmp_path: Path, letter: str) -> None:
     size = len(letter.encode())
     name = letter * ((255 - len(".jsonl")) // size) + ".jsonl"
     cache, path = Cache(str(tmp_path / "cache")), shard(tmp_path, name)
@@ -112,7 +110,7 @@ def test_a_file_may_have_a_name_as_long_as_any(tmp_path: Path, letter: str) -> N
     assert is_found(cache, path)
 
 
-def test_long_names_that_begin_alike_are_told_apart_by_content(tmp_path: Path) -> None:
+def test_long_names_with_the_same_prefix_are_distinguished_by_content(tmp_path: Path) -> None:
     cache = Cache(str(tmp_path / "cache"))
     first, second = (shard(tmp_path, "n" * 200 + end) for end in ("a.jsonl", "b.jsonl"))
     Path(second).write_bytes(b"other content")

@@ -52,7 +52,7 @@ def test_frames_of_any_window_up_to_2_gib_are_read(tmp_path: Path, window: int) 
     build_index(str(path))
 
 
-def test_the_memory_is_that_of_the_content_not_of_the_window(tmp_path: Path) -> None:
+def test_memory_depends_on_the_content_and_not_on_the_window(tmp_path: Path) -> None:
     path = write_frames(tmp_path / "a.jsonl.zst", 1 << 31, *[b"word\n" * 1000] * 20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert len(LineReader(str(path)).read(0, 30_000)) == 20_000
@@ -62,7 +62,7 @@ def test_the_memory_is_that_of_the_content_not_of_the_window(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("window", "size"), [((1 << 31) + (1 << 28), "2.25 GiB"), (15 << 38, "3,840 GiB")]
 )
-def test_a_larger_window_is_called_that_and_not_damage(
+def test_a_larger_window_is_refused_as_such_and_not_as_damage(
     tmp_path: Path, window: int, size: str
 ) -> None:
     path = write_frames(tmp_path / "a.jsonl.zst", window, b"one\n")
@@ -74,7 +74,7 @@ def test_a_larger_window_is_called_that_and_not_damage(
     assert str(error.value).startswith(message)
 
 
-def test_a_window_beyond_the_memory_is_called_that_and_not_damage(tmp_path: Path) -> None:
+def test_a_window_beyond_the_memory_is_refused_as_such_and_not_as_damage(tmp_path: Path) -> None:
     path = write_frames(tmp_path / "a.jsonl.zst", 1 << 31, b"one\n")
     done = subprocess.run(
         [sys.executable, "-P", "-c", READ, str(path), str(2 << 30)],

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.data.hub_fixtures import hub_file
 
 
-def test_a_reference_is_the_same_after_pickling(tmp_path: Path) -> None:
+def test_a_reference_round_trips_through_pickle(tmp_path: Path) -> None:
     path = hub_file(tmp_path)
     again = pickle.loads(pickle.dumps(path))
     assert again == path

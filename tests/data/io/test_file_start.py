@@ -131,7 +131,7 @@ def test_a_file_with_a_document_needs_no_description(before: bytes, tmp_path: Pa
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
-def test_the_printed_conversion_makes_lines_of_documents(tmp_path: Path) -> None:
+def test_the_suggested_command_converts_the_file_to_lines(tmp_path: Path) -> None:
     (tmp_path / "a b.json.gz").write_bytes(gzip.compress(PRETTY))
     start = explain_no_document(str(tmp_path / "a b.json.gz"))
     assert start is not None
@@ -140,7 +140,7 @@ def test_the_printed_conversion_makes_lines_of_documents(tmp_path: Path) -> None
     assert [json.loads(line) for line in lines] == ROWS
 
 
-def refusal(config: DataConfig) -> str:
+def get_refusal(config: DataConfig) -> str:
     with pytest.raises(UserError) as error:
         survey_data(config)
     return str(error.value)
@@ -151,7 +151,7 @@ def test_a_run_refuses_data_without_documents(case: str, tmp_path: Path) -> None
     name, content, expected = FILES[case]
     (tmp_path / name).write_bytes(content)
     found, remedy = expected.split("; ", 1)
-    message = refusal(small_config(tmp_path / name))
+    message = get_refusal(small_config(tmp_path / name))
     assert f"data_config.train_file in Hydra configuration: found {tmp_path / name}" in message
     assert f"{name}, which {found}, expected a file of documents.\n   Fix: {remedy}" in message
 
@@ -167,7 +167,7 @@ def test_a_run_refuses_a_held_out_file_without_documents(case: str, tmp_path: Pa
     expected = expected.replace("a.", "held-a.").replace("a b.", "held-a b.")
     for word in ("json", "lines", "jsonl"):
         expected = expected.replace(f"held-held-a.{word}", f"held-a.{word}")
-    message = refusal(config)
+    message = get_refusal(config)
     assert message.startswith(f"data_config.validation_file: {tmp_path / f'held-{name}'} ")
     assert expected in message
 
@@ -179,10 +179,10 @@ def test_an_empty_shard_among_others_is_skipped(tmp_path: Path) -> None:
     assert [shard.name for shard in survey.shards[""]] == ["a.jsonl.gz", "b.jsonl.gz"]
 
 
-def test_a_page_among_the_shards_is_not_blamed_on_the_streams(tmp_path: Path) -> None:
+def test_a_page_among_the_shards_does_not_raise_an_error_about_streams(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.jsonl.gz", pages(40))
     (tmp_path / "b.jsonl").write_bytes(b"<html>" + b"x" * 60_000)
-    message = refusal(small_config(tmp_path))
+    message = get_refusal(small_config(tmp_path))
     assert message.startswith(f"data_config.train_file: {tmp_path}/b.jsonl is an HTML or XML page")
     assert "num_streams" not in message
 
@@ -197,12 +197,12 @@ def test_a_page_among_the_shards_is_named_when_it_is_reached(tmp_path: Path) -> 
 
 def test_fewer_documents_than_streams_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    message = refusal(small_config(tmp_path))
+    message = get_refusal(small_config(tmp_path))
     assert message.startswith("data_config.num_streams=8 is too many: no document is left for ")
     assert message.endswith("lower num_streams, or add shards")
 
 
-def program(name: str, *arguments: str) -> tuple[int, str]:
+def run_program(name: str, *arguments: str) -> tuple[int, str]:
     done = run_warm([sys.executable, str(REPOSITORY / "bsmeta" / name), *arguments])
     return done.returncode, done.stderr + done.stdout
 
@@ -210,7 +210,7 @@ def program(name: str, *arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize("check_only", ["true", "false"])
 def test_train_and_check_only_name_the_empty_file(check_only: str, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
-    code, output = program(
+    code, output = run_program(
         "train.py", "--config-name", "demo", f"data_config.train_file={tmp_path}/empty.jsonl",
         "data_config.validation_file=null", "metadata=url",
         "data_config.columns={text: text, url: url}", "eval_steps=0", "trackers=[]",
@@ -224,7 +224,7 @@ def test_train_and_check_only_name_the_empty_file(check_only: str, tmp_path: Pat
 
 def test_check_only_names_the_held_out_page(tmp_path: Path) -> None:
     (tmp_path / "held.jsonl").write_bytes(HTML)
-    code, output = program(
+    code, output = run_program(
         "train.py", "--config-name", "demo", f"data_config.validation_file={tmp_path}/held.jsonl",
         "check_only=true", f"out_dir={tmp_path}/run",
     )  # fmt: skip
@@ -233,7 +233,7 @@ def test_check_only_names_the_held_out_page(tmp_path: Path) -> None:
     assert "which is an HTML or XML page" in output
 
 
-def held_out(path: Path) -> HeldOutDocuments:
+def open_held_out(path: Path) -> HeldOutDocuments:
     config = DataConfig(validation_file=str(path))
     return HeldOutDocuments(config, max_documents=None, deduplicate=False)
 
@@ -243,7 +243,7 @@ def test_an_evaluation_names_the_held_out_file(case: str, tmp_path: Path) -> Non
     name, content, expected = FILES[case]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as error:
-        held_out(tmp_path / name)
+        open_held_out(tmp_path / name)
     if case == "text":  # a bad line, which is named as in any file
         assert f"{tmp_path / name}, line 1: not_json" in str(error.value)
     else:
@@ -253,11 +253,11 @@ def test_an_evaluation_names_the_held_out_file(case: str, tmp_path: Path) -> Non
 def test_an_evaluation_names_a_later_bad_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\nno JSON\n')
     with pytest.raises(DataError, match=r"a\.jsonl, line 2: not_json"):
-        held_out(tmp_path / "a.jsonl")
+        open_held_out(tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize("case", ["page", "array"])
-def test_a_prediction_names_the_input(case: str, tmp_path: Path) -> None:
+def test_a_prediction_names_the_input_file(case: str, tmp_path: Path) -> None:
     _, content, expected = FILES[case]
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(DataError) as error:
@@ -268,7 +268,7 @@ def test_a_prediction_names_the_input(case: str, tmp_path: Path) -> None:
 
 def test_annotate_refuses_an_array(tmp_path: Path) -> None:
     (tmp_path / "pages.jsonl").write_bytes(ARRAY)
-    code, output = program(
+    code, output = run_program(
         "annotate.py", f"input={tmp_path}/pages.jsonl", f"output={tmp_path}/out",
         "annotators=[language]", "workers=1",
     )  # fmt: skip

@@ -29,17 +29,17 @@ def read(path: FileRef) -> bytes:
         return file.read()
 
 
-def ranges(hub: Hub) -> list[str]:
+def list_ranges(hub: Hub) -> list[str]:
     return [asked.removeprefix("bytes=") for asked in hub.content_requests()]
 
 
-def test_the_content_in_blocks(hub: Hub, tmp_path: Path) -> None:
+def test_a_file_is_read_in_blocks_and_cached(hub: Hub, tmp_path: Path) -> None:
     path = hub_file(tmp_path)
     assert read(path) == CONTENT
     assert measure_file(path) == len(CONTENT)
-    assert ranges(hub) == ["0-999", *(f"{i}000-{i}999" for i in range(1, 7)), "7000-7699"]
+    assert list_ranges(hub) == ["0-999", *(f"{i}000-{i}999" for i in range(1, 7)), "7000-7699"]
     assert read(path) == CONTENT
-    assert len(ranges(hub)) == 8  # the second time from the cache
+    assert len(list_ranges(hub)) == 8  # the second time from the cache
 
 
 def test_a_process_that_is_forked_after_a_read_reads_too(hub: Hub, tmp_path: Path) -> None:
@@ -47,10 +47,10 @@ def test_a_process_that_is_forked_after_a_read_reads_too(hub: Hub, tmp_path: Pat
     assert read(path) == CONTENT
     assert read_in_fork(path) == CONTENT
     assert read(path) == CONTENT
-    assert len(ranges(hub)) == 3 * 8
+    assert len(list_ranges(hub)) == 3 * 8
 
 
-def test_any_place_in_any_order(hub: Hub, tmp_path: Path) -> None:
+def test_any_position_can_be_read_in_any_order(hub: Hub, tmp_path: Path) -> None:
     generator = random.Random(1)
     with open_file(hub_file(tmp_path)) as file:
         for _ in range(200):
@@ -61,15 +61,15 @@ def test_any_place_in_any_order(hub: Hub, tmp_path: Path) -> None:
         assert file.read() == CONTENT[-10:]
 
 
-def test_the_next_block_is_fetched_ahead_only_when_the_file_is_read_on(
+def test_the_next_block_is_fetched_ahead_only_under_sequential_reading(
     hub: Hub, tmp_path: Path
 ) -> None:
     with RemoteFile(hub_file(tmp_path)) as file:
         assert file.read(10) == CONTENT[:10]
-        assert ranges(hub) == ["0-999"]
+        assert list_ranges(hub) == ["0-999"]
         assert file.read(10) == CONTENT[10:20]
         file._prefetch.wait()
-        assert ranges(hub) == ["0-999", "1000-1999"]
+        assert list_ranges(hub) == ["0-999", "1000-1999"]
 
 
 def test_the_token_goes_to_the_hub(hub: Hub, tmp_path: Path) -> None:
@@ -86,20 +86,18 @@ def test_a_few_bad_answers_are_retried(
     assert read(hub_file(tmp_path)) == CONTENT
 
 
-def test_a_cut_connection_is_resumed_at_the_very_byte(hub: Hub, tmp_path: Path) -> None:
+def test_a_cut_connection_is_resumed_at_the_next_byte(hub: Hub, tmp_path: Path) -> None:
     hub.faults = [cutting(333, 3)]
     assert read(hub_file(tmp_path)) == CONTENT
-    assert ranges(hub)[:5] == ["0-999", "333-999", "666-999", "999-999", "1000-1999"]
+    assert list_ranges(hub)[:5] == ["0-999", "333-999", "666-999", "999-999", "1000-1999"]
 
 
-def test_cuts_that_bring_something_each_time_never_count_as_too_many(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_cuts_after_some_progress_do_not_count_as_failures(hub: Hub, tmp_path: Path) -> None:
     hub.faults = [cutting(100, 80)]
     assert read(hub_file(tmp_path, retries=1)) == CONTENT
 
 
-def test_a_connection_that_hangs_is_given_up_for_another(
+def test_a_hanging_connection_is_replaced(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 2)
@@ -118,8 +116,8 @@ def test_a_connection_that_hangs_is_given_up_for_another(
     released.set()
 
 
-def test_a_hub_that_stays_away(hub: Hub, tmp_path: Path) -> None:
-    hub.faults = [failing(500, 1000, where=lambda one: "-3999" in one.range)]
+def test_an_outage_of_the_hub_is_named_with_the_byte(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [failing(500, 1000, where=lambda request: "-3999" in request.range)]
     with open_file(hub_file(tmp_path)) as file:
         assert file.read(3000) == CONTENT[:3000]
         with pytest.raises(DataError) as error:
@@ -130,7 +128,7 @@ def test_a_hub_that_stays_away(hub: Hub, tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_is_always_cut_at_one_byte(hub: Hub, tmp_path: Path) -> None:
+def test_a_file_that_is_always_cut_at_the_same_byte_is_given_up(hub: Hub, tmp_path: Path) -> None:
     def cut_at_500(answer: Answer) -> bool:
         if not is_content(answer) or answer.asked()[0] > 500:
             return False
@@ -140,10 +138,12 @@ def test_a_file_that_is_always_cut_at_one_byte(hub: Hub, tmp_path: Path) -> None
     hub.faults = [cut_at_500]
     with pytest.raises(DataError, match=r"byte 500 of 7700: given up after 5 failures .*Protocol"):
         read(hub_file(tmp_path))
-    assert ranges(hub) == ["0-999"] + ["500-999"] * 4
+    assert list_ranges(hub) == ["0-999"] + ["500-999"] * 4
 
 
-def test_nobody_listens(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_connection_is_named_without_credentials(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nobody = "http://u:pw@127.0.0.1:9"
     template = f"{nobody}/{{repo_id}}/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -167,7 +167,7 @@ def test_nobody_listens(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (410, {}, "HTTP 410: the request is refused"),
     ],
 )
-def test_refusals_are_not_tried_again(
+def test_refusals_are_not_retried(
     hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], message: str
 ) -> None:
     hub.faults = [failing(status, 1000, headers, where=is_anything)]
@@ -176,14 +176,16 @@ def test_refusals_are_not_tried_again(
     assert len(hub.requests) == 1
 
 
-def test_no_token(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_token_is_explained(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.token = TOKEN
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
     with pytest.raises(DataError, match="private or gated, or does not exist; set HF_TOKEN to"):
         read(hub_file(tmp_path))
 
 
-def test_another_content_at_the_same_path(hub: Hub, tmp_path: Path) -> None:
+def test_changed_content_at_the_same_path_is_refused(hub: Hub, tmp_path: Path) -> None:
     with open_file(hub_file(tmp_path, cache_bytes=0)) as file:
         assert file.read(BLOCK) == CONTENT[:BLOCK]
         hub.files["data.bin"] = CONTENT[::-1]
@@ -192,7 +194,7 @@ def test_another_content_at_the_same_path(hub: Hub, tmp_path: Path) -> None:
             file.read(1)
 
 
-def test_another_commit_or_size(hub: Hub, tmp_path: Path) -> None:
+def test_an_answer_with_another_commit_or_size_is_refused(hub: Hub, tmp_path: Path) -> None:
     def other_size(answer: Answer) -> bool:
         if is_content(answer):
             answer.give(206, {"Content-Range": "bytes 0-999/9"}, CONTENT[:1000])
@@ -206,12 +208,15 @@ def test_another_commit_or_size(hub: Hub, tmp_path: Path) -> None:
         answer.give(302, {"X-Repo-Commit": "abc", "Location": "/stored/data.bin"})
         return True
 
-    hub.faults = [failing(500, 0), lambda one: not is_content(one) and other_commit(one)]
+    hub.faults = [
+        failing(500, 0),
+        lambda request: not is_content(request) and other_commit(request),
+    ]
     with pytest.raises(DataError, match="found commit abc, ETag , expected commit c0ffee"):
         read(hub_file(tmp_path / "2"))
 
 
-def test_a_server_without_ranges(hub: Hub, tmp_path: Path) -> None:
+def test_a_server_without_range_requests_is_refused(hub: Hub, tmp_path: Path) -> None:
     def whole(answer: Answer) -> bool:
         if is_content(answer):
             answer.give(200, {}, CONTENT)
@@ -224,7 +229,7 @@ def test_a_server_without_ranges(hub: Hub, tmp_path: Path) -> None:
             file.read(1)
 
 
-def test_no_secret_is_said(
+def test_secrets_are_not_printed(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -232,11 +237,11 @@ def test_no_secret_is_said(
     with pytest.raises(DataError) as error:
         read(hub_file(tmp_path))
     assert "HTTP 503" in caplog.text
-    said = f"{error.value}" + "".join(
-        one.getMessage() for one in caplog.records if one.name.startswith("bsmeta")
+    messages = f"{error.value}" + "".join(
+        record.getMessage() for record in caplog.records if record.name.startswith("bsmeta")
     )
-    assert TOKEN not in said
-    assert "s3cret" not in said
+    assert TOKEN not in messages
+    assert "s3cret" not in messages
     monkeypatch.setenv("HF_TOKEN", "hf_\x07bell")
     with pytest.raises(DataError) as error:
         read(hub_file(tmp_path))
@@ -253,11 +258,11 @@ def test_no_secret_is_said(
         ({}, None),
     ],
 )
-def test_how_long_a_server_asks_us_to_wait(headers: dict[str, str], seconds: float | None) -> None:
+def test_the_wait_is_read_from_the_headers(headers: dict[str, str], seconds: float | None) -> None:
     assert read_requested_wait(httpx2.Headers(headers)) == seconds
 
 
-def test_the_asked_wait_is_kept_and_delays_grow(
+def test_requested_waits_are_kept_and_delays_grow(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
@@ -279,8 +284,8 @@ def test_the_asked_wait_is_kept_and_delays_grow(
     assert all(low <= one <= high for one, (low, high) in zip(rests, bounds, strict=True))
 
 
-def test_closing_ends_what_is_fetched_ahead(hub: Hub, tmp_path: Path) -> None:
-    hub.faults = [failing(500, 10**6, where=lambda one: "-1999" in one.range)]
+def test_closing_a_file_ends_reading_ahead(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [failing(500, 10**6, where=lambda request: "-1999" in request.range)]
     file = RemoteFile(hub_file(tmp_path, retries=10**6))
     assert file.read(20) + file.read(20) == CONTENT[:40]
     thread = file._prefetch._thread
@@ -288,7 +293,7 @@ def test_closing_ends_what_is_fetched_ahead(hub: Hub, tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
-def test_offline_only_what_is_kept(
+def test_offline_only_cached_blocks_can_be_read(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = hub_file(tmp_path)

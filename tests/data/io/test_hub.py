@@ -57,13 +57,13 @@ def names(folder: Path, **values: Any) -> list[str]:
         (URL, [*FILES[:2], "c.jsonl.gz", "d.jsonl.gz", "test.jsonl.gz"]),
     ],
 )
-def test_names_and_globs_list_the_shards_they_stand_for(
+def test_names_and_globs_list_the_matching_shards(
     files: Hub, tmp_path: Path, train_file: Any, expected: list[str]
 ) -> None:
     assert names(tmp_path, train_file=train_file) == expected
 
 
-def test_by_the_name_of_the_data_set(files: Hub, tmp_path: Path) -> None:
+def test_the_name_of_a_data_set_lists_its_shards(files: Hub, tmp_path: Path) -> None:
     (tmp_path / "local.jsonl").write_text("{}")
     dataset = {"dataset_name": "owner/name"}
     everything = [*FILES[:2], "c.jsonl.gz", "d.jsonl.gz", "test.jsonl.gz"]
@@ -82,7 +82,7 @@ def test_the_validation_file_is_left_out_by_its_name(files: Hub, tmp_path: Path)
     assert names(tmp_path, train_file=glob, exclude=["hf://*/test.jsonl.gz"]) == kept
 
 
-def test_where_the_validation_file_is_read(files: Hub, tmp_path: Path) -> None:
+def test_the_validation_file_is_read_locally_or_from_the_hub(files: Hub, tmp_path: Path) -> None:
     def path(**values: Any) -> str | None:
         path = find_validation_path(config(tmp_path, **values))
         return None if path is None else str(path)
@@ -98,8 +98,8 @@ def test_where_the_validation_file_is_read(files: Hub, tmp_path: Path) -> None:
         path(validation_file=f"{URL}/*.jsonl.gz")
 
 
-def test_a_pattern_of_held_out_files_is_named_by_its_own_key(files: Hub, tmp_path: Path) -> None:
-    """It leaves out all shards, but it is not `train_file` that is wrong."""
+def test_a_pattern_of_held_out_files_is_refused_by_its_own_key(files: Hub, tmp_path: Path) -> None:
+    """The pattern excludes all shards, but the error is not in `train_file`."""
     everything, none = f"{URL}/*.jsonl.gz", f"{URL}/none*.jsonl.gz"
     with pytest.raises(DataError, match=r"^data_config\.validation_file=.*: expected one file"):
         names(tmp_path, train_file=everything, validation_file=everything)
@@ -109,12 +109,14 @@ def test_a_pattern_of_held_out_files_is_named_by_its_own_key(files: Hub, tmp_pat
         names(tmp_path, train_file=none)
 
 
-def test_one_name_in_several_folders(files: Hub, tmp_path: Path) -> None:
+def test_equal_names_in_several_folders_are_shown_with_the_folder(
+    files: Hub, tmp_path: Path
+) -> None:
     files.listed = {"2019/0.jsonl": b"1", "2020/0.jsonl": b"2"}
     assert names(tmp_path, train_file=f"{URL}/**") == ["2019/0.jsonl", "2020/0.jsonl"]
 
 
-def test_two_revisions_of_a_file(files: Hub, tmp_path: Path) -> None:
+def test_two_revisions_of_a_file_are_refused(files: Hub, tmp_path: Path) -> None:
     other = "f" * 40
     names(tmp_path, train_file=f"{URL}@{COMMIT}/a*")
     files.commit = other
@@ -122,14 +124,14 @@ def test_two_revisions_of_a_file(files: Hub, tmp_path: Path) -> None:
         names(tmp_path, train_file=[f"{URL}@{COMMIT}/a*", f"{URL}@{other}/a*"])
 
 
-def test_sizes_and_commits_stand_in_the_fingerprint(files: Hub, tmp_path: Path) -> None:
+def test_the_fingerprint_contains_sizes_and_commits(files: Hub, tmp_path: Path) -> None:
     shards = list_shards(config(tmp_path, train_file=f"{URL}/[ab].*"))
     assert fingerprint_shards(shards) == {URL: COMMIT, "a.jsonl.gz": 10, "b.jsonl.gz": 10}
     assert isinstance(shards[0].path, FileRef)
     assert str(shards[0].path) == f"{URL}@{COMMIT}/a.jsonl.gz"
 
 
-def test_the_revision_is_resolved_once(files: Hub, tmp_path: Path) -> None:
+def test_a_revision_is_resolved_only_once(files: Hub, tmp_path: Path) -> None:
     values = {"dataset_name": "owner/name", "dataset_revision": "v1"}
     for _ in range(2):
         names(tmp_path, **values)
@@ -138,7 +140,7 @@ def test_the_revision_is_resolved_once(files: Hub, tmp_path: Path) -> None:
     assert asked == ["/api/datasets/owner/name/revision/v1"]
 
 
-def test_a_commit_that_was_listed_is_not_asked_for_again(files: Hub, tmp_path: Path) -> None:
+def test_the_listing_of_a_commit_is_cached(files: Hub, tmp_path: Path) -> None:
     names(tmp_path, train_file=URL)
     files.requests.clear()
     names(tmp_path, train_file=f"{URL}@{COMMIT}")
@@ -151,14 +153,14 @@ def test_a_few_bad_answers_are_retried(files: Hub, tmp_path: Path, status: int) 
     assert names(tmp_path, train_file=f"{URL}/[ab].*") == ["a.jsonl.gz", "b.jsonl.gz"]
 
 
-def test_a_hub_that_stays_away(files: Hub, tmp_path: Path) -> None:
+def test_an_outage_of_the_hub_is_named(files: Hub, tmp_path: Path) -> None:
     files.faults = [failing(502, 1000, where=is_anything)]
     with pytest.raises(DataError, match=r"owner/name@main: given up after 4 failures .*HTTP 502"):
         names(tmp_path, train_file=URL)
     assert len(files.requests) == 4
 
 
-def test_an_endpoint_that_is_no_hub(files: Hub, tmp_path: Path) -> None:
+def test_an_endpoint_that_is_not_a_hub_is_named(files: Hub, tmp_path: Path) -> None:
     def page(answer: Any) -> bool:
         answer.give(200, {}, b"<html>")
         return True
@@ -192,7 +194,7 @@ def test_missing_files_and_repositories_are_named(
         names(tmp_path, train_file=train_file)
 
 
-def test_private_without_and_with_a_token(
+def test_a_private_data_set_needs_a_valid_token(
     files: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.token = "hf_another"
@@ -203,7 +205,7 @@ def test_private_without_and_with_a_token(
     assert len(names(tmp_path, train_file=URL)) == 5
 
 
-def test_a_token_of_a_file_is_hidden_from_then_on(
+def test_a_token_read_from_a_file_is_redacted_afterward(
     files: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.token = token = "token-of-a-file"
@@ -223,7 +225,7 @@ def test_malformed_addresses_are_refused(tmp_path: Path, url: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["hub_cache_gb", "hub_retries"])
-def test_negative_limits(tmp_path: Path, key: str) -> None:
+def test_negative_limits_are_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(
         ConfigurationError, match=rf"data_config.{key} in .*: found -1(\.0)?, expected 0 or more"
     ):
@@ -267,7 +269,7 @@ def test_only_two_stars_of_a_glob_match_across_folders(
 
 
 @pytest.mark.long
-def test_the_environment_names_endpoint_and_token(files: Hub, tmp_path: Path) -> None:
+def test_endpoint_and_token_are_read_from_the_environment(files: Hub, tmp_path: Path) -> None:
     files.token = TOKEN
     command = [
         sys.executable,
@@ -289,8 +291,8 @@ def test_the_environment_names_endpoint_and_token(files: Hub, tmp_path: Path) ->
     assert "hf_wrong" not in done.stderr
 
 
-def test_files_on_the_hub_are_not_looked_at_before_a_run(files: Hub, tmp_path: Path) -> None:
+def test_files_on_the_hub_are_not_read_before_a_run(files: Hub, tmp_path: Path) -> None:
     metadata = MetadataConfig(metadata_list=["title"], metadata_probability=1.0)
-    own = config(tmp_path, train_file=f"{URL}/[ab].*", metadata_config=metadata)
-    assert describe_missing_types(own) == []
+    hub_config = config(tmp_path, train_file=f"{URL}/[ab].*", metadata_config=metadata)
+    assert describe_missing_types(hub_config) == []
     assert not [path for _, path, _ in files.requests if path.startswith("/stored/")]

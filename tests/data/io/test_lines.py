@@ -31,28 +31,26 @@ def shard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @given(st.lists(st.tuples(st.integers(0, 520), st.integers(1, 120)), min_size=1, max_size=6))
-def test_any_lines_in_any_order(shard: str, places: list[tuple[int, int]]) -> None:
+def test_lines_are_read_in_any_order(shard: str, requests: list[tuple[int, int]]) -> None:
     reader = LineReader(shard)
-    for first, count in places:
+    for first, count in requests:
         assert reader.read(first, count) == LINES[first : first + count]
     reader.close()
 
 
-def test_has_line(shard: str, tmp_path: Path) -> None:
+def test_has_line_is_false_after_the_last_line(shard: str, tmp_path: Path) -> None:
     assert has_line(shard, 499, IndexCache(Cache(str(tmp_path))))
     assert not has_line(shard, 500, IndexCache(Cache(str(tmp_path))))
 
 
-def test_the_last_line_may_lack_its_end_and_blank_lines_count(tmp_path: Path) -> None:
+def test_the_last_line_may_lack_its_newline_and_blank_lines_count(tmp_path: Path) -> None:
     path = tmp_path / "shard.jsonl"
     path.write_bytes(b"a\n\nb")
     assert LineReader(str(path)).read(0, 9) == [b"a", b"", b"b"]
 
 
 @pytest.mark.parametrize("name", ["shard.jsonl", "shard.jsonl.gz"])
-def test_a_byte_order_mark_at_the_beginning_is_no_part_of_the_first_line(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_line(tmp_path: Path, name: str) -> None:
     mark = b"\xef\xbb\xbf"
     content = mark + b'{"text": "a"}\n' + mark + b'{"text": "b"}\n'
     path = tmp_path / name
@@ -64,7 +62,7 @@ def test_a_byte_order_mark_at_the_beginning_is_no_part_of_the_first_line(
     assert reader.read(0, 1) == expected[:1]
 
 
-def test_a_long_line(tmp_path: Path) -> None:
+def test_a_line_longer_than_a_block_is_read(tmp_path: Path) -> None:
     path = tmp_path / "shard.jsonl"
     long = b"y" * (3 * BLOCK_BYTES + 7)
     path.write_bytes(b"a\n" + long + b"\nb\n")
@@ -73,7 +71,7 @@ def test_a_long_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0.5, 0.99])
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
-def test_a_cut_file_gives_its_whole_lines_and_says_why_it_ends(
+def test_a_truncated_file_yields_its_whole_lines_and_names_the_damage(
     tmp_path: Path, suffix: str, kept: float
 ) -> None:
     data = b"".join(b"%d\n" % (i * 7919) for i in range(100_000))
@@ -87,7 +85,7 @@ def test_a_cut_file_gives_its_whole_lines_and_says_why_it_ends(
     assert reader.damage == "the file ends in the middle of its data"
 
 
-def test_a_file_that_is_no_gzip(tmp_path: Path) -> None:
+def test_a_file_that_is_not_gzip_is_reported_as_damaged(tmp_path: Path) -> None:
     path = tmp_path / "shard.jsonl.gz"
     path.write_bytes(b'{"text": "plain"}\n')
     reader = LineReader(str(path))
@@ -95,7 +93,7 @@ def test_a_file_that_is_no_gzip(tmp_path: Path) -> None:
     assert reader.damage.startswith("the file is not compressed with gzip, although its name ends")
 
 
-def test_a_damaged_gzip(tmp_path: Path) -> None:
+def test_damaged_gzip_data_is_reported_with_its_line(tmp_path: Path) -> None:
     data = bytearray(gzip.compress(b"".join(b"%d\n" % (i * 7919) for i in range(200_000))))
     data[len(data) // 2 : len(data) // 2 + 100] = b"\xff" * 100
     path = tmp_path / "shard.jsonl.gz"
@@ -106,7 +104,7 @@ def test_a_damaged_gzip(tmp_path: Path) -> None:
     assert reader.read(reader.line, 1) == []
 
 
-def test_zeros_behind_the_last_member(tmp_path: Path) -> None:
+def test_zeros_after_the_last_member_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "shard.jsonl.gz"
     path.write_bytes(gzip.compress(b"a\n") + bytes(700) + gzip.compress(b"b\n") + bytes(700))
     reader = LineReader(str(path))
@@ -115,7 +113,7 @@ def test_zeros_behind_the_last_member(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
-def test_a_compressed_file_of_no_bytes_is_damaged(tmp_path: Path, suffix: str) -> None:
+def test_an_empty_compressed_file_is_damaged(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"shard.jsonl.{suffix}"
     path.write_bytes(b"")
     reader = LineReader(str(path))
@@ -123,7 +121,7 @@ def test_a_compressed_file_of_no_bytes_is_damaged(tmp_path: Path, suffix: str) -
     assert reader.damage.startswith("the file is empty")
 
 
-def test_a_shard_without_lines(tmp_path: Path) -> None:
+def test_a_shard_without_lines_is_empty_and_not_damaged(tmp_path: Path) -> None:
     contents = {"jsonl": b"", "jsonl.gz": gzip.compress(b""), "jsonl.zst": zstd.compress(b"")}
     for suffix, content in contents.items():
         path = tmp_path / f"shard.{suffix}"
@@ -133,8 +131,8 @@ def test_a_shard_without_lines(tmp_path: Path) -> None:
         assert reader.damage == ""
 
 
-def test_content_that_is_held_back_when_the_file_is_read(tmp_path: Path) -> None:
-    """Little data that becomes much: the last of it comes after the file's end was read."""
+def test_content_buffered_by_the_decompressor_is_not_lost(tmp_path: Path) -> None:
+    """A high compression ratio: the last content is returned after the end of the file was read."""
     path = tmp_path / "shard.jsonl.gz"
     line = b"a" * (2 * BLOCK_BYTES - 1)
     path.write_bytes(gzip.compress(b"\n".join([line] * 4)))

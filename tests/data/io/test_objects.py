@@ -95,7 +95,7 @@ def names(folder: Path, train_file: Any, **values: Any) -> list[str]:
     return [shard.name for shard in list_shards(config(folder, train_file=train_file, **values))]
 
 
-def one(s3: S3Server, folder: Path, content: bytes = CONTENT, **values: Any) -> FileRef:
+def put_object(s3: S3Server, folder: Path, content: bytes = CONTENT, **values: Any) -> FileRef:
     s3.put({"web/data.jsonl": content})
     (shard,) = list_shards(config(folder, train_file=f"{URL}/web/data.jsonl", **values))
     assert isinstance(shard.path, FileRef)
@@ -124,7 +124,9 @@ def read(ref: FileRef) -> bytes:
         (URL, ["top.jsonl"]),
     ],
 )
-def test_what_is_meant(s3: S3Server, tmp_path: Path, train_file: Any, expected: list[str]) -> None:
+def test_a_glob_or_folder_expands_to_its_shards(
+    s3: S3Server, tmp_path: Path, train_file: Any, expected: list[str]
+) -> None:
     keys = ["web/", "web/a b+ü.jsonl.gz", "web/test.jsonl.gz", "web/notes.txt"]
     s3.put(dict.fromkeys([*keys, "web/2020/c.jsonl", "webs/d.jsonl", "top.jsonl"], b"x"))
     odd = ("part[x].jsonl", "partx.jsonl", "party.jsonl")
@@ -132,19 +134,19 @@ def test_what_is_meant(s3: S3Server, tmp_path: Path, train_file: Any, expected: 
     assert names(tmp_path, train_file) == expected
 
 
-def test_a_listing_of_several_pages(
+def test_a_listing_of_several_pages_is_read_completely(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "10")  # of S3 itself: 1,000
     s3.put({f"web/{number:04}.jsonl": b"x" for number in range(23)})
-    s3.faults = [failing(503, "SlowDown", 2, where=lambda one: True)]
-    found = names(tmp_path, f"{URL}/web/*.jsonl")
-    assert found == [f"{number:04}.jsonl" for number in range(23)]
+    s3.faults = [failing(503, "SlowDown", 2, where=lambda _: True)]
+    listed = names(tmp_path, f"{URL}/web/*.jsonl")
+    assert listed == [f"{number:04}.jsonl" for number in range(23)]
     assert sum("continuation-token" in query for _, query, _ in s3.requests) == 2
 
 
 @pytest.mark.long
-def test_only_names_with_the_beginning_of_a_pattern_are_requested(
+def test_only_names_with_the_prefix_of_a_pattern_are_requested(
     s3: S3Server, tmp_path: Path
 ) -> None:
     """A folder may have many more objects than match."""
@@ -160,7 +162,7 @@ def test_only_names_with_the_beginning_of_a_pattern_are_requested(
     "key",
     ["web//data.jsonl", "web/./data.jsonl", "web/../data.jsonl", "web/a\tb.jsonl", "web/a%41+?#&"],
 )
-def test_names_that_are_no_ordinary_paths(s3: S3Server, tmp_path: Path, key: str) -> None:
+def test_unusual_names_are_read(s3: S3Server, tmp_path: Path, key: str) -> None:
     s3.put({key: CONTENT, "web/z.jsonl": b"x"})
     (ref,) = [
         shard.path
@@ -180,28 +182,28 @@ def test_the_held_out_object_is_left_out_by_its_name(s3: S3Server, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_the_content_in_blocks_and_from_the_cache(s3: S3Server, tmp_path: Path) -> None:
-    ref = one(s3, tmp_path)
+def test_an_object_is_read_in_blocks_and_cached(s3: S3Server, tmp_path: Path) -> None:
+    ref = put_object(s3, tmp_path)
     assert read(ref) == CONTENT
     assert len(s3.content_requests()) == 8
     assert read(ref) == CONTENT
     assert len(s3.content_requests()) == 8
 
 
-def test_bad_answers_are_retried_and_a_cut_one_resumed(
+def test_bad_answers_are_retried_and_cut_answers_resumed(
     s3: S3Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     s3.faults = [failing(503, "SlowDown", 3), cutting(333, 2)]
-    assert read(one(s3, tmp_path)) == CONTENT
+    assert read(put_object(s3, tmp_path)) == CONTENT
     assert "bytes=333-999" in s3.content_requests()
     assert "HTTP 503 (SlowDown); retrying" in caplog.text
 
 
-def test_a_wait_that_the_server_asks_for(
+def test_a_requested_wait_is_bounded_and_logged(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(remote, "MAX_REQUESTED_WAIT_S", 0.01)
-    ref = one(s3, tmp_path)
+    ref = put_object(s3, tmp_path)
 
     def ask_to_wait(environ: Environ) -> tuple[int, dict[str, str], bytes]:
         s3.faults.clear()
@@ -213,7 +215,7 @@ def test_a_wait_that_the_server_asks_for(
 
 
 def test_an_outage_is_named(s3: S3Server, tmp_path: Path) -> None:
-    ref = one(s3, tmp_path)
+    ref = put_object(s3, tmp_path)
     s3.faults = [failing(503, "SlowDown", 10**6)]
     with pytest.raises(DataError) as error:
         read(ref)
@@ -225,9 +227,9 @@ def test_an_outage_is_named(s3: S3Server, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_ignored", [False, True])
-def test_an_object_that_is_overwritten(s3: S3Server, tmp_path: Path, is_ignored: bool) -> None:
+def test_an_overwritten_object_is_refused(s3: S3Server, tmp_path: Path, is_ignored: bool) -> None:
     """Also where the server ignores the condition on the ETag."""
-    ref = one(s3, tmp_path)
+    ref = put_object(s3, tmp_path)
 
     def ignoring(environ: Environ) -> None:
         if is_ignored:
@@ -238,12 +240,12 @@ def test_an_object_that_is_overwritten(s3: S3Server, tmp_path: Path, is_ignored:
     with pytest.raises(DataError, match=r"data\.jsonl: the file has changed since it was listed"):
         read(ref)
     forget()
-    assert read(one(s3, tmp_path, CONTENT[::-1])) == CONTENT[::-1]
+    assert read(put_object(s3, tmp_path, CONTENT[::-1])) == CONTENT[::-1]
 
 
 @pytest.mark.long
-def test_an_object_that_is_deleted(s3: S3Server, tmp_path: Path) -> None:
-    ref = one(s3, tmp_path)
+def test_a_deleted_object_is_refused(s3: S3Server, tmp_path: Path) -> None:
+    ref = put_object(s3, tmp_path)
     s3.client.delete_object(Bucket=BUCKET, Key="web/data.jsonl")
     with pytest.raises(DataError, match=r"has changed .*: found HTTP 404 \(NoSuchKey\)"):
         read(ref)
@@ -260,10 +262,10 @@ def test_an_object_that_is_deleted(s3: S3Server, tmp_path: Path) -> None:
         (400, "InvalidRequest", "the request is refused"),
     ],
 )
-def test_refusals_are_named_and_not_tried_again(
+def test_refusals_are_named_and_not_retried(
     s3: S3Server, tmp_path: Path, status: int, code: str, message: str
 ) -> None:
-    ref = one(s3, tmp_path)
+    ref = put_object(s3, tmp_path)
     s3.faults = [failing(status, code, 10**6)]
     with pytest.raises(DataError, match=message) as error:
         read(ref)
@@ -273,20 +275,22 @@ def test_refusals_are_named_and_not_tried_again(
 
 
 @pytest.mark.long
-def test_an_answer_that_is_no_listing(s3: S3Server, tmp_path: Path) -> None:
+def test_an_answer_that_is_not_a_listing_is_named(s3: S3Server, tmp_path: Path) -> None:
     s3.faults = [lambda environ: (200, {}, b"<html>sign in</html>")]
     with pytest.raises(DataError, match="after 5 failures .*: the answer is not a listing, but ht"):
         names(tmp_path, f"{URL}/*.jsonl")
 
 
-def test_a_server_that_does_not_encode_keys(s3: S3Server, tmp_path: Path) -> None:
+def test_keys_are_not_decoded_if_the_server_does_not_encode_them(
+    s3: S3Server, tmp_path: Path
+) -> None:
     entry = '<Contents><Key>a+b%20c.jsonl</Key><ETag>"e"</ETag><Size>1</Size></Contents>'
     listing = f"<ListBucketResult>{entry}</ListBucketResult>".encode()
     s3.faults = [lambda environ: (200, {}, listing)]
     assert names(tmp_path, f"{URL}/*.jsonl") == ["a+b%20c.jsonl"]
 
 
-def test_a_malformed_endpoint(
+def test_a_malformed_endpoint_is_refused(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")
@@ -294,7 +298,7 @@ def test_a_malformed_endpoint(
         names(tmp_path, f"{URL}/*.jsonl")
 
 
-def test_wrong_names(s3: S3Server, tmp_path: Path) -> None:
+def test_wrong_names_are_refused(s3: S3Server, tmp_path: Path) -> None:
     s3.put({"web/a.jsonl": b"x"})
     with pytest.raises(DataError, match="there is no such bucket: corpse; correct its name"):
         names(tmp_path, "s3://corpse/*.jsonl")
@@ -305,11 +309,13 @@ def test_wrong_names(s3: S3Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_without_credentials(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests are not signed: a public bucket can be read, another is refused."""
+def test_without_credentials_only_public_buckets_are_read(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests are not signed."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    ref = one(s3, tmp_path)
+    ref = put_object(s3, tmp_path)
     with pytest.raises(DataError, match=r"HTTP 403.*: it is not public, and there are no cred"):
         read(ref)
     s3.client.put_object_acl(Bucket=BUCKET, Key="web/data.jsonl", ACL="public-read")
@@ -318,8 +324,8 @@ def test_without_credentials(s3: S3Server, tmp_path: Path, monkeypatch: pytest.M
     assert "Signature" not in "".join(path for _, path, _ in s3.requests)
 
 
-def test_a_bucket_in_another_region(s3: S3Server, tmp_path: Path) -> None:
-    ref = one(s3, tmp_path)
+def test_a_bucket_in_another_region_is_read(s3: S3Server, tmp_path: Path) -> None:
+    ref = put_object(s3, tmp_path)
 
     def elsewhere(environ: Environ) -> tuple[int, dict[str, str], bytes] | None:
         if "%2Feu-west-1%2F" in environ["QUERY_STRING"]:
@@ -331,21 +337,23 @@ def test_a_bucket_in_another_region(s3: S3Server, tmp_path: Path) -> None:
     assert len(s3.requests) == 9
 
 
-def test_no_secret_is_said(s3: S3Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_secrets_are_not_printed(
+    s3: S3Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, "bsmeta")
-    ref = one(s3, tmp_path)
+    ref = put_object(s3, tmp_path)
     s3.faults = [failing(500, "InternalError", 10**6)]
     with pytest.raises(DataError) as error:
         read(ref)
-    said = f"{error.value}" + "".join(
-        one.getMessage() for one in caplog.records if one.name.startswith("bsmeta")
+    messages = f"{error.value}" + "".join(
+        record.getMessage() for record in caplog.records if record.name.startswith("bsmeta")
     )
-    assert "HTTP 500" in said
-    assert not any(secret in said for secret in (SECRET, "Signature", "AKIA"))
+    assert "HTTP 500" in messages
+    assert not any(secret in messages for secret in (SECRET, "Signature", "AKIA"))
 
 
 @pytest.mark.long
-def test_credentials_of_a_file_are_hidden_from_then_on(
+def test_credentials_read_from_a_file_are_redacted_afterward(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret, token = "file-secret-0123456789", "file-token-0123456789"
@@ -357,11 +365,11 @@ def test_credentials_of_a_file_are_hidden_from_then_on(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     assert redact(f"{secret}, {token}") == f"{secret}, {token}"
-    one(s3, tmp_path)
+    put_object(s3, tmp_path)
     assert redact(f"{secret}, {token}") == "[redacted], [redacted]"
 
 
-def test_credentials_of_a_program_that_a_profile_names(
+def test_credentials_may_come_from_a_program_of_a_profile(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key_id = "AKIAOFTHEPROGRAM0000"
@@ -373,7 +381,7 @@ def test_credentials_of_a_program_that_a_profile_names(
     monkeypatch.setenv("AWS_PROFILE", "work")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    assert read(one(s3, tmp_path)) == CONTENT
+    assert read(put_object(s3, tmp_path)) == CONTENT
     assert [f"X-Amz-Credential={key_id}%2F" in path for _, path, _ in s3.requests] == [True] * 8
 
 
@@ -413,7 +421,7 @@ def test_certificates_are_checked_with_the_bundle_of_the_environment(
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "FileNotFoundError"), ("no certificate", "SSLError")]
 )
-def test_a_bundle_that_cannot_be_read(
+def test_an_unreadable_certificate_bundle_is_named(
     s3: S3Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -432,21 +440,23 @@ def test_a_bundle_that_cannot_be_read(
 
 
 def test_threads_share_a_store(s3: S3Server, tmp_path: Path) -> None:
-    ref = one(s3, tmp_path, hub_cache_gb=0)
+    ref = put_object(s3, tmp_path, hub_cache_gb=0)
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(read, [ref] * 16)) == [CONTENT] * 16
     assert len(s3.content_requests()) == 16 * 8
 
 
 def test_a_process_that_is_forked_after_a_read_reads_too(s3: S3Server, tmp_path: Path) -> None:
-    ref = one(s3, tmp_path, hub_cache_gb=0)
+    ref = put_object(s3, tmp_path, hub_cache_gb=0)
     assert read(ref) == CONTENT
     assert read_in_fork(ref) == CONTENT
     assert read(ref) == CONTENT
     assert len(s3.content_requests()) == 3 * 8
 
 
-def test_without_the_library(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_its_extra(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "botocore"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [])
@@ -455,8 +465,8 @@ def test_without_the_library(s3: S3Server, tmp_path: Path, monkeypatch: pytest.M
         names(tmp_path, f"{URL}/*.jsonl")
 
 
-def flipping(start: int) -> Any:
-    """The first answer with the bytes from `start` has a wrong one."""
+def flip_byte(start: int) -> Any:
+    """Changes a byte in the first answer that begins at byte `start`."""
     left = [1]
 
     def fault(environ: Environ) -> tuple[int, dict[str, str], bytes] | None:
@@ -473,15 +483,17 @@ def flipping(start: int) -> Any:
     return fault
 
 
-def test_a_wrong_byte_is_found_by_the_md5(s3: S3Server, tmp_path: Path) -> None:
-    ref = one(s3, tmp_path)
-    s3.faults = [flipping(7000)]
+def test_a_wrong_byte_is_detected_by_the_md5(s3: S3Server, tmp_path: Path) -> None:
+    ref = put_object(s3, tmp_path)
+    s3.faults = [flip_byte(7000)]
     with pytest.raises(BadCopyError, match="did not have the listed hash"):
         read(ref)
     assert read(ref) == CONTENT
 
 
-def test_the_hash_of_an_object_that_was_uploaded_in_parts(s3: S3Server, tmp_path: Path) -> None:
+def test_an_object_uploaded_in_parts_is_verified_by_its_composite_hash(
+    s3: S3Server, tmp_path: Path
+) -> None:
     part = random.Random(1).randbytes(5 << 20)
     content = part + part[::-1] + b"the rest"
     key = {"Bucket": BUCKET, "Key": "parts.jsonl"}
@@ -514,7 +526,7 @@ def whole(folder: Path) -> Run:
 
 
 @pytest.mark.parametrize(("workers", "cache_gb"), [(0, 20.0), (2, 20.0), (2, 0.0)])
-def test_the_batches_of_local_files(
+def test_batches_equal_batches_of_local_files(
     s3: S3Server, tmp_path: Path, folder: Path, whole: Run, workers: int, cache_gb: float
 ) -> None:
     """Before and after a resume, through bad answers.
@@ -524,23 +536,23 @@ def test_the_batches_of_local_files(
     s3.put({f"web/{name}": content for name, content in shards_in(folder).items()})
     values = {"train_file": f"{URL}/web/*.jsonl.gz", "hub_retries": 50, "num_workers": workers}
     values |= {"cache_dir": str(tmp_path / "cache"), "hub_cache_gb": cache_gb}
-    own = small_config(tmp_path, **values)
+    s3_config = small_config(tmp_path, **values)
     s3.faults = [failing(503, "SlowDown", 3), cutting(120, 5)]
-    first = run(own, 3)
+    first = run(s3_config, 3)
     forget()
-    rest = run(own, STEPS - 3, state=first.state)
+    rest = run(s3_config, STEPS - 3, state=first.state)
     assert same(Run(first.steps + rest.steps, first.documents + rest.documents, {}), whole)
 
 
-def test_a_resumed_run_whose_objects_are_others(s3: S3Server, tmp_path: Path, folder: Path) -> None:
+def test_changed_objects_are_refused_on_resume(s3: S3Server, tmp_path: Path, folder: Path) -> None:
     s3.put(shards_in(folder))
-    own = small_config(tmp_path, train_file=f"{URL}/*.gz", cache_dir=str(tmp_path / "cache"))
-    first = run(own, 2)
+    s3_config = small_config(tmp_path, train_file=f"{URL}/*.gz", cache_dir=str(tmp_path / "cache"))
+    first = run(s3_config, 2)
     s3.put({"part-00.jsonl.gz": (folder / "part-01.jsonl.gz").read_bytes()})
     forget()
     with pytest.raises(ConfigurationError, match=r"shards\.part-00\.jsonl\.gz\.etag: "):
-        run(own, 1, state=first.state)
-    assert set(fingerprint_shards(list_shards(own))["part-00.jsonl.gz"]) == {"bytes", "etag"}
+        run(s3_config, 1, state=first.state)
+    assert set(fingerprint_shards(list_shards(s3_config))["part-00.jsonl.gz"]) == {"bytes", "etag"}
 
 
 def test_documents_of_the_held_out_object_are_not_trained_on(
@@ -548,17 +560,17 @@ def test_documents_of_the_held_out_object_are_not_trained_on(
 ) -> None:
     held_out = (folder / "part-01.jsonl.gz").read_bytes()
     s3.put({**shards_in(folder), "copy.jsonl.gz": held_out})
-    own = small_config(
+    s3_config = small_config(
         tmp_path,
         train_file=f"{URL}/*.gz",
         validation_file=f"{URL}/part-01.jsonl.gz",
         cache_dir=str(tmp_path / "cache"),
     )
     with pytest.raises(DataError, match=r"/copy\.jsonl\.gz, line \d+: the document has the text"):
-        run(own, 40)
+        run(s3_config, 40)
 
 
-def test_staging_what_a_listing_names_outside_the_folder(s3: S3Server, tmp_path: Path) -> None:
+def test_names_outside_the_folder_in_a_listing_are_refused(s3: S3Server, tmp_path: Path) -> None:
     """moto would not store such keys, but a server may list them."""
     entries = "".join(
         f"<Contents><Key>{key}</Key><Size>3</Size><ETag>&quot;0&quot;</ETag>"

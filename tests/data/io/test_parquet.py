@@ -37,8 +37,10 @@ ROWS = 900
 UTC = datetime.UTC
 
 
-def written(path: Path, rows: list[dict[str, Any]], groups: int = 3, **options: Any) -> Path:
-    """Writes a shard of so many row groups."""
+def write_shard_file(
+    path: Path, rows: list[dict[str, Any]], groups: int = 3, **options: Any
+) -> Path:
+    """Writes a shard of `groups` row groups."""
     size = -(-len(rows) // groups)
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=size, **options)
     assert pq.read_metadata(path).num_row_groups == groups
@@ -49,8 +51,8 @@ def decoded(lines: list[Any]) -> list[Any]:
     return [json.loads(bytes(line)) for line in lines]
 
 
-def only_column(values: list[Any], kind: pa.DataType) -> list[Any]:
-    """What a column of these values reads as."""
+def read_back(values: list[Any], kind: pa.DataType) -> list[Any]:
+    """Returns the values of a column after encoding and decoding."""
     lines = encode_rows(pa.record_batch([pa.array(values, kind)], names=["x"]))
     return [row["x"] for row in decoded(list(lines))]
 
@@ -90,8 +92,10 @@ def only_column(values: list[Any], kind: pa.DataType) -> list[Any]:
     ],
     ids=str,
 )
-def test_what_a_column_reads_as(kind: pa.DataType, values: list[Any], expected: list[Any]) -> None:
-    assert only_column(values, kind) == expected
+def test_column_types_become_json_values(
+    kind: pa.DataType, values: list[Any], expected: list[Any]
+) -> None:
+    assert read_back(values, kind) == expected
 
 
 VIEWS: dict[str, tuple[pa.DataType, list[Any]]] = {
@@ -104,7 +108,7 @@ VIEWS: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_views_read_as_what_they_show(tmp_path: Path, name: str) -> None:
+def test_list_and_string_views_read_like_ordinary_columns(tmp_path: Path, name: str) -> None:
     kind, values = VIEWS[name]
     rows = values * 20
     column = pa.array(rows, kind)
@@ -125,12 +129,12 @@ def test_binary_views_are_strings() -> None:
 def test_an_unsupported_type_is_not_called_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As pyarrow reports what a later version of the format may have."""
+    """As pyarrow reports features of later versions of the format."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise pa.ArrowNotImplementedError("no kernel for (string_tree)")
 
-    path = written(tmp_path / "a.parquet", [{"text": "a"}] * 9)
+    path = write_shard_file(tmp_path / "a.parquet", [{"text": "a"}] * 9)
     monkeypatch.setattr(parquet, "cast_views", refuse)
     expected = r"a\.parquet: not supported: no kernel for \(string_tree\)\. .* text: string"
     for skipped in ("strict", "skip"):
@@ -139,22 +143,22 @@ def test_an_unsupported_type_is_not_called_damaged(
         assert "damaged" not in str(error.value)
 
 
-def test_timestamps() -> None:
+def test_timestamps_become_iso_texts() -> None:
     moments = [
         datetime.datetime(2019, 4, 25, 12, 57, 54),
         datetime.datetime(2019, 4, 25, 12, 57, 54, 120_000),
         None,
     ]
-    naive = only_column(moments, pa.timestamp("ns"))
+    naive = read_back(moments, pa.timestamp("ns"))
     assert naive == ["2019-04-25T12:57:54", "2019-04-25T12:57:54.120000", None]
     aware = [moment and moment.replace(tzinfo=UTC) for moment in moments]
     for zone in ("UTC", "Europe/Berlin"):
-        found = only_column(aware, pa.timestamp("ms", zone))
+        found = read_back(aware, pa.timestamp("ms", zone))
         assert found == ["2019-04-25T12:57:54Z", "2019-04-25T12:57:54.120Z", None]
-    assert only_column([1556197074], pa.timestamp("s", "UTC")) == ["2019-04-25T12:57:54Z"]
+    assert read_back([1556197074], pa.timestamp("s", "UTC")) == ["2019-04-25T12:57:54Z"]
 
 
-def test_structs_lists_and_nulls_in_each_other() -> None:
+def test_nested_structs_lists_and_nulls_are_read() -> None:
     rows: list[dict[str, Any]] = [
         {"a": {"b": [{"c": "x", "d": None}, None], "e": 1}, 'k"': "v"},
         {"a": None, 'k"': None},
@@ -174,7 +178,7 @@ RECORDS = st.lists(
 
 
 @given(st.lists(st.fixed_dictionaries({"text": st.none() | st.text(), "r": st.none() | RECORDS})))
-def test_lines_hold_the_values(rows: list[dict[str, Any]]) -> None:
+def test_lines_contain_the_values_of_the_rows(rows: list[dict[str, Any]]) -> None:
     record = pa.struct({"k": pa.string(), "n": pa.int8()})
     table = pa.Table.from_pylist(rows, pa.schema({"text": pa.string(), "r": pa.list_(record)}))
     for batch in table.to_batches():
@@ -211,7 +215,7 @@ NESTED_TYPES = {
 
 @given(rows=st.lists(st.fixed_dictionaries(NESTED), min_size=1), data=st.data())
 @settings(max_examples=50)
-def test_rows_with_late_columns_hold_the_same_values(
+def test_rows_with_lazy_columns_contain_the_same_values(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     schema = pa.schema(NESTED_TYPES)
@@ -233,10 +237,10 @@ def test_rows_with_late_columns_hold_the_same_values(
         assert not any(row[name] for name in row.keys() - whole.keys())
 
 
-def test_only_lists_that_can_all_be_converted_are_late(tmp_path: Path) -> None:
+def test_only_fully_convertible_lists_are_lazy(tmp_path: Path) -> None:
     moment = datetime.datetime(2019, 4, 25)
     row = {"text": "a", "html": "b", "times": [moment], "bytes": [b"c"], "none": [], "n": [1]}
-    path = written(tmp_path / "a.parquet", [row], 1)
+    path = write_shard_file(tmp_path / "a.parquet", [row], 1)
     (line,) = ParquetReader(str(path), lazy_columns=[*row]).read(0, 1)
     assert isinstance(line, PartialLine)
     assert list(line.lazy_columns) == ["n"]
@@ -245,14 +249,14 @@ def test_only_lists_that_can_all_be_converted_are_late(tmp_path: Path) -> None:
     assert json.loads(bytes(line)) == expected
 
 
-def test_a_row_of_late_columns_only(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.parquet", [{"n": [1]}], 1)
+def test_a_row_may_consist_of_lazy_columns(tmp_path: Path) -> None:
+    path = write_shard_file(tmp_path / "a.parquet", [{"n": [1]}], 1)
     (line,) = ParquetReader(str(path), lazy_columns=["n"]).read(0, 1)
     assert bytes(line) == b'{"n":[1]}'
 
 
-def renamed(config: DataConfig) -> list[Shard]:
-    """The shards with the same name in each format, from which choices are made."""
+def list_shards_renamed(config: DataConfig) -> list[Shard]:
+    """Lists the shards with equal names in each format, since random choices depend on it."""
     return [dataclasses.replace(shard, name="a") for shard in list_shards(config)]
 
 
@@ -263,13 +267,13 @@ LISTED = ["html", "entity", "entity_paragraph"]
 @pytest.mark.parametrize(
     "columns", [{}, {key: f"metadata_{key}" for key in LISTED}], ids=["records", "plain"]
 )
-def test_lists_are_converted_only_if_they_are_drawn(
+def test_lists_are_converted_only_if_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: dict[str, str]
 ) -> None:
     """Batches are those of `.jsonl.gz`; most lists of shipped pages are never converted."""
     (shipped,) = (REPOSITORY / "examples" / "webdocs").glob("*pq00-001.jsonl.gz")
     rows = [json.loads(line) for line in gzip.decompress(shipped.read_bytes()).splitlines()]
-    path = written(tmp_path / "a.parquet", rows, 2)
+    path = write_shard_file(tmp_path / "a.parquet", rows, 2)
     converted: list[int] = []
     element = parquet.encode_element
 
@@ -278,7 +282,7 @@ def test_lists_are_converted_only_if_they_are_drawn(
         return element(array, row)
 
     monkeypatch.setattr(parquet, "encode_element", noted)
-    monkeypatch.setattr(survey, "list_shards", renamed)
+    monkeypatch.setattr(survey, "list_shards", list_shards_renamed)
     monkeypatch.setattr(survey, "add_sample_hashes", lambda shards, cache: list(shards))
     changes: dict[str, Any] = {"columns": columns, "metadata_list": [*LISTED, "title"]}
     changes |= {"metadata_probability": 0.5, "random_sample_metadata": True}
@@ -306,7 +310,9 @@ def test_html_that_is_not_utf8_is_reported_as_from_json(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module", params=[1, 3, 300])
 def shard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp("shards") / "a.parquet", pages(ROWS), request.param)
+    return write_shard_file(
+        tmp_path_factory.mktemp("shards") / "a.parquet", pages(ROWS), request.param
+    )
 
 
 PLACES = st.tuples(st.integers(0, ROWS + 20), st.integers(1, 400))
@@ -314,7 +320,7 @@ PLACES = st.tuples(st.integers(0, ROWS + 20), st.integers(1, 400))
 
 @given(st.lists(PLACES, min_size=1, max_size=6))
 @settings(max_examples=20)
-def test_any_rows_in_any_order(shard: Path, places: list[tuple[int, int]]) -> None:
+def test_rows_are_read_in_any_order(shard: Path, places: list[tuple[int, int]]) -> None:
     reader = ParquetReader(str(shard), ["text"])
     expected = [{"text": page["text"]} for page in pages(ROWS)]
     for first, count in places:
@@ -326,22 +332,22 @@ def test_any_rows_in_any_order(shard: Path, places: list[tuple[int, int]]) -> No
     reader.close()
 
 
-def test_rows_in_small_batches(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_read_in_small_batches(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "TARGET_BATCH_BYTES", 2000)
     assert decoded(ParquetReader(str(shard)).read(0, 1000)) == pages(ROWS)
     assert decoded(ParquetReader(str(shard)).read(777, 5)) == pages(ROWS)[777:782]
 
 
-def test_only_the_requested_columns(tmp_path: Path) -> None:
+def test_only_requested_columns_are_read(tmp_path: Path) -> None:
     rows = [{"text": "a", "more": {"score": 0.5, "junk": "x"}, "url": "u"}] * 4
-    path = str(written(tmp_path / "a.parquet", rows, 2))
+    path = str(write_shard_file(tmp_path / "a.parquet", rows, 2))
     reader = open_shard(path, columns=("text", "more.score", "absent"))
     assert decoded(reader.read(1, 2)) == [{"text": "a", "more": {"score": 0.5}}] * 2
     assert decoded(open_shard(path, columns=()).read(0, 9)) == [{}] * 4
     assert decoded(read_first_lines(path, 1)) == rows[:1]
 
 
-def test_has_row(shard: Path, tmp_path: Path) -> None:
+def test_has_line_is_false_after_the_last_row(shard: Path, tmp_path: Path) -> None:
     indexes = IndexCache(Cache(str(tmp_path)))
     assert has_line(str(shard), ROWS - 1, indexes)
     assert not has_line(str(shard), ROWS, indexes)
@@ -349,10 +355,10 @@ def test_has_row(shard: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_middle_is_entered_through_the_footer(
+def test_reading_in_the_middle_starts_at_a_row_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(tmp_path / "a.parquet", pages(ROWS), 300)
+    path = write_shard_file(tmp_path / "a.parquet", pages(ROWS), 300)
     entered: list[int] = []
     enter = ParquetReader.enter_group
 
@@ -408,8 +414,8 @@ def one_stream(path: Path, **changes: Any) -> DataConfig:
     return small_config(path, **{"num_streams": 1, "window_documents": 100} | changes)
 
 
-def bad_column(tmp_path: Path, text: pa.Array, at: int) -> Path:
-    """A shard in which one row has the given text."""
+def write_bad_column(tmp_path: Path, text: pa.Array, at: int) -> Path:
+    """Writes a shard in which row `at` has the given text."""
     good = pa.array(["good"] * 20).cast(text.type) if len(text) else None
     column = pa.concat_arrays([good[:at], text, good[at:]])
     pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet", row_group_size=5)
@@ -424,8 +430,8 @@ def bad_column(tmp_path: Path, text: pa.Array, at: int) -> Path:
     ],
     ids=["null", "not UTF-8"],
 )
-def test_a_bad_row(tmp_path: Path, reason: str, text: pa.Array) -> None:
-    path = bad_column(tmp_path, text, at=7)
+def test_a_bad_row_is_named_by_its_number(tmp_path: Path, reason: str, text: pa.Array) -> None:
+    path = write_bad_column(tmp_path, text, at=7)
     with pytest.raises(DataError) as error:
         batches(one_stream(path), 1)
     assert str(error.value).startswith(f"{path}, row 8: {reason}: ")
@@ -435,21 +441,21 @@ def test_a_bad_row(tmp_path: Path, reason: str, text: pa.Array) -> None:
     assert named == {f"a.parquet:{row}" for row in range(21) if row != 7}
 
 
-def test_columns_of_a_wrong_type(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.parquet", [{"text": 3, "url": "u"}], 1)
+def test_columns_of_a_wrong_type_are_named(tmp_path: Path) -> None:
+    path = write_shard_file(tmp_path / "a.parquet", [{"text": 3, "url": "u"}], 1)
     with pytest.raises(DataError, match=r"a\.parquet, row 1: text_not_string: "):
         batches(one_stream(path), 1)
-    written(tmp_path / "a.parquet", [{"content": "a", "url": "u"}], 1)
+    write_shard_file(tmp_path / "a.parquet", [{"content": "a", "url": "u"}], 1)
     with pytest.raises(ConfigurationError, match=r"Fix: data_config\.columns\.text=content"):
         batches(one_stream(path), 1)
-    written(tmp_path / "a.parquet", [{"text": "a", "metadata_url": "u"}], 1)
+    write_shard_file(tmp_path / "a.parquet", [{"text": "a", "metadata_url": "u"}], 1)
     with pytest.raises(DataError, match=r"a\.parquet, row 1: wrong_type: "):
         batches(one_stream(path), 1)
 
 
 @pytest.mark.parametrize("kept", [0, 3, 0.5, 0.99])
-def test_a_truncated_file(tmp_path: Path, kept: float) -> None:
-    path = written(tmp_path / "a.parquet", pages(60))
+def test_a_truncated_file_is_named(tmp_path: Path, kept: float) -> None:
+    path = write_shard_file(tmp_path / "a.parquet", pages(60))
     data = path.read_bytes()
     path.write_bytes(data[: int(kept * len(data)) if kept < 1 else int(kept)])
     cause = (
@@ -457,7 +463,7 @@ def test_a_truncated_file(tmp_path: Path, kept: float) -> None:
     )
     with pytest.raises(ConfigurationError, match=rf"found .*a\.parquet, which {cause}"):
         batches(one_stream(path), 1)
-    written(tmp_path / "b.parquet", pages(60))
+    write_shard_file(tmp_path / "b.parquet", pages(60))
     with pytest.raises(DataError, match=r"a\.parquet, row 1: damaged_file: the footer cannot be"):
         batches(one_stream(tmp_path), 5)
     taken = batches(one_stream(tmp_path, bad_documents="skip"), 5)
@@ -465,7 +471,7 @@ def test_a_truncated_file(tmp_path: Path, kept: float) -> None:
 
 
 def flip(path: Path, group: int, at: float) -> None:
-    """Flips a bit of the text column in a row group."""
+    """Flips a bit of the text column in a row group, at a share of its size."""
     column = pq.read_metadata(path).row_group(group).column(0)
     assert column.path_in_schema == "text"
     start = column.dictionary_page_offset or column.data_page_offset
@@ -475,9 +481,9 @@ def flip(path: Path, group: int, at: float) -> None:
 
 
 @pytest.mark.parametrize("at", [0.0, 0.5, 0.95])
-def test_a_flipped_bit(tmp_path: Path, at: float) -> None:
+def test_a_flipped_bit_is_named_by_its_row_group(tmp_path: Path, at: float) -> None:
     options = {"write_page_checksum": True, "use_dictionary": False}
-    path = written(tmp_path / "a.parquet", pages(300), **options)
+    path = write_shard_file(tmp_path / "a.parquet", pages(300), **options)
     flip(path, 1, at)
     with pytest.raises(DataError) as error:
         batches(one_stream(path), 200)
@@ -495,8 +501,10 @@ def test_a_flipped_bit(tmp_path: Path, at: float) -> None:
     assert reader.damage == ""
 
 
-def test_a_hole_of_zeros(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.parquet", pages(300), compression="zstd", use_dictionary=False)
+def test_a_zeroed_column_is_named_by_its_row_group(tmp_path: Path) -> None:
+    path = write_shard_file(
+        tmp_path / "a.parquet", pages(300), compression="zstd", use_dictionary=False
+    )
     column = pq.read_metadata(path).row_group(2).column(0)
     data = bytearray(path.read_bytes())
     start, size = column.data_page_offset, column.total_compressed_size

@@ -60,7 +60,7 @@ NESTED = parquet(
 
 
 @pytest.mark.long
-def test_the_byte_that_ended_the_process(tmp_path: Path) -> None:
+def test_a_damaged_byte_that_used_to_crash_the_process_is_reported(tmp_path: Path) -> None:
     """The codec of the column `n` becomes another type of Thrift."""
     assert len(SMALL) == 727
     for offset in (at for at in range(len(SMALL) - 1) if SMALL[at : at + 2] == b"\x25\x02"):
@@ -73,7 +73,7 @@ def test_the_byte_that_ended_the_process(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.faults
 @pytest.mark.parametrize("reader", [read_for_training, read_for_annotation])
-def test_each_byte_changed(reader: Reader) -> None:
+def test_no_changed_byte_crashes_the_reader(reader: Reader) -> None:
     inputs = changed_bytes(SMALL, values=(0x00, 0xFF))
     assert failures(read_all(reader, inputs, intact=SMALL, name="a.parquet")) == []
 
@@ -81,20 +81,20 @@ def test_each_byte_changed(reader: Reader) -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize("count", [700, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("reader", [read_for_training, read_for_annotation])
-def test_nested_columns_changed_at_random(reader: Reader, count: int) -> None:
+def test_no_random_change_of_nested_columns_crashes_the_reader(reader: Reader, count: int) -> None:
     inputs = random_changes(NESTED, count)
     assert failures(read_all(reader, inputs, intact=NESTED, name="a.parquet")) == []
 
 
 @pytest.mark.long
-def test_each_byte_changed_of_a_table() -> None:
-    """Tables are CSV or JSON lines; a Parquet file is refused, with whatever beginning."""
+def test_a_damaged_parquet_file_is_never_read_as_a_table() -> None:
+    """Tables are CSV or JSON lines; a Parquet file is refused, whatever its first bytes."""
     inputs = changed_bytes(SMALL, values=())
     outcomes = read_all(read_as_table, inputs, intact=b"text\na\n", name="a.csv")
     assert failures(outcomes) == []
 
 
-def test_the_footer_and_the_columns_of_a_row_group() -> None:
+def test_the_footer_and_the_columns_of_a_row_group_are_described() -> None:
     content = parquet(text=["hello", "b"], n=[1, 2])
     source = ParquetSource(io.BytesIO(content))
     assert (source.schema.names, source.group_ends) == (["text", "n"], [2])
@@ -144,10 +144,10 @@ def opens_parquet(tree: ast.AST) -> bool:
         ("import pyarrow as pa", False),
     ],
 )
-def test_opening_is_recognized(source: str, opens: bool) -> None:
+def test_modules_that_open_parquet_are_detected(source: str, opens: bool) -> None:
     assert opens_parquet(ast.parse(source)) is opens
 
 
-def test_one_module_opens_parquet_files() -> None:
+def test_only_one_module_opens_parquet_files() -> None:
     files = sorted((REPOSITORY / "bsmeta").rglob("*.py"))
     assert [file for file in files if opens_parquet(ast.parse(file.read_text()))] == [OPENS]

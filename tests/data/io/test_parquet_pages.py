@@ -24,13 +24,13 @@ MB = 1_000_000
 ROWS = 64
 
 
-def written(columns: dict[str, Any], **options: Any) -> io.BytesIO:
+def write_columns(columns: dict[str, Any], **options: Any) -> io.BytesIO:
     output = io.BytesIO()
     pq.write_table(pa.table(columns), output, **{"compression": "zstd"} | options)
     return output
 
 
-def bounds(file: io.BytesIO) -> ReadLimits:
+def compute_bounds(file: io.BytesIO) -> ReadLimits:
     return compute_read_limits(file, ParquetSource(file).describe_column_chunks(0), ROWS)
 
 
@@ -44,7 +44,7 @@ def test_ordinary_rows_are_read_together(compression: str, version: str) -> None
         "n": [*range(500)],
     }
     options = {"compression": compression, "data_page_version": version, "data_page_size": 2000}
-    assert bounds(written(columns, **options)) == ReadLimits(ROWS, ())
+    assert compute_bounds(write_columns(columns, **options)) == ReadLimits(ROWS, ())
 
 
 @given(
@@ -55,11 +55,11 @@ def test_ordinary_rows_are_read_together(compression: str, version: str) -> None
     checksum=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_all_headers_that_writers_make_are_read(
+def test_page_headers_of_all_writers_are_read(
     rows: list[str | None], page_bytes: int, use_dictionary: bool, statistics: bool, checksum: bool
 ) -> None:
     columns = {"text": pa.array(rows, pa.string()), "list": [[row] for row in rows]}
-    file = written(
+    file = write_columns(
         columns,
         data_page_size=page_bytes,
         write_batch_size=3,
@@ -67,23 +67,23 @@ def test_all_headers_that_writers_make_are_read(
         write_statistics=statistics,
         write_page_checksum=checksum,
     )
-    assert bounds(file).max_rows == ROWS
+    assert compute_bounds(file).max_rows == ROWS
 
 
 def test_a_page_that_expands_is_refused() -> None:
-    file = written({"url": ["u"], "html": ["x" * 100 * MB]})
+    file = write_columns({"url": ["u"], "html": ["x" * 100 * MB]})
     with pytest.raises(ValueError, match=r"bytes would become 100,\d+,\d+, most of them in html; "):
-        bounds(file)
+        compute_bounds(file)
 
 
 def test_pages_that_expand_in_many_columns_are_refused() -> None:
-    file = written({f"column{number}": ["x" * 2 * MB] for number in range(20)})
+    file = write_columns({f"column{number}": ["x" * 2 * MB] for number in range(20)})
     with pytest.raises(ValueError, match=r"bytes would become 40,\d+,\d+, most of them in column"):
-        bounds(file)
+        compute_bounds(file)
 
 
-def test_what_the_footer_states_is_no_bound() -> None:
-    file = written({"html": ["x" * 20 * MB]})
+def test_bounds_do_not_trust_the_sizes_in_the_footer() -> None:
+    file = write_columns({"html": ["x" * 20 * MB]})
     (chunk,) = ParquetSource(file).describe_column_chunks(0)
     false = replace(chunk, size=1 << 40, raw_size=1)
     with pytest.raises(ValueError, match=r"^\d{3} bytes would become 20,\d+,\d+, "):
@@ -91,7 +91,7 @@ def test_what_the_footer_states_is_no_bound() -> None:
 
 
 def test_columns_that_share_their_pages_are_bounded_by_the_file() -> None:
-    file = written({"html": ["x" * MB]}, use_dictionary=False)
+    file = write_columns({"html": ["x" * MB]}, use_dictionary=False)
     (chunk,) = ParquetSource(file).describe_column_chunks(0)
     chunks = [replace(chunk, leaf=replace(chunk.leaf, index=index)) for index in range(1000)]
     assert compute_read_limits(file, chunks[:1], ROWS) == ReadLimits(16, ())
@@ -103,48 +103,50 @@ def test_numbers_in_a_list_that_expand_are_refused() -> None:
     numbers = pa.array([0] * 20 * MB, pa.int8())
     column = pa.ListArray.from_arrays(pa.array([0, len(numbers)], pa.int32()), numbers)
     with pytest.raises(ValueError, match="most of them in list.list.element; "):
-        bounds(written({"list": column}))
+        compute_bounds(write_columns({"list": column}))
 
 
 def test_the_same_size_without_compression_is_read() -> None:
-    file = written({"html": ["x" * 40 * MB]}, compression="none")
-    assert bounds(file) == ReadLimits(13, ())  # 512 MiB
+    file = write_columns({"html": ["x" * 40 * MB]}, compression="none")
+    assert compute_bounds(file) == ReadLimits(13, ())  # 512 MiB
 
 
-def test_rows_that_repeat_a_long_value_are_read_one_by_one() -> None:
+def test_rows_that_repeat_a_long_value_are_read_singly() -> None:
     html = ["x" * 4_750_000] * 64
-    file = written({"html": html})
+    file = write_columns({"html": html})
     assert len(file.getvalue()) < 2000
-    assert bounds(file) == ReadLimits(3, ())
-    assert bounds(written({"html": html[:3]}, use_dictionary=False)) == ReadLimits(3, ())
+    assert compute_bounds(file) == ReadLimits(3, ())
+    assert compute_bounds(write_columns({"html": html[:3]}, use_dictionary=False)) == ReadLimits(
+        3, ()
+    )
 
 
-def test_values_that_begin_like_the_one_before() -> None:
+def test_values_that_share_their_prefix_are_bounded() -> None:
     html = ["x" * MB + str(number) for number in range(64)]
     options = {"use_dictionary": False, "column_encoding": {"html": "DELTA_BYTE_ARRAY"}}
-    assert bounds(written({"html": html}, **options)).max_rows == 16
+    assert compute_bounds(write_columns({"html": html}, **options)).max_rows == 16
     options["column_encoding"] = {"list.list.element": "DELTA_BYTE_ARRAY"}
     with pytest.raises(ValueError, match="64 values in lists may share 1,.*DELTA_BYTE_ARRAY"):
-        bounds(written({"list": [html]}, **options))
+        compute_bounds(write_columns({"list": [html]}, **options))
 
 
 def test_nulls_of_a_fixed_width_have_bytes_in_memory() -> None:
-    file = written({"hash": pa.array([None] * 64, pa.binary(4 * MB))})
-    assert bounds(file).max_rows == 4
+    file = write_columns({"hash": pa.array([None] * 64, pa.binary(4 * MB))})
+    assert compute_bounds(file).max_rows == 4
 
 
 @pytest.mark.long
 def test_lists_that_repeat_a_long_text_are_read_as_indices() -> None:
-    file = written({"html": ["a"], "list": [["x" * MB] * 1000]})
-    assert bounds(file) == ReadLimits(ROWS, (1,))
+    file = write_columns({"html": ["a"], "list": [["x" * MB] * 1000]})
+    assert compute_bounds(file) == ReadLimits(ROWS, (1,))
     (batch,) = ParquetSource(file).read_batches(0, None, ROWS, dictionary_leaves=(1,))
     assert measure_list_bytes(batch.column("html")) == 0
     assert measure_list_bytes(batch.column("list")) == 1000 * MB > MAX_LIST_BYTES
 
 
-def test_lists_of_many_short_texts_are_read_as_they_are() -> None:
+def test_lists_of_many_short_texts_are_read_without_indices() -> None:
     words = [f"word {number}" for number in range(10_000)]
-    assert bounds(written({"list": [words * 20]})) == ReadLimits(ROWS, ())
+    assert compute_bounds(write_columns({"list": [words * 20]})) == ReadLimits(ROWS, ())
 
 
 def test_texts_in_structs_and_maps_in_lists_are_counted() -> None:
@@ -184,7 +186,7 @@ def changed(file: io.BytesIO, offset: int, content: bytes) -> io.BytesIO:
     ],
 )
 def test_a_damaged_header_is_refused(header: bytes) -> None:
-    file = written({"text": ["abc" * 20] * 3}, compression="none")
+    file = write_columns({"text": ["abc" * 20] * 3}, compression="none")
     (chunk,) = ParquetSource(file).describe_column_chunks(0)
     with pytest.raises(ValueError, match="a page has a damaged header"):
         compute_read_limits(changed(file, chunk.start, header), [chunk], ROWS)

@@ -36,8 +36,8 @@ def names(folder: Path) -> list[str]:
     return [shard.name for shard in list_shards(config)]
 
 
-def answering(where: str, body: bytes, times: int, status: int = 200) -> Fault:
-    """The first requests to a path that contains `where` get this answer."""
+def answer_with(where: str, body: bytes, times: int, status: int = 200) -> Fault:
+    """Answers the first requests to a path that contains `where` with `body`."""
     left = [times]
 
     def fault(answer: Answer) -> bool:
@@ -98,10 +98,10 @@ ENTRY = {"type": "file", "path": "a.jsonl", "oid": "0" * 40, "size": 3}
 def test_json_of_another_form_is_retried_and_named(
     files: Hub, tmp_path: Path, where: str, value: Any, message: str
 ) -> None:
-    files.faults = [answering(where, json.dumps(value).encode(), 3)]
+    files.faults = [answer_with(where, json.dumps(value).encode(), 3)]
     assert len(names(tmp_path)) == 5
     resolve_commit.cache_clear()
-    files.faults = [answering(where, json.dumps(value).encode(), 10**6)]
+    files.faults = [answer_with(where, json.dumps(value).encode(), 10**6)]
     with pytest.raises(DataError, match=f"given up after 4 .* JSON of another form: .*{message}"):
         names(tmp_path / "2")
 
@@ -116,19 +116,19 @@ def test_json_of_another_form_is_retried_and_named(
         ("/tree/", b"\xff"),
     ],
 )
-def test_an_answer_that_is_no_json_is_retried_and_named(
+def test_an_answer_that_is_not_json_is_retried_and_named(
     files: Hub, tmp_path: Path, where: str, body: bytes
 ) -> None:
-    files.faults = [answering(where, body, 3)]
+    files.faults = [answer_with(where, body, 3)]
     assert len(names(tmp_path)) == 5
     resolve_commit.cache_clear()
-    files.faults = [answering(where, body, 10**6)]
+    files.faults = [answer_with(where, body, 10**6)]
     with pytest.raises(DataError, match="given up after 4 failures .* the answer is not JSON"):
         names(tmp_path / "2")
 
 
-def dripping(where: Callable[[Answer], bool], gap: float) -> Fault:
-    """Answers that come byte by byte, with seconds between them."""
+def answer_in_drips(where: Callable[[Answer], bool], gap: float) -> Fault:
+    """Answers byte by byte, `gap` seconds apart."""
 
     def fault(answer: Answer) -> bool:
         if not where(answer):
@@ -150,29 +150,29 @@ def dripping(where: Callable[[Answer], bool], gap: float) -> Fault:
     return fault
 
 
-def test_an_answer_that_drips_is_given_up(
+def test_a_dripping_answer_is_given_up(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each byte comes before the timeout, and so no timeout ever ends it."""
+    """Each byte arrives before the timeout, so that the timeout never ends the answer."""
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 5)
     monkeypatch.setattr(remote, "SLOW_TIMEOUTS", 0.02)  # 0.1 s
-    hub.faults = [dripping(is_content, 0.02)]
+    hub.faults = [answer_in_drips(is_content, 0.02)]
     with pytest.raises(
         DataError, match=r"given up after 2 failures .*: only \d+ bytes came in \d+\.\d s; see"
     ):
         read(hub_file(tmp_path, retries=1))
 
 
-def test_a_listing_that_drips_is_given_up(
+def test_a_dripping_listing_is_given_up(
     files: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "SLOW_TIMEOUTS", 0.02)
-    files.faults = [dripping(lambda answer: "/tree/" in answer.path, 0.02)]
+    files.faults = [answer_in_drips(lambda answer: "/tree/" in answer.path, 0.02)]
     with pytest.raises(DataError, match=r"given up after 4 failures .*: only \d+ bytes came in"):
         names(tmp_path)
 
 
-def test_a_long_wait_that_the_hub_asks_for_is_bounded_and_named(
+def test_a_long_wait_requested_by_the_hub_is_bounded_and_named(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(remote, "MAX_REQUESTED_WAIT_S", 0.01)

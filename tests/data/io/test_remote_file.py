@@ -13,7 +13,7 @@ from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.remote_file import BlockCache, evict_blocks
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import Hub
-from tests.data.io.test_files import ranges, read
+from tests.data.io.test_files import list_ranges, read
 
 NEVER = threading.Event()
 
@@ -26,7 +26,7 @@ def blocks(folder: Path) -> list[Path]:
     return [path for path in folder.glob("blocks/*/*") if path.is_file()]
 
 
-def test_what_was_not_read_for_the_longest_time_goes_first(tmp_path: Path) -> None:
+def test_the_least_recently_read_blocks_are_removed_first(tmp_path: Path) -> None:
     cache = BlockCache(str(tmp_path), 1000)
     for number, key in enumerate("abcdefgh"):
         put(cache, key)
@@ -39,12 +39,12 @@ def test_what_was_not_read_for_the_longest_time_goes_first(tmp_path: Path) -> No
     assert {path.read_bytes()[:1] for path in blocks(tmp_path)} == set(map(str.encode, "adefghij"))
 
 
-def test_the_limit_holds_for_whole_files(hub: Hub, tmp_path: Path) -> None:
+def test_the_size_limit_applies_across_whole_files(hub: Hub, tmp_path: Path) -> None:
     path = hub_file(tmp_path, cache_bytes=3 * BLOCK)
     for _ in range(2):
         assert read(path) == CONTENT
-        assert sum(one.stat().st_size for one in blocks(tmp_path)) <= 3 * BLOCK
-    assert len(ranges(hub)) == 16
+        assert sum(block.stat().st_size for block in blocks(tmp_path)) <= 3 * BLOCK
+    assert len(list_ranges(hub)) == 16
 
 
 def test_without_a_cache_nothing_is_written(hub: Hub, tmp_path: Path) -> None:
@@ -59,12 +59,12 @@ def test_a_damaged_block_is_downloaded_again(hub: Hub, tmp_path: Path, damage: b
     for block in blocks(tmp_path):
         block.write_bytes(damage)
     assert read(path) == CONTENT
-    assert len(ranges(hub)) == 16
+    assert len(list_ranges(hub)) == 16
     assert read(path) == CONTENT
-    assert len(ranges(hub)) == 16
+    assert len(list_ranges(hub)) == 16
 
 
-def test_a_folder_that_cannot_be_written_only_costs_time(
+def test_a_folder_that_cannot_be_written_is_only_a_warning(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in its place")
@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_written_only_costs_time(
     assert "are not kept" in caplog.text
 
 
-def test_an_error_leaves_the_lock_to_others(tmp_path: Path) -> None:
+def test_an_error_releases_the_lock(tmp_path: Path) -> None:
     cache = BlockCache(str(tmp_path), 1000)
 
     def fails() -> bytes:
@@ -83,12 +83,12 @@ def test_an_error_leaves_the_lock_to_others(tmp_path: Path) -> None:
     assert put(cache, "a") == b"a" * 100
 
 
-def test_one_of_two_downloads_and_the_other_waits(tmp_path: Path) -> None:
+def test_concurrent_readers_download_a_block_once(tmp_path: Path) -> None:
     cache = BlockCache(str(tmp_path), 1000)
-    made = []
+    downloads = []
 
     def once() -> bytes:
-        made.append(1)
+        downloads.append(1)
         return b"a" * 100
 
     threads = [threading.Thread(target=cache.get, args=("a", 100, once, NEVER)) for _ in range(4)]
@@ -96,7 +96,7 @@ def test_one_of_two_downloads_and_the_other_waits(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert made == [1]
+    assert downloads == [1]
 
 
 def test_a_wait_for_another_process_can_be_cancelled(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_wait_for_another_process_can_be_cancelled(tmp_path: Path) -> None:
     assert inside == [b"b" * 100]
 
 
-def test_many_processes(hub: Hub, tmp_path: Path) -> None:
+def test_several_processes_share_a_small_cache(hub: Hub, tmp_path: Path) -> None:
     path = hub_file(tmp_path, cache_bytes=4 * BLOCK)  # too small: they remove each other's blocks
     context = multiprocessing.get_context("fork")
     readers = [context.Process(target=_read_thrice, args=(path,)) for _ in range(3)]
@@ -137,7 +137,7 @@ def _read_thrice(path: FileRef) -> None:
 def test_a_block_whose_time_cannot_be_set_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As that of another user, with whom the folder is shared."""
+    """As a block of another user with whom the folder is shared."""
     cache = BlockCache(str(tmp_path), 1000)
     put(cache, "a")
 
@@ -145,10 +145,10 @@ def test_a_block_whose_time_cannot_be_set_is_read(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "utime", refuses)
-    assert cache.get("a", 100, lambda: b"made again", NEVER) == b"a" * 100
+    assert cache.get("a", 100, lambda: b"rebuilt", NEVER) == b"a" * 100
 
 
-def test_blocks_that_cannot_be_removed_are_left(
+def test_blocks_that_cannot_be_removed_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = BlockCache(str(tmp_path), 1000)

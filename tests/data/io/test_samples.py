@@ -22,7 +22,7 @@ def test_every_sample_of_a_short_file_is_the_whole_file(content: bytes) -> None:
     ("position", "is_sampled"),
     [(0, True), (SAMPLE_BYTES, False), (300_000, True), (600_000, True), (-1, True)],
 )
-def test_a_long_file_is_read_at_both_ends_and_at_two_places_between(
+def test_a_long_file_is_sampled_at_both_ends_and_two_positions_between(
     position: int, is_sampled: bool
 ) -> None:
     content = bytes(900_000 + SAMPLE_BYTES)

@@ -25,7 +25,7 @@ def storage(request: pytest.FixtureRequest) -> Storage:
     return server
 
 
-def refs(folder: Path, train_file: str, cache_gb: float = 20.0) -> list[FileRef]:
+def list_refs(folder: Path, train_file: str, cache_gb: float = 20.0) -> list[FileRef]:
     config = DataConfig(
         train_file=train_file,
         cache_dir=str(folder / "cache"),
@@ -37,25 +37,25 @@ def refs(folder: Path, train_file: str, cache_gb: float = 20.0) -> list[FileRef]
     return paths  # type: ignore[return-value]
 
 
-def test_listing_reading_and_checking(storage: Storage, tmp_path: Path) -> None:
+def test_objects_are_listed_read_and_verified(storage: Storage, tmp_path: Path) -> None:
     """An object stored with an encoding is read as it is stored."""
     contents = {f"web/{name}.jsonl": CONTENT for name in ("a b+ü", "b", "composed", "c")}
     storage.put({**contents, "web/": b"", "web/2020/d.jsonl": b"x"})
     storage.statuses = [503, 429]
-    found = refs(tmp_path, f"{storage.url}/web/*.jsonl")
-    assert [ref.path for ref in found] == sorted(contents)
+    listed = list_refs(tmp_path, f"{storage.url}/web/*.jsonl")
+    assert [ref.path for ref in listed] == sorted(contents)
     storage.statuses = [500]
-    assert [read(ref) for ref in found] == [CONTENT] * 4
-    for ref, is_right in zip(found, (True, True, True, None), strict=True):
+    assert [read(ref) for ref in listed] == [CONTENT] * 4
+    for ref, is_right in zip(listed, (True, True, True, None), strict=True):
         verifier = find_file_store(ref).make_verifier(ref)
         if verifier is not None:
             verifier.update(CONTENT)
         assert (verifier and verifier.matches_hash()) is is_right
 
 
-def test_an_object_that_is_overwritten(storage: Storage, tmp_path: Path) -> None:
+def test_an_overwritten_object_is_refused(storage: Storage, tmp_path: Path) -> None:
     storage.put({"a.jsonl": CONTENT})
-    (ref,) = refs(tmp_path, f"{storage.url}/a.jsonl")
+    (ref,) = list_refs(tmp_path, f"{storage.url}/a.jsonl")
     storage.put({"a.jsonl": CONTENT[::-1]})
     with pytest.raises(DataError) as error:
         read(ref)
@@ -66,7 +66,7 @@ def test_an_object_that_is_overwritten(storage: Storage, tmp_path: Path) -> None
 
 def test_a_process_that_is_forked_after_a_read_reads_too(storage: Storage, tmp_path: Path) -> None:
     storage.put({"a.jsonl": CONTENT})
-    (ref,) = refs(tmp_path, f"{storage.url}/a.jsonl", cache_gb=0.0)
+    (ref,) = list_refs(tmp_path, f"{storage.url}/a.jsonl", cache_gb=0.0)
     assert read(ref) == CONTENT
     assert read_in_fork(ref) == CONTENT
     assert read(ref) == CONTENT
@@ -74,20 +74,20 @@ def test_a_process_that_is_forked_after_a_read_reads_too(storage: Storage, tmp_p
 
 def test_a_missing_bucket_and_a_private_one_are_named(storage: Storage, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no such (bucket|container).*: corpse"):
-        refs(tmp_path, storage.url.replace("corpus", "corpse") + "/*.jsonl")
+        list_refs(tmp_path, storage.url.replace("corpus", "corpse") + "/*.jsonl")
     storage.statuses = [401]
     with pytest.raises(DataError, match=r"HTTP 401 \(.+\): it is not public, and"):
-        refs(tmp_path, f"{storage.url}/*.jsonl")
+        list_refs(tmp_path, f"{storage.url}/*.jsonl")
 
 
-def test_credentials_that_cannot_be_read(gs: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_credentials_are_named(gs: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nonexistent/key.json")
     with pytest.raises(ConfigurationError, match=r"unset it for a public bucket: .* was not found"):
         find_store("gs")
 
 
-def test_the_batches_of_local_files(storage: Storage, tmp_path: Path) -> None:
+def test_batches_equal_batches_of_local_files(storage: Storage, tmp_path: Path) -> None:
     folder = write_shards(tmp_path, [30, 41, 17, 26])
     storage.put(shards_in(folder))
     whole = run(small_config(folder), STEPS)

@@ -20,7 +20,7 @@ MD5_OF_ABC = "900150983cd24fb0d6963f7d28e17f72"
         ([b"abd"], True, None),
     ],
 )
-def test_another_hash_is_wrong_unless_it_may_not_be_one_of_the_content(
+def test_a_differing_hash_is_wrong_unless_the_hash_may_be_of_other_data(
     chunks: list[bytes], is_doubtful: bool, is_right: bool | None
 ) -> None:
     verifier = Verifier(hashlib.md5(), MD5_OF_ABC, lambda: is_doubtful)

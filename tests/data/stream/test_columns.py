@@ -16,7 +16,7 @@ from tests.config.test_refusals import named, start
 METADATA = "data_config.metadata_config"
 
 
-def test_types_that_no_document_has_are_named_with_the_columns_there_are(
+def test_types_that_no_document_has_are_listed_with_the_existing_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns = [
@@ -27,7 +27,7 @@ def test_types_that_no_document_has_are_named_with_the_columns_there_are(
         file.writelines(json.dumps(row) + "\n" for row in columns)
     (tmp_path / "broken.jsonl").write_text("[]\n")
 
-    def told(types: str, *overrides: str) -> list[str]:
+    def describe_types(types: str, *overrides: str) -> list[str]:
         fixed = ["data_config.validation_file=null", f"data_config.train_file={tmp_path}/*.gz"]
         changed = [*fixed, f"{METADATA}.metadata_list={types}", *overrides]
         return describe_missing_types(
@@ -37,25 +37,27 @@ def test_types_that_no_document_has_are_named_with_the_columns_there_are(
     columns_there_are = "(metadata_list){}. Their columns: author, url"
     start_of = "none of the first 2 documents of a.jsonl.gz has "
     alone = "; it would train on text alone"
-    assert told("[html,title]") == [f"{start_of}html, title " + columns_there_are.format(alone)]
-    assert told("[url,title]") == [f"{start_of}title " + columns_there_are.format("")]
-    assert told("[url,meta_tokens,author]") == []
-    assert told("[title]", f"{METADATA}.metadata_probability=0") == []
-    assert told("[url]", f"{METADATA}.metadata_column_list=[html]") == [
+    assert describe_types("[html,title]") == [
+        f"{start_of}html, title " + columns_there_are.format(alone)
+    ]
+    assert describe_types("[url,title]") == [f"{start_of}title " + columns_there_are.format("")]
+    assert describe_types("[url,meta_tokens,author]") == []
+    assert describe_types("[title]", f"{METADATA}.metadata_probability=0") == []
+    assert describe_types("[url]", f"{METADATA}.metadata_column_list=[html]") == [
         f"{start_of}url " + columns_there_are.format(alone)
     ]
-    assert told("[title]", "data_config.train_file=nowhere/*.gz") == []
+    assert describe_types("[title]", "data_config.train_file=nowhere/*.gz") == []
     listed = "data_config.train_file=hf://datasets/owner/name/*.jsonl.gz"
     monkeypatch.setattr(
         "bsmeta.data.stream.columns.list_shards", lambda _: pytest.fail("the Hub was asked")
     )
-    assert told("[title]", listed) == []
+    assert describe_types("[title]", listed) == []
     monkeypatch.undo()
-    assert told("[title]", f"data_config.train_file={tmp_path}/broken.jsonl") != []
+    assert describe_types("[title]", f"data_config.train_file={tmp_path}/broken.jsonl") != []
 
 
 def test_unknown_types_that_no_document_has_are_refused(tmp_path: Path) -> None:
-    """A misspelled type would be left out, and the run train on text alone."""
+    """Otherwise a misspelled type would be ignored, and the run would train on text alone."""
     rows = [
         {
             "text": "a",
@@ -80,7 +82,7 @@ def test_unknown_types_that_no_document_has_are_refused(tmp_path: Path) -> None:
             compose_command_line(CausalLMConfig, "demo", changed).data_config
         )
         assert {problem.key for problem in problems} <= {f"{METADATA}.metadata_list"}
-        return [f"{one.found}; {one.expected}; {one.fix}" for one in problems]
+        return [f"{problem.found}; {problem.expected}; {problem.fix}" for problem in problems]
 
     where = "which none of the first 1,967 documents has"
     there = "types that there are: author, award, rare, url, website_description"

@@ -49,12 +49,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(name: str, folder: Path, *more: str) -> DataConfig:
-    return deepcopy(composed(name, folder, *more))
+    return deepcopy(compose_config(name, folder, *more))
 
 
 @cache
-def composed(name: str, folder: Path, *more: str) -> DataConfig:
-    """Composed once: that takes longer than the steps of most tests here."""
+def compose_config(name: str, folder: Path, *more: str) -> DataConfig:
+    """Composes a configuration; cached, since that takes longer than the steps of most tests."""
     small = (
         "data_config.window_documents=8",
         "data_config.per_device_train_batch_size=2",
@@ -79,16 +79,16 @@ def test_every_group_that_maps_columns_is_tested_and_documented() -> None:
 
 
 @pytest.mark.parametrize("name", CORPORA)
-def test_the_columns_of_a_group_are_those_of_the_corpus(folder: Path, name: str) -> None:
+def test_the_columns_of_a_group_match_the_corpus(folder: Path, name: str) -> None:
     found = config(name, folder)
     assert [*find_column_problems(found)] == []
-    unmapped = [one for one in TYPES[1:-1].split(",") if one not in found.columns]
+    unmapped = [name for name in TYPES[1:-1].split(",") if name not in found.columns]
     (note,) = describe_missing_types(found)
     assert f"has {', '.join(unmapped)} (metadata_list)" in note
 
 
 @pytest.mark.parametrize("name", CORPORA)
-def test_the_first_document(folder: Path, name: str) -> None:
+def test_the_first_document_has_the_expected_prefix(folder: Path, name: str) -> None:
     metadata = "data_config.metadata_config"
     found = config(
         name, folder, f"{metadata}.metadata_probability=1", f"{metadata}.max_seq_len=1024",
@@ -100,9 +100,9 @@ def test_the_first_document(folder: Path, name: str) -> None:
     )
     first = f"{stream._streams.shards[1 if name == 'dolma' else 0].name}:0"
     texts = {
-        one.documents[0]: small_tokenizer().decode(one.ids)
-        for one in itertools.takewhile(
-            lambda one: not one.position_after.epoch, stream.iterate_sequences(0)
+        sequence.documents[0]: small_tokenizer().decode(sequence.ids)
+        for sequence in itertools.takewhile(
+            lambda sequence: not sequence.position_after.epoch, stream.iterate_sequences(0)
         )
     }
     expected = PREFIXES[name]
@@ -112,16 +112,18 @@ def test_the_first_document(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CORPORA)
-def test_every_document_once_an_epoch_and_no_held_out_one(folder: Path, name: str) -> None:
+def test_each_epoch_has_every_document_once_and_no_held_out_document(
+    folder: Path, name: str
+) -> None:
     stream = TrainStream(
         config(name, folder), small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
     )
     seen: Counter[str] = Counter()
     for number in range(8):
         epoch = itertools.takewhile(
-            lambda one: one.position_after.epoch == 0, stream.iterate_sequences(number)
+            lambda sequence: sequence.position_after.epoch == 0, stream.iterate_sequences(number)
         )
-        seen.update(name for one in epoch for name in one.documents)
+        seen.update(name for sequence in epoch for name in sequence.documents)
     assert set(seen.values()) == {1}
     names = dict(zip(sorted(CORPORA[name].shards), SIZES, strict=True))
     every = {
@@ -130,20 +132,20 @@ def test_every_document_once_an_epoch_and_no_held_out_one(folder: Path, name: st
     first = Path(CORPORA[name].shards[0]).name
     held_out = {TEXT_OF, URL_OF} if "url" in config(name, folder).columns else {TEXT_OF}
     expected = every - {f"{first}:{number}" for number in held_out}
-    assert {Path(one).name for one in seen} == expected
+    assert {Path(name).name for name in seen} == expected
 
 
-def combinations() -> list[ParameterSet]:
-    found = []
+def list_combinations() -> list[ParameterSet]:
+    combinations = []
     for name, world_size, workers in itertools.product(CORPORA, (1, 2, 4), (0, 2)):
         quick = (name, world_size) == ("c4_en", 2) or (world_size, workers) == (4, 0)
         marks = [] if quick else [pytest.mark.slow]
-        found.append(pytest.param(name, world_size, workers, marks=marks))
-    return found
+        combinations.append(pytest.param(name, world_size, workers, marks=marks))
+    return combinations
 
 
-@pytest.mark.parametrize(("name", "world_size", "workers"), combinations())
-def test_the_same_batches_over_a_resume_for_any_processes(
+@pytest.mark.parametrize(("name", "world_size", "workers"), list_combinations())
+def test_batches_are_the_same_over_a_resume_for_any_number_of_processes(
     folder: Path, name: str, world_size: int, workers: int
 ) -> None:
     whole = run(config(name, folder), STEPS, batch=BATCH)
@@ -160,12 +162,12 @@ def test_other_columns_are_refused_on_resume(folder: Path) -> None:
         run(config("c4_en", folder, "data_config.columns.timestamp=url"), 1, state=state)
 
 
-def test_paths_that_no_document_has_are_refused(folder: Path) -> None:
+def test_column_paths_that_no_document_has_are_refused(folder: Path) -> None:
     """At the check of a configuration, and when the run opens its data."""
     wrong = ["data_config.columns.timestamp=date", "data_config.columns.quality=metadata"]
     found = config("dclm", folder, *wrong)
     problems = [*find_column_problems(found)]
-    assert [one.key for one in problems] == [
+    assert [problem.key for problem in problems] == [
         "data_config.columns.timestamp",
         "data_config.columns.quality",
     ]
@@ -192,10 +194,10 @@ def test_types_of_plain_columns_are_suggested(folder: Path) -> None:
     assert note.endswith("(data_config.columns={url: url} uses a plain column)")
 
 
-def test_streamed_from_the_hub(hub: Hub, folder: Path) -> None:
-    """The batches of local files; a wrong path is found when the run opens its data."""
-    own, repository = folder / "c4_en", "hf://datasets/owner/name"
-    hub.files = hub.listed = {path.name: path.read_bytes() for path in own.iterdir()}
+def test_batches_from_the_hub_equal_batches_of_local_files(hub: Hub, folder: Path) -> None:
+    """A wrong path is reported when the run opens its data."""
+    local, repository = folder / "c4_en", "hf://datasets/owner/name"
+    hub.files = hub.listed = {path.name: path.read_bytes() for path in local.iterdir()}
     remote = [
         f"data_config.train_file={repository}/{CORPORA['c4_en'].pattern}",
         f"data_config.validation_file={repository}/{CORPORA['c4_en'].held_out}",

@@ -13,7 +13,7 @@ from bsmeta.data.stream.reasons import REASONS
 KEYS = ["title", "url"]
 
 
-def test_names_are_in_the_order_of_the_counts() -> None:
+def test_names_have_the_order_of_the_counts() -> None:
     names = list_count_names(KEYS)
     assert names[:5] == [
         "documents",
@@ -49,6 +49,6 @@ def test_skipped_documents_count_under_their_reason() -> None:
     }
 
 
-def test_a_reason_without_a_count_is_noticed() -> None:
+def test_a_reason_without_a_count_raises_an_error() -> None:
     with pytest.raises(AssertionError):
         count_skipped(Counter(too_odd=1), KEYS)

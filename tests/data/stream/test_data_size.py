@@ -18,7 +18,7 @@ from tests.warm import REPOSITORY
 
 
 def texts(number: int, length: int = 40) -> list[str]:
-    """Texts of random words, so that they compress as real ones do."""
+    """Returns texts of random words, which compress like real texts."""
     words = random.Random(0)
     return [
         " ".join(f"w{words.randrange(5000)}" for _ in range(length)) for _ in range(number)
@@ -53,7 +53,7 @@ def test_large_shards_are_estimated_from_their_beginning(suffix: str, tmp_path: 
     assert not size.is_exact
 
 
-def test_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
+def test_tokens_are_counted_with_the_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(["the the the the"] * 10))
     folder = str(REPOSITORY / "examples" / "tokenizer")
     size = estimate_data_size(DataConfig(train_file=str(tmp_path)), folder)
@@ -62,13 +62,13 @@ def test_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     assert size.is_tokenized
 
 
-def test_data_elsewhere_has_no_size() -> None:
+def test_remote_and_missing_data_have_no_size() -> None:
     assert estimate_data_size(DataConfig(train_file="hf://datasets/a/b/*.jsonl.gz")) is None
     assert estimate_data_size(DataConfig(train_file="missing/*.jsonl")) is None
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst", ".parquet"])
-def test_a_truncated_shard_is_left_out(suffix: str, tmp_path: Path) -> None:
+def test_a_truncated_shard_is_skipped(suffix: str, tmp_path: Path) -> None:
     rows = texts(500)
     damaged = tmp_path / f"b{suffix}"
     if suffix == ".parquet":

@@ -50,7 +50,7 @@ def config(folder: Path, **changes: object) -> DataConfig:
     return small_config(folder, **(values | held_out | changes))
 
 
-def test_a_copy_under_another_name_is_an_error(folder: Path) -> None:
+def test_a_copy_of_a_held_out_document_is_an_error(folder: Path) -> None:
     with pytest.raises(DataError) as error:
         batches(config(folder), 200)
     message = str(error.value)
@@ -58,27 +58,27 @@ def test_a_copy_under_another_name_is_an_error(folder: Path) -> None:
     assert "data_config.on_test_overlap=drop" in message
 
 
-def test_it_can_be_excluded(folder: Path) -> None:
+def test_a_shard_with_held_out_documents_can_be_excluded(folder: Path) -> None:
     assert batches(config(folder, exclude=["c.*"]), 100)
 
 
-def test_it_can_be_dropped_and_is_counted(folder: Path) -> None:
+def test_held_out_documents_can_be_dropped_and_are_counted(folder: Path) -> None:
     steps = batches(config(folder, on_test_overlap="drop", max_bad_documents=0), 200)
-    epoch = [one for one in steps if one.states[0]["epoch"] == 0]
-    names = {name for one in steps for name in one.documents}
+    epoch = [step for step in steps if step.states[0]["epoch"] == 0]
+    names = {name for step in steps for name in step.documents}
     assert not names & {f"c.jsonl.gz:{number}" for number in range(5, 9)}
     assert "c.jsonl.gz:4" in names
-    assert sum(one.counts["test_overlap"] for one in epoch) == 4
+    assert sum(sequence.counts["test_overlap"] for sequence in epoch) == 4
 
 
-def test_another_text_of_the_same_url(folder: Path) -> None:
+def test_another_text_with_a_held_out_url_is_an_error(folder: Path) -> None:
     document = page(500, 9) | {"url": "https://example.org/201"}
     write_shard(folder / "c.jsonl.gz", [document])
     with pytest.raises(DataError, match=r"c\.jsonl\.gz, line 1: the document has the url of one"):
         batches(config(folder), 200)
 
 
-def test_hashes_are_kept_and_made_anew_for_a_changed_file(folder: Path) -> None:
+def test_fingerprints_are_cached_and_rebuilt_for_a_changed_file(folder: Path) -> None:
     path, cache = folder / "test.jsonl.gz", Cache(f"{folder}/cache")
     first = HeldOutFingerprints.load(str(path), cache)
     assert first.find_overlap(document(page(200, 1)["text"])) == "text"
@@ -89,7 +89,7 @@ def test_hashes_are_kept_and_made_anew_for_a_changed_file(folder: Path) -> None:
     assert now.find_overlap(document("new", url="https://example.org/200")) == ""
 
 
-def test_a_cache_folder_that_cannot_be_written(
+def test_a_cache_folder_that_cannot_be_written_is_only_a_warning(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "cache").write_text("a file in its place")
@@ -98,7 +98,7 @@ def test_a_cache_folder_that_cannot_be_written(
     assert "are not kept" in caplog.text
 
 
-def test_damaged_hashes_are_made_again(folder: Path) -> None:
+def test_damaged_fingerprints_are_rebuilt(folder: Path) -> None:
     path, cache = f"{folder}/test.jsonl.gz", Cache(f"{folder}/cache")
     HeldOutFingerprints.load(path, cache)
     (kept,) = (folder / "cache").glob("*.npz")
@@ -111,7 +111,7 @@ def test_damaged_hashes_are_made_again(folder: Path) -> None:
 
 @pytest.mark.parametrize("bad_documents", ["strict", "skip"])
 def test_a_held_out_line_that_cannot_be_read_is_refused(folder: Path, bad_documents: str) -> None:
-    """The page that it stands for would be trained on."""
+    """Otherwise the run would train on the page of that line."""
     path = folder / "test.jsonl"
     path.write_bytes(b'{"text": "good"}\n{"text": 3}\n\n\xff\n{"url": "https://a.org"}\n[]\n')
     settings = config(folder, validation_file=str(path), bad_documents=bad_documents)
@@ -140,11 +140,13 @@ def test_held_out_documents_with_invalid_records_are_kept_out(folder: Path) -> N
     assert [documents.find_overlap(document("new", url=url)) for url in urls] == ["url"] * 2
 
 
-@pytest.mark.parametrize("what", ["a folder", "not a regular file"])
-def test_a_held_out_file_that_is_no_file(folder: Path, what: str) -> None:
+@pytest.mark.parametrize("path_type", ["a folder", "not a regular file"])
+def test_a_held_out_path_that_is_not_a_regular_file_is_refused(
+    folder: Path, path_type: str
+) -> None:
     path = folder / "other"
-    path.mkdir() if what == "a folder" else os.mkfifo(path)
-    with pytest.raises(DataError, match=f"validation_file: {path} is {what}; expected a file"):
+    path.mkdir() if path_type == "a folder" else os.mkfifo(path)
+    with pytest.raises(DataError, match=f"validation_file: {path} is {path_type}; expected a file"):
         batches(config(folder, validation_file=str(path)), 1)
 
 
@@ -152,7 +154,7 @@ WHOLE = b"".join(b'{"text": "document %d"}\n' % number for number in range(3000)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "found"),
+    ("name", "content", "reason"),
     [
         ("test.jsonl.gz", gzip.compress(WHOLE)[:5000], r"line \d+: the file ends in the middle"),
         ("test.jsonl.gz", WHOLE, "line 1: the file is not compressed with gzip"),
@@ -164,13 +166,13 @@ WHOLE = b"".join(b'{"text": "document %d"}\n' % number for number in range(3000)
 )
 @pytest.mark.parametrize("bad_documents", ["strict", "skip"])
 def test_a_held_out_file_that_cannot_be_read_to_its_end_is_refused(
-    folder: Path, name: str, content: bytes, found: str, bad_documents: str
+    folder: Path, name: str, content: bytes, reason: str, bad_documents: str
 ) -> None:
-    """Again and again: nothing of it is kept in the cache folder."""
+    """Every time: nothing of it is cached."""
     (folder / name).write_bytes(content)
     settings = config(folder, validation_file=f"{folder}/{name}", bad_documents=bad_documents)
     for _ in range(2):
-        with pytest.raises(DataError, match=f"validation_file: \\S+ cannot be kept out .*{found}"):
+        with pytest.raises(DataError, match=f"validation_file: \\S+ cannot be kept out .*{reason}"):
             batches(settings, 1)
     assert not list((folder / "cache").glob("*.npz"))
 
@@ -196,7 +198,7 @@ def test_a_held_out_file_that_cannot_be_read_to_its_end_is_refused(
         lambda url: {"metadata": [{"key": "url", "type": "global", "value": url}]},
     ],
 )
-def test_one_url_in_many_forms(
+def test_equivalent_forms_of_a_held_out_url_are_recognized(
     folder: Path, url: str, form: Callable[[str], dict[str, object]]
 ) -> None:
     path = folder / "test.jsonl"
@@ -221,7 +223,7 @@ def test_one_url_in_many_forms(
         "ftp://example.org/a/b?q=1",
     ],
 )
-def test_urls_of_other_pages(folder: Path, url: str) -> None:
+def test_urls_of_other_pages_are_not_held_out(folder: Path, url: str) -> None:
     path = folder / "test.jsonl"
     lines = [{"text": "x", "url": "https://example.org/a/b?q=1"}, {"text": "y", "url": ""}]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -230,33 +232,33 @@ def test_urls_of_other_pages(folder: Path, url: str) -> None:
 
 
 @pytest.mark.parametrize("column", ["https://example.org", {"value": 1}, [1], None])
-def test_a_url_column_that_nobody_asked_for_may_hold_anything(folder: Path, column: object) -> None:
+def test_an_unused_url_column_may_hold_any_value(folder: Path, column: object) -> None:
     documents = HeldOutFingerprints.load(f"{folder}/test.jsonl.gz", Cache(f"{folder}/cache"))
     assert documents.find_overlap(document("a", metadata_url=column)) == ""
 
 
-def test_a_resumed_run_keeps_its_guard(folder: Path) -> None:
-    """What is kept out decides what is trained on: another file, or another policy, is refused."""
+def test_a_resume_with_another_held_out_file_or_policy_is_refused(folder: Path) -> None:
+    """Held-out documents determine the training data."""
     first = run(config(folder, exclude=["c.*"], on_test_overlap="drop"), 1, batch=2)
     write_shard(folder / "test.jsonl.gz", pages(3, first=700))
     changed = config(folder, exclude=["c.*"], on_test_overlap="error")
     with pytest.raises(ConfigurationError) as error:
         run(changed, 1, batch=2, state=first.state)
-    found = re.findall(r"^  (\S+): (\S+) in the checkpoint, (\S+) now$", str(error.value), re.M)
-    assert found == [
+    changes = re.findall(r"^  (\S+): (\S+) in the checkpoint, (\S+) now$", str(error.value), re.M)
+    assert changes == [
         ("held_out", ANY, ANY),
         ("on_test_overlap", "drop", "error"),
     ]
 
 
-def test_a_held_out_file_that_is_not_there_is_refused(folder: Path) -> None:
-    """Leaving a name out would not keep the documents of a misspelled file out."""
+def test_a_missing_held_out_file_is_refused(folder: Path) -> None:
+    """Otherwise the documents of a misspelled file would be trained on."""
     with pytest.raises(DataError, match=r"gone/test.jsonl.gz does not exist .* be kept out"):
         batches(config(folder, validation_file="gone/test.jsonl.gz", exclude=["c.*"]), 2)
 
 
-def test_facts_in_the_cache_belong_to_the_columns(tmp_path: Path) -> None:
-    """Other columns of the same file are other texts and URLs."""
+def test_cached_fingerprints_depend_on_the_columns(tmp_path: Path) -> None:
+    """Other columns of the same file hold other texts and URLs."""
     rows = [{"body": "a body", "title": "a title", "meta": {"link": "https://a.example/b"}}]
     path = str(write_shard(tmp_path / "test.jsonl.gz", rows))
     cache = Cache(str(tmp_path / "cache"))
@@ -265,7 +267,10 @@ def test_facts_in_the_cache_belong_to_the_columns(tmp_path: Path) -> None:
     again = HeldOutFingerprints.load(path, cache, {"text": "body", "url": "meta.link"})
 
     def overlaps(text: str, url: str | None) -> list[str]:
-        return [one.find_overlap(Document(text, url, {})) for one in (bodies, titles, again)]
+        return [
+            fingerprints.find_overlap(Document(text, url, {}))
+            for fingerprints in (bodies, titles, again)
+        ]
 
     assert overlaps("a body", None) == ["text", "", "text"]
     assert overlaps("a title", None) == ["", "text", ""]

@@ -34,7 +34,7 @@ def write_lines(path: Path, texts: Sequence[str]) -> Path:
     return path
 
 
-def config_of(
+def make_config(
     folder: Path, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], **data: object
 ) -> CausalLMConfig:
     tokenizer.save_pretrained(folder / "tokenizer")
@@ -48,22 +48,22 @@ def config_of(
     )
 
 
-def test_the_row_of_the_table(tmp_path: Path) -> None:
-    config = config_of(tmp_path, word_piece(), TEXTS, max_lost_text=0.15)
+def test_the_start_up_table_shows_the_lost_text(tmp_path: Path) -> None:
+    config = make_config(tmp_path, word_piece(), TEXTS, max_lost_text=0.15)
     assert list_lost_text_rows(config) == [
         (
             "lost text",
             f"14.29% of 42 bytes of 2 documents, such as 'T' (the); at most 15% ({LIMIT})",
         )
     ]
-    lossless = config_of(tmp_path, byte_level(), TEXTS)
+    lossless = make_config(tmp_path, byte_level(), TEXTS)
     assert list_lost_text_rows(lossless) == [
         ("lost text", f"none of 42 bytes of 2 documents; at most 5% ({LIMIT})")
     ]
 
 
-def test_more_lost_text_than_the_limit_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    config = config_of(tmp_path, word_piece(), TEXTS)
+def test_lost_text_beyond_the_limit_is_refused_with_a_fix(tmp_path: Path) -> None:
+    config = make_config(tmp_path, word_piece(), TEXTS)
     with pytest.raises(ConfigurationError) as refused:
         list_lost_text_rows(config)
     assert str(refused.value) == (
@@ -77,8 +77,8 @@ def test_more_lost_text_than_the_limit_is_refused_with_what_to_do(tmp_path: Path
     )
 
 
-def test_the_run_itself_and_prepared_data_refuse_it(tmp_path: Path) -> None:
-    config = config_of(tmp_path, word_piece(), TEXTS)
+def test_training_and_preparing_refuse_too_much_lost_text(tmp_path: Path) -> None:
+    config = make_config(tmp_path, word_piece(), TEXTS)
     with pytest.raises(ConfigurationError, match=r"loses 14.29% of 42 bytes"):
         CausalLanguageModel(config).survey()
     data = PrepareConfig(
@@ -91,24 +91,24 @@ def test_the_run_itself_and_prepared_data_refuse_it(tmp_path: Path) -> None:
     assert not (tmp_path / "prepared").exists()
 
 
-def test_the_run_logs_what_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = config_of(tmp_path, word_piece(), TEXTS, max_lost_text=1.0)
+def test_the_run_logs_the_lost_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config(tmp_path, word_piece(), TEXTS, max_lost_text=1.0)
     assert len(CausalLanguageModel(config).survey().lines[""]) == 2
     assert "the tokenizer loses 14.29% of 42 bytes of 2 documents" in caplog.text
 
 
 def test_data_and_tokenizers_elsewhere_are_not_measured_by_the_checks(tmp_path: Path) -> None:
-    config = config_of(tmp_path, word_piece(), TEXTS)
+    config = make_config(tmp_path, word_piece(), TEXTS)
     config = replace(config, tokenizer_name="no-owner/no-tokenizer-of-this-name")
     rows = [("lost text", "not measured before the run reads its data")]
     assert list_lost_text_rows(config) == rows
     remote_files = {"data_config.train_file": "hf://datasets/owner/name/*.jsonl.gz"}
-    remote = replace_values(config_of(tmp_path, word_piece(), TEXTS), remote_files)
+    remote = replace_values(make_config(tmp_path, word_piece(), TEXTS), remote_files)
     assert list_lost_text_rows(remote) == rows
 
 
 def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
-    config = config_of(tmp_path, word_piece(), TEXTS)
+    config = make_config(tmp_path, word_piece(), TEXTS)
     (tmp_path / "tokenizer" / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigurationError, match=r"^tokenizer_name: .* cannot be loaded"):
         list_lost_text_rows(config)

@@ -71,8 +71,8 @@ def mixture(folder: Path, weights: dict[str, float] | None = None, **changes: An
     return small_config(folder, **{"train_file": None, "sources": sources} | changes)
 
 
-def sources_of(whole: Run) -> list[list[int]]:
-    """The sources of the sequences of each step, in the order of the run."""
+def list_sources(whole: Run) -> list[list[int]]:
+    """Returns the source of each sequence, by step, in the order of the run."""
     return [step["sources"].tolist() for step in whole.steps]
 
 
@@ -88,7 +88,7 @@ WEIGHT_LISTS = [
 
 
 @pytest.mark.parametrize("weights", WEIGHT_LISTS)
-def test_any_prefix_is_within_one_sequence_of_its_shares(weights: tuple[float, ...]) -> None:
+def test_every_prefix_has_the_exact_shares_within_one_sequence(weights: tuple[float, ...]) -> None:
     order = SequenceOrder(weights, 8)
     exact = [Fraction(repr(float(weight))) for weight in weights]
     counts = [0] * len(weights)
@@ -100,7 +100,9 @@ def test_any_prefix_is_within_one_sequence_of_its_shares(weights: tuple[float, .
 
 @pytest.mark.parametrize("num_streams", [1, 6, 8, 10])
 @pytest.mark.parametrize("weights", WEIGHT_LISTS)
-def test_numbers_of_sequences(weights: tuple[float, ...], num_streams: int) -> None:
+def test_each_sequence_number_has_one_stream_source_and_index(
+    weights: tuple[float, ...], num_streams: int
+) -> None:
     order = SequenceOrder(weights, num_streams)
     seen: Counter[int] = Counter()
     for number in range(3000):
@@ -112,7 +114,7 @@ def test_numbers_of_sequences(weights: tuple[float, ...], num_streams: int) -> N
 
 
 def test_streams_yield_in_proportion_to_their_portions() -> None:
-    """10 parts and 8 streams have a common divisor: only some streams yield the rarest source."""
+    """10 parts and 8 streams share a divisor, so only some streams yield the rarest source."""
     order = SequenceOrder([0.7, 0.2, 0.1], 8)
     assert [order.count_portions(source) for source in range(3)] == [
         [4, 3, 4, 3, 4, 3, 4, 3],
@@ -121,7 +123,7 @@ def test_streams_yield_in_proportion_to_their_portions() -> None:
     ]
 
 
-def test_weights_are_taken_as_written() -> None:
+def test_weights_become_exact_integer_parts() -> None:
     assert compute_parts([0.7, 0.2, 0.1]) == [7, 2, 1]
     assert compute_parts([1, 1.5]) == [2, 3]
     assert assign_period((7, 2, 1)).tolist() == [0, 0, 0, 1, 0, 0, 1, 0, 0, 2]
@@ -129,7 +131,7 @@ def test_weights_are_taken_as_written() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_same_batches_for_any_processes(
+def test_batches_are_the_same_for_any_number_of_processes(
     folder: Path, whole: Run, world_size: int, workers: int
 ) -> None:
     config = mixture(folder, num_workers=workers)
@@ -138,7 +140,7 @@ def test_the_same_batches_for_any_processes(
     assert other.state == whole.state
 
 
-def test_shares_over_a_resume_and_a_change_of_world_size(folder: Path, whole: Run) -> None:
+def test_shares_are_kept_over_a_resume_with_another_world_size(folder: Path, whole: Run) -> None:
     legs = [run(mixture(folder), 5, batch=BATCH)]
     for steps, world_size in ((3, 2), (4, 4)):
         changed = run(
@@ -153,13 +155,13 @@ def test_shares_over_a_resume_and_a_change_of_world_size(folder: Path, whole: Ru
     assert same(joined, whole)
     assert joined.state == whole.state
     counts = np.zeros(3)
-    for number, sources in enumerate(sources_of(joined), 1):
+    for number, sources in enumerate(list_sources(joined), 1):
         counts += np.bincount(sources, minlength=3)
         assert (abs(counts - np.array([0.7, 0.2, 0.1]) * number * BATCH) < 1).all()
 
 
-def test_every_document_of_a_source_once_in_its_epoch(folder: Path) -> None:
-    """Each source runs through its own epochs, whatever the others do."""
+def test_each_epoch_of_a_source_has_each_of_its_documents_once(folder: Path) -> None:
+    """Each source has independent epochs."""
     config = mixture(folder, max_seq_len=512)
     stream = TrainStream(
         config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
@@ -168,9 +170,10 @@ def test_every_document_of_a_source_once_in_its_epoch(folder: Path) -> None:
     for number in stream._order.streams:
         if stream._order.count_portions(number // 8)[number % 8]:
             epoch = itertools.takewhile(
-                lambda one: one.position_after.epoch == 0, stream.iterate_sequences(number)
+                lambda sequence: sequence.position_after.epoch == 0,
+                stream.iterate_sequences(number),
             )
-            seen.update(name for one in epoch for name in one.documents)
+            seen.update(name for sequence in epoch for name in sequence.documents)
     assert set(seen.values()) == {1}
     assert Counter(name.rpartition(":")[0] for name in seen) == {
         f"{name}/part-{number}.jsonl.gz": size
@@ -179,8 +182,8 @@ def test_every_document_of_a_source_once_in_its_epoch(folder: Path) -> None:
     }
 
 
-def test_counts_of_each_source(folder: Path) -> None:
-    """Sequences, tokens, and epochs, of which the smaller sources complete more."""
+def test_sequences_tokens_and_epochs_are_counted_by_source(folder: Path) -> None:
+    """Smaller sources complete more epochs."""
     config = mixture(folder, num_streams=2, window_documents=4)
     config = dataclasses.replace(config, per_device_train_batch_size=10)
     stream = TrainStream(
@@ -201,8 +204,8 @@ def test_counts_of_each_source(folder: Path) -> None:
         assert expected > 0
 
 
-def test_sources_have_columns_of_their_own(tmp_path: Path) -> None:
-    """A source without columns has those of the data; documents carry the name of their source."""
+def test_a_source_may_override_the_columns_of_the_data(tmp_path: Path) -> None:
+    """Documents carry the name of their source."""
     for name, key in (("web", "body"), ("books", "content")):
         (tmp_path / name).mkdir()
         rows = [{key: page(n, 5)["text"], "link": f"https://{name}.example/{n}"} for n in range(40)]
@@ -225,7 +228,7 @@ def test_sources_have_columns_of_their_own(tmp_path: Path) -> None:
     assert texts[1].startswith("source: books ||| ")
 
 
-def test_a_home_folder_is_expanded() -> None:
+def test_a_tilde_is_expanded_in_the_files_of_a_source() -> None:
     sources = 'data_config.sources=[{name: web, train_file: "~/web/*.jsonl"}]'
     data = compose_command_line(
         CausalLMConfig, "demo", ["data_config.train_file=null", sources]
@@ -233,7 +236,7 @@ def test_a_home_folder_is_expanded() -> None:
     assert data.sources[0].train_file == str(Path.home() / "web" / "*.jsonl")
 
 
-def test_a_schedule_is_exact_in_steps(folder: Path) -> None:
+def test_the_phases_of_a_schedule_begin_at_exact_steps(folder: Path) -> None:
     config = mixture(
         folder, schedule=[Phase(share=0.5), Phase(share=0.5, types=[])], metadata_probability=1.0,
         metadata_list=["title", "url"],
@@ -255,14 +258,14 @@ def test_held_out_documents_are_kept_out_of_every_source(folder: Path, tmp_path:
     assert not any("books/part-0.jsonl.gz:5" in names for names in dropped.documents)
 
 
-def test_prepared_sequences_are_the_same(folder: Path, whole: Run, tmp_path: Path) -> None:
+def test_prepared_sequences_equal_live_sequences(folder: Path, whole: Run, tmp_path: Path) -> None:
     config = mixture(folder)
     request = PrepareConfig(data_config=config, seed=1, out=str(tmp_path / "out"), epochs=1)
     prepare_streams(request, small_tokenizer(), tmp_path / "out")
     prepared = dataclasses.replace(config, prepared=str(tmp_path / "out"))
-    made = run(prepared, STEPS, batch=BATCH, world_size=2)
-    assert same(made, whole)
-    assert made.state == whole.state
+    prepared_run = run(prepared, STEPS, batch=BATCH, world_size=2)
+    assert same(prepared_run, whole)
+    assert prepared_run.state == whole.state
 
 
 def test_a_changed_mixture_is_refused_on_resume(folder: Path, whole: Run) -> None:
@@ -274,7 +277,7 @@ def test_a_changed_mixture_is_refused_on_resume(folder: Path, whole: Run) -> Non
 
 
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]), st.integers(0, 50))
-def test_ranks_and_workers_share_out_every_sequence_once(
+def test_ranks_and_workers_yield_every_sequence_once(
     world_size: int, workers: int, done: int
 ) -> None:
     streams = 16
@@ -282,30 +285,35 @@ def test_ranks_and_workers_share_out_every_sequence_once(
     for rank in range(world_size):
         division = Division(rank, world_size, workers)
         for worker in range(workers):
-            own = list(islice(division.iterate_sequence_indices(done, worker), 64 // workers))
-            dealt += own
-            assert all(number % streams % world_size == rank for number in own)
-            assert len({number % streams for number in own}) == streams // world_size // workers
+            worker_numbers = list(
+                islice(division.iterate_sequence_indices(done, worker), 64 // workers)
+            )
+            dealt += worker_numbers
+            assert all(number % streams % world_size == rank for number in worker_numbers)
+            assert (
+                len({number % streams for number in worker_numbers})
+                == streams // world_size // workers
+            )
     assert sorted(dealt) == list(range(done, done + 64 * world_size))
 
 
-def shards_of(sizes: list[int]) -> list[Shard]:
+def make_shards(sizes: list[int]) -> list[Shard]:
     return [Shard(f"{i}.jsonl.gz", f"/{i}.jsonl.gz", size) for i, size in enumerate(sizes)]
 
 
-SHARDS = shards_of([1000] * 30)
+SHARDS = make_shards([1000] * 30)
 WINDOW = 8
 
 
-def numbers(share: Share, documents: int, window: int = 0) -> list[int]:
-    """The documents of a share of a shard that has so many."""
-    found: list[int] = []
+def list_numbers(share: Share, documents: int, window: int = 0) -> list[int]:
+    """Returns the numbers of a share's documents, in a shard of `documents` documents."""
+    kept_numbers: list[int] = []
     for number in itertools.count(window):
         asked = share.list_documents(number, WINDOW)
         assert len(asked) == WINDOW
-        found += [one for one in asked if one < documents]
+        kept_numbers += [number for number in asked if number < documents]
         if asked[-1] >= documents:
-            return found
+            return kept_numbers
     raise AssertionError
 
 
@@ -318,30 +326,30 @@ def test_every_document_belongs_to_one_stream(
     sizes: list[int], streams: int, documents: int
 ) -> None:
     owners: Counter[tuple[str, int]] = Counter()
-    for shares in deal_documents(shards_of(sizes), [1] * streams):
+    for shares in deal_documents(make_shards(sizes), [1] * streams):
         for share in shares:
-            own = numbers(share, documents)
-            assert own == sorted(own)
-            owners.update((share.shard.name, number) for number in own)
+            stream_numbers = list_numbers(share, documents)
+            assert stream_numbers == sorted(stream_numbers)
+            owners.update((share.shard.name, number) for number in stream_numbers)
     assert set(owners.values()) == {1}
     assert len(owners) == documents * len(sizes)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 15, 30])
 @pytest.mark.parametrize("streams", [1, 2, 3, 4, 7, 8, 16, 25, 64])
-def test_an_epoch_is_even(count: int, streams: int) -> None:
-    """The documents of each stream, in shards of different sizes."""
+def test_streams_have_nearly_equal_numbers_of_documents(count: int, streams: int) -> None:
+    """The shards have different sizes."""
     sizes = [1_000_000 + 70_000 * (i * 7 % 5) for i in range(count)]
-    documents = {shard.name: shard.size // 500 for shard in shards_of(sizes)}
+    documents = {shard.name: shard.size // 500 for shard in make_shards(sizes)}
     owned = [
-        sum(len(numbers(share, documents[share.shard.name])) for share in shares)
-        for shares in deal_documents(shards_of(sizes), [1] * streams)
+        sum(len(list_numbers(share, documents[share.shard.name])) for share in shares)
+        for shares in deal_documents(make_shards(sizes), [1] * streams)
     ]
     assert sum(owned) == sum(documents.values())
     assert max(owned) <= 1.15 * min(owned)
 
 
-def test_who_owns_what() -> None:
+def test_shards_are_dealt_to_streams_whole_or_in_interleaved_parts() -> None:
     first, second, third = SHARDS[:3]
     assert deal_documents([first, second], [1, 1]) == [[Share(first)], [Share(second)]]
     assert deal_documents([first, second, third], [1, 1]) == [
@@ -356,18 +364,18 @@ def test_who_owns_what() -> None:
     assert list(halves[1][0].list_documents(0, 500))[427:431] == [856, 857, 1287, 1288]
 
 
-def test_a_shard_stays_whole_where_that_is_about_even() -> None:
+def test_a_shard_is_not_divided_if_streams_stay_nearly_equal() -> None:
     assert find_cuts([1000, 2010, 3000], [1, 1, 1]) == [1000, 2010]
     assert find_cuts([1000, 2200, 3000], [1, 1, 1]) == [1000, 2000]
 
 
-def test_shards_that_are_not_compressed_count_less() -> None:
+def test_uncompressed_shards_count_less() -> None:
     assert weigh_shard(Shard("a.jsonl", "/a.jsonl", 1000)) == 200
     assert weigh_shard(Shard("a.jsonl.zst", "/a.jsonl.zst", 1000)) == 1000
     assert weigh_shard(Shard("a.jsonl", "/a.jsonl", 0)) == 1
 
 
-def test_slots_are_filled_evenly_from_the_beginning() -> None:
+def test_documents_of_a_share_are_spread_evenly_over_a_shard() -> None:
     assert [choose_step(cycle) for cycle in (1, 4, 8, 128, 512)] == [1, 3, 5, 79, 317]
     assert [run * choose_step(8) % 8 for run in range(8)] == [0, 5, 2, 7, 4, 1, 6, 3]
     quarter = Share(SHARDS[0], 6, 8, 8)  # runs 3 and 6 of each 8
@@ -378,15 +386,17 @@ def test_slots_are_filled_evenly_from_the_beginning() -> None:
 
 
 @given(st.integers(0, 31), st.integers(1, 32), st.integers(1, 5), st.integers(0, 500))
-def test_the_window_of_a_document(low: int, size: int, run: int, document: int) -> None:
+def test_find_window_returns_the_window_with_the_next_document(
+    low: int, size: int, run: int, document: int
+) -> None:
     share = Share(SHARDS[0], low, min(low + size, 32), 32, run)
     window = share.find_window(document, WINDOW)
-    later = [one for one in numbers(share, 2000) if one >= document]
+    later = [number for number in list_numbers(share, 2000) if number >= document]
     assert later[0] in share.list_documents(window, WINDOW)
-    assert document not in numbers(share, 2000) or later[0] == document
+    assert document not in list_numbers(share, 2000) or later[0] == document
 
 
-def test_the_order_is_another_in_each_epoch_and_stream() -> None:
+def test_the_order_differs_by_epoch_and_stream() -> None:
     (shares,) = deal_documents(SHARDS, [1])
     orders = [draw_order(shares, 1, epoch, stream) for epoch in (0, 1) for stream in (0, 1)]
     assert all(sorted(order, key=shares.index) == shares for order in orders)

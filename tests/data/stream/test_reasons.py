@@ -13,12 +13,12 @@ from bsmeta.metadata.records import BadDocument, PartialLine
 NOT_JSON = BadDocument("not_json", "Input data was truncated")
 
 
-def test_reasons_of_a_type_come_after_the_common_ones() -> None:
+def test_reasons_of_types_follow_the_common_reasons() -> None:
     assert list_reasons(["title"]) == [*REASONS]
     assert len(set(REASONS)) == len(REASONS) == 21
 
 
-def test_good_documents_that_are_left_out_are_not_bad() -> None:
+def test_skipped_good_documents_do_not_count_as_bad() -> None:
     skipped = Counter(not_json=2, wrong_type=1, empty_text=5, test_overlap=7)
     skipped["half_used_at_phase_switch"] = 11
     assert count_bad(skipped) == 3
@@ -45,10 +45,10 @@ def test_good_documents_that_are_left_out_are_not_bad() -> None:
         (PartialLine(b'{"text": 1', {}), "not_json: Input data was truncated"),
     ],
 )
-def test_the_line_shows_why_it_is_not_json(line: bytes, message: str) -> None:
+def test_the_message_shows_why_a_line_is_not_json(line: bytes, message: str) -> None:
     assert str(refine_error(line, NOT_JSON)) == message
 
 
-def test_other_errors_stay_as_they_are() -> None:
+def test_other_errors_are_unchanged() -> None:
     error = BadDocument("wrong_type", "the detail")
     assert refine_error(b"  ", error) is error

@@ -41,41 +41,43 @@ def stream(config: DataConfig, rank: int, survey: Survey | None) -> TrainStream:
     )
 
 
-def sent(survey: Survey) -> Survey:
-    """A survey as another process gets it."""
+def send(survey: Survey) -> Survey:
+    """Returns a survey as another process receives it."""
     return pickle.loads(pickle.dumps(survey))
 
 
 def documents(stream: TrainStream, steps: int = 12) -> list[str]:
-    """The documents of the first steps."""
+    """Returns the names of the documents of the first steps."""
     read = iter(stream)
     return [
-        name for _ in range(steps) for one in next(read).micro_batches for name in one.documents
+        name for _ in range(steps) for batch in next(read).micro_batches for name in batch.documents
     ]
 
 
-def test_other_ranks_read_what_they_would_have_found(folder: Path, tmp_path: Path) -> None:
+def test_ranks_with_a_received_survey_read_the_same_documents(folder: Path, tmp_path: Path) -> None:
     held_out = write_shard(tmp_path / "held.jsonl.gz", pages(HELD_OUT))
     config = small_config(
         folder, validation_file=str(held_out), on_test_overlap="drop", num_streams=2
     )
     survey = survey_data(config)
     held_out.unlink()  # only one machine needs it to train
-    own, given = [stream(config, rank, sent(survey)) for rank in (0, 1)]
-    assert own.fingerprint == given.fingerprint
-    found = documents(own) + documents(given)
+    surveyed, given = [stream(config, rank, send(survey)) for rank in (0, 1)]
+    assert surveyed.fingerprint == given.fingerprint
+    names = documents(surveyed) + documents(given)
     write_shard(held_out, pages(HELD_OUT))
     expected = [stream(config, rank, None) for rank in (0, 1)]
-    assert [one.fingerprint["shards"] for one in expected] == [own.fingerprint["shards"]] * 2
-    assert found == documents(expected[0]) + documents(expected[1])
-    assert not {f"part-00.jsonl.gz:{number}" for number in range(HELD_OUT)} & {*found}
+    assert [document.fingerprint["shards"] for document in expected] == [
+        surveyed.fingerprint["shards"]
+    ] * 2
+    assert names == documents(expected[0]) + documents(expected[1])
+    assert not {f"part-00.jsonl.gz:{number}" for number in range(HELD_OUT)} & {*names}
 
 
-def test_a_machine_may_have_the_shards_elsewhere(folder: Path, tmp_path: Path) -> None:
+def test_a_machine_may_have_the_shards_in_another_folder(folder: Path, tmp_path: Path) -> None:
     survey = survey_data(small_config(folder, num_streams=2))
     config = small_config(shutil.copytree(folder, tmp_path / "second"), num_streams=2)
     shutil.rmtree(folder)
-    assert len(documents(stream(config, 1, sent(survey)))) > 0
+    assert len(documents(stream(config, 1, send(survey)))) > 0
 
 
 def test_a_machine_without_a_shard_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -85,24 +87,26 @@ def test_a_machine_without_a_shard_is_refused(folder: Path, tmp_path: Path) -> N
     with pytest.raises(
         DataError, match=r"second names 2 shards on \S+, and 3 .* only one.*part-01\.jsonl\.gz"
     ):
-        stream(config, 1, sent(survey))
+        stream(config, 1, send(survey))
 
 
-@pytest.mark.parametrize("place", ["first", "second"])
-def test_a_machine_with_another_shard_is_refused_when_it_is_opened(
-    folder: Path, tmp_path: Path, place: str
+@pytest.mark.parametrize("folder_name", ["first", "second"])
+def test_a_shard_that_differs_on_a_machine_is_refused_when_opened(
+    folder: Path, tmp_path: Path, folder_name: str
 ) -> None:
     """Also on the machine that listed it, if it changes during the run."""
     survey = survey_data(small_config(folder, num_streams=2))
     shutil.copytree(folder, tmp_path / "second")
-    for path in (tmp_path / place).iterdir():
+    for path in (tmp_path / folder_name).iterdir():
         path.write_bytes(path.read_bytes()[:-1] + b"\1")
-    read = stream(small_config(tmp_path / place, num_streams=2), 1, sent(survey))
-    with pytest.raises(DataError, match=rf"/{place}/part-\S+ on \S+ is not the file that was list"):
+    read = stream(small_config(tmp_path / folder_name, num_streams=2), 1, send(survey))
+    with pytest.raises(
+        DataError, match=rf"/{folder_name}/part-\S+ on \S+ is not the file that was list"
+    ):
         next(iter(read))
 
 
-def test_the_hub_is_asked_by_one_process(hub: Hub, folder: Path, tmp_path: Path) -> None:
+def test_only_one_process_lists_the_hub(hub: Hub, folder: Path, tmp_path: Path) -> None:
     hub.files = hub.listed = shards_in(folder)
     config = small_config(
         folder,
@@ -111,7 +115,7 @@ def test_the_hub_is_asked_by_one_process(hub: Hub, folder: Path, tmp_path: Path)
         validation_file="hf://datasets/owner/name/part-01.jsonl.gz",
     )
     first = replace(config, cache_dir=str(tmp_path / "cache-0"))
-    survey = sent(survey_data(first))
+    survey = send(survey_data(first))
     resolve_commit.cache_clear()
     before = len(hub.requests)
     second = replace(config, cache_dir=str(tmp_path / "cache-1"))
@@ -131,10 +135,10 @@ def test_the_hub_is_asked_by_one_process(hub: Hub, folder: Path, tmp_path: Path)
     assert len(documents(given)) > 0
 
 
-def test_a_branch_that_moves_is_read_as_the_first_process_found_it(
+def test_all_processes_read_the_commit_that_the_first_process_listed(
     hub: Hub, folder: Path, tmp_path: Path
 ) -> None:
-    """Also where a machine lists for itself, because it has the local shards elsewhere."""
+    """Also if a machine lists the data itself, since it has the local shards in another folder."""
     hub.files = hub.listed = shards_in(folder)
     (tmp_path / "a").mkdir()
     write_shard(tmp_path / "a" / "local.jsonl.gz", pages(9))
@@ -146,7 +150,7 @@ def test_a_branch_that_moves_is_read_as_the_first_process_found_it(
     survey = survey_data(small_config(folder, **keys, train_file=named[0]))
     resolve_commit.cache_clear()
     hub.commit = "1" * 40
-    given = stream(small_config(folder, **keys, train_file=named[1]), 1, sent(survey))
+    given = stream(small_config(folder, **keys, train_file=named[1]), 1, send(survey))
     paths = {shard.path for shard in given._streams.shards}  # type: ignore[union-attr]
     assert {path.version for path in paths if isinstance(path, FileRef)} == {COMMIT}
     assert str(tmp_path / "b" / "local.jsonl.gz") in paths

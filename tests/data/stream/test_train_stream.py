@@ -50,13 +50,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Run:
-    """One process, no loader processes, one run: what every other way of running must equal."""
+    """The reference run: one process, no loader processes, no resume."""
     return run(small_config(folder), STEPS)
 
 
 @pytest.mark.parametrize("stop", [1, 2, 5, 11])
 @pytest.mark.parametrize("packing", ["best_fit", "pad"])
-def test_resume_anywhere(folder: Path, stop: int, packing: str) -> None:
+def test_a_run_resumed_at_any_step_equals_an_uninterrupted_run(
+    folder: Path, stop: int, packing: str
+) -> None:
     config = small_config(folder, packing=packing)
     through = run(config, STEPS)
     first = run(config, stop)
@@ -66,7 +68,9 @@ def test_resume_anywhere(folder: Path, stop: int, packing: str) -> None:
     assert rest.state == through.state
 
 
-def test_another_global_batch_goes_on_in_the_same_sequences(folder: Path, whole: Run) -> None:
+def test_a_resume_with_another_global_batch_continues_the_sequences(
+    folder: Path, whole: Run
+) -> None:
     first = run(small_config(folder), 2, batch=8)
     rest = run(small_config(folder), 4, batch=4, state=first.state)
     assert rest.state == run(small_config(folder), 4, batch=8).state
@@ -75,8 +79,8 @@ def test_another_global_batch_goes_on_in_the_same_sequences(folder: Path, whole:
 
 
 @pytest.mark.parametrize("streams", [1, 2, 4, 6, 12])
-def test_every_document_once_an_epoch(folder: Path, streams: int) -> None:
-    """Fewer streams than shards, as many, and more."""
+def test_each_epoch_has_every_document_once(folder: Path, streams: int) -> None:
+    """With fewer streams than shards, equally many, and more."""
     config = small_config(folder, num_streams=streams, window_documents=4)
     stream = TrainStream(
         config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
@@ -84,21 +88,21 @@ def test_every_document_once_an_epoch(folder: Path, streams: int) -> None:
     owners: Counter[str] = Counter()
     for number in range(streams):
         epoch = itertools.takewhile(
-            lambda one: one.position_after.epoch == 0, stream.iterate_sequences(number)
+            lambda sequence: sequence.position_after.epoch == 0, stream.iterate_sequences(number)
         )
-        owners.update({name for one in epoch for name in one.documents})
+        owners.update({name for sequence in epoch for name in sequence.documents})
     assert set(owners.values()) == {1}  # each document in one stream only
     assert len(owners) == 30 + 41 + 17 + 26 + 33 + 9
 
 
-def test_epochs_and_seeds_differ(folder: Path, whole: Run) -> None:
+def test_the_order_differs_by_epoch_and_seed(folder: Path, whole: Run) -> None:
     assert not same(run(small_config(folder), STEPS, seed=2), whole)
     epochs = run(small_config(folder, num_streams=1), 60)
     flat = [step["input_ids"] for step in epochs.steps]
     assert not any((flat[0] == later).all() for later in flat[1:])
 
 
-def test_positions_restart_and_padding_is_no_target(whole: Run) -> None:
+def test_positions_restart_in_each_chunk_and_padding_is_no_target(whole: Run) -> None:
     for step in whole.steps:
         starts = step["position_ids"] == 0
         assert starts[:, 0].all()
@@ -108,7 +112,7 @@ def test_positions_restart_and_padding_is_no_target(whole: Run) -> None:
 
 
 def test_eos_ends_every_document_and_is_trained_on(folder: Path) -> None:
-    """Documents that fit: every chunk that is not padding ends in EOS, which is a target."""
+    """If documents fit, every chunk except padding ends in EOS, which is a target."""
     config = small_config(folder, metadata_probability=0.0, max_seq_len=512)
     eos = small_tokenizer().eos_token_id
     for step in run(config, 2).steps:
@@ -124,14 +128,14 @@ def test_eos_ends_every_document_and_is_trained_on(folder: Path) -> None:
             assert all(mask[chunk].tolist().count(False) == 1 for chunk in texts)
 
 
-def test_pad_mode_has_one_chunk_a_sequence(folder: Path) -> None:
+def test_padded_sequences_hold_one_chunk_each(folder: Path) -> None:
     padded = run(small_config(folder, packing="pad"), 2)
     assert ((padded.steps[0]["position_ids"] == 0).sum(dim=1) <= 2).all()
     assert all(len(names) <= 8 for names in padded.documents)
 
 
-def test_the_same_context_without_metadata(folder: Path) -> None:
-    """The same documents in chunks of the same text, with nothing of the metadata left."""
+def test_without_metadata_chunks_have_the_same_text(folder: Path) -> None:
+    """Documents and chunks are the same; only the metadata is missing."""
     settings = {"packing": "pad", "metadata_list": ["title", "url"], "metadata_probability": 1.0}
     with_metadata = run(small_config(folder, **settings), STEPS)
     without = run(small_config(folder, without_metadata_same_context=True, **settings), STEPS)
@@ -146,7 +150,7 @@ def test_the_same_context_without_metadata(folder: Path) -> None:
             assert torch.equal(plain[: len(text)], text)
 
 
-def test_numbers_that_do_not_divide_are_listed(folder: Path) -> None:
+def test_indivisible_numbers_are_refused_together(folder: Path) -> None:
     config = small_config(folder, num_streams=6, num_workers=2)
     with pytest.raises(ConfigurationError) as error:
         run(config, 1, world_size=2, batch=9)
@@ -160,7 +164,7 @@ def test_numbers_that_do_not_divide_are_listed(folder: Path) -> None:
         run(small_config(folder), 1, world_size=2, batch=6)
 
 
-def test_too_many_streams(tmp_path: Path) -> None:
+def test_too_many_streams_are_refused(tmp_path: Path) -> None:
     folder = write_shards(tmp_path, [2, 3])
     with pytest.raises(ConfigurationError) as error:
         run(small_config(folder, num_streams=24), 1)
@@ -168,8 +172,10 @@ def test_too_many_streams(tmp_path: Path) -> None:
     assert "lower num_streams, or add shards" in str(error.value)
 
 
-def test_an_epoch_is_even(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """No stream owns many more documents than another, whatever divides the shards."""
+def test_streams_have_similar_numbers_of_documents(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For any division of the shards, no stream has many more documents than another."""
     caplog.set_level("WARNING")
     folder = write_shards(tmp_path, [300, 410, 170, 260, 330, 90])
     for streams in (4, 7):
@@ -180,16 +186,17 @@ def test_an_epoch_is_even(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
         sizes = []
         for number in range(streams):
             epoch = itertools.takewhile(
-                lambda one: one.position_after.epoch == 0, stream.iterate_sequences(number)
+                lambda sequence: sequence.position_after.epoch == 0,
+                stream.iterate_sequences(number),
             )
-            sizes.append(len({name for one in epoch for name in one.documents}))
+            sizes.append(len({name for sequence in epoch for name in sequence.documents}))
         assert sum(sizes) == 1560
         assert max(sizes) <= 1.15 * min(sizes)
     assert not caplog.text
 
 
 @pytest.mark.parametrize("frames", [1, 2, 20])
-def test_a_warning_of_long_zst_frames(
+def test_long_zst_frames_are_warned_about(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -207,7 +214,7 @@ def test_a_warning_of_long_zst_frames(
     assert "b.jsonl.gz" not in caplog.text
 
 
-def test_unknown_values_are_listed(folder: Path) -> None:
+def test_unknown_values_are_refused_with_the_choices(folder: Path) -> None:
     with pytest.raises(ConfigurationError) as error:
         run(small_config(folder, packing="first_fit", bad_documents="no", window_documents=0), 1)
     lines = [line for line in str(error.value).splitlines() if "found" in line]
@@ -232,7 +239,7 @@ def test_a_state_of_other_data_is_refused_with_the_differences(folder: Path, who
     ]
 
 
-def test_a_state_that_is_older_than_a_setting_continues_with_its_default(
+def test_an_older_state_without_a_setting_continues_with_its_default(
     folder: Path, whole: Run
 ) -> None:
     config = small_config(folder)
@@ -245,19 +252,23 @@ def test_a_state_that_is_older_than_a_setting_continues_with_its_default(
         run(small_config(folder, metadata_dropout={"url": 0.5}), 1, state=older)
 
 
-def test_a_shard_that_was_replaced_by_one_of_its_size_is_refused(tmp_path: Path) -> None:
+def test_a_shard_replaced_by_another_of_the_same_size_is_refused(tmp_path: Path) -> None:
     documents = [{"text": f"page number {number}"} for number in range(10, 60)]
-    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in documents))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(f"{json.dumps(document)}\n" for document in documents)
+    )
     config = small_config(tmp_path, num_streams=1)
     state = run(config, 1, batch=2).state
     os.utime(tmp_path / "a.jsonl", (1, 1))  # a copy is the same shard
     run(config, 1, batch=2, state=state)
-    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in documents[::-1]))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(f"{json.dumps(document)}\n" for document in documents[::-1])
+    )
     with pytest.raises(ConfigurationError, match=r"shards\.a\.jsonl\.sampled_xxh3: \w+ in the"):
         run(config, 1, batch=2, state=state)
 
 
-def test_a_state_of_other_data_may_be_used_when_told_so(
+def test_a_state_of_other_data_is_accepted_if_the_configuration_allows_it(
     folder: Path, whole: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = small_config(folder, metadata_probability=1.0, on_changed_data="warn")
@@ -271,15 +282,15 @@ def test_a_state_without_some_streams_is_refused(folder: Path, whole: Run) -> No
         run(small_config(folder), 1, state={**whole.state, "streams": streams})
 
 
-def test_a_position_of_another_form_is_refused() -> None:
+def test_a_malformed_position_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="expected the keys"):
         Position.from_state({"version": 2, "epoch": 1, "shard": 0})
     with pytest.raises(ConfigurationError, match="whole numbers"):
         Position.from_state(Position().state() | {"epoch": 1.5})
 
 
-def test_positions_of_the_old_division_are_refused(folder: Path, whole: Run) -> None:
-    """Even where other data is allowed: they would refer to other documents."""
+def test_positions_of_an_older_division_are_refused(folder: Path, whole: Run) -> None:
+    """Even if other data is allowed, since they would refer to other documents."""
     streams = {number: dict(saved) for number, saved in whole.state["streams"].items()}
     for saved in streams.values():
         assert saved.pop("version") == 2
@@ -288,7 +299,7 @@ def test_positions_of_the_old_division_are_refused(folder: Path, whole: Run) -> 
         run(small_config(folder, on_changed_data="warn"), 1, state=state)
 
 
-def test_an_error_of_a_loader_process_is_raised_as_it_is(folder: Path, tmp_path: Path) -> None:
+def test_an_error_in_a_loader_process_is_raised_unchanged(folder: Path, tmp_path: Path) -> None:
     config = small_config(write_shards(tmp_path, [20, 20]), num_streams=2, num_workers=2)
     with (tmp_path / "part-02.jsonl").open("w") as file:
         file.write('{"text": 3}\n')
@@ -296,7 +307,7 @@ def test_an_error_of_a_loader_process_is_raised_as_it_is(folder: Path, tmp_path:
         run(config, 30)
 
 
-def test_loader_processes_pass_over_the_signals_of_others(folder: Path) -> None:
+def test_loader_processes_ignore_signals_to_the_job(folder: Path) -> None:
     """A scheduler signals every process of a job; the trainer must still get its batches."""
     before = set(psutil.Process().children())
     stream = TrainStream(
@@ -345,26 +356,26 @@ def test_a_script_that_fails_does_not_wait_for_its_loader_processes(folder: Path
     assert done.stderr.endswith("ValueError: as expected\n")
 
 
-def test_positions_begin_anew_in_each_chunk_and_in_the_padding() -> None:
+def test_positions_restart_in_each_chunk_and_in_the_padding() -> None:
     block = stack_sequences(
         [sequence(10, 2, 1, types=[1, 2]), sequence(20, 3, types=[4])], 5, pad_id=7
     )
-    found = {name: tensor.tolist() for name, tensor in block.tensors.items()}
-    assert found["input_ids"] == [[10, 11, 12, 7, 7], [20, 21, 22, 7, 7]]
-    assert found["position_ids"] == [[0, 1, 0, 0, 1], [0, 1, 2, 0, 1]]
-    assert found["document_types"] == [[1, 1, 2, 0, 0], [4, 4, 4, 0, 0]]
-    assert found["loss_mask"] == [[True, True, True, False, False]] * 2
+    values = {name: tensor.tolist() for name, tensor in block.tensors.items()}
+    assert values["input_ids"] == [[10, 11, 12, 7, 7], [20, 21, 22, 7, 7]]
+    assert values["position_ids"] == [[0, 1, 0, 0, 1], [0, 1, 2, 0, 1]]
+    assert values["document_types"] == [[1, 1, 2, 0, 0], [4, 4, 4, 0, 0]]
+    assert values["loss_mask"] == [[True, True, True, False, False]] * 2
     assert block.tensors["position_ids"].dtype == torch.int32
 
 
-def test_positions_run_through_a_sequence_whose_documents_see_each_other() -> None:
+def test_positions_run_through_a_sequence_with_cross_document_attention() -> None:
     sequences = [sequence(10, 2, 1, types=[1, 2]), sequence(20, 3, types=[4])]
     block = stack_sequences(sequences, 5, pad_id=7, is_joined=True)
     assert block.tensors["position_ids"].tolist() == [[0, 1, 2, 3, 4]] * 2
     assert block.tensors["document_types"].tolist() == [[1, 1, 2, 0, 0], [4, 4, 4, 0, 0]]
 
 
-def test_blocks_of_several_processes_are_merged_in_turn() -> None:
+def test_blocks_of_several_processes_are_interleaved() -> None:
     blocks = [
         stack_sequences(
             [sequence(first, 1, types=[0]), sequence(first + 1, 1, types=[0])], 1, pad_id=0
@@ -379,7 +390,7 @@ def test_blocks_of_several_processes_are_merged_in_turn() -> None:
         assert [batch.weight for batch in batches] == [2.0] * len(batches)
 
 
-def test_what_was_there_before_the_loader_is_not_looked_through_again() -> None:
+def test_objects_created_before_the_loader_are_frozen_only_once() -> None:
     gc.unfreeze()
     gc.set_threshold(700, 10, 10)  # as in a process that has had no loader
     blocks = SequenceBlocks(

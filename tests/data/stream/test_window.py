@@ -10,7 +10,7 @@ from bsmeta.data.stream.window import Window
 WINDOW = Window(0, Shard("a.jsonl", "/data/a.jsonl", 100), [7, 8, 9], [b"x", b"y"])
 
 
-def test_seeds_depend_on_run_purpose_epoch_shard_and_first_document() -> None:
+def test_seeds_depend_on_run_purpose_epoch_shard_and_first_document_number() -> None:
     assert WINDOW.derive_seed(1, "window") == 14352459509849753865
     others = [
         WINDOW.derive_seed(2, "window"),

@@ -82,7 +82,7 @@ def read(
         (b'text,label\n"' + b"word " * 60_000 + b'",x\n', [["word " * 60_000, "x"]], ""),
     ],
 )  # fmt: skip
-def test_rows_are_read_whatever_the_dialect(
+def test_rows_of_any_dialect_are_read(
     tmp_path: Path, content: bytes, rows: list[list[str]], note: str
 ) -> None:
     wanted = ("Text of it", "label") if b"Text of it" in content else ("text", "label")
@@ -92,7 +92,7 @@ def test_rows_are_read_whatever_the_dialect(
     assert bool(note) == bool(form.notes)
 
 
-def test_declared_separator_and_encoding(tmp_path: Path) -> None:
+def test_a_declared_separator_and_encoding_are_used(tmp_path: Path) -> None:
     content = "text:label\n\u0451,a\n".replace(",", ":").encode("cp1251")
     form, found = read(tmp_path, content, separator=":", encoding="cp1251")
     assert (found, form.notes) == ([["\u0451", "a"]], ())
@@ -109,7 +109,7 @@ def test_declared_separator_and_encoding(tmp_path: Path) -> None:
         ('"id":"text":"label"\n"1":"a":"b"\n', ":"),
     ],
 )
-def test_a_header_with_an_unknown_separator_is_explained(
+def test_an_unknown_separator_of_a_header_is_explained(
     tmp_path: Path, content: str, separator: str
 ) -> None:
     with pytest.raises(ConfigurationError) as error:
@@ -157,7 +157,7 @@ def test_another_encoding_is_refused_unless_it_is_declared(
     assert rows == [["plain", "a"], [first, "a"], [second, "b"]]
 
 
-def test_a_damaged_line_is_named_and_the_others_are_not_decoded_anew(tmp_path: Path) -> None:
+def test_a_damaged_line_is_named_and_other_lines_keep_their_encoding(tmp_path: Path) -> None:
     lines = ["text,label", *(f"naïve {number},a" for number in range(9000))]
     content = "\n".join(lines).encode()
     damaged = content.replace("naïve 4711".encode(), b"na\xefve 4711")
@@ -178,21 +178,21 @@ def test_a_file_without_a_header_is_empty(tmp_path: Path, content: bytes) -> Non
         detect_format(file, ["text"])
 
 
-def test_one_column_of_prose(tmp_path: Path) -> None:
+def test_a_single_column_of_prose_is_not_split_at_commas(tmp_path: Path) -> None:
     content = b"text\nFirst, second, third\nNo comma here\nOne, two\n"
     assert read(tmp_path, content, ("text",))[1] == [
         ["First, second, third"], ["No comma here"], ["One, two"],
     ]  # fmt: skip
 
 
-def test_rows_know_their_number_and_line(tmp_path: Path) -> None:
+def test_rows_have_their_number_and_line(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(b'text,label\n"two\nlines",left\n\nmore,right\n')
     rows = list(read_rows(path, detect_format(path, ["text"])))
     assert [(row.number, row.line) for row in rows] == [(1, 2), (2, 5)]
 
 
-def test_a_bad_row_does_not_take_the_next_ones_along(tmp_path: Path) -> None:
+def test_a_bad_row_does_not_swallow_the_next_rows(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(b'text,label\na,x\n"b,x\nc,y\nd "quoted" d,z\ne,z\nf,x,y\n')
     rows = list(read_rows(path, detect_format(path, ["text"])))
@@ -246,7 +246,7 @@ def test_a_row_after_open_quotes_is_read(tmp_path: Path) -> None:
     assert [row.line for row in rows if row.problem is not None] == [2, 3]
 
 
-def test_lines_whose_end_is_escaped_are_counted(tmp_path: Path) -> None:
+def test_lines_with_escaped_ends_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text('text,label\na\\\nb\\\nc,x\n"d,x\ne,x\n')
     form = replace(detect_format(path, ["text"]), escape="\\")
@@ -293,7 +293,7 @@ CELLS = st.text(
     encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]),
     compressed=st.booleans(),
 )
-def test_what_a_csv_writer_writes_is_read(
+def test_rows_of_a_csv_writer_round_trip(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[tuple[str, str]],
     separator: str,

@@ -24,30 +24,32 @@ RECORDS = [{"id": "1", "text": "stop"}, {"id": "2", "text": "signs,\nfrom"}]
 
 def read(path: Path, on_bad_row: str = "refuse", encoding: str = "auto") -> list[dict[str, Any]]:
     bad = BadRows(path, on_bad_row)
-    found = list(read_records(path, ["text"], bad, encoding=encoding))
+    rows = list(read_records(path, ["text"], bad, encoding=encoding))
     bad.close()
-    return found
+    return rows
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.tsv", "a.jsonl", "a.jsonl.gz"])
-def test_reads(tmp_path: Path, name: str) -> None:
+def test_records_are_read_from_every_format(tmp_path: Path, name: str) -> None:
     content = CSV
     if "tsv" in name:
         content = b'id\ttext\n1\tstop\n2\t"signs,\nfrom"\n'
     if "jsonl" in name:
-        content = "\ufeff\n".encode() + b"\n\n".join(json.dumps(one).encode() for one in RECORDS)
+        content = "\ufeff\n".encode() + b"\n\n".join(
+            json.dumps(record).encode() for record in RECORDS
+        )
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     assert read(path) == RECORDS
 
 
-def test_json_keeps_what_is_in_a_record(tmp_path: Path) -> None:
+def test_json_keeps_the_types_of_a_record(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a", "n": 1, "tags": ["x"], "of": {"b": null}}\n')
     assert read(path) == [{"text": "a", "n": 1, "tags": ["x"], "of": {"b": None}}]
 
 
-def test_json_lines_in_a_declared_encoding(tmp_path: Path) -> None:
+def test_json_lines_are_read_in_a_declared_encoding(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "caf\xe9"}\n')
     assert read(path, encoding="latin-1") == [{"text": "café"}]
@@ -70,7 +72,9 @@ def test_json_lines_in_a_declared_encoding(tmp_path: Path) -> None:
         ("a.csv", b"id,text\n1,a\n2\n", r"row 2 \(line 3\): 1 column, the header has 2"),
     ],
 )
-def test_bad_records(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+def test_bad_records_are_refused_or_skipped(
+    tmp_path: Path, name: str, content: bytes, reason: str
+) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(DataError, match=reason):
@@ -87,7 +91,9 @@ def test_bad_records(tmp_path: Path, name: str, content: bytes, reason: str) -> 
         ("a.jsonl", b'{"text": "caf\xe9"}\n', r"not text in csv_encoding=utf-8"),
     ],
 )
-def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+def test_files_that_cannot_be_read_are_named(
+    tmp_path: Path, name: str, content: bytes, reason: str
+) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises((DataError, ConfigurationError), match=reason):
@@ -111,7 +117,7 @@ def test_an_output_cut_anywhere_is_continued(tmp_path: Path, name: str) -> None:
     whole, part = tmp_path / name, tmp_path / f"{name}.part"
     assert write(whole, records) == 0
     content = whole.read_bytes()
-    assert sorted(one.name for one in tmp_path.iterdir()) == [name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
     done = []
     for length in range(len(content) + 1):
         whole.unlink()
@@ -123,7 +129,7 @@ def test_an_output_cut_anywhere_is_continued(tmp_path: Path, name: str) -> None:
     assert {*done} == {0, 1, 2, 3, 4}
 
 
-def test_rows_of_a_csv_output(tmp_path: Path) -> None:
+def test_nested_values_become_columns_of_a_csv_output(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     write(path, [{"text": "a\rb", "n": 1, "x": None, "of": {"a": 0.5}, "tags": ["x"]}])
     assert path.read_bytes() == b'text,n,x,of.a,tags\n"a\rb","1","","0.5","[""x""]"\n'
@@ -164,7 +170,7 @@ def test_a_spreadsheet_computes_no_cell_of_a_safe_table(tmp_path: Path, formula:
 @pytest.mark.parametrize(
     "cell", ["-1", "+4.6", "-.5e-3", "1=1", "a@b", "'=1", "", " =1", 7, -0.5, None]
 )
-def test_other_cells_of_a_safe_table_stay(cell: Any) -> None:
+def test_other_cells_of_a_safe_table_are_unchanged(cell: Any) -> None:
     assert escape_spreadsheet_cell(cell) == cell
 
 
@@ -187,20 +193,20 @@ def test_rows_of_another_call_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "out.csv.part").read_text() == "text\na\n"
 
 
-def test_an_output_without_rows_is_begun_again(tmp_path: Path) -> None:
+def test_an_output_without_rows_is_restarted(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     RecordWriter(path, {"input": "other"})
     assert write(path, [{"text": "a"}]) == 0
 
 
-def test_two_calls_do_not_write_one_output(tmp_path: Path) -> None:
+def test_two_calls_cannot_write_the_same_output(tmp_path: Path) -> None:
     writer = RecordWriter(tmp_path / "out.csv", KEY)
     with pytest.raises(ConfigurationError, match="is being written by another process"):
         RecordWriter(tmp_path / "out.csv", KEY)
     writer.finish()
 
 
-def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out.csv").touch()
     with pytest.raises(ConfigurationError, match="out.csv exists; delete it, or name another"):
         RecordWriter(tmp_path / "out.csv", KEY)
@@ -210,7 +216,7 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
         RecordWriter(tmp_path / "out.csv/under.csv", KEY)
 
 
-def test_records_with_further_keys_do_not_fit_a_table(tmp_path: Path) -> None:
+def test_records_with_further_keys_are_refused_in_a_table(tmp_path: Path) -> None:
     writer = RecordWriter(tmp_path / "out.csv", KEY)
     writer.write({"text": "a", "n": 1})
     writer.write({"text": "b"})
@@ -224,9 +230,7 @@ CELLS = st.text(st.sampled_from('ab,"\n\r é') | CHARACTERS, min_size=1, max_siz
 
 @example(texts=[" a", "a\rb", "a\n"])
 @given(texts=st.lists(CELLS.filter(str.strip), max_size=5))
-def test_what_is_written_is_read(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
-) -> None:
+def test_records_round_trip(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     folder = tmp_path_factory.mktemp("records")
     records = [{"id": str(n), "text": text} for n, text in enumerate(["first", *texts])]
     for name in ("out.csv", "out.jsonl"):
@@ -256,7 +260,7 @@ def test_extreme_values_are_bad_rows(
         assert "1 row left out" in caplog.text
 
 
-def test_a_header_of_20000_columns_and_its_repetitions(tmp_path: Path) -> None:
+def test_repeated_names_in_a_header_of_20000_columns_are_refused(tmp_path: Path) -> None:
     names = [f"c{number}" for number in range(20_000)]
     path = tmp_path / "a.csv"
     path.write_text(",".join(["text", *names]) + "\n" + "a" + ",1" * 20_000 + "\n")

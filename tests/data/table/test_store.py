@@ -22,28 +22,28 @@ from tests.core.hostile_names import HOSTILE_NAMES
 KEY = {"source": "9f3a", "max_length": 16, "labels": ["no", "yes"]}
 
 
-def build() -> Dataset:
+def build_dataset() -> Dataset:
     return Dataset.from_dict({"ids": [[1, 2], [3], [4, 5, 6]], "label": [0, 1, 0]})
 
 
-def refuse() -> Dataset:
+def refuse_to_build() -> Dataset:
     raise AssertionError("built again")
 
 
-def test_builds_once_and_reads_again(tmp_path: Path) -> None:
-    first = open_store(tmp_path / "prep/store", KEY, build)
-    again = open_store(tmp_path / "prep/store", KEY, refuse)
+def test_a_store_is_built_once_and_then_read(tmp_path: Path) -> None:
+    first = open_store(tmp_path / "prep/store", KEY, build_dataset)
+    again = open_store(tmp_path / "prep/store", KEY, refuse_to_build)
     assert first[:] == again[:] == {"ids": [[1, 2], [3], [4, 5, 6]], "label": [0, 1, 0]}
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_batches_are_written_as_they_come(tmp_path: Path) -> None:
+def test_batches_are_written_incrementally(tmp_path: Path) -> None:
     schema = pa.schema([("text", pa.string()), ("number", pa.int64())])
     parts = [[{"text": "ä", "number": 1}], [{"text": None, "number": 2}], []]
     batches = (pa.RecordBatch.from_pylist(rows, schema) for rows in parts)
     rows = open_store(tmp_path / "store", KEY, lambda: batches)
     assert rows[:] == {"text": ["ä", None], "number": [1, 2]}
-    assert open_store(tmp_path / "store", KEY, refuse)[[1, 0]]["number"] == [2, 1]
+    assert open_store(tmp_path / "store", KEY, refuse_to_build)[[1, 0]]["number"] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -54,38 +54,38 @@ def test_batches_are_written_as_they_come(tmp_path: Path) -> None:
         ("labels", ["a"], r"labels: \['no', 'yes'\] in the store, \['a'\] now"),
     ],
 )
-def test_a_stale_store_is_refused_by_the_name_of_the_setting(
+def test_a_stale_store_is_refused_with_the_changed_setting(
     tmp_path: Path, name: str, value: object, line: str
 ) -> None:
-    open_store(tmp_path / "store", KEY, build)
+    open_store(tmp_path / "store", KEY, build_dataset)
     with pytest.raises(ConfigurationError, match=line):
-        open_store(tmp_path / "store", {**KEY, name: value}, refuse)
-    assert len(open_store(tmp_path / "store", KEY, refuse)) == 3
+        open_store(tmp_path / "store", {**KEY, name: value}, refuse_to_build)
+    assert len(open_store(tmp_path / "store", KEY, refuse_to_build)) == 3
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
-        open_store(tmp_path / "store", KEY, refuse)
-    assert len(open_store(tmp_path / "store", KEY, build)) == 3
+        open_store(tmp_path / "store", KEY, refuse_to_build)
+    assert len(open_store(tmp_path / "store", KEY, build_dataset)) == 3
 
 
 def test_a_damaged_store_is_named(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    open_store(store, KEY, build)
+    open_store(store, KEY, build_dataset)
     arrow = next(store.glob("*.arrow"))
     arrow.write_bytes(arrow.read_bytes()[: arrow.stat().st_size // 2])
     with pytest.raises(DataError, match=r"store is damaged.*delete the folder"):
-        open_store(store, KEY, refuse)
+        open_store(store, KEY, refuse_to_build)
     (store / "key.json").write_text("{")
     with pytest.raises(DataError, match=r"store is damaged \(key.json"):
-        open_store(store, KEY, refuse)
+        open_store(store, KEY, refuse_to_build)
 
 
 @pytest.mark.parametrize("at", [0.3, 0.5, 0.9])
 def test_a_flipped_bit_is_damage(tmp_path: Path, at: float) -> None:
     """Arrow itself reads it as another value."""
     store = tmp_path / "store"
-    open_store(store, KEY, build)
+    open_store(store, KEY, build_dataset)
     arrow = next(store.glob("*.arrow"))
     data = bytearray(arrow.read_bytes())
     data[int(at * len(data))] ^= 4
@@ -93,28 +93,28 @@ def test_a_flipped_bit_is_damage(tmp_path: Path, at: float) -> None:
     with pytest.raises(
         DataError, match=rf"damaged \({arrow.name} was changed after it was written\)"
     ):
-        open_store(store, KEY, refuse)
+        open_store(store, KEY, refuse_to_build)
 
 
 def test_a_missing_file_is_damage(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    open_store(store, KEY, build)
+    open_store(store, KEY, build_dataset)
     (store / "state.json").unlink()
     with pytest.raises(DataError, match=r"store is damaged \(.*state.json"):
-        open_store(store, KEY, refuse)
+        open_store(store, KEY, refuse_to_build)
 
 
 def test_a_row_count_that_disagrees_is_damage(tmp_path: Path) -> None:
-    open_store(tmp_path / "store", KEY, build)
+    open_store(tmp_path / "store", KEY, build_dataset)
     file = tmp_path / "store/key.json"
     saved = json.loads(file.read_text())
     file.write_text(json.dumps({**saved, "rows": 4}))
     with pytest.raises(DataError, match="3 rows instead of 4"):
-        open_store(tmp_path / "store", KEY, refuse)
+        open_store(tmp_path / "store", KEY, refuse_to_build)
 
 
 def seal(store: Path) -> None:
-    """Makes the hashes of a store those of its files, as whoever changes them would."""
+    """Updates the hashes in a store to match its files, as an attacker would."""
     file = store / "key.json"
     saved = json.loads(file.read_text())
     saved["files"] = {name: hash_file(store / name) for name in saved["files"]}
@@ -124,14 +124,14 @@ def seal(store: Path) -> None:
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
 def test_a_store_reads_no_file_outside_its_folder(tmp_path: Path, name: str) -> None:
     store = tmp_path / "store"
-    open_store(store, KEY, build)
+    open_store(store, KEY, build_dataset)
     saved = json.loads((store / "key.json").read_text())
 
     (store / "key.json").write_text(
         json.dumps({**saved, "files": {**saved["files"], name: "0" * 16}})
     )
     with pytest.raises(DataError, match=r"store is damaged \(.*key\.json"):
-        open_store(store, KEY, refuse)
+        open_store(store, KEY, refuse_to_build)
 
     state = json.loads((store / "state.json").read_text())
     state["_data_files"].append({"filename": name})
@@ -139,10 +139,10 @@ def test_a_store_reads_no_file_outside_its_folder(tmp_path: Path, name: str) -> 
     (store / "key.json").write_text(json.dumps(saved))
     seal(store)
     with pytest.raises(DataError, match=r"store is damaged \(state\.json"):
-        open_store(store, KEY, refuse)
+        open_store(store, KEY, refuse_to_build)
 
 
-def test_offsets_that_lead_out_of_an_array_are_refused(tmp_path: Path) -> None:
+def test_offsets_outside_an_array_are_refused(tmp_path: Path) -> None:
     store = tmp_path / "store"
     texts = pa.RecordBatch.from_pydict({"text": pa.array(["one", "two"], pa.string())})
     open_store(store, KEY, lambda: iter([texts]))
@@ -153,7 +153,7 @@ def test_offsets_that_lead_out_of_an_array_are_refused(tmp_path: Path) -> None:
     arrow.write_bytes(content.replace(offsets, struct.pack("<3i", 0, 3, 1 << 30)))
     seal(store)
     with pytest.raises(DataError, match="store is damaged .*offset"):
-        open_store(store, KEY, refuse)
+        open_store(store, KEY, refuse_to_build)
 
 
 def test_a_column_that_opens_files_is_refused(tmp_path: Path) -> None:
@@ -170,20 +170,20 @@ def test_a_column_that_opens_files_is_refused(tmp_path: Path) -> None:
     (store / "dataset_info.json").write_text(json.dumps(info))
     seal(store)
     with pytest.raises(DataError, match="store is damaged .column 'image' is of type Image"):
-        open_store(store, KEY, refuse)
+        open_store(store, KEY, refuse_to_build)
 
     info["features"]["image"] = {"_type": "Image", "decode": 1, "mode": [[]]}
     (store / "dataset_info.json").write_text(json.dumps(info))
     seal(store)
     with pytest.raises(DataError, match="store is damaged"):
-        open_store(store, KEY, refuse)
+        open_store(store, KEY, refuse_to_build)
 
 
 def _open_in_process(folder: Path, built: Path) -> None:
     def slow() -> Dataset:
         (built / str(os.getpid())).touch()
         time.sleep(0.5)
-        return build()
+        return build_dataset()
 
     assert len(open_store(folder, KEY, slow)) == 3
 

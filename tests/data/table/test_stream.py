@@ -48,15 +48,15 @@ def stream(order: StepOrder, rank: int = 0, world_size: int = 1, **more: Any) ->
 
 
 def global_steps(
-    order: StepOrder, world_size: int, workers: int, accumulation: int, steps: int,
+    order: StepOrder, world_size: int, workers: int, accumulation: int, list_steps: int,
     state: dict[str, Any] | None = None,
 ) -> tuple[list[list[str]], dict[str, Any]]:  # fmt: skip
-    """The documents of each step over all ranks, sorted, and the state after the last."""
+    """Returns the sorted documents of each step over all ranks, and the final state."""
     ranks = [
         stream(order, rank, world_size, accumulation=accumulation, num_workers=workers, state=state)
         for rank in range(world_size)
     ]
-    data = [list(itertools.islice(iter(rank), steps)) for rank in ranks]
+    data = [list(itertools.islice(iter(rank), list_steps)) for rank in ranks]
     for step in itertools.chain(*data):
         assert len(step.micro_batches) == accumulation
     documents = [
@@ -71,12 +71,12 @@ def global_steps(
 @pytest.mark.parametrize("kind", ORDERS)
 def test_global_batches_are_the_same_for_every_launch(kind: str) -> None:
     order = ORDERS[kind]
-    steps = 2 * order.steps_per_epoch + 1
-    expected, _ = global_steps(order, 1, 0, 1, steps)
+    list_steps = 2 * order.steps_per_epoch + 1
+    expected, _ = global_steps(order, 1, 0, 1, list_steps)
     for world_size, workers, accumulation in itertools.product((1, 2, 4, 8), (0, 2), (1, 2)):
-        found, state = global_steps(order, world_size, workers, accumulation, steps)
+        found, state = global_steps(order, world_size, workers, accumulation, list_steps)
         assert found == expected
-        assert state["steps"] == steps
+        assert state["steps"] == list_steps
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_global_batches_are_the_same_for_every_launch(kind: str) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 @pytest.mark.parametrize("workers", [0, 2, 4])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_resumes_of_every_launch(
+def test_a_resume_with_any_launch_continues_the_steps(
     kind: str, world_size: int, workers: int, accumulation: int
 ) -> None:
     order = ORDERS[kind]
@@ -99,7 +99,7 @@ def test_resumes_of_every_launch(
 
 
 @pytest.mark.parametrize("kind", ORDERS)
-def test_every_row_once_an_epoch(kind: str) -> None:
+def test_each_epoch_has_every_row_once(kind: str) -> None:
     order = ORDERS[kind]
     documents, _ = global_steps(order, 2, 0, 2, 2 * order.steps_per_epoch)
     names = sorted(itertools.chain(*documents))
@@ -108,7 +108,7 @@ def test_every_row_once_an_epoch(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ORDERS)
 @pytest.mark.parametrize("epoch", [0, 1, 2])
-def test_resumes_at_every_step_of_an_epoch(kind: str, epoch: int) -> None:
+def test_a_resume_at_any_step_of_an_epoch_continues_the_steps(kind: str, epoch: int) -> None:
     order = ORDERS[kind]
     total = 4 * order.steps_per_epoch
     expected, _ = global_steps(order, 1, 0, 1, total)
@@ -141,7 +141,7 @@ def test_processes_that_do_not_divide_the_shares_are_refused() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_a_worker_cannot_read_is_raised_in_the_training_process(workers: int) -> None:
+def test_an_error_in_a_worker_is_raised_in_the_training_process(workers: int) -> None:
     def fail(rows: np.ndarray, epoch: int) -> MicroBatch:
         raise DataError("row 3 is damaged")
 
@@ -153,44 +153,44 @@ def test_what_a_worker_cannot_read_is_raised_in_the_training_process(workers: in
         next(iter(failing))
 
 
-def steps(epoch: Sequence[np.ndarray]) -> list[list[int]]:
+def list_steps(epoch: Sequence[np.ndarray]) -> list[list[int]]:
     return [step.tolist() for step in epoch]
 
 
-def test_fixed_steps_hold_every_row_once_and_the_last_one_the_rest() -> None:
+def test_fixed_steps_hold_every_row_once_and_the_last_step_the_rest() -> None:
     order = FixedSizeSteps(7, 3, seed=1)
     assert order.steps_per_epoch == 3
-    first, second = steps(order.order_epoch(0)), steps(order.order_epoch(1))
+    first, second = list_steps(order.order_epoch(0)), list_steps(order.order_epoch(1))
     assert [len(step) for step in first] == [3, 3, 1]
     assert sorted(itertools.chain(*first)) == sorted(itertools.chain(*second)) == list(range(7))
     assert first != second
-    assert first == steps(FixedSizeSteps(7, 3, seed=1).order_epoch(0))
-    assert first != steps(FixedSizeSteps(7, 3, seed=2).order_epoch(0))
+    assert first == list_steps(FixedSizeSteps(7, 3, seed=1).order_epoch(0))
+    assert first != list_steps(FixedSizeSteps(7, 3, seed=2).order_epoch(0))
 
 
 def test_steps_of_similar_lengths_hold_every_row_once() -> None:
     lengths = np.tile([1, 9, 5], 41)[:121]
     order = SimilarLengthSteps(lengths, 10, seed=1)
-    first, second = steps(order.order_epoch(0)), steps(order.order_epoch(1))
+    first, second = list_steps(order.order_epoch(0)), list_steps(order.order_epoch(1))
     assert sorted(map(len, first)) == [1, *[10] * 12]
     assert len(first) == order.steps_per_epoch
     assert sorted(itertools.chain(*first)) == sorted(itertools.chain(*second)) == list(range(121))
     assert first != second
-    assert first == steps(SimilarLengthSteps(lengths, 10, seed=1).order_epoch(0))
+    assert first == list_steps(SimilarLengthSteps(lengths, 10, seed=1).order_epoch(0))
     mixed = [step for step in first if len({*lengths[step].tolist()}) > 1]
     assert len(mixed) <= 2  # where one length ends and the next begins
     of_steps = [int(lengths[step[0]]) for step in first]
     assert of_steps != sorted(of_steps)
 
 
-def test_steps_of_a_budget_of_forty_tokens() -> None:
+def test_steps_of_a_token_budget_combine_rows_of_similar_length() -> None:
     # Buckets of width 5: lengths 10-14, 5-9, 1-4; in two shares of 20 tokens.
     lengths = np.array([2, 4, 3, 9, 8, 9, 7, 10, 10])
     order = TokenBudgetSteps(lengths, budget=40, span=5, shares=2, seed=0)
     # A step that begins with a row of 10 tokens has 2 x (20 // 10) = 4 rows: both of that bucket
     # and two of the next; one that begins with 9 has 2 x (20 // 9) = 4: the others and the rest.
     assert order.steps_per_epoch == 3
-    found = sorted(sorted(lengths[step] // 5) for step in steps(order.order_epoch(0)))
+    found = sorted(sorted(lengths[step] // 5) for step in list_steps(order.order_epoch(0)))
     assert found == [[0], [0, 0, 1, 1], [1, 1, 2, 2]]
 
 
@@ -198,14 +198,14 @@ def test_a_budget_is_filled_though_every_bucket_has_few_rows() -> None:
     """Sentences of 4 to 43 words: 38 buckets of one row to a few hundred, in 8 parts."""
     lengths = np.repeat(np.arange(4, 44), np.r_[1:21, 20:0:-1] * 8)
     order = TokenBudgetSteps(lengths, budget=4096, span=1, shares=8, seed=0)
-    tokens = [lengths[step].sum() for step in steps(order.order_epoch(0))]
+    tokens = [lengths[step].sum() for step in list_steps(order.order_epoch(0))]
     assert sorted(tokens)[1] > 0.85 * 4096  # one step has the remaining rows
 
 
 def test_steps_of_a_budget_change_their_order_with_the_epoch() -> None:
     lengths = np.arange(1, 101)
     order = TokenBudgetSteps(lengths, budget=800, span=10, shares=4, seed=0)
-    epochs = [steps(order.order_epoch(epoch)) for epoch in range(3)]
+    epochs = [list_steps(order.order_epoch(epoch)) for epoch in range(3)]
     assert all(len(epoch) == order.steps_per_epoch for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
 
@@ -217,13 +217,13 @@ def test_steps_of_a_budget_change_their_order_with_the_epoch() -> None:
     span=st.integers(1, 30),
     seed=st.integers(0, 5),
 )
-def test_budget_steps(
+def test_steps_of_any_budget_hold_every_row_once_within_the_budget(
     lengths: list[int], shares: int, share_budget: int, span: int, seed: int
 ) -> None:
     sizes = np.array(lengths)
     budget = share_budget * shares
     order = TokenBudgetSteps(sizes, budget=budget, span=span, shares=shares, seed=seed)
-    epoch = steps(order.order_epoch(seed))
+    epoch = list_steps(order.order_epoch(seed))
     assert sorted(itertools.chain(*epoch)) == list(range(len(lengths)))
     widths = sorted(sorted(sizes[step] // span) for step in epoch)
     assert all(low[-1] <= high[0] for low, high in itertools.pairwise(widths))

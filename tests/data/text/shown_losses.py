@@ -34,12 +34,12 @@ TOKENIZERS = {
 
 
 @cache
-def made(name: str) -> PreTrainedTokenizerFast:
+def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
     return TOKENIZERS[name]()
 
 
 def shown_losses(tokenizer: PreTrainedTokenizerFast, text: str) -> str:
-    """The text with a dot for each character that comes back."""
+    """Returns the text with a dot for each character that survives a round trip."""
     (tokens,) = TextTokenizer(tokenizer).encode([text], lambda _: NO_PARTS)
     finder = LostTextFinder(tokenizer.backend_tokenizer)
     lost = finder.find(text, tokens.ids, *tokens.locate())

@@ -43,7 +43,7 @@ TEXTS = st.text(st.one_of(LETTERS, st.characters(exclude_categories=["Cs"])), ma
         ("ไทย\nไทย", "ไทย ไทย"),
     ],
 )
-def test_the_caseless_form_of_a_text(text: str, expected: str) -> None:
+def test_a_text_is_folded_to_its_caseless_form(text: str, expected: str) -> None:
     assert make_caseless(text) == expected
 
 
@@ -72,7 +72,7 @@ def test_forms_that_are_equivalent_are_equal(text: str) -> None:
 
 @given(TEXTS)
 @example("İİ ßx\u0301\u0323  y")
-def test_every_part_has_its_offsets_in_the_text(text: str) -> None:
+def test_every_part_maps_to_its_offsets_in_the_text(text: str) -> None:
     folded = CaselessText.from_text(text)
     assert folded.text.strip(" ") == make_caseless(text)
     joined = 0
@@ -89,7 +89,7 @@ def test_every_part_has_its_offsets_in_the_text(text: str) -> None:
         assert folded.find_original(0, len(folded.text)) == (0, len(text))
 
 
-def test_offsets_of_words() -> None:
+def test_words_map_to_their_offsets_in_the_original_text() -> None:
     text = "Die  STRAẞE, das Cafe\u0301 \u2013 ok"
     folded = CaselessText.from_text(text)
     assert folded.text == "die strasse, das caf\u00e9 \u2013 ok"

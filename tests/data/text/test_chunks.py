@@ -26,7 +26,7 @@ def config(**changes: object) -> DataConfig:
 
 
 def document(runs: list[int], prefix: int = 0) -> EncodedDocument:
-    """A document whose runs are so many tokens long, positive ones text and negative ones tags."""
+    """Returns a document with runs of the given numbers of tokens: positive text, negative tags."""
     run = [-1 if size > 0 else number for number, size in enumerate(runs) for _ in range(abs(size))]
     run = np.array([*run, -1], np.int32)
     kinds = (run >= 0).astype(np.uint8)
@@ -48,15 +48,19 @@ sizes = st.integers(1, 30) | st.integers(-5, -1)
 
 
 @given(st.lists(sizes, min_size=1, max_size=20), st.integers(0, ROOM // 2), st.booleans())
-def test_chunks(runs: list[int], prefix: int, on_every_piece: bool) -> None:
+def test_chunks_cover_the_document_and_fit_into_a_row(
+    runs: list[int], prefix: int, on_every_piece: bool
+) -> None:
     encoded = document(runs, prefix)
     chunks = cut_document(
         encoded, config(prefix_on="every_piece" if on_every_piece else "first_piece")
     )
-    assert [*range(len(encoded.ids))] == [i for one in chunks for i in range(one.start, one.stop)]
-    assert all(len(one) <= ROOM for one in chunks)
-    assert all(one.stop - one.start > 1 or one.stop < len(encoded.ids) for one in chunks)
-    assert [one.prefix_length for one in chunks[1:]] == [prefix * on_every_piece] * (
+    assert [*range(len(encoded.ids))] == [
+        i for chunk in chunks for i in range(chunk.start, chunk.stop)
+    ]
+    assert all(len(chunk) <= ROOM for chunk in chunks)
+    assert all(chunk.stop - chunk.start > 1 or chunk.stop < len(encoded.ids) for chunk in chunks)
+    assert [chunk.prefix_length for chunk in chunks[1:]] == [prefix * on_every_piece] * (
         len(chunks) - 1
     )
     for chunk in chunks[:-1]:  # a run of up to 5 tokens always fits
@@ -67,33 +71,33 @@ def test_chunks(runs: list[int], prefix: int, on_every_piece: bool) -> None:
         assert {len(array) for array in arrays} == {len(chunk)}
 
 
-def test_a_chunk_is_as_long_as_it_can_be() -> None:
+def test_a_chunk_is_as_long_as_possible() -> None:
     chunks = cut_document(document([30]), config())
-    assert [(one.start, one.stop) for one in chunks] == [(0, 12), (12, 24), (24, 31)]
+    assert [(chunk.start, chunk.stop) for chunk in chunks] == [(0, 12), (12, 24), (24, 31)]
 
 
 def test_a_cut_moves_before_a_run() -> None:
     chunks = cut_document(document([9, -5, 4]), config())
-    assert [(one.start, one.stop) for one in chunks] == [(0, 9), (9, 19)]
+    assert [(chunk.start, chunk.stop) for chunk in chunks] == [(0, 9), (9, 19)]
 
 
 def test_a_run_longer_than_a_chunk_must_be_cut() -> None:
     chunks = cut_document(document([2, -20, 2]), config())
-    assert [(one.start, one.stop) for one in chunks] == [(0, 2), (2, 14), (14, 25)]
+    assert [(chunk.start, chunk.stop) for chunk in chunks] == [(0, 2), (2, 14), (14, 25)]
 
 
-def test_eos_never_stands_alone() -> None:
+def test_eos_never_forms_a_chunk_alone() -> None:
     chunks = cut_document(document([12]), config())
-    assert [(one.start, one.stop) for one in chunks] == [(0, 11), (11, 13)]
+    assert [(chunk.start, chunk.stop) for chunk in chunks] == [(0, 11), (11, 13)]
     chunks = cut_document(document([10, -2]), config())
-    assert [(one.start, one.stop) for one in chunks] == [(0, 10), (10, 13)]
+    assert [(chunk.start, chunk.stop) for chunk in chunks] == [(0, 10), (10, 13)]
 
 
-def test_nothing_but_eos_is_no_chunk() -> None:
+def test_an_empty_document_has_no_chunk() -> None:
     assert cut_document(document([]), config()) == []
 
 
-def test_what_is_a_target() -> None:
+def test_the_first_text_token_is_a_target_only_after_metadata() -> None:
     without = cut_document(document([3]), config())[0]
     assert without.loss_mask.tolist() == [False, True, True, True]
     after_a_prefix = cut_document(document([3], prefix=2), config())[0]
@@ -107,36 +111,36 @@ def test_what_is_a_target() -> None:
     assert tag_first.ids.tolist() == [500, 501, 0, 1, 2, 3, 4, 5]
 
 
-def test_the_same_context_without_metadata() -> None:
-    """Two chunks of the text 0..14, cut with tags in it: without them, cut at the same text."""
+def test_without_metadata_chunks_are_cut_at_the_same_text() -> None:
+    """Two chunks of the text 0..14, cut with tags between."""
     chunks = cut_document(document([5, -4, 10]), config())
-    assert [(one.start, one.stop) for one in chunks] == [(0, 12), (12, 20)]
+    assert [(chunk.start, chunk.stop) for chunk in chunks] == [(0, 12), (12, 20)]
     alike = cut_alike(document([15]), chunks, config())
-    assert [(one.start, one.stop) for one in alike] == [(0, 8), (8, 16)]
+    assert [(chunk.start, chunk.stop) for chunk in alike] == [(0, 8), (8, 16)]
 
 
-def test_the_same_context_keeps_the_end_of_text_after_closing_tags() -> None:
-    """The last chunk is closing tags and EOS: without metadata, EOS goes with the text before."""
+def test_without_metadata_eos_after_closing_tags_joins_the_text() -> None:
+    """The last chunk is closing tags and EOS; without metadata, EOS joins the preceding text."""
     chunks = cut_document(document([-2, 9, -3]), config())
-    assert [(one.start, one.stop) for one in chunks] == [(0, 11), (11, 15)]
-    assert [(one.start, one.stop) for one in cut_alike(document([9]), chunks, config())] == [
+    assert [(chunk.start, chunk.stop) for chunk in chunks] == [(0, 11), (11, 15)]
+    assert [(chunk.start, chunk.stop) for chunk in cut_alike(document([9]), chunks, config())] == [
         (0, 10)
     ]
     full = cut_document(document([12, -3]), config())
-    assert [(one.start, one.stop) for one in full] == [(0, 12), (12, 16)]
+    assert [(chunk.start, chunk.stop) for chunk in full] == [(0, 12), (12, 16)]
     alike = cut_alike(document([12]), full, config())
-    assert [(one.start, one.stop) for one in alike] == [(0, 11), (11, 13)]
+    assert [(chunk.start, chunk.stop) for chunk in alike] == [(0, 11), (11, 13)]
 
 
 @given(st.lists(sizes, min_size=1, max_size=20), st.integers(0, ROOM // 2))
-def test_the_same_context_holds_each_token_once(runs: list[int], prefix: int) -> None:
+def test_without_metadata_chunks_hold_each_token_once(runs: list[int], prefix: int) -> None:
     text = sum(size for size in runs if size > 0)
     plain = document([text] if text else [])
     alike = cut_alike(plain, cut_document(document(runs, prefix), config()), config())
     expected = [*range(text + 1)] if text else []
-    assert expected == [i for one in alike for i in range(one.start, one.stop)]
-    assert all(2 <= len(one) <= ROOM for one in alike[-1:])
-    assert all(len(one) <= ROOM for one in alike)
+    assert expected == [i for chunk in alike for i in range(chunk.start, chunk.stop)]
+    assert all(2 <= len(chunk) <= ROOM for chunk in alike[-1:])
+    assert all(len(chunk) <= ROOM for chunk in alike)
 
 
 LINE = {
@@ -158,7 +162,7 @@ LINE = {
 @pytest.mark.parametrize("types", [(), ("title",), ("html",), ("title", "html")])
 @pytest.mark.parametrize("text", ["8 quick dogs", "\n8 dogs", "quick dogs", "😀 dogs"])
 @pytest.mark.parametrize("is_target", [True, False])
-def test_the_first_character_of_the_text(
+def test_the_first_character_of_the_text_is_a_target_if_configured(
     types: tuple[str, ...], text: str, is_target: bool
 ) -> None:
     metadata = MetadataConfig(
@@ -186,8 +190,8 @@ CAPACITY = 20
 lengths = st.lists(st.integers(1, CAPACITY), max_size=80)
 
 
-def obvious(sizes: list[int], capacity: int) -> list[int]:
-    """Rooms left by best-fit decreasing, looking at every sequence for every chunk."""
+def pack_naively(sizes: list[int], capacity: int) -> list[int]:
+    """Returns the room left in each sequence by a naive best-fit decreasing."""
     rooms: list[int] = []
     for size in sorted(sizes, reverse=True):
         fitting = [index for index, room in enumerate(rooms) if room >= size]
@@ -206,11 +210,11 @@ def test_every_item_is_packed_once_and_no_row_overflows(sizes: list[int]) -> Non
 
 
 @given(lengths)
-def test_as_full_as_the_obvious_implementation(sizes: list[int]) -> None:
+def test_sequences_are_as_full_as_by_a_naive_implementation(sizes: list[int]) -> None:
     rooms = [
         CAPACITY - sum(sizes[i] for i in sequence) for sequence in pack_best_fit(sizes, CAPACITY)
     ]
-    assert sorted(rooms) == obvious(sizes, CAPACITY)
+    assert sorted(rooms) == pack_naively(sizes, CAPACITY)
 
 
 def test_items_fill_the_row_with_the_least_room_left() -> None:
@@ -219,7 +223,7 @@ def test_items_fill_the_row_with_the_least_room_left() -> None:
     assert pack_separately([3, 10], 10) == [[0], [1]]
 
 
-def test_fill_of_documents_of_many_lengths() -> None:
+def test_documents_of_many_lengths_fill_the_rows_almost_completely() -> None:
     generator = random.Random(0)
     sizes = [1 + int(1024 * generator.random() ** 2) for _ in range(2000)]
     assert sum(sizes) / (1024 * len(pack_best_fit(sizes, 1024))) > 0.995

@@ -42,12 +42,12 @@ def encoded(fields: str, **changes: object) -> EncodedDocument:
 
 
 def by_token(document: EncodedDocument, values: np.ndarray) -> list[tuple[str, int]]:
-    """Pairs of a token's text and its value."""
+    """Returns pairs of a token's text and its value."""
     texts = [TOKENIZER.decode([number]) for number in document.ids]
     return list(zip(texts, values.tolist(), strict=True))
 
 
-def test_text_alone() -> None:
+def test_a_text_without_metadata_has_only_targets() -> None:
     document = encoded('"text": "xyz"')
     assert len(document.prefix_ids) == 0
     assert by_token(document, document.token_types) == [("x", 0), ("y", 0), ("z", 0), ("<eos>", 0)]
@@ -57,7 +57,7 @@ def test_text_alone() -> None:
     assert document.text_ends.tolist() == [1, 2, 3, 3]
 
 
-def test_prefix() -> None:
+def test_a_prefix_is_encoded_without_targets() -> None:
     document = encoded('"text": "xyz", ' + URL)
     assert TOKENIZER.decode(document.prefix_ids) == "url: abc |||"
     assert set(document.prefix_token_types.tolist()) == {2}
@@ -76,7 +76,7 @@ def test_tags_are_runs_of_their_type() -> None:
     assert document.runs.tolist() == [-1, -1, 1, 1, 1, -1, -1, 2, 2, 2, 2, -1]
     assert document.text_starts.tolist() == [0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3]
     assert document.text_ends.tolist() == [0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3]
-    # Local metadata is regular text unless told otherwise; the space only joins prefix and body.
+    # Local metadata is regular text by default; the space only joins prefix and body.
     assert document.lead_length == 1
     assert document.targets.tolist() == [False] + [True] * 11
 
@@ -86,12 +86,12 @@ def test_tags_that_are_not_regular_text_are_no_targets() -> None:
     assert document.targets.tolist() == [False, *(document.token_types[1:] == 0)]
 
 
-def test_loss_on_metadata() -> None:
+def test_the_prefix_is_a_target_under_loss_on_metadata() -> None:
     document = encoded('"text": "xyz", ' + URL, loss_on_metadata=True)
     assert document.prefix_targets.all()
 
 
-def test_a_suffix_stands_before_eos_and_is_one_run() -> None:
+def test_a_suffix_precedes_eos_and_is_a_single_run() -> None:
     document = encoded('"text": "x", ' + URL, metadata_position="append", loss_on_metadata=True)
     assert len(document.prefix_ids) == 0
     assert TOKENIZER.decode(document.ids) == "x ||| url: abc<eos>"
@@ -113,8 +113,8 @@ def test_a_long_prefix_is_cut_and_keeps_its_separator() -> None:
 TITLE = '"metadata_title": [{"key": "title", "type": "global", "value": "Fox"}]'
 
 
-def named_kinds(position: str, *types: str) -> list[tuple[str, int]]:
-    """The tokens of prefix or suffix with the number of their type in metadata_list."""
+def list_token_types(position: str, *types: str) -> list[tuple[str, int]]:
+    """Returns the tokens of prefix or suffix with the number of their type in metadata_list."""
     config = MetadataConfig(
         metadata_list=["title", "url"],
         metadata_position=position,
@@ -137,11 +137,11 @@ def named_kinds(position: str, *types: str) -> list[tuple[str, int]]:
 
 def test_a_record_begins_with_the_token_that_begins_in_the_separator_before_it() -> None:
     """` url` is a token whose blank belongs to the separator ` | ` after the title."""
-    assert named_kinds("prepend", "title", "url") == [
+    assert list_token_types("prepend", "title", "url") == [
         ("Title", 1), (":", 1), (" Fox", 1), (" |", 1),
         (" url", 2), (":", 2), (" abc", 2), (" |||", 2),
     ]  # fmt: skip
-    assert named_kinds("append", "title", "url") == [
+    assert list_token_types("append", "title", "url") == [
         (" |||", 1), (" Title", 1), (":", 1), (" Fox", 1),
         (" |", 2), (" url", 2), (":", 2), (" abc", 2),
     ]  # fmt: skip
@@ -171,27 +171,31 @@ def test_a_batch_keeps_its_order() -> None:
     lines = ['"text": "a", ' + URL, '"text": "b"', '"text": "cde", ' + BOLD, '"text": "d", ' + URL]
     together = encoder.encode([rendered(line) for line in lines])
     alone = [encoded(line) for line in lines]
-    assert [one.ids.tolist() for one in together] == [one.ids.tolist() for one in alone]
-    assert [len(one.prefix_ids) for one in together] == [len(one.prefix_ids) for one in alone]
+    assert [document.ids.tolist() for document in together] == [
+        document.ids.tolist() for document in alone
+    ]
+    assert [len(document.prefix_ids) for document in together] == [
+        len(document.prefix_ids) for document in alone
+    ]
     assert encoder.encode([]) == []
 
 
-def test_no_eos_token() -> None:
+def test_a_tokenizer_without_eos_is_refused() -> None:
     tokenizer = small_tokenizer()
     tokenizer.eos_token = None
     with pytest.raises(ConfigurationError, match="has no eos_token"):
         DocumentEncoder(tokenizer, DataConfig())
 
 
-def test_a_sequence_that_the_prefix_could_fill() -> None:
+def test_a_prefix_limit_that_could_fill_the_sequence_is_refused() -> None:
     for changes in ({"max_seq_len": 8}, {"max_seq_len": 64, "prefix_max_tokens": 63}):
         with pytest.raises(ConfigurationError, match=r"prefix_max_tokens.*max_seq_len"):
             DocumentEncoder(TOKENIZER, DataConfig(metadata_config=MetadataConfig(**changes)))
 
 
 @given(st.data())
-def test_marks_are_those_of_each_character(data: st.DataObject) -> None:
-    """Random tokens over random spans, against a look at every character."""
+def test_the_type_of_a_token_follows_from_its_characters(data: st.DataObject) -> None:
+    """Compares random tokens over random spans with a check of every character."""
     cuts = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=20), "token lengths")
     ends = np.cumsum(cuts).astype(np.int32)
     starts = (ends - cuts).astype(np.int32)
@@ -206,9 +210,9 @@ def test_marks_are_those_of_each_character(data: st.DataObject) -> None:
     for kind, (start, end) in zip(span_token_types, spans, strict=True):
         of_character[start:end] = kind
     for token, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        found = of_character[start:end][of_character[start:end] > 0]
-        assert kinds[token] == (found[0] if len(found) else 0)
-        assert (run[token] >= 0) == (len(found) > 0)
+        marked = of_character[start:end][of_character[start:end] > 0]
+        assert kinds[token] == (marked[0] if len(marked) else 0)
+        assert (run[token] >= 0) == (len(marked) > 0)
     for token, place in enumerate(starts[1:]):
         inside = any(start < place < end for start, end in spans)
         assert inside == (run[token] >= 0 and run[token] == run[token + 1])
@@ -218,7 +222,7 @@ def test_marks_are_those_of_each_character(data: st.DataObject) -> None:
     st.text("ab <", min_size=1, max_size=20),
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=5),
 )
-def test_a_token_is_of_the_first_metadata_character_in_it(
+def test_a_token_has_the_type_of_its_first_metadata_character(
     text: str, places: list[tuple[int, int]]
 ) -> None:
     config = MetadataConfig(metadata_list=["url", "html"])
@@ -241,7 +245,7 @@ def test_a_token_is_of_the_first_metadata_character_in_it(
     assert place == len(of_character)
 
 
-def test_without_metadata_no_token_is_of_a_type() -> None:
+def test_without_metadata_no_token_has_a_type() -> None:
     plain = rendered('"text": "xyz", ' + URL + ", " + BOLD).without_metadata()
     config = MetadataConfig(metadata_list=["html", "url"])
     (document,) = DocumentEncoder(TOKENIZER, DataConfig(metadata_config=config)).encode([plain])

@@ -9,11 +9,11 @@ from bsmeta.data.text.lost_text import find_lossy_texts
 from tests.data.lossy_tokenizers import (
     wrapped,
 )
-from tests.data.text.shown_losses import TOKENIZERS, made, shown_losses
+from tests.data.text.shown_losses import TOKENIZERS, make_tokenizer, shown_losses
 
 
 def test_only_byte_level_bpe_that_changes_nothing_is_lossless_at_once() -> None:
-    lossless = {name for name in TOKENIZERS if is_lossless(made(name).backend_tokenizer)}
+    lossless = {name for name in TOKENIZERS if is_lossless(make_tokenizer(name).backend_tokenizer)}
     assert lossless == {"byte_level", "byte_level_with_space"}
 
 

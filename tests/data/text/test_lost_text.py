@@ -13,7 +13,7 @@ from bsmeta.data.text.tokens import TextTokenizer
 from tests.data.lossy_tokenizers import (
     wrapped,
 )
-from tests.data.text.shown_losses import NO_PARTS, made, shown_losses
+from tests.data.text.shown_losses import NO_PARTS, make_tokenizer, shown_losses
 
 
 @pytest.mark.parametrize(
@@ -48,46 +48,46 @@ from tests.data.text.shown_losses import NO_PARTS, made, shown_losses
         ("word_ends", "The 俋 fox", "T...俋...."),
     ],
 )
-def test_lost_characters(name: str, text: str, expected: str) -> None:
-    shown = shown_losses(made(name), text)
+def test_lost_characters_are_shown_in_the_text(name: str, text: str, expected: str) -> None:
+    shown = shown_losses(make_tokenizer(name), text)
     if name == "word_ends":  # its last unknown token ends no word: the space after it is dropped
         shown = shown.replace(" ", ".")
     assert shown == expected
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-def test_bytes_always_come_back(text: str) -> None:
-    assert shown_losses(made("byte_level"), text) == "." * len(text)
-    assert shown_losses(made("byte_level_with_space"), text) == "." * len(text)
+def test_byte_level_tokenizers_lose_nothing(text: str) -> None:
+    assert shown_losses(make_tokenizer("byte_level"), text) == "." * len(text)
+    assert shown_losses(make_tokenizer("byte_level_with_space"), text) == "." * len(text)
     without_metaspace = text.replace("▁", "_")
-    assert shown_losses(made("byte_fallback"), without_metaspace) == "." * len(text)
+    assert shown_losses(make_tokenizer("byte_fallback"), without_metaspace) == "." * len(text)
 
 
 @given(st.text("aBcD é.\n俋", max_size=40))
-def test_lower_casing_loses_the_capitals(text: str) -> None:
+def test_lower_casing_loses_capitals(text: str) -> None:
     expected = "".join(character if character in "BD" else "." for character in text)
-    assert shown_losses(made("byte_level_lower"), text) == expected
+    assert shown_losses(make_tokenizer("byte_level_lower"), text) == expected
 
 
 @given(st.text("ae\u0301\u0308éñ 俋\n", max_size=40))
 def test_tokens_of_a_normalized_text_have_the_characters_that_the_tokenizer_reports(
     text: str,
 ) -> None:
-    (tokens,) = TextTokenizer(made("byte_level_nfc")).encode([text], lambda _: NO_PARTS)
+    (tokens,) = TextTokenizer(make_tokenizer("byte_level_nfc")).encode([text], lambda _: NO_PARTS)
     starts, ends = tokens.locate()
     assert (ends <= len(text)).all()
     assert (np.diff(starts) >= 0).all()
-    lost = shown_losses(made("byte_level_nfc"), text)
+    lost = shown_losses(make_tokenizer("byte_level_nfc"), text)
     for start, end, number in zip(starts, ends, tokens.ids.tolist(), strict=True):
         if lost[start:end] == "." * (end - start) and text[start:end].isascii():
-            entry = made("byte_level_nfc").convert_ids_to_tokens(number)
+            entry = make_tokenizer("byte_level_nfc").convert_ids_to_tokens(number)
             assert entry.replace("Ġ", " ").replace("Ċ", "\n") == text[start:end]
 
 
-def test_texts_of_which_something_is_lost() -> None:
+def test_lossy_texts_are_detected() -> None:
     texts = ["the fox", "The fox"]
-    assert find_lossy_texts(made("word_piece"), texts) == [False, True]
-    assert find_lossy_texts(made("byte_level"), texts) == [False, False]
+    assert find_lossy_texts(make_tokenizer("word_piece"), texts) == [False, True]
+    assert find_lossy_texts(make_tokenizer("byte_level"), texts) == [False, False]
 
 
 def test_long_parts_whose_tokens_overlap_are_lost_as_a_whole() -> None:
@@ -100,5 +100,5 @@ def test_long_parts_whose_tokens_overlap_are_lost_as_a_whole() -> None:
 
 
 def test_a_written_special_token_is_text() -> None:
-    assert shown_losses(made("byte_level_lower"), "a [EOS] b") == "...EOS..."
-    assert shown_losses(made("word_piece"), "x [UNK]") == "..[UNK]"
+    assert shown_losses(make_tokenizer("byte_level_lower"), "a [EOS] b") == "...EOS..."
+    assert shown_losses(make_tokenizer("word_piece"), "x [UNK]") == "..[UNK]"

@@ -66,13 +66,13 @@ def test_chunks_joined_are_the_text(text: str, limit: int) -> None:
 
 @settings(max_examples=100)
 @given(prose)
-def test_words_are_those_of_split(text: str) -> None:
+def test_words_equal_the_result_of_split(text: str) -> None:
     assert [text[start:end] for start, end in find_words(text)] == text.split()
 
 
 @pytest.mark.parametrize(
     ("word", "inside"), [("(«word»),", "word"), ("it's.", "it's"), ("--", None), ("3rd", "rd")]
 )
-def test_the_core_of_a_word(word: str, inside: str | None) -> None:
+def test_the_core_of_a_word_excludes_punctuation(word: str, inside: str | None) -> None:
     span = find_word_core(word)
     assert inside == (None if span is None else word[span.start : span.end])

@@ -40,7 +40,7 @@ def global_record(key: str, value: str) -> list[dict[str, str]]:
 
 
 def line(**changes: Any) -> bytes:
-    """A page that writes special tokens wherever it can."""
+    """Returns a line whose text and metadata contain special tokens."""
     tag = {
         "key": "html",
         "type": "local",
@@ -79,8 +79,8 @@ def encoded(
     return one
 
 
-def special_of(one: EncodedDocument, tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """The special tokens of a document, in order."""
+def decode_special_tokens(one: EncodedDocument, tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """Returns the special tokens of a document, in order."""
     ids = [*one.prefix_ids.tolist(), *one.ids.tolist()]
     return [tokenizer.decode([i]) for i in ids if i in tokenizer.all_special_ids]
 
@@ -95,34 +95,34 @@ def test_pages_cannot_forge_special_tokens(backend: str) -> None:
         pytest.importorskip(backend)
     tokenizer = special_tokenizer(MetadataConfig(**SETTINGS))
     one = encoded(line(), tokenizer, backend)
-    assert special_of(one, tokenizer) == OWN + TAGS
+    assert decode_special_tokens(one, tokenizer) == OWN + TAGS
     text = one.token_types == 0
     spans = zip(one.text_starts[text], one.text_ends[text], strict=True)
     assert "".join(FORGED[start:end] for start, end in spans) == FORGED
 
 
 @pytest.mark.parametrize("backend", ["hf", "tiktoken", "gigatoken"])
-def test_what_is_written_out_is_a_special_token_where_the_key_says_so(backend: str) -> None:
+def test_written_special_tokens_count_if_the_configuration_allows_them(backend: str) -> None:
     if backend != "hf":
         pytest.importorskip(backend)
     tokenizer = special_tokenizer(MetadataConfig(**SETTINGS))
     one = encoded(line(), tokenizer, backend, special_tokens_in_text=True)
-    found = special_of(one, tokenizer)
-    assert len(found) > len(OWN + TAGS)
-    assert [found.count(name) for name in ("<eos>", "<s>", "<|end|>")] == [4, 4, 3]
+    special_tokens = decode_special_tokens(one, tokenizer)
+    assert len(special_tokens) > len(OWN + TAGS)
+    assert [special_tokens.count(name) for name in ("<eos>", "<s>", "<|end|>")] == [4, 4, 3]
 
 
 def test_appended_records_cannot_forge_special_tokens() -> None:
     settings = {"metadata_position": "append", "metadata_list": ["title", "url"]}
     tokenizer = special_tokenizer(MetadataConfig(**SETTINGS))
     one = encoded(line(), tokenizer, **settings)
-    assert special_of(one, tokenizer) == ["<s>", "<s>", "<eos>"]
+    assert decode_special_tokens(one, tokenizer) == ["<s>", "<s>", "<eos>"]
 
 
-def test_a_page_without_metadata_ends_once() -> None:
+def test_a_page_without_metadata_has_a_single_eos() -> None:
     tokenizer = special_tokenizer(MetadataConfig(**SETTINGS))
     one = encoded(line(), tokenizer, metadata_list=["length"], metadata_templates={})
-    assert special_of(one, tokenizer) == ["<eos>"]
+    assert decode_special_tokens(one, tokenizer) == ["<eos>"]
     assert one.ids.tolist().index(tokenizer.eos_token_id) == len(one.ids) - 1
 
 
@@ -137,7 +137,7 @@ def test_pages_cannot_forge_the_boundary(row_budget: str) -> None:
     tokenizer = special_tokenizer(config)
     data = DataConfig(metadata_config=config, row_budget=row_budget)
     (one,) = DocumentEncoder(tokenizer, data).encode([rendered])
-    assert special_of(one, tokenizer) == ["<|text|>", "<|text|>", "<eos>"]
+    assert decode_special_tokens(one, tokenizer) == ["<|text|>", "<|text|>", "<eos>"]
     assert one.prefix_ids[-1] == one.separator.item() == tokenizer.vocab["<|text|>"]
 
 
@@ -155,14 +155,14 @@ def test_a_prefix_that_is_cut_keeps_its_boundary() -> None:
     assert tokenizer.decode([one.prefix_ids[-1]]) == "<|text|>"
 
 
-def test_a_text_has_the_same_tokens_whatever_tokens_are_special() -> None:
-    """Encoded apart, in runs that know the special tokens and in one that does not."""
+def test_a_text_has_the_same_tokens_for_any_set_of_special_tokens() -> None:
+    """Encoded separately, with and without the special tokens in the tokenizer."""
     config = MetadataConfig(**SETTINGS, treat_local_metadata_as_regular_text=False)
     rendered = Renderer(config).render(DocumentDecoder(config).decode(line()), config.metadata_list)
     data = DataConfig(metadata_config=config, row_budget="text")
     tokenizer = special_tokenizer(config)
     (one,) = DocumentEncoder(tokenizer, data).encode([rendered])
-    assert special_of(one, tokenizer) == OWN + TAGS
+    assert decode_special_tokens(one, tokenizer) == OWN + TAGS
     plain = DataConfig(metadata_config=MetadataConfig(metadata_list=[]), row_budget="text")
     (alone,) = DocumentEncoder(small_tokenizer(), plain).encode([Rendered(FORGED, body=FORGED)])
     assert one.ids[one.is_text].tolist() == alone.ids.tolist()
@@ -178,8 +178,8 @@ def test_a_prompt_cannot_forge_special_tokens() -> None:
     assert special == ["<|begin|>", "<|meta_0|>", "<|meta_1|>", "<s>", "<s>", "<|end|>"]
 
 
-def test_a_tokenizer_that_is_not_byte_level() -> None:
-    """Its tokens still know their characters in a text that was encoded part by part."""
+def test_a_tokenizer_that_is_not_byte_level_keeps_offsets() -> None:
+    """Tokens keep their character offsets in a text encoded part by part."""
     characters = ["<unk>", "<eos>", *map(chr, range(32, 127))]
     vocabulary = {character: number for number, character in enumerate(characters)}
     words = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
@@ -190,7 +190,7 @@ def test_a_tokenizer_that_is_not_byte_level() -> None:
     names = ["<s>", *Renderer(config).list_special_tokens()]
     tokenizer.add_special_tokens({"additional_special_tokens": names})
     one = encoded(line(), tokenizer)
-    assert special_of(one, tokenizer) == OWN + TAGS
+    assert decode_special_tokens(one, tokenizer) == OWN + TAGS
     text = one.token_types == 0
     spans = zip(one.text_starts[text], one.text_ends[text], strict=True)
     assert "".join(FORGED[start:end] for start, end in spans) == FORGED

@@ -32,9 +32,9 @@ SAMPLE = ["The quick brown fox", "", "don't  stop\n\n 123 😀<eos>x"]
 
 
 def ids(backend: Backend, texts: Sequence[str]) -> list[list[int]]:
-    found = backend(texts)
-    assert all(one.dtype == np.int32 for one in found)
-    return [one.tolist() for one in found]
+    encodings = backend(texts)
+    assert all(ids.dtype == np.int32 for ids in encodings)
+    return [ids.tolist() for ids in encodings]
 
 
 texts_of_all_kinds = st.lists(st.text() | st.text("ab '1\n\t<eos>é"), max_size=4)
@@ -51,7 +51,7 @@ def test_gigatoken_has_the_ids_of_the_oracle(texts: list[str]) -> None:
     assert ids(build_gigatoken_backend(SMALL), texts) == ids(make_hf_backend(SMALL), texts)
 
 
-def test_special_tokens_that_were_added_later() -> None:
+def test_tiktoken_knows_special_tokens_added_later() -> None:
     tokenizer = small_tokenizer()
     tokenizer.add_tokens(["<HTML>", "</HTML>"], special_tokens=True)
     oracle = tokenizer.backend_tokenizer
@@ -59,7 +59,7 @@ def test_special_tokens_that_were_added_later() -> None:
     assert ids(build_tiktoken_backend(oracle), texts) == ids(make_hf_backend(oracle), texts)
 
 
-def test_a_tokenizer_that_splits_by_a_pattern_of_its_own() -> None:
+def test_tiktoken_supports_a_custom_split_pattern() -> None:
     oracle = Tokenizer.from_str(SMALL.to_str())
     oracle.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -70,7 +70,7 @@ def test_a_tokenizer_that_splits_by_a_pattern_of_its_own() -> None:
     assert ids(build_tiktoken_backend(oracle), SAMPLE) == ids(make_hf_backend(oracle), SAMPLE)
 
 
-def changed(**parts: object) -> Tokenizer:
+def change_oracle(**parts: object) -> Tokenizer:
     oracle = Tokenizer.from_str(SMALL.to_str())
     for name, part in parts.items():
         setattr(oracle, name, part)
@@ -82,24 +82,27 @@ def changed(**parts: object) -> Tokenizer:
     [
         (Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), "it is not BPE"),
         (Tokenizer(models.BPE({"a": 0}, [])), "its vocabulary lacks a byte"),
-        (changed(normalizer=normalizers.NFC()), "it normalizes the text"),
-        (changed(pre_tokenizer=pre_tokenizers.Whitespace()), "does not split the text by one"),
-        (changed(pre_tokenizer=pre_tokenizers.ByteLevel()), "does not split the text by one"),
+        (change_oracle(normalizer=normalizers.NFC()), "it normalizes the text"),
+        (
+            change_oracle(pre_tokenizer=pre_tokenizers.Whitespace()),
+            "does not split the text by one",
+        ),
+        (change_oracle(pre_tokenizer=pre_tokenizers.ByteLevel()), "does not split the text by one"),
     ],
 )
-def test_tokenizers_that_tiktoken_cannot_stand_in_for(oracle: Tokenizer, why: str) -> None:
+def test_tokenizers_that_tiktoken_cannot_replace_are_refused(oracle: Tokenizer, why: str) -> None:
     with pytest.raises(UnavailableBackendError, match=why):
         build_tiktoken_backend(oracle)
 
 
-def test_special_tokens_that_tiktoken_could_read_otherwise() -> None:
+def test_ambiguous_special_tokens_are_refused_for_tiktoken() -> None:
     tokenizer = small_tokenizer()
     tokenizer.add_tokens(["<a", "<a>"], special_tokens=True)
     with pytest.raises(UnavailableBackendError, match="one of its special tokens begins another"):
         build_tiktoken_backend(tokenizer.backend_tokenizer)
 
 
-def test_auto_takes_the_fastest_that_agrees(
+def test_auto_chooses_the_fastest_backend_that_agrees(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def wrong(_: Tokenizer) -> Backend:
@@ -123,7 +126,7 @@ def test_auto_takes_the_fastest_that_agrees(
     ]
 
 
-def test_one_that_was_asked_for_and_differs_is_replaced_by_the_oracle(
+def test_a_requested_backend_that_differs_is_replaced_by_the_oracle(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(
@@ -135,9 +138,9 @@ def test_one_that_was_asked_for_and_differs_is_replaced_by_the_oracle(
     assert "differs from the oracle on 3 of 3 texts" in caplog.text
 
 
-def test_one_that_was_asked_for_and_cannot_be_used() -> None:
+def test_a_requested_backend_that_cannot_be_used_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"tokenizer_backend=tiktoken cannot be used"):
-        choose_backend("tiktoken", changed(normalizer=normalizers.NFC()), SAMPLE)
+        choose_backend("tiktoken", change_oracle(normalizer=normalizers.NFC()), SAMPLE)
 
 
 def test_other_tokenizers_than_byte_level_need_the_oracle() -> None:

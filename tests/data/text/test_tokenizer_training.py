@@ -18,6 +18,6 @@ def test_frequent_words_become_tokens() -> None:
 
 
 @given(st.text())
-def test_every_text_comes_back(text: str) -> None:
+def test_every_text_round_trips(text: str) -> None:
     ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
     assert TOKENIZER.decode(ids, clean_up_tokenization_spaces=False) == text

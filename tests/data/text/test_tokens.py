@@ -18,8 +18,10 @@ SMALL = small_tokenizer()
 ENCODER = TextTokenizer(SMALL)
 
 
-def one(text: str, encoder: TextTokenizer = ENCODER) -> tuple[list[int], list[int], list[int]]:
-    """Ids, starts and ends of the tokens of a text."""
+def encode_text(
+    text: str, encoder: TextTokenizer = ENCODER
+) -> tuple[list[int], list[int], list[int]]:
+    """Returns ids, starts and ends of the tokens of a text."""
     (tokens,) = encoder.encode([text])
     starts, ends = tokens.locate()
     assert tokens.ids.dtype == starts.dtype == ends.dtype == np.int32
@@ -28,28 +30,28 @@ def one(text: str, encoder: TextTokenizer = ENCODER) -> tuple[list[int], list[in
 
 @given(st.text())
 def test_byte_level_tokens_have_the_oracles_ids_and_offsets(text: str) -> None:
-    ids, starts, ends = one(text)
+    ids, starts, ends = encode_text(text)
     oracle = SMALL.backend_tokenizer.encode(text, add_special_tokens=False)
     assert ids == oracle.ids
     assert list(zip(starts, ends, strict=True)) == oracle.offsets
 
 
 def test_a_character_of_several_tokens_is_in_the_span_of_each() -> None:
-    _, starts, ends = one("a€b")
+    _, starts, ends = encode_text("a€b")
     assert starts == [0, 1, 1, 1, 2]
     assert ends == [1, 2, 2, 2, 3]
 
 
-def test_special_tokens_in_the_text() -> None:
-    ids, starts, ends = one("ab<eos>c")
-    place = ids.index(SMALL.eos_token_id)
-    assert (starts[place], ends[place]) == (2, 7)
+def test_a_special_token_in_the_text_has_its_offsets() -> None:
+    ids, starts, ends = encode_text("ab<eos>c")
+    position = ids.index(SMALL.eos_token_id)
+    assert (starts[position], ends[position]) == (2, 7)
 
 
-def test_special_tokens_that_were_added_later() -> None:
+def test_special_tokens_added_later_have_their_offsets() -> None:
     tokenizer = small_tokenizer()
     tokenizer.add_tokens(["<HTML>", "<é>"], special_tokens=True)
-    ids, starts, ends = one("é<HTML><é>x", TextTokenizer(tokenizer))
+    ids, starts, ends = encode_text("é<HTML><é>x", TextTokenizer(tokenizer))
     assert ids[-3:-1] == [len(tokenizer) - 2, len(tokenizer) - 1]
     assert starts[-3:] == [1, 7, 10]
     assert ends[-3:] == [7, 10, 11]
@@ -59,18 +61,18 @@ def test_other_tokenizers_report_their_offsets() -> None:
     words = Tokenizer(models.WordLevel({"<unk>": 0, "ein": 1, "Wort": 2}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     encoder = TextTokenizer(PreTrainedTokenizerFast(tokenizer_object=words))
-    assert one("ein Wört", encoder) == ([1, 0], [0, 4], [3, 8])
+    assert encode_text("ein Wört", encoder) == ([1, 0], [0, 4], [3, 8])
 
 
 def test_a_byte_level_tokenizer_that_adds_a_space_reports_its_offsets() -> None:
     tokenizer = small_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     assert compute_byte_lengths(tokenizer.backend_tokenizer) is None
-    _, _, ends = one("x y", TextTokenizer(tokenizer))
+    _, _, ends = encode_text("x y", TextTokenizer(tokenizer))
     assert ends[-1] == 3
 
 
-def test_truncation_and_padding_of_the_tokenizer_are_left_alone() -> None:
+def test_truncation_and_padding_of_the_tokenizer_are_ignored_and_kept() -> None:
     tokenizer = small_tokenizer()
     tokenizer.backend_tokenizer.enable_truncation(2)
     tokenizer.backend_tokenizer.enable_padding(length=5)

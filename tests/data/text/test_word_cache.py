@@ -50,13 +50,13 @@ texts = st.lists(st.text() | st.lists(st.sampled_from(PARTS), max_size=20).map("
 
 
 def expected_tokens(name: str, texts: Sequence[str]) -> list[tuple[list[int], list[Any]]]:
-    """Ids and characters from the tokenizer itself."""
+    """Returns ids and characters by the tokenizer itself."""
     encodings = TOKENIZERS[name].encode_batch(list(texts), add_special_tokens=False)
     return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
 
 def cached_tokens(cache: WordCache, texts: Sequence[str]) -> list[tuple[list[int], list[Any]]]:
-    """Ids and characters from the cache."""
+    """Returns ids and characters by the cache."""
     tokens = []
     for ids, (starts, ends) in cache.encode_with_characters(texts):
         assert ids.dtype == starts.dtype == ends.dtype == np.int32
@@ -67,14 +67,14 @@ def cached_tokens(cache: WordCache, texts: Sequence[str]) -> list[tuple[list[int
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(texts)
-def test_ids_and_characters_are_those_of_the_tokenizer(name: str, texts: list[str]) -> None:
+def test_ids_and_characters_equal_those_by_the_tokenizer(name: str, texts: list[str]) -> None:
     expected = expected_tokens(name, texts)
     assert cached_tokens(CACHES[name], texts) == expected
     assert [ids.tolist() for ids in CACHES[name].encode_ids(texts)] == [ids for ids, _ in expected]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_long_texts(name: str) -> None:
+def test_long_texts_are_encoded_as_by_the_tokenizer(name: str) -> None:
     texts = ["The quick brown fox, and x = y. " * 2000, "中" * 5000, "a" * 3000 + " b", ""]
     assert cached_tokens(CACHES[name], texts) == expected_tokens(name, texts)
 
@@ -137,7 +137,7 @@ def test_words_in_use_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None
     assert "".join(recorder.encoded) == ""
 
 
-def test_long_words_are_not_kept() -> None:
+def test_long_words_are_not_cached() -> None:
     cache = WordCache(wordpiece())
     cache.encode_ids(["The fox"])
     before = len(cache)
@@ -162,17 +162,17 @@ def test_a_forked_process_uses_the_cache_of_its_parent() -> None:
     os.waitpid(child, 0)
 
 
-def changed(tokenizer: Tokenizer, **parts: object) -> Tokenizer:
+def change_tokenizer(tokenizer: Tokenizer, **parts: object) -> Tokenizer:
     for name, part in parts.items():
         setattr(tokenizer, name, part)
     return tokenizer
 
 
-def spaces_replaced_first() -> normalizers.Normalizer:
+def replace_spaces_first() -> normalizers.Normalizer:
     return normalizers.Sequence([normalizers.Replace(" ", "▁"), normalizers.NFKC()])
 
 
-def dropping() -> Tokenizer:
+def make_dropout_tokenizer() -> Tokenizer:
     tokenizer = byte_level()
     tokenizer.model.dropout = 0.5
     return tokenizer
@@ -190,15 +190,18 @@ def with_single_word(tokenizer: Tokenizer, content: str) -> Tokenizer:
     return tokenizer
 
 
-def doubling() -> processors.PostProcessor:
+def double_text() -> processors.PostProcessor:
     return processors.TemplateProcessing(single="$A $A")
 
 
 INSEPARABLE: list[tuple[Callable[[], Tokenizer], str]] = [
     (lambda: byte_level(r"[^ ]+ [^ ]+|\s+"), "its pre-tokenizer Split may join words"),
-    (lambda: changed(byte_level(), pre_tokenizer=None), "its pre-tokenizer does not split"),
-    (lambda: changed(wordpiece(), pre_tokenizer=None), "its pre-tokenizer does not split"),
-    (dropping, "its merges are random"),
+    (
+        lambda: change_tokenizer(byte_level(), pre_tokenizer=None),
+        "its pre-tokenizer does not split",
+    ),
+    (lambda: change_tokenizer(wordpiece(), pre_tokenizer=None), "its pre-tokenizer does not split"),
+    (make_dropout_tokenizer, "its merges are random"),
     (with_spaced_token, "its added token 'new york' has a space"),
     (
         lambda: with_single_word(sentencepiece_bpe(), "Lazy"),
@@ -209,27 +212,29 @@ INSEPARABLE: list[tuple[Callable[[], Tokenizer], str]] = [
         "its added token ' Lazy' depends on the end of the word before",
     ),
     (
-        lambda: changed(wordpiece(), pre_tokenizer=pre_tokenizers.Punctuation("merged_with_next")),
+        lambda: change_tokenizer(
+            wordpiece(), pre_tokenizer=pre_tokenizers.Punctuation("merged_with_next")
+        ),
         "its pre-tokenizer Punctuation may join words",
     ),
     (
-        lambda: changed(wordpiece(), normalizer=normalizers.Replace(Regex(r"\. "), "")),
+        lambda: change_tokenizer(wordpiece(), normalizer=normalizers.Replace(Regex(r"\. "), "")),
         "its normalizer Replace may change the text around a space",
     ),
     (
-        lambda: changed(wordpiece(), normalizer=normalizers.Replace("x", "")),
+        lambda: change_tokenizer(wordpiece(), normalizer=normalizers.Replace("x", "")),
         "its normalizer Replace may change the text around a space",
     ),
     (
-        lambda: changed(sentencepiece_bpe(), normalizer=spaces_replaced_first()),
+        lambda: change_tokenizer(sentencepiece_bpe(), normalizer=replace_spaces_first()),
         "its normalizer replaces spaces before its last step",
     ),
     (
-        lambda: changed(unigram(), pre_tokenizer=pre_tokenizers.Metaspace(split=False)),
+        lambda: change_tokenizer(unigram(), pre_tokenizer=pre_tokenizers.Metaspace(split=False)),
         "its model Unigram sees several words at once",
     ),
     (
-        lambda: changed(wordpiece(), post_processor=doubling()),
+        lambda: change_tokenizer(wordpiece(), post_processor=double_text()),
         "its post-processor TemplateProcessing may change the tokens",
     ),
 ]
@@ -249,7 +254,7 @@ def test_a_tokenizer_that_may_join_words_has_no_cache(
 
 
 @pytest.mark.parametrize("name", ["WordPiece", "SentencePiece BPE", "Unigram"])
-def test_special_tokens_in_texts_and_in_tags(name: str) -> None:
+def test_special_tokens_count_in_tags_but_not_in_texts(name: str) -> None:
     tokenizer = Tokenizer.from_str(PLAIN[name].to_str())
     tokenizer.add_special_tokens([AddedToken("<HTML>", normalized=False)])
     number = tokenizer.token_to_id("<HTML>")

@@ -45,12 +45,12 @@ def divide(text: str) -> list[str]:
         ("", ""),
     ],
 )
-def test_words_of_scripts(text: str, words: str) -> None:
+def test_words_are_divided_by_the_rules_of_their_script(text: str, words: str) -> None:
     assert divide(text) == words.split()
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-def test_words_are_in_order_and_have_something(text: str) -> None:
+def test_words_are_ordered_and_not_empty(text: str) -> None:
     edges = find_word_edges(text)
     assert edges == sorted(edges)
     assert len(edges) % 2 == 0
@@ -92,12 +92,12 @@ def test_no_word_ends_within_a_grapheme_cluster(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "7", "ก", "京", "❤", "🇫🇷", "1\u20e3", "#\u20e3", "©"])
-def test_words_alone(text: str) -> None:
+def test_a_lone_letter_digit_or_emoji_is_a_word(text: str) -> None:
     assert has_word(text)
 
 
 @pytest.mark.parametrize("text", ["|", "--", "│", "■ ●", "。", "#", "", "\u0301", "🇫"])
-def test_signs_are_no_words(text: str) -> None:
+def test_punctuation_is_not_a_word(text: str) -> None:
     assert not has_word(text)
 
 

@@ -36,7 +36,7 @@ architectures = pytest.mark.parametrize(
 
 
 def documents(*, packed: bool = True) -> dict[str, torch.Tensor]:
-    """Two rows of two documents each; not packed, of one each."""
+    """Returns two rows of two documents each; without packing, of one document each."""
     length = FIRST + SECOND
     ids = torch.randint(2, 4096, (2, length), generator=torch.Generator().manual_seed(1))
     positions = torch.arange(length)
@@ -52,7 +52,7 @@ def documents(*, packed: bool = True) -> dict[str, torch.Tensor]:
 
 
 def run(folder: Path, *keys: str) -> tuple[CausalLanguageModel, nn.Module]:
-    """A task and its model, rehearsed as before the first step of a run."""
+    """Returns a task and its model after the rehearsal before the first step."""
     common = ("data_config.metadata_config.max_seq_len=64", f"out_dir={folder}/run")
     task = CausalLanguageModel(compose_command_line(CausalLMConfig, "demo", [*common, *keys]))
     torch.manual_seed(0)
@@ -80,7 +80,7 @@ def train(task: CausalLanguageModel, model: nn.Module, *, packed: bool) -> list[
 
 
 def check_packing(task: CausalLanguageModel, model: nn.Module) -> None:
-    """The losses of packed documents are those of each alone."""
+    """Checks that packed documents have the same losses as alone."""
     batch = documents()
     with torch.no_grad():
         packed = task.compute_batch_losses(model, batch)[1]
@@ -95,7 +95,7 @@ def check_packing(task: CausalLanguageModel, model: nn.Module) -> None:
 
 
 def check_exported(task: CausalLanguageModel, model: nn.Module, folder: Path) -> None:
-    """The exported model has the same logits."""
+    """Checks that the exported model has the same logits."""
     task.export(model, model.state_dict(), folder)
     loaded = load_weights(str(folder), "checkpoint").eval()
     ids = documents()["input_ids"]
@@ -107,7 +107,7 @@ def check_exported(task: CausalLanguageModel, model: nn.Module, folder: Path) ->
 
 
 def try_model(folder: Path, refused: str, *keys: str) -> None:
-    """Trains and exports a model; packed unless that is refused, which is then checked."""
+    """Trains and exports a model; packed, unless the model refuses packing."""
     task, model = run(folder, *keys)
     if refused:
         with pytest.raises(ConfigurationError, match=refused):

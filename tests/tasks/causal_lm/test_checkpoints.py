@@ -27,16 +27,20 @@ def test_a_model_on_the_hub_brings_its_recipe(
         return str(tmp_path / file)
 
     monkeypatch.setattr(checkpoints, "hf_hub_download", download)
-    found = locate_model("hf://owner/name")
-    assert (found.model, found.is_on_hub, found.has_run_config) == ("owner/name", True, False)
-    metadata = read_run_config(found, None, {}).data_config.metadata_config
+    files_of_model = locate_model("hf://owner/name")
+    assert (files_of_model.model, files_of_model.is_on_hub, files_of_model.has_run_config) == (
+        "owner/name",
+        True,
+        False,
+    )
+    metadata = read_run_config(files_of_model, None, {}).data_config.metadata_config
     assert (metadata.metadata_list, metadata.max_seq_len) == (["url"], 77)
 
 
-def test_a_model_says_only_how_its_metadata_is_rendered(
+def test_a_model_determines_only_how_its_metadata_is_rendered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not what is read, where it is kept, or where anything is sent."""
+    """It does not determine which data is read, where it is cached, or where anything is sent."""
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "metadata.yaml").write_text(
         "push_to_hub: owner/name\n"
@@ -57,7 +61,9 @@ def test_a_model_says_only_how_its_metadata_is_rendered(
 
 
 @pytest.mark.parametrize("value", ["${oc.env:HOME}", "{a: ${seed}}"])
-def test_nothing_in_the_recipe_of_a_model_is_resolved(value: str, tmp_path: Path) -> None:
+def test_interpolations_in_the_recipe_of_a_model_are_not_resolved(
+    value: str, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "metadata.yaml").write_text(
         f"data_config:\n  metadata_config:\n    metadata_sep: '{value}'\n"
@@ -66,7 +72,7 @@ def test_nothing_in_the_recipe_of_a_model_is_resolved(value: str, tmp_path: Path
         read_run_config(locate_model(str(tmp_path)), None, {})
 
 
-def test_the_recipe_of_an_exported_model_is_read_as_it_was(tmp_path: Path) -> None:
+def test_the_recipe_of_an_exported_model_round_trips(tmp_path: Path) -> None:
     metadata = MetadataConfig(
         metadata_list=["title"], metadata_templates={"title": "${value}{value}"}
     )
@@ -79,7 +85,7 @@ def test_the_recipe_of_an_exported_model_is_read_as_it_was(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", ["data_config: 3\n", "data_config: {metadata_config: [1]}\n"])
-def test_a_recipe_of_another_form_is_refused(content: str, tmp_path: Path) -> None:
+def test_a_malformed_recipe_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "metadata.yaml").write_text(content)
     with pytest.raises(ConfigurationError, match="data_config.* in .*metadata.yaml"):

@@ -18,12 +18,12 @@ from tests.warm import REPOSITORY
     [(0, "0"), (999, "999"), (999.6, "1.00 k"), (13_107_200_000, "13.1 G"), (327_680, "328 k"),
      (5e13, "50.0 T")],
 )  # fmt: skip
-def test_numbers_have_three_digits(number: float, shown: str) -> None:
+def test_numbers_are_shown_with_three_digits(number: float, shown: str) -> None:
     assert format_count(number) == shown
 
 
 def table(*arguments: str) -> str:
-    """The start-up table on one line, with the notes."""
+    """Returns the start-up table on one line, with the notes."""
     script = str(REPOSITORY / "bsmeta" / "train.py")
     done = run_warm([sys.executable, script, *arguments, "check_only=true"], COLUMNS="300")
     assert done.returncode == 0, done.stderr

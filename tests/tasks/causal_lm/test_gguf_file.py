@@ -109,7 +109,7 @@ def test_the_file_has_the_tokenizer_and_its_template(exported: Path) -> None:
 
 
 def test_the_tokens_and_merges_of_the_file_give_the_same_ids(exported: Path) -> None:
-    """A tokenizer made of the file alone, as llama.cpp makes it."""
+    """Builds a tokenizer from the file alone, like llama.cpp."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     fields = read_fields(exported)
@@ -140,7 +140,7 @@ def test_the_tokens_and_merges_of_the_file_give_the_same_ids(exported: Path) -> 
         ),
     ],
 )
-def test_models_that_llama_cpp_would_compute_otherwise_are_refused(
+def test_models_that_llama_cpp_would_compute_differently_are_refused(
     shape: Any, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):

@@ -44,7 +44,7 @@ def demo(base: Path, *overrides: str) -> CausalLMConfig:
 def test_adapters_and_new_embeddings_are_trained(
     base: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The adapters, and with new special tokens the embeddings."""
+    """The adapters are trained, and with new special tokens the embeddings."""
     caplog.set_level(logging.INFO)
     keys = ("lora.rank=4", "lora.targets=[q_proj,v_proj]")
     model = CausalLanguageModel(demo(base, *keys)).build_model()
@@ -63,7 +63,7 @@ def test_adapters_and_new_embeddings_are_trained(
     assert "the embeddings are trained, too, because 5 special tokens" in caplog.text
 
 
-def test_layers_that_are_not_there(base: Path) -> None:
+def test_missing_target_layers_are_refused(base: Path) -> None:
     config = demo(base, "lora.rank=4", "lora.targets=[c_attn]")
     with pytest.raises(ConfigurationError, match=r"lora.targets=\['c_attn'\]"):
         CausalLanguageModel(config).build_model()
@@ -97,7 +97,7 @@ def test_keys_without_effect_are_refused(
         pytest.param("cpu_fsdp2.yaml", marks=pytest.mark.slow),
     ],
 )
-def test_a_resumed_run_equals_an_uninterrupted_one(
+def test_a_resumed_run_equals_an_uninterrupted_run(
     base: Path, tmp_path: Path, launch_file: str
 ) -> None:
     (tmp_path / "shards").mkdir()

@@ -111,7 +111,7 @@ def test_the_card_describes_metadata_training_and_results(
     assert str(Path.cwd()) not in card  # nothing of this machine
 
 
-def test_without_a_log_and_a_command_the_card_says_what_it_can(
+def test_without_log_and_command_the_card_has_the_remaining_facts(
     config: CausalLMConfig, tmp_path: Path
 ) -> None:
     gpt2 = replace(config, model_config_file=None, model_name="gpt2")
@@ -122,46 +122,46 @@ def test_without_a_log_and_a_command_the_card_says_what_it_can(
     assert "accelerate launch" not in card
 
 
-def card_of(*overrides: str) -> str:
-    names = [f"data_config.metadata_config.{one}" for one in overrides]
+def write_card(*overrides: str) -> str:
+    names = [f"data_config.metadata_config.{override}" for override in overrides]
     return render_model_card(
         compose_command_line(CausalLMConfig, "demo", names), Path("none.jsonl"), ["pytest"]
     )
 
 
-def test_the_card_says_which_tokens_had_no_loss() -> None:
+def test_the_card_names_the_tokens_without_loss() -> None:
     anywhere = "No loss was taken on the prefix, nor on a first token that nothing precedes."
     never = "No loss was taken on the prefix, nor on the first token of the text."
-    assert anywhere in card_of()
-    assert never in card_of("loss_on_first_text=false")
+    assert anywhere in write_card()
+    assert never in write_card("loss_on_first_text=false")
     config = compose_command_line(CausalLMConfig, "demo", ["data_config.row_budget=text"])
     assert never in render_model_card(config, Path("none.jsonl"), ["pytest"])
 
 
 def test_the_card_of_a_model_of_text_alone_describes_no_metadata() -> None:
-    card = card_of("metadata_list=[]")
+    card = write_card("metadata_list=[]")
     assert "from random weights on documents. It loads with" in card
     assert "As text alone. A sequence has at most 256 tokens" in card
     assert "had metadata" not in card
     assert "| type |" not in card
 
 
-def test_the_card_says_how_many_documents_had_metadata() -> None:
+def test_the_card_has_the_share_of_documents_with_metadata() -> None:
     alone = "; all others are text alone, and so the model can be used without metadata, too. "
-    assert f"In training 80% of the documents had metadata{alone}" in card_of()
-    card = card_of("metadata_probability=1")
+    assert f"In training 80% of the documents had metadata{alone}" in write_card()
+    card = write_card("metadata_probability=1")
     assert "In training 100% of the documents had metadata. No loss" in card
     phases = "schedule=[{share: 0.9}, {share: 0.1, metadata_probability: 0}]"
-    card = card_of("metadata_probability=1", phases)
+    card = write_card("metadata_probability=1", phases)
     assert (
         f"In training 0% to 100% of the documents had metadata, in phases (see below){alone}"
         in card
     )
 
 
-def test_the_card_says_where_the_metadata_is() -> None:
-    assert "Metadata comes before the text (global types) and in it" in card_of()
-    card = card_of("metadata_position=append")
+def test_the_card_describes_the_position_of_the_metadata() -> None:
+    assert "Metadata comes before the text (global types) and in it" in write_card()
+    card = write_card("metadata_position=append")
     assert "Metadata comes after the text (global types) and in it" in card
     assert "No loss was taken on the prefix and the suffix, nor on" in card
 
@@ -180,7 +180,7 @@ def front_matter(config: CausalLMConfig, folder: Path) -> dict[str, Any]:
     return front
 
 
-def test_the_front_matter_names_what_is_given_and_the_data_of_the_hub(
+def test_the_front_matter_has_the_given_values_and_the_data_set(
     config: CausalLMConfig, tmp_path: Path
 ) -> None:
     files = ["hf://datasets/owner/pages@v1/a.jsonl.gz", "hf://datasets/owner/pages/b.jsonl.gz"]
@@ -226,13 +226,13 @@ def test_the_front_matter_names_what_is_given_and_the_data_of_the_hub(
         ),
     ],
 )
-def test_the_example_reads_as_in_training(settings: dict[str, Any], shown: str) -> None:
+def test_the_example_renders_as_in_training(settings: dict[str, Any], shown: str) -> None:
     made = render_example(MetadataConfig(**settings))
     assert made.prefix + made.lead + made.body + made.suffix == shown
 
 
 @pytest.mark.parametrize("settings", [[], ["bos_token=true"], ["metadata_list=[]"]])
-def test_the_snippet_reads_a_document_as_training_does(
+def test_the_snippet_renders_a_document_as_in_training(
     settings: list[str],
     config: CausalLMConfig,
     tmp_path: Path,
@@ -274,7 +274,7 @@ def test_the_snippet_reads_a_document_as_training_does(
         ["data_config.metadata_config.metadata_list=[html,title,url]", "+recipes=urls_help"],
     ],
 )
-def test_the_snippet_of_a_chat_template_reads_a_document_as_training_does(
+def test_the_chat_template_snippet_renders_a_document_as_in_training(
     overrides: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -323,7 +323,7 @@ def test_the_card_reports_the_comparison_with_training(config: CausalLMConfig) -
 
 
 @pytest.mark.slow
-def test_the_evaluation_that_the_card_names_repeats_its_metrics(
+def test_the_evaluation_command_of_the_card_reproduces_its_metrics(
     launch: Callable[..., Any], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

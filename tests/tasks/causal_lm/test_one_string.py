@@ -113,7 +113,7 @@ def test_the_template_gives_the_ids_of_training_on_all_pages(overrides: list[str
         (["+recipes=meco"], 60, 60),
     ],
 )
-def test_the_comparison_finds_where_a_tokenizer_merges_across_the_separators(
+def test_the_comparison_detects_merges_across_the_separators(
     overrides: list[str], documents: int, num_other_ids: int
 ) -> None:
     """59 pages, and an example of each type."""
@@ -126,7 +126,7 @@ def test_the_comparison_finds_where_a_tokenizer_merges_across_the_separators(
     assert (template.comparison.num_cut, template.comparison.num_refused) == (0, 0)
 
 
-def test_documents_that_training_reads_otherwise_are_counted_apart() -> None:
+def test_documents_that_training_renders_differently_are_counted_separately() -> None:
     config = compose(BOUNDARY, f"{METADATA}metadata_list=[title]")
     tokenizer = load_tokenizer(config)
     lines = [
@@ -143,7 +143,7 @@ def test_documents_that_training_reads_otherwise_are_counted_apart() -> None:
     assert template.comparison == Comparison(documents=2, num_spelled_out=2, num_cut=1)
 
 
-def test_what_a_template_cannot_render_is_counted() -> None:
+def test_documents_that_a_template_cannot_render_are_counted() -> None:
     config = compose(BOUNDARY, LONG, f"{METADATA}url_granularity=hash")
     comparison = build(config, load_tokenizer(config)).comparison
     assert (comparison.documents, comparison.num_other_ids) == (64, 0)
@@ -152,7 +152,7 @@ def test_what_a_template_cannot_render_is_counted() -> None:
 
 
 def metaspace_tokenizer(folder: Path) -> Path:
-    """A tokenizer that puts a blank before the first word of a text, but not after a token."""
+    """Saves a tokenizer that adds a space before the first word of a text, not after a token."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace()
@@ -166,7 +166,7 @@ def metaspace_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def test_a_tokenizer_that_cannot_keep_the_promise_is_refused_before_step_1(tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_stable_boundary_is_refused_before_step_1(tmp_path: Path) -> None:
     folder = metaspace_tokenizer(tmp_path / "tokenizer")
     config = compose(BOUNDARY, f"tokenizer_name={folder}", "data_config.max_lost_text=1")
     with pytest.raises(ConfigurationError) as caught:
@@ -176,7 +176,7 @@ def test_a_tokenizer_that_cannot_keep_the_promise_is_refused_before_step_1(tmp_p
     assert "such as byte-level BPE" in message
 
 
-def test_a_token_of_the_texts_is_refused() -> None:
+def test_a_boundary_token_that_occurs_in_texts_is_refused() -> None:
     config = compose(f"{METADATA}metadata_boundary_token='()'")
     tokenizer = load_tokenizer(config)
     with pytest.raises(ConfigurationError, match="Expected a token that no text contains"):
@@ -184,7 +184,7 @@ def test_a_token_of_the_texts_is_refused() -> None:
 
 
 @pytest.mark.parametrize("values", ["constant", "random", "shuffled"])
-def test_a_control_may_have_the_boundary_of_the_run_that_it_controls_for(values: str) -> None:
+def test_a_control_may_use_the_same_boundary_token(values: str) -> None:
     config = compose(BOUNDARY, f"{METADATA}metadata_values={values}")
     tokenizer = load_tokenizer(config)
     check_boundary(config.data_config, tokenizer, {"": read_lines()})
@@ -212,7 +212,7 @@ MESSAGES = [
 PREFIX = "Title: Sets | Year: 2019 | Month: April<|text|>A set is"
 
 
-def test_an_exported_model_has_template_length_and_embeddings(exported: Path) -> None:
+def test_an_exported_model_has_template_maximal_length_and_embeddings(exported: Path) -> None:
     settings = json.loads((exported / "tokenizer_config.json").read_text())
     assert settings["model_max_length"] == 256
     assert settings["chat_template"].startswith("{%- set trained = {")
@@ -256,7 +256,7 @@ def test_the_evaluation_harness_builds_the_same_prefix(exported: Path) -> None:
     assert model.tok_encode(prompt) == expected
 
 
-def test_other_ids_are_reported_and_the_model_is_exported_all_the_same(
+def test_differing_ids_are_reported_and_the_model_is_still_exported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = compose(BY_TEXT, f"out_dir={tmp_path}")
@@ -283,7 +283,7 @@ def test_a_model_of_text_alone_keeps_the_template_of_its_tokenizer(tmp_path: Pat
     assert AutoTokenizer.from_pretrained(tmp_path).chat_template == tokenizer.chat_template
 
 
-def test_sources_of_a_mixture_have_columns_of_their_own() -> None:
+def test_sources_of_a_mixture_have_separate_columns() -> None:
     config = compose(BOUNDARY, f"{METADATA}metadata_list=[title]", "data_config.train_file=null")
     web = SourceConfig(name="web", train_file="a", columns={"text": "body", "title": "head"})
     books = SourceConfig(name="books", train_file="b", columns={"text": "text", "title": "name"})

@@ -29,7 +29,7 @@ TRAIN = (REPOSITORY / "bsmeta/train.py", "--config-name", "demo")
 
 @pytest.fixture
 def nested(tmp_path: Path) -> Path:
-    """The config of a model whose language model is nested in it."""
+    """The config of a model with a nested language model."""
     file = tmp_path / "nested.json"
     file.write_text(json.dumps(SHAPES["gemma3"].shape().to_dict()))
     return file
@@ -57,7 +57,7 @@ def test_the_resources_of_a_nested_model_are_estimated(nested: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("mode", ["check_only=true", "estimate=true"])
-def test_more_tokens_than_a_nested_model_has_positions(
+def test_more_tokens_than_positions_of_a_nested_model_are_refused(
     mode: str, nested: Path, tmp_path: Path
 ) -> None:
     keys = ["data_config.metadata_config.max_seq_len=256", f"model_config_file={nested}", mode]

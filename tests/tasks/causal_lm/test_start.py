@@ -41,7 +41,7 @@ def shards(tmp_path: Path) -> Path:
 def start(
     launch: Launch, folder: Path, name: str, *keys: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """A run of two processes, which writes to the folder `name`."""
+    """Starts a run of two processes, which writes to the folder `name`."""
     (folder / name).mkdir()
     own = (
         f"out_dir={folder / name / 'run'}",
@@ -53,20 +53,20 @@ def start(
 
 
 def files(folder: Path, rank: int) -> list[str]:
-    """The names of what a rank opened or listed."""
+    """Returns the names of files that a rank opened or listed."""
     lines = (folder / f"files-rank{rank}.txt").read_text().splitlines()
     return [Path(line).name for line in lines]
 
 
 def trained_on(folder: Path, rank: int) -> set[str]:
-    """The shards of the documents that a rank trained on."""
+    """Returns the shards of the documents that a rank trained on."""
     lines = (folder / "run" / f"documents-rank{rank}.jsonl").read_text().splitlines()
     named = [name for line in map(json.loads, lines) for name in line["documents"]]
     return {name.partition(":")[0] for name in named}
 
 
 @pytest.mark.long
-def test_one_rank_lists_and_samples_and_a_restart_reads_only_what_it_needs(
+def test_only_one_rank_lists_and_samples_and_a_restart_reads_only_used_shards(
     launch: Launch, shards: Path, tmp_path: Path
 ) -> None:
     every = {path.name for path in shards.iterdir()}
@@ -85,8 +85,8 @@ def test_one_rank_lists_and_samples_and_a_restart_reads_only_what_it_needs(
 
 
 @pytest.mark.long
-def test_a_bucket_is_listed_by_one_rank(launch: Launch, shards: Path, tmp_path: Path) -> None:
-    """The other reads the objects that the first has listed."""
+def test_only_one_rank_lists_a_bucket(launch: Launch, shards: Path, tmp_path: Path) -> None:
+    """The other rank reads the objects listed by the first."""
     access = {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": SECRET}
     server = S3Server()
     try:
@@ -113,10 +113,10 @@ def test_a_bucket_is_listed_by_one_rank(launch: Launch, shards: Path, tmp_path: 
     }
 
 
-def test_an_error_of_the_rank_that_looks_is_that_of_all(
+def test_an_error_of_the_listing_rank_ends_all_ranks(
     launch: Launch, shards: Path, tmp_path: Path
 ) -> None:
-    """The held-out file is cut, which only its reader can find."""
+    """The held-out file is truncated, which only its reader can detect."""
     held_out = tmp_path / "held.jsonl.gz"
     held_out.write_bytes((shards / "part-03.jsonl.gz").read_bytes()[:-200])
     done = start(launch, tmp_path, "run", f"data_config.validation_file={held_out}")

@@ -53,21 +53,21 @@ def model(task: CausalLanguageModel) -> nn.Module:
     return task.build_model().eval()
 
 
-def test_documents_packed_together_do_not_see_each_other(model: nn.Module) -> None:
+def test_packed_documents_do_not_attend_to_each_other(model: nn.Module) -> None:
     first, second = torch.randint(1, 4000, (2, 9)), torch.randint(1, 4000, (2, 7))
     positions = torch.cat([torch.arange(9), torch.arange(7)]).expand(2, -1)
     with torch.no_grad():
         packed = model(
             input_ids=torch.cat([first, second], 1), position_ids=positions, use_cache=False
         ).logits
-        alone = [model(input_ids=one, use_cache=False).logits for one in (first, second)]
+        alone = [model(input_ids=ids, use_cache=False).logits for ids in (first, second)]
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-4, atol=1e-5)
 
 
-def test_documents_see_each_other_with_cross_document_attention(
+def test_documents_attend_to_each_other_with_cross_document_attention(
     config: CausalLMConfig, model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The losses of the stream's batches are those of one document as long as the sequence."""
+    """The losses of a batch equal those of one document as long as the sequence."""
     data = replace(config.data_config, cross_document_attention=True)
     joined = CausalLanguageModel(replace(config, data_config=data))
     joined.build_model()
@@ -85,7 +85,7 @@ def test_documents_see_each_other_with_cross_document_attention(
     assert not looked  # whether documents are kept apart
 
 
-def test_loss_is_the_sum_over_the_targets_and_over_the_documents_of_each_type(
+def test_the_loss_is_summed_over_targets_and_over_documents_by_type(
     task: CausalLanguageModel, model: nn.Module
 ) -> None:
     ids = torch.randint(1, 4000, (2, 6))
@@ -131,7 +131,7 @@ def test_a_batch_without_targets_has_no_loss_and_no_nan(
     assert all(math.isfinite(float(gradient.sum())) for gradient in gradients)
 
 
-def test_reading_data_draws_nothing_from_the_generator_of_the_dropout(
+def test_reading_data_does_not_change_the_generator_of_dropout(
     task: CausalLanguageModel, model: nn.Module
 ) -> None:
     before = torch.get_rng_state()
@@ -141,7 +141,7 @@ def test_reading_data_draws_nothing_from_the_generator_of_the_dropout(
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3", "varlen"])
-def test_flash_attention_is_given_the_borders_of_the_documents(
+def test_flash_attention_receives_the_borders_of_documents(
     name: str, config: CausalLMConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = CausalLanguageModel(config)
@@ -156,7 +156,7 @@ def test_flash_attention_is_given_the_borders_of_the_documents(
     assert "shards" in stream.fingerprint
 
 
-def test_compiled_layers_are_given_the_same_number_of_borders(
+def test_compiled_layers_receive_a_constant_number_of_borders(
     config: CausalLMConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = CausalLanguageModel(replace(config, torch_compile=True))
@@ -169,10 +169,10 @@ def test_compiled_layers_are_given_the_same_number_of_borders(
             assert borders == starts + [128] * (9 - len(starts))
 
 
-def losses_under(
+def compute_losses(
     config: CausalLMConfig, implementation: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[float], list[str], set[str]]:
-    """Losses of two batches, what the model was given with them, and the tensors of the batches."""
+    """Returns losses of two batches, the arguments of the model, and the tensors of the batches."""
     torch.manual_seed(0)
     task = CausalLanguageModel(replace(config, attn_implementation=implementation))
     model = task.build_model().eval()
@@ -202,8 +202,8 @@ def test_a_run_with_varlen_attention_has_the_losses_of_sdpa(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = replace(config, data_config=replace(config.data_config, **rows))
-    expected, _, _ = losses_under(config, "sdpa", monkeypatch)
-    losses, given, tensors = losses_under(config, "varlen", monkeypatch)
+    expected, _, _ = compute_losses(config, "sdpa", monkeypatch)
+    losses, given, tensors = compute_losses(config, "varlen", monkeypatch)
     assert losses == pytest.approx(expected, rel=1e-6)
     assert ("document_borders" in tensors) == have_borders
     assert ("cu_seq_lens_q" in given) == have_borders
@@ -213,10 +213,10 @@ def test_a_run_with_varlen_attention_has_the_losses_of_sdpa(
 @pytest.mark.parametrize(
     "rows", [{"packing": "pad"}, {"cross_document_attention": True}], ids=["padded", "joined"]
 )
-def test_flash_attention_is_given_the_borders_of_whole_rows(
+def test_flash_attention_receives_the_borders_of_whole_rows(
     rows: dict[str, Any], config: CausalLMConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without them, it would look for documents in the positions."""
+    """Without borders, it would infer documents from the positions."""
     task = CausalLanguageModel(replace(config, data_config=replace(config.data_config, **rows)))
     task.build_model()
     monkeypatch.setattr(task, "attention", "flash_attention_2")
@@ -225,8 +225,8 @@ def test_flash_attention_is_given_the_borders_of_whole_rows(
     assert batch["document_borders"].tolist() == [*starts, 128]
 
 
-def test_a_router_sees_padding_apart_from_its_document() -> None:
-    """Its loss is a mean over all tokens, padding included."""
+def test_rows_with_padding_are_not_whole_for_a_router() -> None:
+    """The router loss is a mean over all tokens, including padding."""
     padded = DataConfig(packing="pad")
     joined = DataConfig(cross_document_attention=True)
     routed, plain = (MixtralConfig(output_router_logits=added) for added in (True, False))
@@ -238,7 +238,7 @@ def test_a_router_sees_padding_apart_from_its_document() -> None:
     ]  # fmt: skip
 
 
-def test_a_run_logs_its_attention_and_why(
+def test_a_run_logs_its_attention_and_the_reason(
     config: CausalLMConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
@@ -256,7 +256,7 @@ def test_a_run_logs_its_attention_and_why(
         ([], True),
     ],
 )
-def test_rows_of_varying_length_use_no_attention_that_is_planned_for_each(
+def test_rows_of_varying_length_use_no_attention_planned_by_shape(
     changes: list[str], is_enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arm = ["data_config.metadata_config.metadata_list=[url,title]", *changes]
@@ -271,7 +271,7 @@ def test_rows_of_varying_length_use_no_attention_that_is_planned_for_each(
         torch.backends.cuda.enable_cudnn_sdp(True)
 
 
-def test_a_model_that_lets_documents_see_each_other_does_not_train(config: CausalLMConfig) -> None:
+def test_a_model_whose_documents_attend_to_each_other_is_refused(config: CausalLMConfig) -> None:
     task = CausalLanguageModel(config)
     model = task.build_model()
     forward = model.forward
@@ -295,7 +295,7 @@ def test_the_evaluation_compares_the_first_held_out_documents(
     assert CausalLanguageModel(nothing).evaluate(model, ALONE) == []
 
 
-def test_the_export_loads_with_transformers_and_says_the_same(
+def test_the_export_loads_with_transformers_and_has_the_same_outputs(
     task: CausalLanguageModel, model: nn.Module, tmp_path: Path
 ) -> None:
     task.export(model, model.state_dict(), tmp_path)
@@ -313,8 +313,8 @@ def test_the_export_loads_with_transformers_and_says_the_same(
 
 
 @pytest.mark.slow
-def test_zero_3_leaves_a_vocabulary_that_is_larger_than_the_tokenizer(tmp_path: Path) -> None:
-    """It partitions weights while they are built: their own shape then has no rows."""
+def test_zero_3_keeps_a_vocabulary_larger_than_the_tokenizer(tmp_path: Path) -> None:
+    """ZeRO 3 partitions weights while they are built, so that their shape has no rows."""
     shape = json.loads((REPOSITORY / "examples/model/config.json").read_text())
     shape |= {"vocab_size": 4224, "num_hidden_layers": 1, "tie_word_embeddings": False}
     (tmp_path / "config.json").write_text(json.dumps(shape))
@@ -361,7 +361,7 @@ SPECIAL = [
 
 
 def test_arms_of_the_same_text_start_with_the_same_weights() -> None:
-    """Special tokens or none: as many rows of the embedding, each with the same numbers."""
+    """With and without special tokens, embeddings have equal rows."""
     arms = [SPECIAL, ["data_config.metadata_config.metadata_list=[]"]]
     models, tokenizers = [], []
     for arm in arms:
@@ -385,7 +385,7 @@ def test_more_special_tokens_than_all_arms_have_room_for_are_refused() -> None:
         load_tokenizer(config)
 
 
-def test_a_model_that_is_not_there_is_named_with_its_key() -> None:
+def test_a_missing_model_is_named_with_its_key() -> None:
     config = compose_command_line(
         CausalLMConfig, "demo", ["model_config_file=null", "model_name=/nowhere/model"]
     )
@@ -393,12 +393,12 @@ def test_a_model_that_is_not_there_is_named_with_its_key() -> None:
         CausalLanguageModel(config).build_model()
 
 
-def test_a_model_to_start_from_that_lacks_a_weight_is_refused(
+def test_an_initial_model_without_some_weight_is_refused(
     config: CausalLMConfig, model: nn.Module, tmp_path: Path
 ) -> None:
     model.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    name = next(one for one in weights if "mlp" in one)
+    name = next(weight for weight in weights if "mlp" in weight)
     del weights[name]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     started = replace(
@@ -420,7 +420,7 @@ def test_a_model_folder_without_a_tokenizer_is_refused(
         _ = CausalLanguageModel(started).tokenizer
 
 
-def test_exposure_puts_what_was_configured_beside_what_was_seen() -> None:
+def test_exposure_reports_configured_and_observed_shares() -> None:
     config = compose_command_line(
         CausalLMConfig,
         "demo",

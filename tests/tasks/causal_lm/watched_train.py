@@ -16,7 +16,7 @@ SEEN, WATCHED = Path(os.environ["SEEN"]), os.environ["WATCHED"]
 
 
 def watch() -> None:
-    """Records from now on what this process opens or lists."""
+    """Records all files that this process opens or lists from now on."""
     file = (SEEN / f"files-rank{RANK}.txt").open("a", buffering=1)
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:

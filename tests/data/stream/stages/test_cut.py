@@ -37,7 +37,7 @@ def test_a_long_document_has_several_chunks() -> None:
     ]
 
 
-def test_a_truncated_document_has_the_first_of_them() -> None:
+def test_a_truncated_document_has_only_its_first_chunk() -> None:
     assert chunk_texts(long_documents="truncate") == ["Title: dog ||| fox dog fox dog fox dog"]
 
 

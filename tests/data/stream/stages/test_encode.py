@@ -40,7 +40,7 @@ def sizes_of(lengths: list[int]) -> list[list[int]]:
         ([0, 0, 10, 0], [[0, 0, 10, 0]]),
     ],
 )
-def test_batches_are_as_full_as_they_may_be(lengths: list[int], batches: list[list[int]]) -> None:
+def test_batches_are_filled_up_to_the_limit(lengths: list[int], batches: list[list[int]]) -> None:
     assert sizes_of(lengths) == batches
 
 
@@ -51,7 +51,7 @@ def test_all_documents_are_in_batches_in_order(lengths: list[int]) -> None:
     assert all(sum(batch) <= LIMIT or len([n for n in batch if n]) == 1 for batch in batches)
 
 
-def test_tokens_are_those_of_the_text_with_and_without_metadata() -> None:
+def test_text_tokens_are_the_same_with_and_without_metadata() -> None:
     tokenizer = small_tokenizer()
     config = skipping()
     document = DocumentRenderer(config).render(read(title_line("a dog", "12"), types=["title"]))
@@ -65,7 +65,7 @@ def test_tokens_are_those_of_the_text_with_and_without_metadata() -> None:
     assert encoding.plain.ids.tolist() == encoding.encoded.ids.tolist()
 
 
-def test_a_batch_is_encoded_when_its_documents_are_there() -> None:
+def test_a_batch_is_encoded_as_soon_as_it_is_full() -> None:
     encoder = DocumentEncoder(small_tokenizer(), skipping())
     taken: list[int] = []
 

@@ -48,7 +48,9 @@ def test_held_out_texts_and_addresses_are_counted(held_out: HeldOutFingerprints)
     assert skipped == {"test_overlap": 2}
 
 
-def test_held_out_documents_stop_a_run_that_asks_for_it(held_out: HeldOutFingerprints) -> None:
+def test_held_out_documents_stop_a_run_under_the_error_policy(
+    held_out: HeldOutFingerprints,
+) -> None:
     config = skipping(on_test_overlap="error", validation_file="test.jsonl.gz")
     guard = Guard(config, SHARD, held_out, Counter())
     with pytest.raises(DataError) as error:

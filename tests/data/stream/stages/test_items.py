@@ -20,7 +20,7 @@ def test_lines_have_their_numbers_in_window_and_shard() -> None:
     assert list(number_lines(window)) == expected
 
 
-def test_damage_is_a_bad_line_after_those_that_were_read() -> None:
+def test_damage_is_a_bad_line_after_the_lines_read() -> None:
     (line, damage) = number_lines(Window(0, SHARD, [3, 4, 9], [b"a"], "the file ends"))
     assert line == NumberedLine(0, 3, b"a")
     assert isinstance(damage, BadLine)
@@ -37,7 +37,7 @@ def test_a_window_without_lines_may_be_damaged() -> None:
     assert describe(number_lines(Window(0, SHARD, [7, 8], [], "no bytes"))) == [(7, "damaged_file")]
 
 
-def test_a_stage_may_drop_and_refuse_documents_and_lets_bad_lines_pass() -> None:
+def test_a_stage_may_drop_or_refuse_documents_and_passes_bad_lines_on() -> None:
     documents = [read(title_line(text)) for text in ("good", "drop", "refuse", "also good")]
 
     def stage(document: ReadDocument) -> ReadDocument | None:

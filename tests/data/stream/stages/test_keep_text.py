@@ -38,10 +38,10 @@ def kept(decoder: DocumentDecoder | None) -> tuple[list[tuple[int, str]], Counte
     return describe(keep_text(ITEMS, decoder, guard, DocumentRenderer(config))), skipped
 
 
-def test_rejected_documents_end_here() -> None:
+def test_rejected_documents_are_dropped() -> None:
     assert kept(None) == ([(10, "good")], {})
 
 
-def test_texts_are_kept_where_only_metadata_is_bad() -> None:
+def test_a_text_is_kept_if_only_its_metadata_is_bad() -> None:
     text_decoder = DocumentDecoder(MetadataConfig(metadata_list=[]))
     assert kept(text_decoder) == ([(10, "good"), (11, "its text")], {"empty_text": 1})

@@ -37,7 +37,7 @@ def test_bad_and_bare_documents_lend_nothing() -> None:
     assert lent_titles(window_of(lines)) == [("one", ["B"]), ("bare", []), ("two", ["A"])]
 
 
-def test_a_value_without_a_donor_is_left_out() -> None:
+def test_a_value_without_a_donor_is_dropped() -> None:
     assert lent_titles(window_of([title_line("one", "A"), title_line("bare")])) == [
         ("one", []),
         ("bare", []),
@@ -54,7 +54,7 @@ def test_every_value_is_lent_once() -> None:
     assert lent_titles(window, 1) != lent_titles(window, 2)
 
 
-def test_invalid_records_of_the_borrower_are_its_fault() -> None:
+def test_invalid_records_of_the_borrower_make_the_borrower_bad() -> None:
     tags = MetadataConfig(metadata_list=["html"])
     decoder = DocumentDecoder(tags)
     good = (

@@ -54,12 +54,12 @@ def test_sequences_hold_whole_chunks() -> None:
     }
 
 
-def test_unpacked_sequences_hold_a_chunk_each() -> None:
+def test_unpacked_sequences_hold_one_chunk_each() -> None:
     lengths = [sequence.lengths.tolist() for sequence in packed(packing="pad")]
     assert sorted(lengths) == [[2], [3], [4], [6]]
 
 
-def test_a_document_counts_where_it_begins() -> None:
+def test_a_document_counts_in_the_sequence_of_its_first_chunk() -> None:
     names = list_count_names(METADATA.metadata_list)
     counts = dict(zip(names, sum(sequence.counts for sequence in packed()), strict=True))
     assert {name: count for name, count in counts.items() if count} == {
@@ -72,7 +72,10 @@ def test_a_document_counts_where_it_begins() -> None:
 
 def test_the_order_of_sequences_depends_on_seed_and_window() -> None:
     def order(window: Window, seed: int) -> list[str]:
-        return [TOKENIZER.decode(one.ids.tolist()) for one in packed(window, seed, packing="pad")]
+        return [
+            TOKENIZER.decode(sequence.ids.tolist())
+            for sequence in packed(window, seed, packing="pad")
+        ]
 
     first = order(WINDOW, 1)
     assert order(WINDOW, 1) == first

@@ -24,7 +24,7 @@ from tests.data.stream.stages.helpers import (
 STRICT = DataConfig(metadata_config=TITLES)
 
 
-def test_skipped_lines_are_counted_and_passed() -> None:
+def test_skipped_lines_are_counted_and_the_rest_passes() -> None:
     skipped: Counter[str] = Counter()
     items = [text_document("a"), bad("wrong_type"), text_document("b", 12), bad("wrong_type")]
     rejected = Rejecter(skipping(), SHARD, skipped).reject_bad_lines(items)
@@ -65,7 +65,7 @@ def test_a_file_of_another_format_is_named_at_its_first_line(tmp_path: Path) -> 
         next(rejected)
 
 
-def test_a_reason_that_no_type_lists_is_a_fault_of_the_type() -> None:
+def test_an_undeclared_reason_is_an_error_of_the_metadata_type() -> None:
     rejected = Rejecter(skipping(), SHARD, Counter()).reject_bad_lines([bad("too_odd")])
     with pytest.raises(ConfigurationError) as error:
         next(rejected)

@@ -31,7 +31,7 @@ def test_text_and_metadata_count_for_the_length() -> None:
     )
 
 
-def test_prefix_body_and_suffix_count_but_not_the_lead() -> None:
+def test_prefix_body_and_suffix_count_for_the_length_but_not_the_lead() -> None:
     config = skipping(max_document_chars=6)
     check_length(Rendered("t", prefix="pp", lead="lll", body="bb", suffix="ss"), config)
     with pytest.raises(BadDocument, match="have 7 characters"):

@@ -45,7 +45,7 @@ def model(tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
 
 
 def document(number: int, words: int, **values: str) -> dict[str, Any]:
-    """A line of a shard: some text of its own and global records; html around the third word."""
+    """Returns a line of a shard: a unique text and global records; html around the third word."""
     parts = [f"word{number * 7 + i} été" if i % 5 == 0 else f"plain text {i}" for i in range(words)]
     text = ". ".join(parts)
     line: dict[str, Any] = {"text": text, "url": values.get("url")}
@@ -70,11 +70,11 @@ def document(number: int, words: int, **values: str) -> dict[str, Any]:
 
 def documents() -> list[dict[str, Any]]:
     """Eleven documents from one sentence to several sequences; two of them have no metadata."""
-    made = []
+    documents_made = []
     for number, words in enumerate([1, 3, 4, 8, 8, 12, 20, 33, 40, 60, 2]):
         values = {"url": f"https://site{number % 3}.org/page/{number}", "title": f"Page {number}"}
-        made.append(document(number, words, **(values if number not in (3, 10) else {})))
-    return made
+        documents_made.append(document(number, words, **(values if number not in (3, 10) else {})))
+    return documents_made
 
 
 def write_shard(path: Path, lines: Sequence[dict[str, Any]]) -> Path:

@@ -30,25 +30,25 @@ LOW, HIGH = [1.98, 1.99] * 20, [1.99, 2.0] * 20
 """Two models that save .015 and .005 bits per byte, with an interval of about .0015."""
 
 
-def sums_of(differences: np.ndarray) -> np.ndarray:
-    """Documents of 100 bytes that need 2 bits per byte, and that many more with metadata."""
+def make_sums(differences: np.ndarray) -> np.ndarray:
+    """Returns documents of 100 bytes at 2 bits per byte, plus `differences` with metadata."""
     with_metadata = (2 + differences) * 100 * LN2
     count = len(differences)
     columns = [np.full(count, 100.0), np.full(count, 20.0), np.full(count, 200 * LN2)]
     return np.stack([*columns, with_metadata, np.full(count, 20.0)], axis=1)
 
 
-def metrics_of(differences: np.ndarray, hosts: list[str]) -> PairedMetrics:
+def make_metrics(differences: np.ndarray, hosts: list[str]) -> PairedMetrics:
     (metrics,) = compute_paired_metrics(
-        sums_of(differences)[None], resamples=10, seed=0, family=[0],
+        make_sums(differences)[None], resamples=10, seed=0, family=[0],
         clusters=assign_host_clusters(hosts),
     )  # fmt: skip
     assert metrics is not None
     return metrics
 
 
-def evaluated(by_host: bool) -> ModelReport:
-    """Two hosts, of which metadata helps one."""
+def make_evaluated(by_host: bool) -> ModelReport:
+    """Returns an evaluation of two hosts; metadata helps one of them."""
     hosts = ["a.org"] * 30 + ["b.org"] * 30
     differences = np.repeat([-0.4, 0.0], 30)
     sums = {"all": ComparisonSums(_by_bin(differences), np.ones(60, bool), np.zeros(60, bool))}
@@ -57,17 +57,17 @@ def evaluated(by_host: bool) -> ModelReport:
         compute_paired_metrics, resamples=200, seed=0, clusters=clusters if by_host else None
     )
     rows = make_rows([ALL], sums, np.full(60, 100), [0], metrics)
-    over_hosts = {} if by_host else {"all": metrics_of(differences, hosts)}
+    over_hosts = {} if by_host else {"all": make_metrics(differences, hosts)}
     data = {"documents": 60, "file": "held-out", "left_out": {}, "max_seq_len": 64}
     return ModelReport("a", "a", data, rows, [], [], {}, hosts=hosts, over_hosts=over_hosts)
 
 
 def _by_bin(differences: np.ndarray) -> np.ndarray:
-    return np.repeat(sums_of(differences)[:, None, None], 2, axis=1)
+    return np.repeat(make_sums(differences)[:, None, None], 2, axis=1)
 
 
 def controlled_model(own: Sequence[float], controls: Mapping[str, Sequence[float]]) -> ModelReport:
-    """A model by its bits per byte for each document: 2.0 without metadata, as given with it."""
+    """Returns a model with 2.0 bits per byte without metadata, and the given bits with it."""
     text = [2.0] * len(own)
     pairs = {("all", "all"): (text, own)}
     for name, bits in controls.items():

@@ -41,11 +41,11 @@ def bits_of_document(
     document: Document,
     types: tuple[str, ...],
 ) -> tuple[int, float, float]:
-    """Bytes that both readings score, and the bits without and with metadata."""
+    """Returns the bytes that both readings score, and the bits without and with metadata."""
     encoder, renderer = DocumentEncoder(tokenizer, config), Renderer(config.metadata_config)
     arms = []
-    for own in ((), types):
-        (encoded,) = encoder.encode([renderer.render(document, own)])
+    for shown_types in ((), types):
+        (encoded,) = encoder.encode([renderer.render(document, shown_types)])
         arms.append(
             [t for chunk in cut_document(encoded, config) for t in tokens_of_chunk(model, chunk)]
         )

@@ -20,15 +20,15 @@ from bsmeta.tasks.causal_lm.evaluation.arms import (
 from tests.metadata.helpers import entity_record, page
 
 
-def test_comparisons_in_their_order() -> None:
+def test_comparisons_are_listed_in_a_fixed_order() -> None:
     config = EvaluateConfig(
         comparisons=["all", "left_out", "added"],
         chosen=["url+title"],
         controls=["wrong"],
         prompt=True,
     )
-    made = list_comparisons(config, ["title", "url", "length"])
-    shown = [(one.name, one.base.types, one.test.types) for one in made]
+    listed = list_comparisons(config, ["title", "url", "length"])
+    shown = [(arm.name, arm.base.types, arm.test.types) for arm in listed]
     everything = ("title", "url", "length")
     assert shown == [
         ("text", (), ()),
@@ -47,7 +47,7 @@ def test_comparisons_in_their_order() -> None:
         ("prompt/all", (), everything),
         ("prompt/url+title", (), ("title", "url")),
     ]
-    assert [(one.test.values, one.test.style) for one in made[-6:]] == [
+    assert [(arm.test.values, arm.test.style) for arm in listed[-6:]] == [
         ("wrong", "training"),
         ("wrong", "training"),
         ("own", "training"),
@@ -99,15 +99,15 @@ def test_a_prompt_without_fields_is_the_text() -> None:
     assert (rendered.prefix, rendered.lead, rendered.types) == ("", "", ())
 
 
-def test_form_is_a_prefix_of_that_length_that_says_nothing() -> None:
+def test_form_is_an_uninformative_prefix_of_the_same_length() -> None:
     config = MetadataConfig(metadata_list=["html", "title"])
     document = page(1, title="How to knit a hat that does not fit anybody")
-    own = Renderer(config).render(document, ("title",))
-    assert own.prefix == "Title: How to knit a hat that does not fit anybody |||"
+    true_prefix = Renderer(config).render(document, ("title",))
+    assert true_prefix.prefix == "Title: How to knit a hat that does not fit anybody |||"
     junk = StyledRenderer("form", config).render(document, ("title",))
     assert junk.prefix.endswith(" |||")
     assert set(junk.prefix.removesuffix(" |||").split()) <= set(FREQUENT_WORDS)
-    assert 0 <= len(junk.prefix) - len(own.prefix) < max(map(len, FREQUENT_WORDS)) + 1
+    assert 0 <= len(junk.prefix) - len(true_prefix.prefix) < max(map(len, FREQUENT_WORDS)) + 1
     again = StyledRenderer("form", config).render(document, ("title",))
     assert again.prefix == junk.prefix
     bare = StyledRenderer("separator", config).render(document, ("title",))
@@ -134,7 +134,7 @@ def test_form_keeps_the_special_tokens_of_training() -> None:
     assert (prompt.prefix, prompt.lead) == ("Title: How to knit a hat.", " ")
 
 
-def test_controls_of_form_change_the_style_and_those_of_content_the_values() -> None:
+def test_form_controls_change_the_style_and_content_controls_the_values() -> None:
     arm = Arm(("url",))
     assert apply_control(arm, "matched") == Arm(("url",), values="matched")
     assert apply_control(arm, "separator") == Arm(("url",), style="separator")

@@ -18,11 +18,11 @@ def test_batches_hold_every_window_once_within_the_limit(lengths: list[int], lim
         assert len(batch) * max(lengths[index] for index in batch) <= limit
 
 
-def test_a_window_beyond_the_limit_is_a_batch_of_its_own() -> None:
+def test_a_window_beyond_the_limit_forms_a_batch_alone() -> None:
     assert plan_batches([100, 100], 64) == [[1], [0]]
 
 
-def test_padding_is_avoided_only_where_it_costs_more_than_a_call() -> None:
+def test_padding_is_avoided_only_if_it_costs_more_than_a_call() -> None:
     assert plan_batches([10, 12, 11], 4096) == [[1, 2, 0]]
     assert plan_batches([1000, 10, 10], 8192) == [[0], [2, 1]]
 
@@ -41,7 +41,7 @@ def test_a_padded_size_is_at_most_a_quarter_larger(size: int) -> None:
     assert round_up(padded, 3) == padded
 
 
-def test_logits_bound_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_logits_limits_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limit_batch_tokens(61, 8, 64) == 512
     monkeypatch.setattr(batches_module, "MAX_LOGITS_PER_BATCH", 61 * 128)
     assert limit_batch_tokens(61, 8, 64) == 128

@@ -15,12 +15,12 @@ def test_blocks_hold_every_document_once(costs: list[int]) -> None:
     assert all(blocks)
 
 
-def test_a_small_set_is_cut_finely_enough_for_several_ranks() -> None:
+def test_a_small_set_is_divided_finely_enough_for_several_ranks() -> None:
     assert plan_blocks([10] * 4) == [[0], [1], [2], [3]]
     assert len(plan_blocks([10] * 64)) == 16
 
 
-def test_no_document_gives_no_block() -> None:
+def test_without_documents_there_are_no_blocks() -> None:
     assert plan_blocks([]) == []
 
 

@@ -11,7 +11,7 @@ from bsmeta.report.page import Table
 from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST_PREFIX, Arm, Comparison
 from bsmeta.tasks.causal_lm.evaluation.document_table import MAX_ROWS, make_document_table
 from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, Report, Row
-from tests.tasks.causal_lm.evaluation.helpers import OWN, metrics_of, sums_of
+from tests.tasks.causal_lm.evaluation.helpers import OWN, make_metrics, make_sums
 
 HEADS = [
     "document", "comparison", "difference", "without", "with", "text bytes", "tokens without",
@@ -19,14 +19,14 @@ HEADS = [
 ]  # fmt: skip
 
 
-def model_of(differences: dict[str, np.ndarray], **changes: object) -> ModelReport:
-    """A model by the difference of each document in each comparison; NaN: it takes no part."""
+def make_model(differences: dict[str, np.ndarray], **changes: object) -> ModelReport:
+    """Returns a model with the given difference of each document; NaN: the document is excluded."""
     rows, totals = [], {}
     for name, values in differences.items():
         takes_part = ~np.isnan(values)
-        sums = sums_of(np.nan_to_num(values)) * takes_part[:, None]
+        sums = make_sums(np.nan_to_num(values)) * takes_part[:, None]
         group, _, _ = name.partition("/")
-        metrics = metrics_of(values[takes_part], [""] * int(takes_part.sum()))
+        metrics = make_metrics(values[takes_part], [""] * int(takes_part.sum()))
         rows.append(Row(Comparison(name, group, Arm(), OWN), metrics))
         totals[name] = sums
     count = max(map(len, differences.values()))
@@ -36,15 +36,15 @@ def model_of(differences: dict[str, np.ndarray], **changes: object) -> ModelRepo
     return replace(model, **changes)  # type: ignore[arg-type]
 
 
-def table_of(*models: ModelReport) -> Table:
+def make_table(*models: ModelReport) -> Table:
     return make_document_table(Report({}, list(models)))
 
 
-def test_rows_are_the_lines_of_each_comparison_by_rising_difference() -> None:
-    model = model_of(
+def test_rows_are_sorted_by_difference_within_each_comparison() -> None:
+    model = make_model(
         {"all": np.array([0.5, -0.25, np.nan, 0.125]), "each/url": np.array([np.nan, 1, 0, -1.0])}
     )
-    table = table_of(model)
+    table = make_table(model)
     assert table.heads == HEADS
     assert table.format_cells() == [
         ["a.jsonl.gz:1", "all together", "-0.2500", "2.0000", "1.7500", "100", "20", "20"],
@@ -59,12 +59,12 @@ def test_rows_are_the_lines_of_each_comparison_by_rising_difference() -> None:
     assert "Shown are" not in table.note
 
 
-def test_hosts_and_checkpoints_are_columns_where_they_differ() -> None:
+def test_hosts_and_checkpoints_are_columns_if_they_differ() -> None:
     differences = {"all": np.array([0.5, -0.25])}
-    first = model_of(differences, hosts=["a.org", "x" * 300])
-    assert table_of(first).heads[:3] == ["document", "host", "comparison"]
-    assert [row[1] for row in table_of(first).rows] == [f"{'x' * 59}…", "a.org"]
-    table = table_of(first, model_of(differences, checkpoint="runs/b"))
+    first = make_model(differences, hosts=["a.org", "x" * 300])
+    assert make_table(first).heads[:3] == ["document", "host", "comparison"]
+    assert [row[1] for row in make_table(first).rows] == [f"{'x' * 59}…", "a.org"]
+    table = make_table(first, make_model(differences, checkpoint="runs/b"))
     assert table.heads[:4] == ["document", "checkpoint", "host", "comparison"]
     assert [row[1:3] for row in table.rows] == [
         ["runs/a", f"{'x' * 59}…"], ["runs/a", "a.org"], ["runs/b", ""], ["runs/b", ""]
@@ -72,10 +72,10 @@ def test_hosts_and_checkpoints_are_columns_where_they_differ() -> None:
 
 
 @pytest.mark.parametrize("models", [1, 3])
-def test_many_documents_are_those_at_both_ends(models: int) -> None:
+def test_of_many_documents_only_both_extremes_are_shown(models: int) -> None:
     values = np.linspace(-1, 1, 5_001)
     names = ["all", "each/url", "each/title", "matched/all", f"{AGAINST_PREFIX}matched/all"]
-    table = table_of(*[model_of(dict.fromkeys(names, values)) for _ in range(models)])
+    table = make_table(*[make_model(dict.fromkeys(names, values)) for _ in range(models)])
     assert len(table.rows) <= MAX_ROWS
     assert len(table.rows) > 0.98 * MAX_ROWS
     main = [row for row in table.rows if row[-7] == "all together"]
@@ -89,4 +89,4 @@ def test_many_documents_are_those_at_both_ends(models: int) -> None:
 
 
 def test_without_a_comparison_there_are_no_rows() -> None:
-    assert table_of(ModelReport("a", "a", {}, [], [], [], {})).rows == []
+    assert make_table(ModelReport("a", "a", {}, [], [], [], {})).rows == []

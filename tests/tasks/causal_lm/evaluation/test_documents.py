@@ -50,19 +50,19 @@ def test_bad_empty_and_repeated_documents_are_left_out_and_counted(tmp_path: Pat
     }
 
 
-def test_a_document_that_is_too_long_is_left_out(tmp_path: Path) -> None:
+def test_a_document_that_is_too_long_is_skipped(tmp_path: Path) -> None:
     config = shard(tmp_path / "a.jsonl.gz", text("x" * 101), text("x" * 100))
     documents = read(replace(config, max_document_chars=100))
     assert documents.name(0) == "a.jsonl.gz:1"
     assert dict(documents.left_out) == {"document_too_long": 1}
 
 
-def test_repeated_texts_may_stay(tmp_path: Path) -> None:
+def test_repeated_texts_can_be_kept(tmp_path: Path) -> None:
     config = shard(tmp_path / "a.jsonl.gz", text("one"), text("one"))
     assert len(read(config, deduplicate=False)) == 2
 
 
-def test_the_maximum_counts_the_documents_that_are_kept(tmp_path: Path) -> None:
+def test_the_maximum_counts_only_kept_documents(tmp_path: Path) -> None:
     config = shard(tmp_path / "a.jsonl.gz", text("one"), text("one"), text("two"), text("three"))
     documents = read(config, max_documents=2)
     assert [documents.name(i) for i in range(len(documents))] == ["a.jsonl.gz:0", "a.jsonl.gz:2"]
@@ -74,7 +74,7 @@ def test_strict_names_file_line_and_reason(tmp_path: Path) -> None:
         read(config)
 
 
-def test_a_cut_file_is_read_to_the_cut(tmp_path: Path) -> None:
+def test_a_truncated_file_is_read_up_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     config = shard(path, *(text(f"text number {i * i}") for i in range(5000)))
     path.write_bytes(path.read_bytes()[:-2000])

@@ -1,4 +1,4 @@
-"""The entry point: what it writes, prints, and says when something is missing."""
+"""The entry point: its files, its output, and its messages when something is missing."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from bsmeta.tasks.checkpoints import Location
 from bsmeta.training.processes import ALONE
 from tests.data.s3_server import S3Server
 from tests.tasks.causal_lm.evaluation.conftest import call, documents, write_shard
-from tests.tasks.causal_lm.evaluation.helpers import LN2, sums_of
+from tests.tasks.causal_lm.evaluation.helpers import LN2, make_sums
 from tests.tasks.run_folders import write_held_out, write_run_folder
 from tests.training.hub_server import HubServer
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 
 
-def report_in(folder: Path) -> dict[str, Any]:
-    """The only model of a report, and its settings."""
+def read_report(folder: Path) -> dict[str, Any]:
+    """Returns the only model of a report, and its settings."""
     report = json.loads((folder / "evaluation.json").read_text())
     (model,) = report["models"]
     return {**model, "settings": report["settings"]}
@@ -45,11 +45,11 @@ def test_a_run_folder_is_evaluated_and_reported(
     code = call(monkeypatch, f"checkpoint={run_folder}", "bootstrap_resamples=50")
     assert code == 0
     out = run_folder / "evaluation"
-    report = report_in(out)
+    report = read_report(out)
     assert report["data"]["file"] == "held-out.jsonl.gz"
     assert report["data"]["documents"] == 11
     assert report["settings"]["windows"] == "sliding"
-    names = [one["name"] for one in report["comparisons"]]
+    names = [comparison["name"] for comparison in report["comparisons"]]
     assert names[:5] == ["text", "all", "each/html", "each/title", "each/url"]
     assert [name for name in names[5:] if name.endswith("/all")] == [
         "matched/all",
@@ -63,7 +63,7 @@ def test_a_run_folder_is_evaluated_and_reported(
     assert both["documents"] == 9
     assert both["difference_low"] <= both["difference"] <= both["difference_high"]
     for bins in ("by_position", "by_context"):
-        assert sum(one["bytes"] for one in both[bins]) == both["bytes"]
+        assert sum(data_slice["bytes"] for data_slice in both[bins]) == both["bytes"]
     assert both["simultaneous_low"] < both["difference_low"]
     assert both["text_bytes"] > both["bytes"]
     lines = [json.loads(line) for line in (out / "documents.jsonl").read_text().splitlines()]
@@ -76,7 +76,7 @@ def test_a_run_folder_is_evaluated_and_reported(
         assert (out / name).read_bytes().startswith(b"\x89PNG")
     page = (out / "evaluation.md").read_text()
     assert f"| all together | 9 | {both['bytes']:,} |" in page
-    count = sum(one["documents"] > 0 for one in report["comparisons"]) - 1
+    count = sum(comparison["documents"] > 0 for comparison in report["comparisons"]) - 1
     assert f"{count} comparisons were made, controls included" in page
     assert "| title | wrong, same length |" in page
     printed = capsys.readouterr().out
@@ -90,11 +90,11 @@ def test_intervals_over_hosts_are_reported(
 ) -> None:
     short = (f"checkpoint={run_folder}", "comparisons=[all]", "controls=[]")
     assert call(monkeypatch, *short, "bootstrap_resamples=50") == 0
-    by_document = report_in(run_folder / "evaluation")
+    by_document = read_report(run_folder / "evaluation")
     over_hosts = by_document["over_hosts"]["all"]
     assert "hosts of these documents" in capsys.readouterr().out
     assert call(monkeypatch, *short, "cluster=host") == 0
-    by_host = report_in(run_folder / "evaluation")
+    by_host = read_report(run_folder / "evaluation")
     both = by_host["comparisons"][1]
     assert both["hosts"] == over_hosts["hosts"] > 1
     for end in ("difference_low", "difference_high", "sign_test_p"):
@@ -117,7 +117,7 @@ def test_intervals_over_hosts_need_two_hosts(
     assert "use cluster=document" in message
 
 
-def test_keys_change_what_is_evaluated(
+def test_keys_change_the_evaluated_comparisons_and_documents(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = call(
@@ -134,8 +134,8 @@ def test_keys_change_what_is_evaluated(
         "+overrides.data_config.metadata_config.max_seq_len=32",
     )
     assert code == 0
-    report = report_in(tmp_path / "out")
-    assert [one["name"] for one in report["comparisons"]] == ["text", "each/url"]
+    report = read_report(tmp_path / "out")
+    assert [comparison["name"] for comparison in report["comparisons"]] == ["text", "each/url"]
     assert report["data"]["documents"] == 3
     assert report["data"]["max_seq_len"] == 32
 
@@ -152,11 +152,11 @@ def test_the_newest_checkpoint_stands_in_for_a_final_model(
     (run_folder / "checkpoint-100step").mkdir()  # not a whole checkpoint: no model in it
     arguments = ("comparisons=[all]", "max_documents=1", "bootstrap_resamples=50")
     assert call(monkeypatch, f"checkpoint={run_folder}", *arguments) == 0
-    model = report_in(run_folder / "evaluation")["model"]
+    model = read_report(run_folder / "evaluation")["model"]
     assert model == str(run_folder / "checkpoint-20step" / "model")
     checkpoint = run_folder / "checkpoint-20step"
     assert call(monkeypatch, f"checkpoint={checkpoint}", *arguments) == 0
-    assert report_in(run_folder / "evaluation-checkpoint-20step")["model"] == model
+    assert read_report(run_folder / "evaluation-checkpoint-20step")["model"] == model
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_folder_without_a_tokenizer_is_refused(
 
 
 @pytest.mark.long
-def test_everything_at_once_makes_one_page(
+def test_all_options_together_make_one_page(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics = run_folder / "metrics.jsonl"
@@ -233,13 +233,13 @@ def test_everything_at_once_makes_one_page(
     assert names == [str(run_folder), str(run_folder / "model"), f"untrained ({run_folder})"]
     assert first["comparisons"] == same["comparisons"]
     assert first["comparisons"] != untrained["comparisons"]
-    pairs = [(one["first"], one["second"], one["shown"]) for one in report["pairs"]]
+    pairs = [(pair["first"], pair["second"], pair["shown"]) for pair in report["pairs"]]
     assert pairs[:2] == [(names[0], names[1], "text alone"), (names[0], names[1], "all metadata")]
     assert len(pairs) == 6
-    for one in report["pairs"][:2]:  # the same model twice
-        assert (one["difference"], one["difference_low"], one["difference_high"]) == (0, 0, 0)
-        assert (one["documents_better"], one["documents_worse"]) == (0, 0)
-    assert [one["name"] for one in first["slices"]] == [
+    for pair in report["pairs"][:2]:  # the same model twice
+        assert (pair["difference"], pair["difference_low"], pair["difference_high"]) == (0, 0, 0)
+        assert (pair["documents_better"], pair["documents_worse"]) == (0, 0)
+    assert [data_slice["name"] for data_slice in first["slices"]] == [
         "site0.org",
         "site1.org",
         "below 200 bytes",
@@ -253,18 +253,18 @@ def test_everything_at_once_makes_one_page(
     assert (tmp_path / "out" / "exposure.png").is_file()
 
 
-def test_one_document_has_no_interval(
+def test_a_single_document_has_no_interval(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, f"checkpoint={run_folder}", "max_documents=1", "controls=[]") == 0
-    both = report_in(run_folder / "evaluation")["comparisons"][1]
+    both = read_report(run_folder / "evaluation")["comparisons"][1]
     assert (both["documents"], both["difference_low"], both["difference_high"]) == (1, None, None)
     printed = " ".join(capsys.readouterr().out.split())
     assert "over one document, so there is no interval" in printed
 
 
 @pytest.mark.long
-def test_a_model_of_other_windows_is_described_by_its_own(
+def test_each_model_is_described_by_the_windows_it_was_scored_with(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
@@ -278,7 +278,7 @@ def test_a_model_of_other_windows_is_described_by_its_own(
     assert f"{other}: 11 documents of held-out.jsonl.gz; windows of 32 tokens" in page
 
 
-def test_another_held_out_file_has_a_folder_of_its_own(
+def test_another_held_out_file_gets_a_separate_folder(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = write_shard(tmp_path / "unseen.jsonl.gz", documents()[:4])
@@ -286,11 +286,11 @@ def test_another_held_out_file_has_a_folder_of_its_own(
     assert (
         call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={other}", *arguments) == 0
     )
-    assert report_in(run_folder / "evaluation-unseen")["data"]["file"] == "unseen.jsonl.gz"
+    assert read_report(run_folder / "evaluation-unseen")["data"]["file"] == "unseen.jsonl.gz"
     assert not (run_folder / "evaluation").exists()
 
 
-def test_names_are_printed_as_they_are(
+def test_names_are_printed_literally(
     run_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -303,7 +303,7 @@ def test_names_are_printed_as_they_are(
     assert "4 documents of test[en].jsonl.gz" in capsys.readouterr().out
 
 
-def test_the_configuration_of_the_run_may_be_in_the_home_folder(
+def test_the_path_of_the_configuration_may_begin_with_a_tilde(
     run_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -360,12 +360,12 @@ def test_two_processes_give_the_metrics_of_one(
         out = tmp_path / str(processes)
         keys = (f"checkpoint={run_folder}", "bootstrap_resamples=50", f"out_dir={out}")
         launch(REPOSITORY / "bsmeta" / "evaluate.py", *keys, processes=processes)
-        reports.append(report_in(out))
+        reports.append(read_report(out))
     assert reports[0]["comparisons"] == reports[1]["comparisons"]
 
 
 @pytest.mark.slow
-def test_a_sharded_model_gives_the_metrics_of_the_whole(
+def test_a_sharded_model_gives_the_same_metrics(
     data_config: DataConfig, tmp_path: Path, launch: Callable[..., Any]
 ) -> None:
     script = Path(__file__).with_name("sharded.py")
@@ -375,11 +375,11 @@ def test_a_sharded_model_gives_the_metrics_of_the_whole(
         assert spread == pytest.approx(whole, abs=1e-9)
 
 
-def test_the_data_of_someone_elses_run_is_announced_and_nothing_is_uploaded(
+def test_the_data_of_a_foreign_run_is_announced_and_nothing_is_uploaded(
     run_folder: Path, data_config: DataConfig, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """Its configuration names what is read; what it sends is not taken over."""
+    """Its configuration names the data to read; its upload settings are ignored."""
     config = run_folder / "config.yaml"
     train = CausalLMConfig(data_config=data_config, push_to_hub="owner/name", trackers=["wandb"])
     config.write_text(format_yaml(train))
@@ -397,10 +397,10 @@ def test_the_data_of_someone_elses_run_is_announced_and_nothing_is_uploaded(
     assert (hub.repositories, hub.files) == ([], {})
 
 
-def test_a_secret_in_someone_elses_configuration_is_not_asked_for(
+def test_a_variable_named_in_a_foreign_configuration_is_not_read(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not by the server that the path names, which would see it."""
+    """Otherwise the server named in the path would see its value."""
     secret = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLE"
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     config = run_folder / "config.yaml"
@@ -421,7 +421,7 @@ def test_a_secret_in_someone_elses_configuration_is_not_asked_for(
 
 
 def model_over_hosts(name: str, bits: np.ndarray, hosts: list[str]) -> ModelReport:
-    sums = sums_of(bits - 2)
+    sums = make_sums(bits - 2)
     sums[:, 2] = sums[:, 3]
     return ModelReport(name, name, {}, [], [], list(range(len(bits))), {"text": sums}, hosts=hosts)
 
@@ -440,16 +440,18 @@ def test_two_models_are_compared_over_hosts() -> None:
     assert (row.documents_better, row.documents_worse) == (20, 0)
 
 
-def model_of(name: str, bits: list[float], digests: list[int]) -> ModelReport:
-    """A model that needs so many bits a byte for documents of ten bytes (0: not scored)."""
+def make_model(name: str, bits: list[float], digests: list[int]) -> ModelReport:
+    """Returns a model with the given bits per byte for documents of ten bytes (0: not scored)."""
     sums = [[10.0 * (b > 0), 5.0, 10 * b * LN2, 10 * b * LN2, 5.0] for b in bits]
     names = [str(digest) for digest in digests]
     return ModelReport(name, name, {}, [], names, digests, {"text": np.array(sums)})
 
 
-def test_models_are_paired_by_the_texts_that_both_scored() -> None:
-    first = model_of("a", [2.0, 3.0, 4.0, 9.0], [11, 22, 33, 44])
-    second = model_of("b", [4.0, 2.5, 0.0, 1.0], [33, 22, 44, 55])  # another order, other documents
+def test_models_are_paired_by_the_texts_scored_by_both() -> None:
+    first = make_model("a", [2.0, 3.0, 4.0, 9.0], [11, 22, 33, 44])
+    second = make_model(
+        "b", [4.0, 2.5, 0.0, 1.0], [33, 22, 44, 55]
+    )  # another order, other documents
     (row,) = compare_models([first, second], resamples=500, seed=0)
     assert (row.first, row.second, row.shown, row.documents) == ("a", "b", "text alone", 2)
     assert row.bits_per_byte_first == pytest.approx(3.5)
@@ -461,11 +463,11 @@ def test_models_are_paired_by_the_texts_that_both_scored() -> None:
     assert row.sign_test_p_holm == 1.0
 
 
-def test_variation_that_both_models_share_widens_no_interval() -> None:
+def test_variation_shared_by_both_models_does_not_widen_the_interval() -> None:
     generator = np.random.default_rng(0)
     easy_or_hard = generator.uniform(1, 5, size=100)
     bits = [easy_or_hard, easy_or_hard - 0.01, easy_or_hard + 0.02]
-    models = [model_of(str(n), one.tolist(), list(range(100))) for n, one in enumerate(bits)]
+    models = [make_model(str(n), one.tolist(), list(range(100))) for n, one in enumerate(bits)]
     rows = compare_models(models, resamples=500, seed=0)
     assert [(row.first, row.second) for row in rows] == [("0", "1"), ("0", "2"), ("1", "2")]
     assert [row.difference for row in rows] == pytest.approx([-0.01, 0.02, 0.03])
@@ -475,10 +477,10 @@ def test_variation_that_both_models_share_widens_no_interval() -> None:
     assert rows[0].sign_test_p_holm == pytest.approx(3 * 2 / 2**100)
 
 
-def test_models_without_a_common_document_or_with_one() -> None:
-    first = model_of("a", [2.0], [1])
-    assert compare_models([first, model_of("b", [2.0], [2])], resamples=10, seed=0) == []
-    (row,) = compare_models([first, model_of("b", [1.0], [1])], resamples=10, seed=0)
+def test_models_with_at_most_one_common_document_have_no_interval() -> None:
+    first = make_model("a", [2.0], [1])
+    assert compare_models([first, make_model("b", [2.0], [2])], resamples=10, seed=0) == []
+    (row,) = compare_models([first, make_model("b", [1.0], [1])], resamples=10, seed=0)
     assert (row.difference, row.difference_low) == (-1.0, None)
 
 
@@ -488,7 +490,7 @@ def test_position_edges_must_rise_from_0(edges: list[int]) -> None:
         evaluate(EvaluateConfig(position_edges=edges), [], ALONE)
 
 
-def test_the_report_of_the_run_is_only_replaced_by_that_on_its_own_data(tmp_path: Path) -> None:
+def test_the_report_of_a_run_is_only_replaced_by_one_on_the_same_data(tmp_path: Path) -> None:
     own = write_held_out(tmp_path / "x/dev.jsonl")
     location = write_run_folder(tmp_path / "run", str(own))
 
@@ -504,7 +506,7 @@ def test_the_report_of_the_run_is_only_replaced_by_that_on_its_own_data(tmp_path
     assert not is_other(tmp_path / "dev.jsonl")
 
 
-def test_the_held_out_file_of_a_run_is_that_of_its_data_set(tmp_path: Path) -> None:
+def test_the_held_out_file_of_a_run_is_found_in_its_data_set(tmp_path: Path) -> None:
     own, other = (
         write_held_out(tmp_path / "data/dev.jsonl"),
         write_held_out(tmp_path / "other/dev.jsonl"),

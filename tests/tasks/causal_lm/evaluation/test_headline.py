@@ -9,10 +9,16 @@ from bsmeta.tasks.causal_lm.evaluation.arms import Arm, Comparison
 from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
 from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, Row, compute_paired_metrics
 from bsmeta.tasks.causal_lm.evaluation.tables import MAIN_COLUMNS, make_comparison_table
-from tests.tasks.causal_lm.evaluation.helpers import HIGH, LN2, LOW, controlled_model, evaluated
+from tests.tasks.causal_lm.evaluation.helpers import (
+    HIGH,
+    LN2,
+    LOW,
+    controlled_model,
+    make_evaluated,
+)
 
 
-def test_content_that_saves_bits() -> None:
+def test_the_sentence_credits_content_that_saves_bits() -> None:
     sentence = make_headline(controlled_model(LOW, {"matched": HIGH, "separator": [2.03] * 40}))
     assert sentence == (
         "With metadata (all together) the model needs 1.9850 bits per byte of text, without it "
@@ -23,7 +29,7 @@ def test_content_that_saves_bits() -> None:
     )
 
 
-def test_the_url_of_another_page_gains_as_much() -> None:
+def test_the_sentence_credits_form_if_shuffled_values_gain_as_much() -> None:
     other = [bits + (0.0004 if number % 4 else -0.0008) for number, bits in enumerate(LOW)]
     sentence = make_headline(controlled_model(LOW, {"shuffled": other, "form": [2.1] * 40}))
     assert sentence.endswith(
@@ -32,7 +38,7 @@ def test_the_url_of_another_page_gains_as_much() -> None:
     )
 
 
-def test_a_control_that_is_better() -> None:
+def test_the_sentence_denies_content_if_a_control_is_better() -> None:
     sentence = make_headline(controlled_model(HIGH, {"separator": LOW}))
     assert sentence.endswith(
         " Its strongest control (separator alone) changes the bits per byte by -0.0150, which is "
@@ -40,7 +46,7 @@ def test_a_control_that_is_better() -> None:
     )
 
 
-def test_neither_has_an_effect() -> None:
+def test_the_sentence_reports_no_effect_of_form_and_content() -> None:
     around, mirrored = [1.99, 2.01] * 20, [2.01, 1.99] * 20
     sentence = make_headline(controlled_model(around, {"matched": mirrored}))
     assert "which includes no difference). Its strongest control (wrong, same length)" in sentence
@@ -48,7 +54,7 @@ def test_neither_has_an_effect() -> None:
     assert "form, not content" not in sentence
 
 
-def test_without_controls_and_without_an_interval() -> None:
+def test_the_sentence_names_missing_controls_and_intervals() -> None:
     assert make_headline(controlled_model(LOW, {})).endswith(
         " No control was evaluated, so this does not tell content from form "
         "(controls=[matched, form, separator])."
@@ -79,7 +85,7 @@ def test_an_interval_over_few_documents_is_called_rough(documents: int, note: st
 
 
 def test_the_sentence_of_an_evaluation_over_hosts_names_them() -> None:
-    report = evaluated(by_host=True)
+    report = make_evaluated(by_host=True)
     sentences = make_headline(report)
     assert "-2.7412 to +2.3412, over 60 documents of 2 hosts (jackknife)" in sentences
     assert "Over the 2 hosts" not in sentences

@@ -1,7 +1,7 @@
 """A model whose answer is known by construction: the evaluation must find exactly that.
 
 Texts are random letters, of which every fifth one stands in the document's `secret`. The model
-knows this rule: behind a prefix with the secret it copies those letters, everything else it holds
+knows this rule: after a prefix with the secret it copies those letters, everything else it holds
 for equally likely. So the secret is worth four bits for each letter that it gives away.
 """
 
@@ -43,7 +43,7 @@ CHARACTERS = ["<eos>", *LETTERS, *"ABCDEFGHIJKLMNOPQRSTUVWXYZ :|;.,qrstuvwxyz012
 
 @pytest.fixture(scope="module")
 def characters() -> PreTrainedTokenizerBase:
-    """One token a character."""
+    """A tokenizer with one token per character."""
     vocabulary = {character: number for number, character in enumerate(CHARACTERS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -51,7 +51,7 @@ def characters() -> PreTrainedTokenizerBase:
 
 
 class Copier(nn.Module):
-    """Log-probabilities as hidden states, and a head that changes nothing."""
+    """A model with log-probabilities as hidden states and an identity head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Copier(nn.Module):
         return SimpleNamespace(logits=self.head(torch.tensor(np.log(rows), dtype=torch.float32)))
 
     def beliefs(self, row: Sequence[str]) -> np.ndarray:
-        """Probabilities [tokens, vocabulary] of what comes next."""
+        """Returns the probabilities [tokens, vocabulary] of the next token."""
         shown = "".join(character if len(character) == 1 else "#" for character in row)
         closed = re.match(r"(?P<prefix>[^|]*( \| [^|]*)*) \|\|\| ", shown)
         begin = closed.end() if closed else 0
@@ -81,7 +81,7 @@ class Copier(nn.Module):
         return beliefs
 
 
-def made_document(generator: random.Random) -> dict[str, Any]:
+def make_document(generator: random.Random) -> dict[str, Any]:
     text = "".join(generator.choices(LETTERS, k=LENGTH))
     values = {"secret": text[::EVERY], "noise": "".join(generator.choices(LETTERS, k=12))}
     columns = {
@@ -96,7 +96,7 @@ def rows(
 ) -> dict[str, Row]:
     generator = random.Random(3)
     path: Path = tmp_path_factory.mktemp("known") / "held-out.jsonl.gz"
-    write_shard(path, [made_document(generator) for _ in range(60)])
+    write_shard(path, [make_document(generator) for _ in range(60)])
     data = DataConfig(
         validation_file=str(path),
         metadata_config=MetadataConfig(metadata_list=["secret", "noise"], max_seq_len=256),
@@ -114,7 +114,7 @@ def rows(
 
 
 def information(letters: int) -> float:
-    """Bits a byte that the secret is worth over the last so many letters of a text."""
+    """Returns the bits per byte that the secret is worth over the last `letters` letters."""
     return 4 * (letters // EVERY) / letters
 
 
@@ -124,10 +124,12 @@ def information(letters: int) -> float:
         ("all", LENGTH - 1),  # nothing predicts the first letter without metadata
         ("each/secret", LENGTH - 1),
         ("left_out/noise", LENGTH - 1),
-        ("added/secret", LENGTH - 1),  # nor is it scored behind a prefix
+        ("added/secret", LENGTH - 1),  # nor is it scored after a prefix
     ],
 )
-def test_the_gain_is_the_information(name: str, letters: int, rows: dict[str, Row]) -> None:
+def test_the_gain_equals_the_information_of_the_secret(
+    name: str, letters: int, rows: dict[str, Row]
+) -> None:
     metrics = rows[name].metrics
     assert metrics is not None
     assert metrics.documents == 60
@@ -141,7 +143,7 @@ def test_the_gain_is_the_information(name: str, letters: int, rows: dict[str, Ro
 
 
 @pytest.mark.parametrize("name", ["each/noise", "left_out/secret", "added/noise", "shuffled/noise"])
-def test_noise_is_worth_nothing(name: str, rows: dict[str, Row]) -> None:
+def test_noise_gains_nothing(name: str, rows: dict[str, Row]) -> None:
     metrics = rows[name].metrics
     assert metrics is not None
     assert metrics.difference_low <= 0 <= metrics.difference_high
@@ -149,7 +151,7 @@ def test_noise_is_worth_nothing(name: str, rows: dict[str, Row]) -> None:
 
 
 @pytest.mark.parametrize("name", ["shuffled/all", "shuffled/secret", "wrong/secret", "wrong/all"])
-def test_another_secret_is_no_better_than_none(name: str, rows: dict[str, Row]) -> None:
+def test_a_wrong_secret_is_no_better_than_none(name: str, rows: dict[str, Row]) -> None:
     metrics = rows[name].metrics
     assert metrics is not None
     # right by chance once in sixteen, otherwise surprised by log2(15 / 0.01) instead of 4 bits

@@ -68,10 +68,10 @@ def test_the_harness_scores_an_exported_model(tmp_path: Path) -> None:
 
 
 def write_task(folder: Path) -> None:
-    """A task of the harness: its YAML, and its data beside it."""
+    """Writes a task of the harness: its YAML, and its data beside it."""
     folder.mkdir()
     data = folder / "questions.jsonl"
-    data.write_text("".join(json.dumps(one) + "\n" for one in QUESTIONS))
+    data.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
     settings = {
         "task": "bsmeta_questions",
         "dataset_path": "json",

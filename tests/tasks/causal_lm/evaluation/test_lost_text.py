@@ -80,7 +80,7 @@ def sums_of(
 
 
 @pytest.mark.parametrize("windows", [*WINDOW_CUTTERS])
-def test_only_tokens_whose_text_comes_back_are_summed(
+def test_only_tokens_with_lossless_text_are_summed(
     windows: str, tokenizer: PreTrainedTokenizerBase, model: GPT2LMHeadModel, tmp_path: Path
 ) -> None:
     sums = sums_of(data_of(tmp_path, [TEXT, "俋啾 É"]), tokenizer, model, windows)
@@ -101,7 +101,7 @@ def test_only_tokens_whose_text_comes_back_are_summed(
     assert everything.lost_bytes.tolist() == text.lost_bytes.tolist()
 
 
-def test_with_nothing_left_to_score_there_are_no_bits_per_byte(
+def test_without_text_to_score_there_are_no_bits_per_byte(
     tokenizer: PreTrainedTokenizerBase,
     model: GPT2LMHeadModel,
     tmp_path: Path,
@@ -118,7 +118,7 @@ def test_with_nothing_left_to_score_there_are_no_bits_per_byte(
     assert "no bytes are left to score" in caplog.text
 
 
-def test_a_lossless_tokenizer_leaves_out_nothing(tmp_path: Path) -> None:
+def test_a_lossless_tokenizer_excludes_nothing(tmp_path: Path) -> None:
     tokenizer = byte_level()
     shape = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=8, n_layer=1, n_head=1)
     config = data_of(tmp_path, [TEXT])
@@ -129,7 +129,7 @@ def test_a_lossless_tokenizer_leaves_out_nothing(tmp_path: Path) -> None:
     refuse_empty_scores(sums, "checkpoint=x")
 
 
-def test_attribution_compares_candidates_over_text_that_comes_back(
+def test_attribution_compares_candidates_over_lossless_text(
     tokenizer: PreTrainedTokenizerBase, model: GPT2LMHeadModel
 ) -> None:
     config = DataConfig(metadata_config=MetadataConfig(metadata_list=["url"], max_seq_len=64))
@@ -149,7 +149,7 @@ def test_attribution_compares_candidates_over_text_that_comes_back(
 
 
 def write_run(folder: Path) -> list[str]:
-    """Training text and a tokenizer that loses some of it; the keys of a run of two steps."""
+    """Writes training text and a lossy tokenizer; returns the keys of a run of two steps."""
     word_piece().save_pretrained(folder / "tokenizer")
     words = ["quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
     texts = [
@@ -170,7 +170,7 @@ def write_run(folder: Path) -> list[str]:
 
 
 @pytest.mark.long
-def test_a_run_and_its_evaluation_say_what_is_lost(launch: Launch, tmp_path: Path) -> None:
+def test_a_run_and_its_evaluation_report_the_lost_text(launch: Launch, tmp_path: Path) -> None:
     train, evaluate = (PACKAGE / f"{name}.py" for name in ("train", "evaluate"))
     keys = write_run(tmp_path)
     for mode in (["check_only=true"], ["estimate=true", "estimate_steps=0"], []):

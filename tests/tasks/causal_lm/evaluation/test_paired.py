@@ -48,7 +48,7 @@ def all_and_each(
     return PairedEvaluation(config, tokenizer, held_out(config), comparisons, **settings)
 
 
-def test_agrees_with_one_document_at_a_time(
+def test_sums_equal_a_computation_document_by_document(
     model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
     sums = all_and_each(data_config, tokenizer).run(model, CPU)
@@ -58,7 +58,7 @@ def test_agrees_with_one_document_at_a_time(
         for index in range(len(documents)):
             document = documents[index]
             got = sums[name].values[index, 0, 0]
-            if not any(document.has(one) for one in types):
+            if not any(document.has(key) for key in types):
                 assert got.tolist() == [0, 0, 0, 0, 0]
                 continue
             size, without, with_metadata = bits_of_document(
@@ -84,7 +84,7 @@ def test_nearly_all_bytes_of_a_text_count_without_local_tags(
             assert sums["each/url"].totals[index, BYTES] == sums["text"].totals[index, BYTES]
 
 
-def test_the_text_alone_is_compared_with_itself(
+def test_the_text_arm_is_compared_with_itself(
     model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
     text = all_and_each(data_config, tokenizer).run(model, CPU)["text"].totals
@@ -100,14 +100,14 @@ def test_first_piece_scores_only_the_beginning(
         name: all_and_each(data_config, tokenizer, windows=name, position_edges=edges)
         for name in ("first_piece", "all_pieces")
     }
-    first, whole = (one.run(model, CPU)["text"].values[:, 0] for one in runs.values())
+    first, whole = (run.run(model, CPU)["text"].values[:, 0] for run in runs.values())
     assert whole[:, 1, BYTES].sum() > 0
     assert first[:, 1, BYTES].sum() == 0
     assert 0 < first[:, 0, BYTES].sum() <= whole[:, 0, BYTES].sum()
 
 
 class SharedGather:
-    """Gather between threads, each of which plays a rank."""
+    """Gathers between threads, each acting as a rank."""
 
     def __init__(self, world_size: int) -> None:
         self.values: list[Any] = [None] * world_size
@@ -128,7 +128,7 @@ class SharedGather:
 
 
 class CollectiveModel(GPT2LMHeadModel):
-    """A model that is spread over ranks: all must call it together."""
+    """A model sharded over ranks: all must call it together."""
 
     ranks = ALONE
 
@@ -139,7 +139,7 @@ class CollectiveModel(GPT2LMHeadModel):
 
 
 @pytest.mark.parametrize("world_size", [2, 5])
-def test_any_number_of_ranks_gives_the_same_sums_in_step(
+def test_any_number_of_ranks_gives_the_same_sums_in_lockstep(
     world_size: int,
     model: GPT2LMHeadModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -169,10 +169,10 @@ def changed(config: DataConfig, **values: Any) -> DataConfig:
 
 
 @pytest.mark.parametrize("rows", ["one", "all"])
-def test_a_score_that_is_no_number_is_refused_with_its_document_and_arm(
+def test_a_nan_score_is_refused_with_its_document_and_arm(
     rows: str, model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
-    """A NaN row of the embedding left out the documents that have its token, without a word."""
+    """A NaN row of the embedding must not silently exclude the documents with its token."""
     broken = copy.deepcopy(model)
     token = tokenizer("word42").input_ids[-1]
     with torch.no_grad():
@@ -191,10 +191,10 @@ def test_a_score_that_is_no_number_is_refused_with_its_document_and_arm(
     assert re.search(r"\n  held-out.jsonl.gz:\d+, (without metadata|[a-z, ]+)\n", first)
 
 
-def test_identical_tokens_are_a_tie_whatever_they_are_batched_with(
+def test_identical_tokens_are_a_tie_in_any_batch(
     model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
-    """The prefix is cut within the title, so that the url after it changes no token."""
+    """The prefix is truncated within the title, so that the url after it changes no token."""
     cut = changed(data_config, prefix_max_tokens=8, metadata_list=["title", "url"])
     comparisons = plan_comparisons(["added", "each"], ("title", "url"))
     for batch_size in (1, 4):
@@ -216,7 +216,7 @@ def test_identical_tokens_are_a_tie_whatever_they_are_batched_with(
 def test_appended_metadata_is_not_compared(
     model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
-    """It comes after the text, so the difference would be 0 by construction."""
+    """It follows the text, so the difference would be 0 by construction."""
     config = changed(data_config, metadata_position="append", metadata_list=["title", "url"])
     sums = PairedEvaluation(
         config, tokenizer, held_out(config), plan_comparisons(["all"], ("title", "url"))
@@ -226,7 +226,7 @@ def test_appended_metadata_is_not_compared(
     assert sorted(subset.run(model, CPU)) == ["bytes", "documents", "text_bits_per_byte"]
 
 
-def test_own_values_are_compared_with_their_control_over_the_same_bytes(
+def test_true_values_and_their_control_are_compared_over_the_same_bytes(
     model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
     config = changed(data_config, metadata_list=["url"])

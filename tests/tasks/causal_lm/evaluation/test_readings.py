@@ -22,7 +22,7 @@ def reading(*tokens: tuple[int, int, float]) -> Reading:
 
 
 def by_position(*arguments: Any) -> list[list[float]]:
-    """What `sum_paired` finds by position, without the tokens of the second reading."""
+    """Returns the sums of `sum_paired` by position, without the tokens of the second reading."""
     return sum_paired(*arguments)[0, :, :4].tolist()
 
 
@@ -34,13 +34,13 @@ def test_segments_lie_between_common_boundaries() -> None:
     assert sums == [[2, 1, 2.0, 1.5]]  # "ef": 2 bytes, 1 token
 
 
-def test_a_segment_split_differently_counts_as_a_whole() -> None:
+def test_differently_split_segments_count_as_a_whole() -> None:
     without = reading((0, 1, 1.0), (1, 3, 2.0))
     with_metadata = reading((0, 2, 0.25), (2, 3, 0.5))
     assert by_position(without, with_metadata, "a€b", WHOLE) == [[5, 2, 3.0, 0.75]]
 
 
-def test_characters_that_one_reading_lacks_do_not_count() -> None:
+def test_characters_missing_in_one_reading_do_not_count() -> None:
     without = reading((0, 2, 1.0), (2, 3, 1.0))
     with_metadata = reading((2, 3, 0.5))  # its window begins later
     assert by_position(without, with_metadata, "abc", WHOLE) == [[1, 1, 1.0, 0.5]]
@@ -53,13 +53,13 @@ def test_tokens_that_share_a_character_stay_together() -> None:
     assert by_position(without, with_metadata, "😀b", WHOLE) == [[1, 1, 1.0, 0.0]]
 
 
-def test_bins_go_by_the_byte_at_which_a_segment_begins() -> None:
+def test_a_segment_belongs_to_the_bin_of_its_first_byte() -> None:
     both = reading((0, 1, 1.0), (1, 3, 2.0), (3, 4, 4.0))
     sums = by_position(both, both, "é€bc", np.array([0, 2, 6]))
     assert sums == [[2, 1, 1.0, 1.0], [4, 1, 2.0, 2.0], [1, 1, 4.0, 4.0]]
 
 
-def test_context_is_the_text_that_the_window_shows_before() -> None:
+def test_the_context_is_the_preceding_text_in_the_window() -> None:
     shown = reading((0, 1, 1.0), (1, 3, 2.0), (3, 4, 4.0))
     shown.shown_from[2] = 1  # the window of the last token begins with the second
     by_document, by_context = sum_paired(shown, shown, "é€bc", np.array([0, 2, 6]))
@@ -86,7 +86,7 @@ def tokenizations(draw: st.DrawFn, size: int) -> Reading:
 
 
 @given(st.data(), st.text(alphabet="aé€😀", min_size=1, max_size=20))
-def test_agrees_with_a_search_for_each_segment(data: st.DataObject, text: str) -> None:
+def test_sums_equal_a_search_segment_by_segment(data: st.DataObject, text: str) -> None:
     first = data.draw(tokenizations(len(text)))
     second = data.draw(tokenizations(len(text)))
     edges = np.array([0, 3, 9])
@@ -102,12 +102,12 @@ def test_agrees_with_a_search_for_each_segment(data: st.DataObject, text: str) -
         offset = len(text[:start].encode())
         row = expected[sum(offset >= edge for edge in edges) - 1]
         row += [len(text[start:end].encode()), len(inside[0]), sum(inside[0]), sum(inside[1])]
-    found = sum_paired(first, second, text, edges)
-    np.testing.assert_allclose(found[0, :, :4], expected)
-    np.testing.assert_allclose(found[1], found[0])  # all is seen from the beginning
+    paired_sums = sum_paired(first, second, text, edges)
+    np.testing.assert_allclose(paired_sums[0, :, :4], expected)
+    np.testing.assert_allclose(paired_sums[1], paired_sums[0])  # all is seen from the beginning
 
 
-def test_bytes_that_either_reading_loses_are_left_out_of_both() -> None:
+def test_bytes_lost_by_either_reading_are_excluded_from_both() -> None:
     text = "one two three"
     starts, ends = np.array([0, 3, 7]), np.array([3, 7, 13])
     nats, shown_from = np.array([1.0, 2.0, 4.0]), np.zeros(3, int)

@@ -20,8 +20,10 @@ from tests.tasks.causal_lm.evaluation.helpers import HIGH, LOW, controlled_model
 def test_the_sentence_is_in_every_form_of_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evaluated = controlled_model(LOW, {"matched": LOW, "separator": HIGH})
-    report = Report({"bootstrap_resamples": 1_000, "seed": 1, "windows": "sliding"}, [evaluated])
+    make_evaluated = controlled_model(LOW, {"matched": LOW, "separator": HIGH})
+    report = Report(
+        {"bootstrap_resamples": 1_000, "seed": 1, "windows": "sliding"}, [make_evaluated]
+    )
     files = write_report(report, tmp_path, None)
     print_report(report, files)
 
@@ -32,11 +34,11 @@ def test_the_sentence_is_in_every_form_of_the_report(
     assert words in (tmp_path / "evaluation.md").read_text()
     assert words in (tmp_path / "report.html").read_text()
     (answer,) = json.loads((tmp_path / "evaluation.json").read_text())["answers"]
-    assert answer == make_headline(evaluated)
+    assert answer == make_headline(make_evaluated)
 
 
-def test_junk_words_are_left_out_of_the_plot_by_position() -> None:
-    """They cost so much that all other curves would be flat."""
+def test_junk_arms_are_left_out_of_the_plot_by_position() -> None:
+    """Their cost would flatten all other curves."""
     model = controlled_model(LOW, {"matched": HIGH, "form": [4.0, 5.0] * 20})
     figure = draw_positions(model)
     (legend,) = figure.legends

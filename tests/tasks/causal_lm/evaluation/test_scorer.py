@@ -36,9 +36,11 @@ def window(length: int, seed: int) -> Window:
 
 
 @torch.no_grad()
-def plain_scores(model: GPT2LMHeadModel, one: Window) -> list[float]:
-    logits = model(torch.from_numpy(one.ids.astype(np.int64))[None]).logits[0].double()
-    return [float(logits[j - 1].log_softmax(-1)[one.ids[j]]) for j in np.flatnonzero(one.scored)]
+def compute_scores(model: GPT2LMHeadModel, window: Window) -> list[float]:
+    logits = model(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0].double()
+    return [
+        float(logits[j - 1].log_softmax(-1)[window.ids[j]]) for j in np.flatnonzero(window.scored)
+    ]
 
 
 def check(model: nn.Module, plain: GPT2LMHeadModel, batches: list[list[Window]]) -> None:
@@ -46,10 +48,10 @@ def check(model: nn.Module, plain: GPT2LMHeadModel, batches: list[list[Window]])
         found = scorer.score(batches)
     for batch, scores in zip(batches, found, strict=True):
         for one, own in zip(batch, scores, strict=True):
-            np.testing.assert_allclose(own, plain_scores(plain, one), atol=1e-5)
+            np.testing.assert_allclose(own, compute_scores(plain, one), atol=1e-5)
 
 
-def test_batches_agree_with_one_window_at_a_time(
+def test_batches_give_the_scores_of_single_windows(
     model: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scorer_module, "ROWS_PER_CHUNK", 7)
@@ -57,7 +59,7 @@ def test_batches_agree_with_one_window_at_a_time(
     check(model, model, [[window(length, length) for length in (60, 3, 31, 2, 17)]])
 
 
-def test_padded_rows_and_columns_change_no_score(
+def test_padding_does_not_change_the_scores(
     model: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU; no batch is wider than the 64 positions of the model."""
@@ -79,7 +81,7 @@ def test_padded_rows_and_columns_change_no_score(
     assert sorted(shapes) == [(1, 2), (1, 12), (1, 64), (3, 64), (10, 20), (12, 10)]
 
 
-def test_no_attention_is_planned_for_each_shape(model: GPT2LMHeadModel) -> None:
+def test_planned_attention_is_disabled_while_scoring(model: GPT2LMHeadModel) -> None:
     seen: list[bool] = []
     handle = model.register_forward_pre_hook(
         lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled())
@@ -108,7 +110,7 @@ def test_threads_share_the_batches(model: GPT2LMHeadModel) -> None:
 
 
 class Wrapper(nn.Module):
-    """What DDP and DeepSpeed make of a model."""
+    """A wrapper like those of DDP and DeepSpeed."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -118,12 +120,12 @@ class Wrapper(nn.Module):
         return self.module(**inputs)
 
 
-def test_a_wrapped_model_gives_the_same(model: GPT2LMHeadModel) -> None:
+def test_a_wrapped_model_gives_the_same_scores(model: GPT2LMHeadModel) -> None:
     check(Wrapper(model).eval(), model, [[window(9, 1), window(8, 2)], [window(3, 4)]])
 
 
 class Capped(GPT2LMHeadModel):
-    """A model that changes what its head gives, as Gemma 2 does."""
+    """A model that changes the output of its head, like Gemma 2."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = super().forward(*args, **kwargs)
@@ -137,7 +139,7 @@ def test_logits_that_a_model_changes_after_its_head_are_scored(model: GPT2LMHead
     check(capped.eval(), capped, [[window(20, 1), window(18, 2)]])
 
 
-def test_windows_without_a_scored_token_and_dummy_calls(model: GPT2LMHeadModel) -> None:
+def test_windows_without_scored_tokens_and_dummy_calls_are_accepted(model: GPT2LMHeadModel) -> None:
     empty = window(5, 2)
     empty.scored[:] = False
     with open_scorer(model, CPU) as scorer:

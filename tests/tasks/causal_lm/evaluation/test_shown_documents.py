@@ -18,7 +18,7 @@ from bsmeta.tasks.causal_lm.evaluation.shown_documents import (
     select_extremes,
 )
 from tests.tasks.causal_lm.evaluation.conftest import call
-from tests.tasks.causal_lm.evaluation.helpers import sums_of
+from tests.tasks.causal_lm.evaluation.helpers import make_sums
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_extremes_are_the_lowest_and_the_highest(values: list[float], indices: l
 def test_extremes_rise_and_are_selected_once(values: list[float], count: int) -> None:
     numbers = np.array(values, float)
     indices = select_extremes(numbers, count)
-    known = int((~np.isnan(numbers)).sum())
-    assert len(indices) == len({*indices}) == min(2 * count, known)
+    finite = int((~np.isnan(numbers)).sum())
+    assert len(indices) == len({*indices}) == min(2 * count, finite)
     chosen = numbers[indices]
     assert (np.diff(chosen[np.isfinite(chosen)]) >= 0).all()
     if indices:
@@ -49,14 +49,14 @@ def test_extremes_rise_and_are_selected_once(values: list[float], count: int) ->
 
 
 def test_differences_are_per_byte() -> None:
-    sums = sums_of(np.array([0.5, -0.25]))
+    sums = make_sums(np.array([0.5, -0.25]))
     sums = np.concatenate([sums, np.zeros((1, sums.shape[1]))])
     differences = compute_differences(sums)
     assert differences[:2] == pytest.approx([0.5, -0.25])
     assert math.isnan(differences[2])
 
 
-def test_the_page_shows_them_as_the_model_reads_them(
+def test_the_page_shows_documents_as_the_model_reads_them(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = ("bootstrap_resamples=20", "comparisons=[each,all]", "controls=[]")

@@ -48,7 +48,10 @@ def site_documents(tmp_path: Path) -> HeldOutDocuments:
 
 def slices_by_name(site_documents: HeldOutDocuments, *configs: SliceConfig) -> dict[str, list[int]]:
     slices = make_slices(configs, site_documents, METADATA)
-    return {f"{one.by}: {one.name}": one.members.nonzero()[0].tolist() for one in slices}
+    return {
+        f"{data_slice.by}: {data_slice.name}": data_slice.members.nonzero()[0].tolist()
+        for data_slice in slices
+    }
 
 
 def test_the_most_frequent_sites_are_slices(site_documents: HeldOutDocuments) -> None:
@@ -58,7 +61,7 @@ def test_the_most_frequent_sites_are_slices(site_documents: HeldOutDocuments) ->
     }
 
 
-def test_named_sites_may_be_patterns(site_documents: HeldOutDocuments) -> None:
+def test_requested_sites_may_be_patterns(site_documents: HeldOutDocuments) -> None:
     config = SliceConfig(by="site", sites=["*.python.org", "boost.org", "none.org"])
     assert slices_by_name(site_documents, config) == {
         "site: *.python.org": [0, 1, 2],

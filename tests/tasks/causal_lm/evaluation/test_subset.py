@@ -15,7 +15,7 @@ from bsmeta.training.processes import ALONE
 CPU = torch.device("cpu")
 
 
-def test_the_subset_is_prepared_once_and_scored_again(
+def test_a_prepared_subset_is_scored_repeatedly(
     model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
     subset = SubsetEvaluation(data_config, tokenizer, max_documents=4, seed=1, ranks=ALONE)
@@ -37,7 +37,7 @@ def test_the_subset_is_prepared_once_and_scored_again(
     assert figures["difference"] == pytest.approx(difference)
 
 
-def test_a_subset_without_metadata_still_gives_the_text(
+def test_a_subset_without_metadata_still_scores_the_text(
     model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
     nothing = replace(data_config.metadata_config, metadata_list=[])

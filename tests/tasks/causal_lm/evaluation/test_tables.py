@@ -6,11 +6,11 @@ import json
 
 from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
 from bsmeta.tasks.causal_lm.evaluation.tables import MAIN_COLUMNS, make_comparison_table
-from tests.tasks.causal_lm.evaluation.helpers import evaluated
+from tests.tasks.causal_lm.evaluation.helpers import make_evaluated
 
 
-def test_the_interval_over_hosts_stands_beside_that_over_documents() -> None:
-    report = evaluated(by_host=False)
+def test_the_table_shows_intervals_over_documents_and_hosts() -> None:
+    report = make_evaluated(by_host=False)
     sentences = make_headline(report)
     assert "over 60 documents)" in sentences
     # the hosts differ by 0.4: an error of 0.2 with one degree of freedom, 12.706 of them

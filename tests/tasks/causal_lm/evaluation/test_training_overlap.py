@@ -19,7 +19,7 @@ from tests.tasks.causal_lm.evaluation.conftest import call, documents, write_sha
 @pytest.mark.parametrize(
     "listed", ["in a checkpoint", "by the configuration", "under another name"]
 )
-def test_a_training_shard_of_the_run_is_not_held_out(
+def test_a_training_shard_of_the_run_is_refused_as_held_out_file(
     listed: str,
     run_folder: Path,
     tmp_path: Path,

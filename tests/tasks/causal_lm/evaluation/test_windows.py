@@ -38,12 +38,17 @@ def test_windows_have_the_same_text_with_and_without_metadata(
         readings = []
         for types in (metadata.metadata_list, ()):
             (encoded,) = encoder.encode([renderer.render(document, types)])
-            made = WINDOW_CUTTERS[windows](encoded, config)
-            assert all(len(window.ids) <= compute_row_length(config) for window in made)
+            windows_cut = WINDOW_CUTTERS[windows](encoded, config)
+            assert all(len(window.ids) <= compute_row_length(config) for window in windows_cut)
             readings.append(
-                [(window.ids[window.scored], window.starts[window.scored]) for window in made]
+                [
+                    (window.ids[window.scored], window.starts[window.scored])
+                    for window in windows_cut
+                ]
             )
-            with_metadata += sum(len(window.ids) - window.scored.sum() > 1 for window in made)
+            with_metadata += sum(
+                len(window.ids) - window.scored.sum() > 1 for window in windows_cut
+            )
         for one, other in zip(*readings, strict=True):
             assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
     assert with_metadata
@@ -57,7 +62,7 @@ def changed(config: DataConfig, **values: Any) -> DataConfig:
     return replace(config, metadata_config=replace(config.metadata_config, **values))
 
 
-def test_sliding_windows_carry_the_prefix_where_training_does(
+def test_sliding_windows_have_the_prefix_where_training_has_it(
     tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
     document = held_out(data_config)[9]  # several sequences long
@@ -76,8 +81,8 @@ def test_sliding_windows_carry_the_prefix_where_training_does(
             assert window.first_new - shown == (64 - shown) // 2
 
 
-def calls_in(path: Path, name: str) -> list[ast.FunctionDef]:
-    """The functions of a module that call a function or class of this name."""
+def list_callers(path: Path, name: str) -> list[ast.FunctionDef]:
+    """Returns the functions of a module that call `name`."""
     functions = [
         node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)
     ]
@@ -91,8 +96,8 @@ def calls_in(path: Path, name: str) -> list[ast.FunctionDef]:
     ]
 
 
-def test_every_window_and_every_sum_passes_the_gate() -> None:
-    """What a model scores are windows, which are made in one module, without lost tokens."""
+def test_only_one_module_makes_windows_and_sums() -> None:
+    """A single module makes the windows that a model scores, so that lost tokens are excluded."""
     module = "tasks/causal_lm/evaluation/windows.py"
     imports = ("causal_lm.evaluation.windows import", "causal_lm.evaluation.readings import")
     modules = [
@@ -103,7 +108,7 @@ def test_every_window_and_every_sum_passes_the_gate() -> None:
     makers = {
         (path.relative_to(PACKAGE).as_posix(), function.name): function
         for path in modules
-        for function in calls_in(path, "Window")
+        for function in list_callers(path, "Window")
     }
     assert {*makers} == {
         (module, "cut_all_pieces"), (module, "cut_sliding"), (module, "cut_continuations")
@@ -112,6 +117,6 @@ def test_every_window_and_every_sum_passes_the_gate() -> None:
     callers = {
         (path.relative_to(PACKAGE).as_posix(), function.name)
         for path in modules
-        for function in calls_in(path, "sum_paired")
+        for function in list_callers(path, "sum_paired")
     }
     assert callers == {("tasks/causal_lm/evaluation/paired.py", "_sum_block")}

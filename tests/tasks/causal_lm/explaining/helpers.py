@@ -25,7 +25,7 @@ TYPES = ("title", "url", "datasource", "website_description", "timestamp", "enti
 
 
 def demo(*overrides: str) -> ExplainConfig:
-    """The demo's data and model with these types; with the backend that is always there."""
+    """Returns the demo's configuration with the given types and the always available backend."""
     fixed = ["data_config.tokenizer_backend=hf", f"{METADATA_LIST}=[{','.join(TYPES)}]"]
     return compose_command_line(ExplainConfig, "demo", [*fixed, *overrides])
 
@@ -40,11 +40,11 @@ def demo_windows(*overrides: str) -> list[ExplainedWindow]:
 
 
 def demo_documents(*overrides: str) -> list[ExplainedDocument]:
-    return [one for window in demo_windows(*overrides) for one in window.documents]
+    return [document for window in demo_windows(*overrides) for document in window.documents]
 
 
 def own_config(folder: Path, documents: Sequence[dict[str, Any]], **changes: Any) -> ExplainConfig:
-    """A configuration for one shard `a.jsonl.gz` of these documents; changes as in `small_config`.
+    """Returns a configuration for a shard `a.jsonl.gz`; `changes` as in `small_config`.
 
     Keys of `ExplainConfig` itself may be among the changes.
     """

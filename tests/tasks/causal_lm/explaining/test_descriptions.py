@@ -1,4 +1,4 @@
-"""What all views say of a document and of the packing of its window."""
+"""Descriptions of a document and of the packing of its window, shown in all views."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_first_sequences_and_those_of_shown_documents_are_selected(
     assert select_sequences(make_window(sequences), limit) == selected
 
 
-def test_the_packing_says_how_full_the_sequences_are() -> None:
+def test_the_packing_shows_the_fill_of_sequences() -> None:
     assert describe_packing(make_window([0])) == (
         "documents 3 to 6 of a.jsonl.gz are one window: 5 chunks in 5 sequences of 16 tokens, "
         "75.0% full"
@@ -56,7 +56,7 @@ def test_the_packing_of_a_shared_shard_names_the_other_streams() -> None:
     )
 
 
-def test_a_number_has_its_noun() -> None:
+def test_a_number_is_followed_by_its_noun_in_singular_or_plural() -> None:
     assert format_count(1, "chunk") == "1 chunk"
     assert format_count(0, "chunk") == "0 chunks"
     assert format_count(2000, "token") == "2,000 tokens"

@@ -25,13 +25,13 @@ def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_warm([sys.executable, str(EXPLAIN), "--config-name", "demo", *arguments], folder)
 
 
-def test_json_alone_is_on_standard_output_beside_a_page(tmp_path: Path) -> None:
+def test_standard_output_has_only_json_if_a_page_is_written(tmp_path: Path) -> None:
     done = start(tmp_path, "limit=2", "json=true", "html=page.html")
     assert done.returncode == 0, done.stderr
     names = [json.loads(line)["document"] for line in done.stdout.splitlines()]
     assert names == [f"{SHARD.format(1)}:0", f"{SHARD.format(1)}:1"]
     assert "written to page.html" in done.stderr
-    assert [one.name for one in tmp_path.iterdir()] == ["page.html"]
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
@@ -40,7 +40,7 @@ def test_a_document_is_printed_in_the_terminal(capsys: pytest.CaptureFixture[str
     assert "regex_actions.hpp [[Reference]]>" in capsys.readouterr().out
 
 
-def test_a_request_that_cannot_be_met_is_a_configuration_error(tmp_path: Path) -> None:
+def test_an_impossible_request_is_a_configuration_error(tmp_path: Path) -> None:
     wrong = start(tmp_path, f"document={SHARD.format(1)}:160", "json=true")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.splitlines()[-1] == (
@@ -55,7 +55,7 @@ def test_a_request_that_cannot_be_met_is_a_configuration_error(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
+def test_a_reader_that_stops_early_causes_no_error(tmp_path: Path) -> None:
     command = f"{sys.executable} {EXPLAIN} --config-name demo limit=150 json=true | head -c 20"
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"],
@@ -69,13 +69,13 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_help_has_the_keys_of_training_and_its_own(tmp_path: Path) -> None:
+def test_help_lists_the_keys_of_training_and_of_the_program(tmp_path: Path) -> None:
     text = start(tmp_path, "--help").stdout
     assert "learning_rate: float = 5e-05" in text
     assert "types: list[str] | None = null" in text
 
 
-def test_the_files_of_training_fit_with_and_without_the_further_keys() -> None:
+def test_configurations_of_training_are_accepted_with_and_without_further_keys() -> None:
     assert compose_command_line(ExplainConfig, "demo", ["limit=2", "seed=7"]).limit == 2
     assert type(compose_command_line(CausalLMConfig, "demo", ["seed=7"])) is CausalLMConfig
     with pytest.raises(ConfigurationError, match="limit"):

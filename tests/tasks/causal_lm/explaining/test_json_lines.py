@@ -34,8 +34,8 @@ PREFIX = "html | Title: Page 8 | url: https://example.org/8 |||"
 BODY = "<b class:strong>8 dog</b> 12 cafés 😀 the"
 
 
-def masked(line: dict[str, Any], mask: str, chunk: int = 0) -> str:
-    """The text of a chunk's tokens whose mask is 1."""
+def decode_masked(line: dict[str, Any], mask: str, chunk: int = 0) -> str:
+    """Returns the text of a chunk's tokens with mask 1."""
     one = line["pieces"][chunk]
     kept = [number for number, is_set in zip(one["input_ids"], one[mask], strict=True) if is_set]
     return small_tokenizer().decode(kept)
@@ -54,28 +54,28 @@ def test_a_document_is_one_object(tmp_path: Path) -> None:
     assert {*chunk["metadata_mask"], *chunk["loss_mask"]} == {0, 1}
 
 
-def test_metadata_mask_is_of_the_prefix_where_tags_count_as_text(tmp_path: Path) -> None:
+def test_the_metadata_mask_covers_the_prefix_if_tags_count_as_text(tmp_path: Path) -> None:
     (line,) = lines(tmp_path, max_seq_len=256)
-    assert masked(line, "metadata_mask") == PREFIX
+    assert decode_masked(line, "metadata_mask") == PREFIX
     # What joins it to the prefix is no target.
-    assert masked(line, "loss_mask") == BODY + "<eos>"
+    assert decode_masked(line, "loss_mask") == BODY + "<eos>"
 
 
-def test_metadata_mask_is_of_prefix_and_tags_otherwise(tmp_path: Path) -> None:
+def test_otherwise_the_metadata_mask_covers_prefix_and_tags(tmp_path: Path) -> None:
     (line,) = lines(tmp_path, max_seq_len=256, treat_local_metadata_as_regular_text=False)
-    assert masked(line, "metadata_mask") == f"{PREFIX}<b class:strong></b>"
-    assert masked(line, "loss_mask") == "8 dog 12 cafés 😀 the<eos>"
+    assert decode_masked(line, "metadata_mask") == f"{PREFIX}<b class:strong></b>"
+    assert decode_masked(line, "loss_mask") == "8 dog 12 cafés 😀 the<eos>"
 
 
-def test_metadata_mask_is_of_the_suffix(tmp_path: Path) -> None:
+def test_the_metadata_mask_covers_the_suffix(tmp_path: Path) -> None:
     (line,) = lines(tmp_path, max_seq_len=256, metadata_position="append")
     suffix = " ||| Title: Page 8 | url: https://example.org/8"
     assert line["text"] == f"html ||| {BODY}{suffix}"
-    assert masked(line, "metadata_mask") == f"html |||{suffix}"
+    assert decode_masked(line, "metadata_mask") == f"html |||{suffix}"
 
 
 @pytest.mark.parametrize("prefix_on", ["every_piece", "first_piece"])
-def test_chunks_repeat_the_prefix_or_do_not(tmp_path: Path, prefix_on: str) -> None:
+def test_chunks_repeat_the_prefix_if_configured(tmp_path: Path, prefix_on: str) -> None:
     (line,) = lines(tmp_path, max_seq_len=40, prefix_max_tokens=12, prefix_on=prefix_on)
     prefixes = [sum(chunk["metadata_mask"]) for chunk in line["pieces"]]
     assert len(prefixes) > 1
@@ -83,7 +83,7 @@ def test_chunks_repeat_the_prefix_or_do_not(tmp_path: Path, prefix_on: str) -> N
     assert line["prefix"] == PREFIX  # whole, though the chunks have it cut
 
 
-def test_chunks_put_together_are_the_text() -> None:
+def test_chunks_join_to_the_text() -> None:
     config = demo()
     for document in demo_documents("limit=30"):
         line = json.loads(format_json_line(document, config.data_config.metadata_config))

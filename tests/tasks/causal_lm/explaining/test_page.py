@@ -14,7 +14,7 @@ TOKENIZER = small_tokenizer()
 
 
 class Reader(HTMLParser):
-    """Collects tags, and the tokens with what is said of each below the pointer."""
+    """Collects tags, and tokens with their tooltips."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,20 +36,20 @@ class Reader(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] == "i":
-            text, said = self.tokens[-1]
-            self.tokens[-1] = (text + data, said)
+            text, tooltip = self.tokens[-1]
+            self.tokens[-1] = (text + data, tooltip)
 
 
 def read(folder: Path, text: str, **changes: Any) -> tuple[str, Reader]:
     document = {**page(3, 2), "text": text}
     changes = {"random_sample_metadata": False, "max_seq_len": 256, **changes}
     config = own_config(folder, [document], **changes)
-    made = html_page(own_windows(config), config, small_texts())
+    html = html_page(own_windows(config), config, small_texts())
     reader = Reader()
-    reader.feed(made)
+    reader.feed(html)
     reader.close()
     assert reader.open == []
-    return made, reader
+    return html, reader
 
 
 def test_each_token_has_its_position_part_and_loss(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_each_token_has_its_position_part_and_loss(tmp_path: Path) -> None:
     assert "".join(text for text, _ in reader.tokens if text != "·") == (
         "html | Title: Page 3 ||| <b class:strong>the f</b>ox\n🦊 & dogs<eos>"
     )
-    places = {text: place for place, (text, _) in reversed([*enumerate(reader.tokens)])}
-    for text, told in {
+    places = {text: position for position, (text, _) in reversed([*enumerate(reader.tokens)])}
+    for text, description in {
         "h": "html (prefix), no loss  'h'",
         "T": "title (prefix), no loss  'T'",
         "<": "html (in the text), loss  '<'",
@@ -69,11 +69,11 @@ def test_each_token_has_its_position_part_and_loss(tmp_path: Path) -> None:
         "<eos>": "end of the document, loss  '<eos>'",
     }.items():
         number = TOKENIZER.convert_tokens_to_ids({" ": "Ġ", "\n": "Ċ", "·": "ðŁ"}.get(text, text))
-        place = places[text]
-        assert reader.tokens[place][1] == f"token {place}: id {number}, {told}"
+        position = places[text]
+        assert reader.tokens[position][1] == f"token {position}: id {number}, {description}"
 
 
-def test_a_document_cannot_reach_into_the_page(tmp_path: Path) -> None:
+def test_a_document_cannot_inject_markup_into_the_page(tmp_path: Path) -> None:
     text = "<script>alert(1)</script><img src=https://example.org/x> \" onmouseover='x' \x1b[31m"
     made, reader = read(tmp_path, text, types=["url"])
     assert "<script" not in made

@@ -52,7 +52,7 @@ def test_the_first_documents_of_the_demo_are_selected() -> None:
 def trained_on(
     config: ExplainConfig, epoch: int
 ) -> Iterator[tuple[list[str], list[tuple[tuple[int, ...], tuple[bool, ...]]]]]:
-    """The documents and the chunks (ids, targets) of each sequence of one epoch of the stream."""
+    """Yields documents and chunks (ids, targets) of each sequence of an epoch of the stream."""
     stream = TrainStream(
         config.data_config,
         demo_tokenizer(),
@@ -61,7 +61,7 @@ def trained_on(
         world_size=1,
         global_batch_size=1,
     )
-    for batch in itertools.dropwhile(lambda one: one.states[0]["epoch"] < epoch, taken(stream)):
+    for batch in itertools.dropwhile(lambda batch: batch.states[0]["epoch"] < epoch, taken(stream)):
         if batch.states[0]["epoch"] > epoch:
             return
         tensors = {name: tensor[0].numpy() for name, tensor in batch.tensors.items()}
@@ -88,47 +88,47 @@ def test_documents_have_the_chunks_that_the_stream_trains_on(epoch: int) -> None
         for chunk in document.chunks
     )
     assert trained == shown
-    assert len([one for window in windows for one in window.documents]) == 161
+    assert len([document for window in windows for document in window.documents]) == 161
     # The stream walks the windows of its only shard in order.
     packed = [
-        packing_of(window, index) for window in windows for index in range(len(window.sequences))
+        list_packing(window, index) for window in windows for index in range(len(window.sequences))
     ]
     assert packed == [
         (sorted(names), [len(ids) for ids, _ in chunks]) for names, chunks in sequences
     ]
 
 
-def packing_of(window: ExplainedWindow, index: int) -> tuple[list[str], list[int]]:
-    """The documents and the lengths of the chunks of a sequence."""
+def list_packing(window: ExplainedWindow, index: int) -> tuple[list[str], list[int]]:
+    """Returns the documents and the lengths of the chunks of a sequence."""
     sequence = window.sequences[index]
     names = {f"{window.shard}:{chunk.number}" for chunk in sequence}
     return sorted(names), [chunk.length for chunk in sequence]
 
 
-def test_a_chunk_knows_its_sequence() -> None:
+def test_a_chunk_has_the_number_of_its_sequence() -> None:
     (window,) = demo_windows("limit=5")
     for document in window.documents:
         number = int(document.name.rpartition(":")[2])
-        for place, (chunk, sequence) in enumerate(
+        for chunk_index, (chunk, sequence) in enumerate(
             zip(document.chunks, document.sequences, strict=True)
         ):
-            found = [
-                one
-                for one in window.sequences[sequence]
-                if (one.number, one.index) == (number, place)
+            matching = [
+                chunk_in_sequence
+                for chunk_in_sequence in window.sequences[sequence]
+                if (chunk_in_sequence.number, chunk_in_sequence.index) == (number, chunk_index)
             ]
-            assert [one.length for one in found] == [len(chunk)]
+            assert [chunk_in_sequence.length for chunk_in_sequence in matching] == [len(chunk)]
 
 
-def test_another_epoch_draws_other_metadata() -> None:
+def test_each_epoch_draws_other_metadata() -> None:
     drawn = [
-        [one.rendered.types for one in demo_documents("limit=20", f"epoch={epoch}")]
+        [document.rendered.types for document in demo_documents("limit=20", f"epoch={epoch}")]
         for epoch in (0, 1)
     ]
     assert drawn[0] != drawn[1]
 
 
-def test_a_document_by_its_name_and_those_after_it() -> None:
+def test_a_document_is_selected_by_name_with_its_successors() -> None:
     last, first = demo_documents(f"document={SHARD.format(1)}:159", "limit=2")
     assert (last.name, first.name) == (SHARD.format(1) + ":159", SHARD.format(2) + ":0")
     (alone,) = demo_documents(f"document={SHARD.format(1)}:159")
@@ -136,7 +136,7 @@ def test_a_document_by_its_name_and_those_after_it() -> None:
     assert alone.sequences == last.sequences
 
 
-def test_types_replace_the_draw() -> None:
+def test_requested_types_replace_the_draw() -> None:
     name = f"document={SHARD.format(1)}:1"
     (forced,) = demo_documents(name, "types=[entity,url]")
     assert forced.rendered.prefix == (
@@ -150,7 +150,7 @@ def test_types_replace_the_draw() -> None:
     assert (lacking.rendered.types, lacking.lacking) == (("title",), ("entity",))
 
 
-def test_without_metadata_in_the_same_context(tmp_path: Path) -> None:
+def test_a_document_can_be_shown_without_metadata_in_the_same_context(tmp_path: Path) -> None:
     config = own_config(tmp_path, [page(0, 30)], without_metadata_same_context=True, limit=1)
     ((document,),) = [window.documents for window in own_windows(config)]
     assert (document.rendered.prefix, document.rendered.lead) == ("", " ")
@@ -158,20 +158,20 @@ def test_without_metadata_in_the_same_context(tmp_path: Path) -> None:
     assert not any(chunk.token_types.any() for chunk in document.chunks)
 
 
-def test_a_bad_document_stops_or_is_passed_over(tmp_path: Path) -> None:
+def test_a_bad_document_is_refused_or_skipped(tmp_path: Path) -> None:
     documents = [page(0, 3), {"text": 5}, page(2, 3)]
     with pytest.raises(DataError, match="a.jsonl.gz, line 2: text_not_string"):
         own_windows(own_config(tmp_path, documents, limit=2))
     config = own_config(tmp_path, documents, limit=2, bad_documents="skip")
     (window,) = own_windows(config)
-    assert [one.name for one in window.documents] == ["a.jsonl.gz:0", "a.jsonl.gz:2"]
+    assert [document.name for document in window.documents] == ["a.jsonl.gz:0", "a.jsonl.gz:2"]
     config = own_config(tmp_path, documents, document="a.jsonl.gz:1", bad_documents="skip")
     with pytest.raises(ConfigurationError, match=r"it skips 1 for text_not_string\)"):
         own_windows(config)
 
 
 def test_a_number_beyond_the_shard_is_refused(tmp_path: Path) -> None:
-    for number in (20, 1000):  # just behind the last one, and windows away
+    for number in (20, 1000):  # just after the last one, and windows away
         config = own_config(tmp_path, pages(20), document=f"a.jsonl.gz:{number}")
         with pytest.raises(
             ConfigurationError, match="has 20 documents; expected a number from 0 to 19"
@@ -182,29 +182,34 @@ def test_a_number_beyond_the_shard_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 17, 39])
-def test_a_document_of_a_shard_that_streams_share(tmp_path: Path, number: int) -> None:
-    """It is shown in the window in which its stream trains on it."""
+def test_a_document_of_a_shared_shard_is_shown_in_the_window_of_its_stream(
+    tmp_path: Path, number: int
+) -> None:
+    """The window is the one in which the stream trains on the document."""
     changes = {"num_streams": 3, "window_documents": 5, "metadata_probability": 0.0}
     name = f"a.jsonl.gz:{number}"
     config = own_config(tmp_path, pages(40), document=name, limit=1, **changes)
     (window,) = own_windows(config)
-    assert [one.name for one in window.documents] == [name]
+    assert [document.name for document in window.documents] == [name]
     assert window.count <= window.last - window.first
     shown = {chunk.number for sequence in window.sequences for chunk in sequence}
     shares = [
         share for own in deal_documents(list_shards(config.data_config), [1] * 3) for share in own
     ]
     windows = [share.list_documents(window, 5) for share in shares for window in range(8)]
-    (trained,) = [one for one in windows if number in one]
-    assert shown == {one for one in trained if one < 40}
+    (trained,) = [window for window in windows if number in window]
+    assert shown == {number for number in trained if number < 40}
 
 
-def test_an_empty_shard_is_passed_over_unless_it_was_asked_for(tmp_path: Path) -> None:
+def test_an_empty_shard_is_skipped_unless_requested(tmp_path: Path) -> None:
     write_shards(tmp_path, [2])
     write_shard(tmp_path / "empty.jsonl.gz", [])
     data = small_config(tmp_path, tokenizer_backend="hf", num_streams=1)
     (window,) = own_windows(ExplainConfig(data_config=data, limit=5))
-    assert [one.name for one in window.documents] == ["part-00.jsonl.gz:0", "part-00.jsonl.gz:1"]
+    assert [document.name for document in window.documents] == [
+        "part-00.jsonl.gz:0",
+        "part-00.jsonl.gz:1",
+    ]
     with pytest.raises(ConfigurationError, match="empty.jsonl.gz:0: the shard has no documents"):
         own_windows(ExplainConfig(data_config=data, document="empty.jsonl.gz:0"))
 
@@ -217,8 +222,8 @@ def test_a_step_has_the_metadata_of_its_phase(step: int, prefix: str) -> None:
     assert one.rendered.prefix == prefix
 
 
-def test_a_document_of_a_mixture(tmp_path: Path) -> None:
-    """By the name of its source, with the columns of that source."""
+def test_a_document_of_a_mixture_is_selected_by_its_source(tmp_path: Path) -> None:
+    """It is read with the columns of that source."""
     for name, address in (("web", "url"), ("books", "link")):
         (tmp_path / name).mkdir()
         rows = [{"text": f"{name} {n}", address: f"https://{name}.org/{n}"} for n in range(20)]
@@ -244,7 +249,7 @@ def test_a_document_of_a_mixture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("document=7", f"document=7: expected <shard>:<number>, such as {SHARD.format(1)}:0"),
         (f"document={SHARD.format(1)}:-1", "expected <shard>:<number>"),
@@ -266,7 +271,7 @@ def test_a_document_of_a_mixture(tmp_path: Path) -> None:
         ("data_config.packing=tight", 'found "tight", expected one of best_fit, pad'),
     ],
 )
-def test_a_document_or_type_that_training_lacks_is_refused(override: str, told: str) -> None:
+def test_a_document_or_type_that_training_lacks_is_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         Selection(demo(override), demo_tokenizer())
-    assert told in str(error.value)
+    assert message in str(error.value)

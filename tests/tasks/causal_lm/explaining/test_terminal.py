@@ -13,7 +13,7 @@ from tests.data.helpers import page
 from tests.tasks.causal_lm.explaining.helpers import own_config, own_windows, small_texts
 
 
-def shown(folder: Path, *, color: bool = False, **changes: Any) -> list[str]:
+def print_documents(folder: Path, *, color: bool = False, **changes: Any) -> list[str]:
     config = own_config(
         folder, [page(7, 4), page(8, 3)], random_sample_metadata=False, max_seq_len=256, **changes
     )
@@ -28,7 +28,9 @@ def shown(folder: Path, *, color: bool = False, **changes: Any) -> list[str]:
 
 
 def test_a_document_is_printed_with_its_packing(tmp_path: Path) -> None:
-    assert shown(tmp_path, metadata_list=["title", "html"], metadata_dropout={"html": 1.0}) == [
+    assert print_documents(
+        tmp_path, metadata_list=["title", "html"], metadata_dropout={"html": 1.0}
+    ) == [
         "a.jsonl.gz:0 " + "─" * 87,
         "metadata: title; it also has html",
         "19 characters of text, 24 tokens in 1 chunk, loss on 6",
@@ -52,7 +54,7 @@ def test_a_document_is_printed_with_its_packing(tmp_path: Path) -> None:
 
 
 def test_token_boundaries_are_shown_on_request(tmp_path: Path) -> None:
-    lines = shown(tmp_path, metadata_list=["title"], types=[], tokens=True, sequences=0)
+    lines = print_documents(tmp_path, metadata_list=["title"], types=[], tokens=True, sequences=0)
     assert "7│ lazy│ dog│ 12│ cafés│<eos>" in lines
     assert not any(line.startswith("packing") for line in lines)
     assert "│ begins a token; · ends inside a character" in lines
@@ -65,9 +67,9 @@ def test_types_have_colors_and_parts_have_styles(tmp_path: Path) -> None:
         f"{prefix}{html}html | {end}{prefix}{url}url: https://example.org/7 |||{end}{no_loss} {end}"
         f"{tag}{html}<b class:strong>{end}7 laz{tag}{html}</b>{end}"
         f"y dog 12 cafés\x1b[1m<eos>{end}"
-    ) in shown(tmp_path, color=True, types=["html", "url"])
+    ) in print_documents(tmp_path, color=True, types=["html", "url"])
 
 
 def test_requested_types_without_a_record_are_named(tmp_path: Path) -> None:
     config_types = {"metadata_list": ["title", "author"], "types": ["title", "author"]}
-    assert "metadata: title; no record of author" in shown(tmp_path, **config_types)
+    assert "metadata: title; no record of author" in print_documents(tmp_path, **config_types)

@@ -10,7 +10,7 @@ from bsmeta.tasks.causal_lm.explaining.windows import (
 )
 
 
-def test_a_label_counts_the_chunks_of_a_document_that_has_several() -> None:
+def test_a_label_counts_chunks_only_if_there_are_several() -> None:
     assert PackedChunk(number=17, index=0, count=1, length=40, budgeted_length=40).label == "17: 40"
     assert (
         PackedChunk(number=17, index=1, count=3, length=256, budgeted_length=9).label
@@ -18,7 +18,7 @@ def test_a_label_counts_the_chunks_of_a_document_that_has_several() -> None:
     )
 
 
-def test_padding_is_counted_like_the_length_of_a_sequence() -> None:
+def test_padding_is_counted_in_the_same_tokens_as_the_sequence_length() -> None:
     whole = PackedChunk(number=5, index=0, count=1, length=30, budgeted_length=20)
     other = PackedChunk(number=6, index=0, count=1, length=15, budgeted_length=10)
     document = ExplainedDocument("a.jsonl.gz:5", Rendered("a", body="a"), [], [0], (), ())

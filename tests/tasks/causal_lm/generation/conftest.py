@@ -1,4 +1,4 @@
-"""A small model of random weights behind the sample's tokenizer, and a run folder that holds it."""
+"""A small model of random weights with the sample's tokenizer, and a run folder that holds it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run_folder(
 
 @pytest.fixture
 def generate(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Calls the entry point on the run folder; gives its exit code."""
+    """Calls the entry point on the run folder; returns its exit code."""
 
     def call(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["generate.py", f"checkpoint={run_folder}", *arguments])

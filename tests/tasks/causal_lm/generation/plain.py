@@ -9,13 +9,13 @@ from torch import nn
 
 
 @torch.no_grad()
-def next_scores(model: nn.Module, ids: Sequence[int], vocabulary: int) -> torch.Tensor:
-    """Log-probabilities [vocabulary] of the token behind `ids`."""
+def compute_next_scores(model: nn.Module, ids: Sequence[int], vocabulary: int) -> torch.Tensor:
+    """Returns log-probabilities [vocabulary] of the token after `ids`."""
     logits = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0, -1, :vocabulary]
     return torch.log_softmax(logits.double(), dim=-1)
 
 
-def guided_greedy(
+def decode_greedily(
     model: nn.Module,
     context: Sequence[int],
     null_context: Sequence[int],
@@ -25,11 +25,11 @@ def guided_greedy(
     vocabulary: int,
     eos: int,
 ) -> list[int]:
-    """The most likely tokens under `null + guidance (context - null)`."""
+    """Returns the most likely tokens under `null + guidance (context - null)`."""
     written: list[int] = []
     for _ in range(steps):
-        given = next_scores(model, [*context, *written], vocabulary)
-        null = next_scores(model, [*null_context, *written], vocabulary)
+        given = compute_next_scores(model, [*context, *written], vocabulary)
+        null = compute_next_scores(model, [*null_context, *written], vocabulary)
         token = int((null + guidance * (given - null)).argmax())
         if token == eos:
             break

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 class Knower(nn.Module):
-    """Writes the host of its prefix again and again, with some doubt."""
+    """A model that repeats the host of its prefix, with some doubt."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Knower(nn.Module):
         return SimpleNamespace(logits=self.head(hidden))
 
 
-def test_a_model_that_knows_is_always_right(
+def test_a_model_that_knows_the_host_is_always_right(
     sites: DataConfig, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     documents = HeldOutDocuments(sites, max_documents=None, deduplicate=True)
@@ -56,7 +56,7 @@ def test_a_model_that_knows_is_always_right(
     assert candidates.labels == ["one.org", "two.org", "three.org"]
     assert candidates.counts.tolist() == [6, 4, 2]
     assert candidates.truths.tolist() == [0] * 6 + [1] * 4 + [2] * 2 + [-1]
-    records = [labels.make_record(one) for one in candidates.labels]
+    records = [labels.make_record(label) for label in candidates.labels]
     made = Likelihoods(
         Knower(tokenizer), tokenizer, sites, records, all_pieces=False, rows=4, device=CPU
     )
@@ -77,7 +77,7 @@ def test_a_model_that_knows_is_always_right(
     ]
 
 
-def test_the_posterior_is_that_of_bayes_rule() -> None:
+def test_the_posterior_follows_bayes_rule() -> None:
     likelihood = np.log([[0.2, 0.1, 0.1]])
     uniform = np.log([[1 / 3, 1 / 3, 1 / 3]])
     np.testing.assert_allclose(np.exp(compute_posterior(likelihood, uniform)), [[0.5, 0.25, 0.25]])
@@ -87,7 +87,7 @@ def test_the_posterior_is_that_of_bayes_rule() -> None:
     )
 
 
-def test_metrics_of_three_documents() -> None:
+def test_metrics_of_three_documents_are_computed() -> None:
     candidates = Candidates(list("abcdefg"), np.array([2, 1, 0, 0, 0, 0, 0]), np.array([0, 0, 1]))
     rows = np.log(
         [

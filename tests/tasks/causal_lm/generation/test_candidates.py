@@ -12,7 +12,7 @@ from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.generation.candidates import Candidates, Labels, find_candidates
 
 
-def test_the_empirical_prior_leaves_the_document_out() -> None:
+def test_the_empirical_prior_excludes_the_document() -> None:
     candidates = Candidates(["a", "b"], np.array([3, 1]), np.array([0, 0, 0, 1, -1]))
     np.testing.assert_allclose(
         np.exp(candidates.compute_log_prior("empirical", None)), [4 / 6, 2 / 6]
@@ -39,7 +39,7 @@ def test_the_empirical_prior_leaves_the_document_out() -> None:
         ("title", {}, "Sets", "Sets", "Sets"),
     ],
 )
-def test_candidates_as_labels_and_as_records(
+def test_candidates_are_given_as_labels_or_values(
     key: str, settings: dict[str, str], given: str, label: str, value: str
 ) -> None:
     labels = Labels(key, MetadataConfig(metadata_list=[key], **settings))
@@ -47,7 +47,7 @@ def test_candidates_as_labels_and_as_records(
     assert labels.make_record(label).value == value
 
 
-def test_values_that_are_no_candidates_are_named(sites: DataConfig) -> None:
+def test_values_that_cannot_be_candidates_are_refused(sites: DataConfig) -> None:
     documents = HeldOutDocuments(sites, max_documents=1, deduplicate=True)
     with pytest.raises(ConfigurationError, match="expected at least two values of url"):
         find_candidates(Labels("url", sites.metadata_config), [], documents)

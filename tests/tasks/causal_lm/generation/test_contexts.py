@@ -20,7 +20,7 @@ from bsmeta.tasks.causal_lm.generation.contexts import Context, Contexts
 URL = "https://docs.python.org/3/library/a%20b.html"
 
 
-def made(
+def build_context(
     tokenizer: PreTrainedTokenizerBase, metadata: dict[str, Any], prompt: str, **settings: Any
 ) -> Context:
     settings.setdefault("metadata_list", ["html", "title", "url", "timestamp", "length"])
@@ -58,7 +58,7 @@ def made(
         ({"title": "A"}, {"metadata_position": "both"}, "Title: A |||"),
     ],
 )
-def test_metadata_reads_as_in_training(
+def test_metadata_renders_as_in_training(
     metadata: dict[str, Any],
     settings: dict[str, Any],
     prefix: str,
@@ -66,10 +66,10 @@ def test_metadata_reads_as_in_training(
 ) -> None:
     if "metadata_templates" in settings:
         prefix += " |||"
-    assert made(tokenizer, metadata, "The", **settings).prefix == prefix
+    assert build_context(tokenizer, metadata, "The", **settings).prefix == prefix
 
 
-def test_tokens_are_those_of_training(
+def test_tokens_equal_those_of_training(
     tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
     title = Record(value="Sets", key="title", type="global")
@@ -85,15 +85,15 @@ def test_tokens_are_those_of_training(
 def test_without_a_prompt_the_first_word_brings_its_own_space(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    context = made(tokenizer, {"title": "Sets"}, "")
+    context = build_context(tokenizer, {"title": "Sets"}, "")
     assert tokenizer.decode(context.ids) == "Title: Sets |||"
     assert context.joint == " "
-    context = made(tokenizer, {"title": "Sets"}, "", metadata_text_sep="\n\n")
+    context = build_context(tokenizer, {"title": "Sets"}, "", metadata_text_sep="\n\n")
     assert tokenizer.decode(context.ids) == "Title: Sets |||\n\n"
     assert context.joint == ""
 
 
-def test_a_separator_with_tokens_of_its_own_is_given_as_in_training(
+def test_a_separator_with_separate_tokens_is_encoded_as_in_training(
     tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
     config = replace(data_config, row_budget="text")
@@ -116,7 +116,7 @@ def test_a_separator_with_tokens_of_its_own_is_given_as_in_training(
 def test_without_metadata_and_prompt_the_context_is_the_end_of_text_token(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    assert made(tokenizer, {}, "") == Context(prefix="", ids=[0], joint="")
+    assert build_context(tokenizer, {}, "") == Context(prefix="", ids=[0], joint="")
 
 
 @pytest.mark.parametrize(
@@ -145,18 +145,18 @@ def test_without_metadata_and_prompt_the_context_is_the_end_of_text_token(
         ({"url": "x"}, {"url_granularity": "suffix"}, "nothing of it can be rendered"),
     ],
 )
-def test_metadata_that_the_model_cannot_read_is_refused(
+def test_metadata_unknown_to_the_model_is_refused(
     metadata: dict[str, Any],
     settings: dict[str, Any],
     message: str,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     with pytest.raises(ConfigurationError) as error:
-        made(tokenizer, metadata, "The", **settings)
+        build_context(tokenizer, metadata, "The", **settings)
     assert message in str(error.value)
 
 
-def test_a_prefix_that_is_too_long_is_cut_as_in_training(
+def test_a_prefix_that_is_too_long_is_truncated_as_in_training(
     tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
     short = replace(data_config.metadata_config, prefix_max_tokens=12)

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrain
 
 from bsmeta.tasks.causal_lm.generation.decoding import Decoder, Draw, draw_tokens
 from tests.tasks.causal_lm.generation.conftest import MAX_SEQ_LEN
-from tests.tasks.causal_lm.generation.plain import guided_greedy, next_scores
+from tests.tasks.causal_lm.generation.plain import compute_next_scores, decode_greedily
 
 EOS = 0
 VOCABULARY = 4096
@@ -23,10 +23,10 @@ NULL = [901, 6]
 @pytest.fixture
 def decoder(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> Decoder:
     assert len(tokenizer) == VOCABULARY
-    return decoder_of(model)
+    return make_decoder(model)
 
 
-def decoder_of(model: torch.nn.Module, *, eos: int = EOS) -> Decoder:
+def make_decoder(model: torch.nn.Module, *, eos: int = EOS) -> Decoder:
     return Decoder(
         model,
         eos=eos,
@@ -60,7 +60,7 @@ def test_guidance_0_samples_after_the_null_context(decoder: Decoder) -> None:
 def test_greedy_guidance_equals_the_plain_computation(
     decoder: Decoder, model: LlamaForCausalLM, guidance: float
 ) -> None:
-    expected = guided_greedy(
+    expected = decode_greedily(
         model, CONTEXT, NULL, guidance=guidance, steps=20, vocabulary=VOCABULARY, eos=EOS
     )
     (written,) = decoder.continue_texts([draw(guidance=guidance, temperature=0.0)])
@@ -68,7 +68,7 @@ def test_greedy_guidance_equals_the_plain_computation(
     assert written.finished == ("max_new_tokens" if len(expected) == 20 else "eos")
 
 
-def test_texts_of_one_batch_are_those_of_single_runs(decoder: Decoder) -> None:
+def test_texts_of_a_batch_equal_those_of_single_runs(decoder: Decoder) -> None:
     draws = [
         draw(context=[5], guidance=2.0, temperature=0.7),
         draw(context=[9] * 30, null_context=[], top_p=0.5, seed=9, max_new_tokens=7),
@@ -76,16 +76,18 @@ def test_texts_of_one_batch_are_those_of_single_runs(decoder: Decoder) -> None:
         draw(temperature=0.0),
     ]
     together = decoder.continue_texts(draws)
-    assert [one.ids for one in together] == [decoder.continue_texts([one])[0].ids for one in draws]
-    assert [len(one.ids) for one in together] == [20, 7, 24, 20]
+    assert [continuation.ids for continuation in together] == [
+        decoder.continue_texts([draw])[0].ids for draw in draws
+    ]
+    assert [len(continuation.ids) for continuation in together] == [20, 7, 24, 20]
 
 
-def test_a_model_with_learned_positions_is_not_led_beyond_them() -> None:
+def test_generation_stops_at_the_last_learned_position() -> None:
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=VOCABULARY, n_positions=MAX_SEQ_LEN, n_embd=16, n_layer=1, n_head=2
     )
-    decoder = decoder_of(GPT2LMHeadModel(config).eval(), eos=VOCABULARY - 1)
+    decoder = make_decoder(GPT2LMHeadModel(config).eval(), eos=VOCABULARY - 1)
     draws = [draw(context=[3] * 60, max_new_tokens=50), draw(context=[3], max_new_tokens=50)]
     short, long = decoder.continue_texts(draws)
     assert (len(short.ids), short.finished) == (4, "max_seq_len")
@@ -94,8 +96,8 @@ def test_a_model_with_learned_positions_is_not_led_beyond_them() -> None:
 
 
 def test_a_text_ends_with_the_end_of_text_token(model: LlamaForCausalLM) -> None:
-    first = int(next_scores(model, CONTEXT, VOCABULARY).argmax())
-    decoder = decoder_of(model, eos=first)
+    first = int(compute_next_scores(model, CONTEXT, VOCABULARY).argmax())
+    decoder = make_decoder(model, eos=first)
     (written,) = decoder.continue_texts([draw(temperature=0.0)])
     assert (written.ids, written.finished) == ([], "eos")
 
@@ -136,7 +138,7 @@ def test_tokens_are_drawn_by_temperature_and_top_p(
     st.floats(0.01, 1),
     st.floats(0, 1, exclude_max=True),
 )
-def test_only_tokens_within_top_p_are_picked(
+def test_only_tokens_within_top_p_are_drawn(
     scores: list[float], temperature: float, top_p: float, drawn: float
 ) -> None:
     row = torch.tensor([scores], dtype=torch.float64)

@@ -57,7 +57,7 @@ def open_dialogue() -> Dialogue:
     return Dialogue(Request(temperature=0.5), config)
 
 
-def test_settings_hold_for_the_prompts_after_them_until_they_are_reset() -> None:
+def test_settings_apply_to_later_prompts_until_reset() -> None:
     lines = ["title=Sets", "seed=7", "A", "title=", "seed=", "B"]
     assert list(open_dialogue().iterate_requests(lines)) == [
         Request(prompt="A", temperature=0.5, seed=7, metadata={"title": "Sets"}),

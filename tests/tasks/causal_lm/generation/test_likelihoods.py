@@ -16,7 +16,7 @@ from bsmeta.metadata.document import Document
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.tasks.causal_lm.generation.candidates import Labels
 from bsmeta.tasks.causal_lm.generation.likelihoods import Likelihoods
-from tests.tasks.causal_lm.generation.plain import next_scores
+from tests.tasks.causal_lm.generation.plain import compute_next_scores
 
 CPU = torch.device("cpu")
 HOSTS = ("a.org", "a.much.longer.name.org", "b.org")
@@ -48,7 +48,7 @@ def test_scores_equal_the_plain_computation_over_the_same_tokens(
         renderer.render(Document("", None, {"url": [labels.make_record(host)]}), ("url",))
         for host in HOSTS
     ]
-    prefixes = [one.prefix_ids for one in encoder.encode(heads)]
+    prefixes = [document.prefix_ids for document in encoder.encode(heads)]
     room = 64 - max(map(len, prefixes))
     for row, text in enumerate(texts):
         (encoded,) = encoder.encode([Rendered(text, lead=" ", body=text)])
@@ -58,7 +58,7 @@ def test_scores_equal_the_plain_computation_over_the_same_tokens(
         assert tokens[row] == sum(len(chunk) - 1 for chunk in chunks)
         for column, prefix in enumerate(prefixes):
             expected = sum(
-                float(next_scores(model, [*prefix, *chunk[:place]], 4104)[chunk[place]])
+                float(compute_next_scores(model, [*prefix, *chunk[:place]], 4104)[chunk[place]])
                 for chunk in chunks
                 for place in range(1, len(chunk))
             )

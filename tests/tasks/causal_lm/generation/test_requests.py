@@ -34,7 +34,7 @@ def test_all_bad_lines_of_a_file_are_named(
     assert "request b: metadata.site: the model was not trained" in capsys.readouterr().err
 
 
-def test_missing_fields_of_a_line_have_the_values_of_the_defaults(tmp_path: Path) -> None:
+def test_missing_fields_of_a_line_have_default_values(tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_text('{"prompt": "A"}\n\n{"id": 7, "seed": 1, "metadata": {"title": "B"}}\n')
     assert read_requests(str(file), Request(prompt="The", seed=9)) == [
@@ -51,15 +51,13 @@ def test_missing_fields_of_a_line_have_the_values_of_the_defaults(tmp_path: Path
         ({"temperature": -1.0}, "temperature=-1.0: expected 0 or more"),
     ],
 )
-def test_values_that_no_request_can_have_are_refused(
-    values: dict[str, object], message: str
-) -> None:
+def test_impossible_values_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         replace_defaults({"prompt": "A"}, values)
     assert str(error.value).startswith(message)
 
 
-def test_the_problems_of_all_requests_are_listed_together() -> None:
+def test_problems_of_all_requests_are_listed_together() -> None:
     def refuse_empty(request: Request) -> int:
         if not request.prompt:
             raise ConfigurationError("prompt: is empty")

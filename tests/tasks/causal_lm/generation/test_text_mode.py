@@ -16,7 +16,7 @@ from bsmeta.models.manifest import write_model_manifest
 Generate = Callable[..., int]
 
 
-def lines_of(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -66,23 +66,23 @@ def test_a_file_of_requests_becomes_a_file_of_results(
     keys = (f"input={source}", f"output={target}", "max_new_tokens=6", "batch_size=3")
     assert generate(*keys) == 0
     assert "3 results written to" in capsys.readouterr().err
-    results = lines_of(target)
-    assert [one.get("id") for one in results] == ["a", None, None]
-    assert [one["prefix"] for one in results] == [
+    results = read_lines(target)
+    assert [result.get("id") for result in results] == ["a", None, None]
+    assert [result["prefix"] for result in results] == [
         "Title: Sets |||",
         "",
         "url: https://a.org/ |||",
     ]
-    assert [[s["seed"] for s in one["samples"]] for one in results] == [[42, 43], [42], [42]]
+    assert [[s["seed"] for s in result["samples"]] for result in results] == [[42, 43], [42], [42]]
     assert results[1]["temperature"] == 0
     assert results[1]["max_new_tokens"] == 6
-    for sample in (s for one in results for s in one["samples"]):
+    for sample in (s for result in results for s in result["samples"]):
         assert sample["finished"] in ("eos", "max_new_tokens")
         assert sample["tokens"] <= 6
         assert isinstance(sample["text"], str)
     alone = tmp_path / "alone.jsonl"  # without the others, and from the command line
     assert generate("metadata={title: Sets}", "prompt='A set'", f"output={alone}", keys[2]) == 0
-    assert lines_of(alone)[0]["samples"] == results[0]["samples"][:1]
+    assert read_lines(alone)[0]["samples"] == results[0]["samples"][:1]
 
 
 def test_an_existing_file_is_not_replaced(
@@ -156,7 +156,7 @@ def test_a_model_whose_logits_are_not_finite_is_refused(
     assert "precision=float32" in message
 
 
-def test_a_weight_that_is_missing_is_refused_by_name(
+def test_a_missing_weight_is_refused_by_name(
     run_folder: Path, generate: Generate, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
@@ -165,7 +165,7 @@ def test_a_weight_that_is_missing_is_refused_by_name(
     assert f"missing (they would be random): {name}" in capsys.readouterr().err
 
 
-def test_a_file_that_ends_early_or_differs_from_the_manifest_is_refused(
+def test_a_truncated_or_changed_file_is_refused(
     run_folder: Path, generate: Generate, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = run_folder / "model" / "model.safetensors"
