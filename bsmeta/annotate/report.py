@@ -37,6 +37,7 @@ from bsmeta.report.drawing import draw_figures
 from bsmeta.report.inference import read_value
 from bsmeta.report.page import (
     COUNT,
+    HTML_NAME,
     Column,
     Page,
     Section,
@@ -45,7 +46,6 @@ from bsmeta.report.page import (
     print_table,
     write_html,
 )
-from bsmeta.report.page import HTML as PAGE
 from bsmeta.report.palette import GOOD
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def write_report(
 
     shown = sample_shown_pages(config, plans)
     page = _make_page(report, shown, output.name)
-    page_path = output / PAGE
+    page_path = output / HTML_NAME
     template = "annotate/pages.html.j2"
     drawings = draw_figures(page.plots, output)
     write_html(page, drawings, [JSON_FILE], page_path, template, pages=shown.pages)

@@ -17,7 +17,7 @@ from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, name_missing_extras
 from bsmeta.core.keys import refuse_out_of_bounds
 from bsmeta.core.parsing import parse_json
-from bsmeta.report.page import HTML
+from bsmeta.report.page import HTML_NAME
 
 if TYPE_CHECKING:
     import pandas
@@ -104,7 +104,7 @@ class Report:
     @property
     def page(self) -> Path:
         """Path of the report as an HTML page."""
-        return self.folder / HTML
+        return self.folder / HTML_NAME
 
     def to_pandas(self) -> pandas.DataFrame:
         """Returns a table with a row of metrics for each compared system.

@@ -29,7 +29,7 @@ from bsmeta.quick.sizes import find_device, list_size_rows
 from bsmeta.quick.study_file import write_study_file
 from bsmeta.quick.training import WITH, WITHOUT, Data, make_plan, train_run
 from bsmeta.report.page import (
-    HTML,
+    HTML_NAME,
     Section,
     create_report_console,
     print_report,
@@ -147,7 +147,7 @@ def report_result(
     )
     content = {"table": table.as_dict(), "notes": list(notes)}
     files = write_report(page, content, folder, json_name="quick.json", markdown_name="quick.md")
-    print_report([table], [*notes, sentence], [*files, folder / EVALUATION / HTML])
+    print_report([table], [*notes, sentence], [*files, folder / EVALUATION / HTML_NAME])
 
 
 def _list_page_rows(files: PageFiles, page_set: PageSet, split: HeldOut) -> list[Row]:

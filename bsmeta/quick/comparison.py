@@ -21,8 +21,8 @@ from scipy.special import ndtri
 from bsmeta.report.inference import (
     ALPHA,
     FEW_CLUSTERS,
+    ErrorSource,
     Interval,
-    Source,
     assign_host_clusters,
     compute_cluster_degrees,
     compute_half_width,
@@ -205,7 +205,7 @@ def compute_difference(
     degrees = units - 1.0 if clusters is None else compute_cluster_degrees(sizes[0])
     interval = None
     if units > 1:
-        half_width = compute_half_width([Source(variance, degrees)])
+        half_width = compute_half_width([ErrorSource(variance, degrees)])
         interval = Interval(value - half_width, value + half_width)
     return Difference(
         value=value,

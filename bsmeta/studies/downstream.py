@@ -34,7 +34,7 @@ from bsmeta.core.model_files import refuse_unsafe_model
 from bsmeta.core.progress import report_progress
 from bsmeta.data.text.lost_text import find_lossy_texts
 from bsmeta.report.cells import Cell
-from bsmeta.report.page import COUNT, NONE, Column, Table
+from bsmeta.report.page import COUNT, NO_VALUE, Column, Table
 from bsmeta.studies.cloze import QUESTIONS, write_tasks
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
 from bsmeta.studies.runs import DONE, Run, hash_values, read_progress
@@ -396,7 +396,7 @@ def _make_prompt_cells(weighted: _Weighted, prompted: _Weighted | None) -> list[
     """Makes the cells of a measure: without a prompt, with one if there is one, and the change."""
     without = estimate_ratio(np.array([weighted.values]), weighted.weights)
     if prompted is None:
-        return [_format_with_error(without), NONE, NONE]
+        return [_format_with_error(without), NO_VALUE, NO_VALUE]
     with_prompt = estimate_ratio(np.array([prompted.values]), weighted.weights)
     return [
         _format_with_error(without),

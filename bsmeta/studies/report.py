@@ -16,7 +16,7 @@ import numpy as np
 
 from bsmeta.config.command_line import format_pasteable_command
 from bsmeta.report import figures, page
-from bsmeta.report.figures import Look, shorten_name
+from bsmeta.report.figures import SeriesStyle, shorten_name
 from bsmeta.report.inference import Interval
 from bsmeta.report.page import COUNT, Column, Page, Section, Table
 from bsmeta.report.palette import BAD, GOOD, INK, MUTED
@@ -46,8 +46,8 @@ _MAX_LABEL_CHARS = 160  # characters of a label in several lines
 _MIN_TICK_RATIO = 1.4  # ratio of two named amounts
 _TOO_MANY_BANDS = 5  # arms for whose curves bands are too many: only the last points have intervals
 _GAIN_LOOKS = {
-    "used without metadata": Look(MUTED, "o"),
-    "used with metadata": Look(GOOD, "s"),
+    "used without metadata": SeriesStyle(MUTED, "o"),
+    "used with metadata": SeriesStyle(GOOD, "s"),
 }
 
 
@@ -265,7 +265,7 @@ def draw_curve_plot(results: Results, axis: str) -> Figure:
         2 * max(2.9, 0.19 * len(arms) + 1),
         panels=2 * len(modes),
         columns=len(modes),
-        width=figures.NARROW if len(modes) == 1 else figures.WIDE + 1.2,
+        width=figures.PANEL_WIDTH if len(modes) == 1 else figures.FULL_WIDTH + 1.2,
         shares_y=False,
     )
     has_bands = len(arms) < _TOO_MANY_BANDS
@@ -275,7 +275,9 @@ def draw_curve_plot(results: Results, axis: str) -> Figure:
             curve = _find_curve_in_panel(results, arm, mode, axis)
             if curve is not None:
                 with figures.draw_series(axes, arm.label):
-                    _draw_curve(axes, curve, figures.choose_series_look(number), has_band=has_bands)
+                    _draw_curve(
+                        axes, curve, figures.choose_series_style(number), has_band=has_bands
+                    )
         _scale_axes(axes, results, axis)
         axes.set_title(f"used {mode} metadata", loc="left")
 
@@ -307,7 +309,7 @@ def _draw_differences(axes: Axes, results: Results, axis: str, mode: str, *, is_
         difference = None if curve is None else _subtract_curve(curve, base.curves[WITHOUT][axis])
         if difference is None:
             continue
-        style = figures.choose_series_look(number)
+        style = figures.choose_series_style(number)
         with figures.draw_series(axes, arm.label):
             _draw_curve(axes, difference, style, has_band=len(arms) < _TOO_MANY_BANDS)
         if is_last or (WITH not in arm.curves and arm is not base):
@@ -337,7 +339,7 @@ def _subtract_curve(curve: Curve, base: Curve) -> Curve | None:
     return Curve(np.array(amounts), differences) if amounts else None
 
 
-def _draw_curve(axes: Axes, curve: Curve, style: Look, *, has_band: bool) -> None:
+def _draw_curve(axes: Axes, curve: Curve, style: SeriesStyle, *, has_band: bool) -> None:
     if has_band:
         figures.draw_band(axes, list(curve.amounts), curve.points, style)
         return
@@ -410,7 +412,7 @@ def draw_claim_plot(results: Results) -> Figure:
         height,
         panels=len(panel_lines),
         columns=1,
-        width=figures.WIDE,
+        width=figures.FULL_WIDTH,
         shares_y=False,
         row_heights=panel_lines,
     )
@@ -436,7 +438,7 @@ def _label_claim(claim: Claim) -> str:
 def _draw_claim(axes: Axes, row: int, claim: Claim) -> None:
     """Draws the difference of a claim in its own unit, and the smallest of interest."""
     colors = {SUPPORTED: GOOD, REFUTED: BAD}
-    style = Look(colors.get(claim.verdict, MUTED))
+    style = SeriesStyle(colors.get(claim.verdict, MUTED))
     outer = None if claim.verdict == OPEN else compute_simultaneous_interval(claim)
     assert claim.effect is not None
     figures.draw_interval(axes, row, claim.unit.convert_to_unit(claim.effect), style, outer=outer)
@@ -468,7 +470,7 @@ def draw_gain_plot(results: Results) -> Figure:
         panels=len(arms),
         columns=columns,
         shares_x=True,
-        width=figures.WIDE if columns > 1 else figures.NARROW,
+        width=figures.FULL_WIDTH if columns > 1 else figures.PANEL_WIDTH,
     )
 
     limits: list[float] = [0.0]

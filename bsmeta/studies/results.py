@@ -35,7 +35,7 @@ from bsmeta.studies.conditions import (
     test_associations,
 )
 from bsmeta.studies.config import AXES, DOCUMENT, HOST, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
-from bsmeta.studies.declaration import restore_declared
+from bsmeta.studies.declaration import restore_declared_study
 from bsmeta.studies.runs import Measurement, find_measurement, list_runs, locate_results
 from bsmeta.studies.statistics import Curve, Estimate, Measured, Saving, estimate_saving
 from bsmeta.studies.task_scores import find_all_scores
@@ -131,7 +131,7 @@ def compute_results(study: StudyConfig) -> Results:
     Raises:
         DataError: If there is nothing to compare.
     """
-    study, declaration_notes = restore_declared(study)
+    study, declaration_notes = restore_declared_study(study)
     measured, missing_notes = load_measurements(study)
     notes = [*missing_notes, *declaration_notes]
     if len(measured.seeds) == 1:
@@ -403,7 +403,7 @@ def _claim_as_dict(claim: Claim, by_host: Claim | None) -> dict[str, Any]:
         "document_error": claim.effect.document_error if claim.effect else None,
         "at_once": [at_once.low, at_once.high],
         "p": claim.p_value,
-        "p_corrected": claim.corrected,
+        "p_corrected": claim.corrected_p_value,
         "power": claim.power,
         "verdict": claim.verdict,
         "reason": claim.reason,
@@ -430,7 +430,7 @@ def _describe_over_hosts(claim: Claim, by_host: Claim | None) -> dict[str, Any] 
         "hosts": by_host.effect.units,
         "host_error": by_host.effect.document_error,
         "error_ratio": compute_design_effect(claim.effect, by_host.effect),
-        "p_corrected": by_host.corrected,
+        "p_corrected": by_host.corrected_p_value,
         "verdict": by_host.verdict,
     }
 

@@ -22,7 +22,7 @@ from scipy.interpolate import PchipInterpolator
 
 from bsmeta.report.inference import (
     ALPHA,
-    Source,
+    ErrorSource,
     assign_host_clusters,
     compute_cluster_degrees,
     compute_half_width,
@@ -83,13 +83,13 @@ class Estimate:
         return math.sqrt(compute_jackknife_variance(self.changes, self.units))
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[ErrorSource]:
         """The sources of error; with one seed, the documents alone."""
-        documents = Source(self.document_error**2, self.degrees)
+        documents = ErrorSource(self.document_error**2, self.degrees)
         count = len(self.seeds)
         if count == 1:
             return [documents]
-        return [Source(self.deviation**2 / count, count - 1), documents]
+        return [ErrorSource(self.deviation**2 / count, count - 1), documents]
 
     @property
     def low(self) -> float:

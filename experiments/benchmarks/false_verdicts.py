@@ -56,7 +56,7 @@ from bsmeta.studies.config import (
     MeasureConfig,
     StudyConfig,
 )
-from bsmeta.studies.declaration import declare_study, restore_declared
+from bsmeta.studies.declaration import declare_study, restore_declared_study
 from bsmeta.studies.power import compute_power
 from bsmeta.studies.runs import Measurement
 from bsmeta.studies.statistics import Measured
@@ -295,7 +295,7 @@ def _is_supported_by_dropping(whole: StudyConfig, measured: Measured, guard: str
     favorable = [measured.seeds[place] for place in np.argsort(first.effect.seeds)]
     for dropped in range(int(MOST_DROPPED * len(favorable)) + 1):
         kept = sorted(favorable[: len(favorable) - dropped])
-        study, _ = restore_declared(replace(whole, seeds=kept))
+        study, _ = restore_declared_study(replace(whole, seeds=kept))
         seeds = measured.seeds if guard == "declared" else kept
         runs = {(arm, seed): measured.find_run(arm, seed) for arm in whole.arms for seed in seeds}
         if decide_claims(study, Measured(study, runs))[0].verdict == SUPPORTED:

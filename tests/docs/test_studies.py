@@ -192,7 +192,7 @@ def hosts(study: StudyConfig, measured: Measured) -> Phrases:
         assert other.effect is not None
         assert claim.verdict == other.verdict
         factors.append((other.effect.document_error / claim.effect.document_error) ** 2)
-        yield f"{in_words(other.effect)}, p = {other.corrected:.2g}"
+        yield f"{in_words(other.effect)}, p = {other.corrected_p_value:.2g}"
     *first, last = (f"{factor:.1f}" for factor in factors)
     yield f"are {', '.join(first)} and {last} times as large"
 

@@ -439,7 +439,7 @@ def test_a_model_whose_tokens_see_those_after_them_still_does() -> None:
 
 
 def chosen(wanted: str, shape: Any, **circumstances: bool) -> str | None:
-    known = {"half": True, "compiled": False, "whole_rows": False, **circumstances}
+    known = {"half_precision": True, "compiled": False, "whole_rows": False, **circumstances}
     return attention.choose_attention(wanted, shape, **known).name
 
 
@@ -463,7 +463,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_without_a_gpu_transformers_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    choice = attention.choose_attention("auto", LLAMA, half=True, compiled=False, whole_rows=False)
+    choice = attention.choose_attention(
+        "auto", LLAMA, half_precision=True, compiled=False, whole_rows=False
+    )
     assert choice == attention.Choice(None, "there is no GPU")
 
 
@@ -471,15 +473,15 @@ def test_auto_takes_the_fastest_that_can_run(gpu: Callable[..., None]) -> None:
     gpu()
     assert chosen("auto", LLAMA) == "varlen"
     assert chosen("auto", LLAMA, compiled=True) == "varlen"
-    assert chosen("auto", LLAMA, half=False) is None
+    assert chosen("auto", LLAMA, half_precision=False) is None
     assert chosen("auto", LLAMA, whole_rows=True) == "causal_sdpa"
-    assert chosen("auto", LLAMA, half=False, whole_rows=True) == "causal_sdpa"
+    assert chosen("auto", LLAMA, half_precision=False, whole_rows=True) == "causal_sdpa"
     gpu(capability=(7, 5))
     assert chosen("auto", LLAMA) is None
     gpu("flash-attn")
     assert chosen("auto", LLAMA) == "flash_attention_2"
     assert chosen("auto", LLAMA, compiled=True) == "varlen"
-    assert chosen("auto", LLAMA, half=False) is None
+    assert chosen("auto", LLAMA, half_precision=False) is None
     gpu("flash-attn", "flash-attn-3")
     assert chosen("auto", LLAMA) == "flash_attention_3"
     gpu("flash-attn", "flash-attn-3", capability=(8, 0))
@@ -492,7 +494,7 @@ OBSTACLES = [
     (LlamaConfig(**SMALL, attention_dropout=0.1), DROPOUT),
     (Gemma2Config(**SMALL, head_dim=16), "gemma2 caps the logits of its attention"),
     (GptOssConfig(), "gpt_oss needs kernels with attention sinks or blocks"),
-    (BloomConfig(), "transformers' class for bloom takes no other attention"),
+    (BloomConfig(), "transformers' class for bloom supports no other attention"),
     (
         LlamaConfig(**SMALL, head_dim=260),
         "torch's flash attention has no kernel for the heads of llama",
@@ -507,7 +509,7 @@ def test_a_model_that_the_kernel_does_not_compute_keeps_sdpa(
     gpu()
     for whole_rows in (False, True):
         choice = attention.choose_attention(
-            "auto", shape, half=True, compiled=False, whole_rows=whole_rows
+            "auto", shape, half_precision=True, compiled=False, whole_rows=whole_rows
         )
         assert choice == attention.Choice(None, reason)
     with pytest.raises(ConfigurationError, match="attn_implementation=varlen: ") as caught:

@@ -19,7 +19,7 @@ from bsmeta.models.rehearsal import (
     check_export,
     check_loss,
     freeze_weights,
-    is_tried,
+    can_try_export,
     list_unreached_weights,
     summarize_weights,
     trace_reached_weights,
@@ -142,7 +142,7 @@ def test_an_export_that_computes_the_same_passes(
 ) -> None:
     model = build(name)
     add_adapters(model, LoraKeys(rank=2), train_embeddings=False)
-    assert is_tried(model)
+    assert can_try_export(model)
     check_export(model, write, "lora.targets=[]")
     assert "wholly zero" not in caplog.text
 
@@ -161,7 +161,7 @@ def test_an_export_that_fails_is_refused(export: Any, message: str) -> None:
 
 def test_a_model_without_its_weights_is_not_exported() -> None:
     with torch.device("meta"):
-        assert not is_tried(AutoModelForCausalLM.from_config(SHAPES["llama"].shape()))
+        assert not can_try_export(AutoModelForCausalLM.from_config(SHAPES["llama"].shape()))
 
 
 class WithPenalty(LlamaForCausalLM):

@@ -53,7 +53,7 @@ def test_a_claim_is_a_paired_t_test_over_seeds() -> None:
     assert found.effect.value == pytest.approx(-0.105)
     expected = ttest_1samp(np.subtract(own, base), 0).pvalue
     assert found.p_value == pytest.approx(expected)
-    assert found.corrected == pytest.approx(expected)  # the only claim
+    assert found.corrected_p_value == pytest.approx(expected)  # the only claim
     assert found.verdict == "supported"
     assert found.low < -0.105 < found.high < 0
 
@@ -99,8 +99,8 @@ def test_the_verdict_follows_from_the_interval() -> None:
     assert verdicts[-0.2].verdict == "supported"
     assert verdicts[0.2].verdict == "refuted"
     assert verdicts[-0.005].verdict == "undecided"
-    assert verdicts[-0.005].excludes_interest  # 0.1 is far outside
-    assert not verdicts[-0.2].excludes_interest
+    assert verdicts[-0.005].excludes_smallest_difference  # 0.1 is far outside
+    assert not verdicts[-0.2].excludes_smallest_difference
 
 
 def test_a_supported_claim_may_be_too_small_to_matter() -> None:
@@ -108,7 +108,7 @@ def test_a_supported_claim_may_be_too_small_to_matter() -> None:
     spread = np.array([-0.001, 0.0, 0.0, 0.001])
     bits = {"none": runs(*[2.0] * 4), "url": runs(*(1.99 + spread))}
     found = only(decide_claims(declared, measured(declared, bits)))
-    assert (found.verdict, found.excludes_interest) == ("supported", True)
+    assert (found.verdict, found.excludes_smallest_difference) == ("supported", True)
 
 
 def test_every_declared_claim_counts_in_the_correction() -> None:
@@ -118,7 +118,7 @@ def test_every_declared_claim_counts_in_the_correction() -> None:
     declared = study({"a": claim(), **several}, arms=arms)
     base, own = (2.0, 2.2, 1.9, 2.1), (1.9, 2.05, 1.85, 1.98)
     found = decide_claims(declared, measured(declared, {"none": runs(*base), "url": runs(*own)}))
-    assert found[0].corrected == pytest.approx(9 * found[0].p_value)
+    assert found[0].corrected_p_value == pytest.approx(9 * found[0].p_value)
     assert found[0].verdict == "undecided"
     assert {one.verdict for one in found[1:]} == {"open"}
     assert found[1].reason == "title has not been measured"
@@ -130,7 +130,7 @@ def test_nothing_is_decided_before_the_declared_seeds_are_measured() -> None:
     found = only(decide_claims(declared, measured(declared, bits)))
     assert (found.verdict, found.reason) == ("open", "3 of 4 declared seeds")
     assert found.effect is not None
-    assert found.corrected == 1.0
+    assert found.corrected_p_value == 1.0
 
 
 def test_one_seed_decides_nothing() -> None:
@@ -140,7 +140,7 @@ def test_one_seed_decides_nothing() -> None:
     assert (found.verdict, found.reason) == (
         "open", "one seed, which shows no variation over seeds"
     )  # fmt: skip
-    assert not found.excludes_interest
+    assert not found.excludes_smallest_difference
 
 
 def test_documents_are_a_source_of_error_too() -> None:

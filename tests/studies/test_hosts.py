@@ -16,7 +16,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.studies.claim_report import format_sentences, make_claim_tables
 from bsmeta.studies.claims import Claim, decide_claims
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig, load_study
-from bsmeta.studies.declaration import declare_study, locate_declaration, restore_declared
+from bsmeta.studies.declaration import declare_study, locate_declaration, restore_declared_study
 from bsmeta.studies.report import write_report
 from bsmeta.studies.results import Results, compute_results
 from tests.conftest import REPOSITORY
@@ -112,7 +112,7 @@ def test_the_declared_unit_counts(study: StudyConfig) -> None:
         ConfigurationError, match=r"cluster=document: changed since the first run.*cluster=host"
     ):
         declare_study(replace(by_host, cluster="document"))
-    restored, notes = restore_declared(replace(by_host, cluster="document"))
+    restored, notes = restore_declared_study(replace(by_host, cluster="document"))
     assert restored.cluster == "host"
     assert notes == [
         "The study's file has cluster: document, the declaration has host, which the verdicts "
@@ -205,7 +205,7 @@ def test_the_verdicts_of_a_published_study_stay(monkeypatch: pytest.MonkeyPatch)
     ]  # fmt: skip
     first = results.claims[0]
     assert first.effect is not None
-    assert first.corrected == pytest.approx(0.0018, abs=5e-5)
+    assert first.corrected_p_value == pytest.approx(0.0018, abs=5e-5)
     assert (first.effect.low, first.effect.high) == (
         pytest.approx(0.0055, abs=5e-5), pytest.approx(0.0162, abs=5e-5),
     )  # fmt: skip

@@ -21,8 +21,8 @@ from bsmeta.core.errors import ConfigurationError, suggest_nearest
 from bsmeta.core.progress import Advance, show_progress_bar
 from bsmeta.core.secrets import redact_values
 from bsmeta.report.inference import (
+    ErrorSource,
     Interval,
-    Source,
     assign_host_clusters,
     compute_central_interval,
     compute_cluster_degrees,
@@ -381,7 +381,9 @@ def _compare_over_hosts(
 
     changes = leave_one_out(values[1], weights[1]) - leave_one_out(values[0], weights[0])
     degrees = min(compute_cluster_degrees(model_weights) for model_weights in weights)
-    half_width = compute_half_width([Source(compute_jackknife_variance(changes, count), degrees)])
+    half_width = compute_half_width(
+        [ErrorSource(compute_jackknife_variance(changes, count), degrees)]
+    )
     bits_per_byte = values.sum(axis=1) / weights.sum(axis=1)
     difference = float(bits_per_byte[1] - bits_per_byte[0])
     return Interval(difference - half_width, difference + half_width), p_value
