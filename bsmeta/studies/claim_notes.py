@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from bsmeta.report.inference import warn_of_few_clusters
 from bsmeta.studies.claims import Claim
 from bsmeta.studies.config import HOST
-from bsmeta.studies.statistics import Measured
+from bsmeta.studies.statistics import StudyMeasurements
 
 
 def list_host_notes(
-    measured: Measured, claims: Sequence[Claim], by_host: Sequence[Claim]
+    measured: StudyMeasurements, claims: Sequence[Claim], by_host: Sequence[Claim]
 ) -> list[str]:
     """Writes sentences about hosts as the sampling units of the held-out documents.
 
@@ -36,7 +36,7 @@ def list_host_notes(
     ]
 
 
-def _list_clustered_notes(measured: Measured) -> list[str]:
+def _list_clustered_notes(measured: StudyMeasurements) -> list[str]:
     """Writes sentences about few and unknown hosts, with `cluster: host`."""
     if not measured.hosts:
         return []

@@ -26,7 +26,7 @@ from bsmeta.report.inference import (
 )
 from bsmeta.studies.config import HOST, WITH, WITHOUT, ClaimConfig, StudyConfig
 from bsmeta.studies.power import predict_power
-from bsmeta.studies.statistics import AMOUNT_TOLERANCE, Estimate, Measured
+from bsmeta.studies.statistics import AMOUNT_TOLERANCE, Estimate, StudyMeasurements
 from bsmeta.studies.task_scores import ScoredRuns, TaskEffect, compute_task_effect
 from bsmeta.studies.units import Unit, find_unit
 
@@ -98,7 +98,7 @@ class Claim:
 
 
 def decide_claims(
-    study: StudyConfig, measured: Measured, scored: ScoredRuns = MappingProxyType({})
+    study: StudyConfig, measured: StudyMeasurements, scored: ScoredRuns = MappingProxyType({})
 ) -> list[Claim]:
     """Decides every declared claim.
 
@@ -160,7 +160,7 @@ class _Reading:
 
 
 def _read_claim(
-    study: StudyConfig, claim: ClaimConfig, measured: Measured, scored: ScoredRuns
+    study: StudyConfig, claim: ClaimConfig, measured: StudyMeasurements, scored: ScoredRuns
 ) -> _Reading:
     """Reads the difference of a claim from the measurements or the scores."""
     if claim.task:
@@ -172,7 +172,7 @@ def _read_claim(
 
 
 def _compute_effect_of_claim(
-    study: StudyConfig, claim: ClaimConfig, measured: Measured
+    study: StudyConfig, claim: ClaimConfig, measured: StudyMeasurements
 ) -> tuple[Estimate | None, str]:
     """Computes the difference of a claim about held-out text.
 
@@ -203,7 +203,9 @@ def _compute_effect_of_claim(
     return effect, ""
 
 
-def _compute_effect_of_pair(claim: ClaimConfig, measured: Measured) -> tuple[Estimate | None, str]:
+def _compute_effect_of_pair(
+    claim: ClaimConfig, measured: StudyMeasurements
+) -> tuple[Estimate | None, str]:
     """Computes the difference between the claim's arm and the arm that it is compared with.
 
     Returns:
@@ -241,7 +243,7 @@ def _compute_effect_of_pair(claim: ClaimConfig, measured: Measured) -> tuple[Est
 
 def _compute_difference(
     claim: ClaimConfig,
-    measured: Measured,
+    measured: StudyMeasurements,
     other_amount: float,
     byte_range: Sequence[int],
     documents: np.ndarray,

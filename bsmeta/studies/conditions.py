@@ -19,7 +19,7 @@ from bsmeta.report.cells import Cell
 from bsmeta.report.inference import ALPHA
 from bsmeta.report.page import Column, Table
 from bsmeta.studies.config import WITHOUT
-from bsmeta.studies.statistics import Measured
+from bsmeta.studies.statistics import StudyMeasurements
 
 MACHINE = "machine"
 PROCESSOR = "processor"
@@ -52,7 +52,7 @@ class Association:
 
 
 def test_associations(
-    measured: Measured, differences: Mapping[str, np.ndarray]
+    measured: StudyMeasurements, differences: Mapping[str, np.ndarray]
 ) -> list[Association]:
     """Tests each difference against machine, processor and order of the seeds.
 
@@ -72,7 +72,7 @@ def test_associations(
     return tests
 
 
-def compute_arm_differences(measured: Measured, baseline: str) -> dict[str, np.ndarray]:
+def compute_arm_differences(measured: StudyMeasurements, baseline: str) -> dict[str, np.ndarray]:
     """Computes each arm's difference to the baseline at the last checkpoint, without metadata.
 
     Returns:
@@ -143,7 +143,7 @@ def make_condition_table(tests: Sequence[Association]) -> Table:
     return table
 
 
-def list_condition_notes(measured: Measured, tests: Sequence[Association]) -> list[str]:
+def list_condition_notes(measured: StudyMeasurements, tests: Sequence[Association]) -> list[str]:
     """Writes notes on differences that depend on a factor, and on runs made differently."""
     notes = [
         f"{test.name}: the difference depends on the {test.factor} of the seeds "
@@ -167,7 +167,7 @@ def list_condition_notes(measured: Measured, tests: Sequence[Association]) -> li
     return [*notes, *_list_code_notes(measured)]
 
 
-def describe_missing_records(measured: Measured) -> list[str]:
+def describe_missing_records(measured: StudyMeasurements) -> list[str]:
     """Returns a sentence about runs without a record of machine and times; [] if all have one."""
     starts_by_run = _list_starts_of_runs(measured)
     count = sum(not starts for starts in starts_by_run.values())
@@ -181,7 +181,7 @@ def describe_missing_records(measured: Measured) -> list[str]:
     ]
 
 
-def _list_factors(measured: Measured) -> Iterator[tuple[str, list[str]]]:
+def _list_factors(measured: StudyMeasurements) -> Iterator[tuple[str, list[str]]]:
     """Yields each factor that divides the seeds, with the group of each seed."""
     if describe_missing_records(measured):
         return
@@ -221,7 +221,7 @@ def _test_factor(name: str, factor: str, groups: Sequence[str], values: np.ndarr
     )
 
 
-def _list_starts(measured: Measured, arm: str, seed: int) -> list[dict[str, Any]]:
+def _list_starts(measured: StudyMeasurements, arm: str, seed: int) -> list[dict[str, Any]]:
     """Returns the record of each start of a run; [] for measurements older than the record."""
     starts = measured.find_run(arm, seed).facts.get("trained") or []
     return [start for start in starts if _is_complete(start)]
@@ -232,7 +232,7 @@ def _is_complete(start: Mapping[str, Any]) -> bool:
     return all(start.get(name) for name in (MACHINE, PROCESSOR, "started"))
 
 
-def _list_starts_of_runs(measured: Measured) -> dict[str, list[dict[str, Any]]]:
+def _list_starts_of_runs(measured: StudyMeasurements) -> dict[str, list[dict[str, Any]]]:
     """Returns the records of the starts of all runs, by the name of the run."""
     starts_by_run = {}
     for arm in measured.arms:
@@ -241,13 +241,13 @@ def _list_starts_of_runs(measured: Measured) -> dict[str, list[dict[str, Any]]]:
     return starts_by_run
 
 
-def _name_machines_of_run(measured: Measured, arm: str, seed: int) -> str | None:
+def _name_machines_of_run(measured: StudyMeasurements, arm: str, seed: int) -> str | None:
     """Returns the machines that a run was trained on, joined; None if unknown."""
     machines = {start["machine"] for start in _list_starts(measured, arm, seed)}
     return "+".join(sorted(machines)) or None
 
 
-def _name_group_of_seed(measured: Measured, seed: int, factor: str) -> str:
+def _name_group_of_seed(measured: StudyMeasurements, seed: int, factor: str) -> str:
     """Returns the machines or processors that trained the arms of a seed, joined."""
     names: set[str] = set()
     for arm in measured.arms:
@@ -255,7 +255,7 @@ def _name_group_of_seed(measured: Measured, seed: int, factor: str) -> str:
     return "+".join(sorted(names))
 
 
-def _list_code_notes(measured: Measured) -> Iterator[str]:
+def _list_code_notes(measured: StudyMeasurements) -> Iterator[str]:
     """Yields notes on runs of several commits, or with uncommitted changes of the code."""
     commits: set[str] = set()
     changed_runs = 0

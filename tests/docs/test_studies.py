@@ -16,7 +16,7 @@ from bsmeta.studies.claim_report import format_sentences
 from bsmeta.studies.claims import decide_claims
 from bsmeta.studies.config import WITH, WITHOUT, StudyConfig, load_study
 from bsmeta.studies.power import count_needed_seeds
-from bsmeta.studies.results import Measured, compute_results, load_measurements
+from bsmeta.studies.results import StudyMeasurements, compute_results, load_measurements
 from bsmeta.studies.statistics import Estimate
 from tests.conftest import REPOSITORY
 
@@ -40,7 +40,7 @@ def study() -> Iterator[StudyConfig]:
 
 
 @pytest.fixture(scope="module")
-def measured(study: StudyConfig) -> Measured:
+def measured(study: StudyConfig) -> StudyMeasurements:
     return load_measurements(study)[0]
 
 
@@ -62,7 +62,7 @@ def test_the_verdicts_of_meco_small(study: StudyConfig) -> None:
 
 
 def test_every_figure_of_the_prose_follows_from_the_measurements(
-    study: StudyConfig, measured: Measured, pilots: dict[str, Estimate]
+    study: StudyConfig, measured: StudyMeasurements, pilots: dict[str, Estimate]
 ) -> None:
     phrases = [
         *differences(measured),
@@ -103,7 +103,7 @@ def in_words(estimate: Estimate, digits: int = 4) -> str:
     return f"{estimate.value:+.{digits}f} ({low} to {high})".replace("-", "−")
 
 
-def differences(measured: Measured) -> Phrases:
+def differences(measured: StudyMeasurements) -> Phrases:
     """The differences between arms, in all bytes and in parts of the pages."""
 
     def minus(mode: str, arm: str, other: str, bins: slice) -> Estimate:
@@ -132,7 +132,7 @@ def differences(measured: Measured) -> Phrases:
     yield f"({whole.value:+.4f}, {ends})"
 
 
-def shares(measured: Measured) -> Phrases:
+def shares(measured: StudyMeasurements) -> Phrases:
     """The bytes that are scored, the loss in the beginnings, the form's part of it, the hosts."""
     sizes = measured.find_first_run("none").sizes.sum(axis=0)
     yield f"{sizes.sum():,.0f} bytes, {sizes.sum() / measured.lengths.sum():.0%} of their text"
@@ -155,7 +155,7 @@ def shares(measured: Measured) -> Phrases:
     yield f"the right host in {(hosts**2).sum():.0%} of the documents"
 
 
-def halves(measured: Measured) -> Phrases:
+def halves(measured: StudyMeasurements) -> Phrases:
     """The two halves of the seeds."""
     effect = measured.estimate("url", WITHOUT) - measured.estimate("none", WITHOUT)
     for half, name in ((effect.seeds[:6], "first"), (effect.seeds[6:], "second")):
@@ -169,7 +169,7 @@ def halves(measured: Measured) -> Phrases:
     yield f"(p = {mannwhitneyu(alone[:6], alone[6:], method='exact').pvalue:.3f})"
 
 
-def lengths(measured: Measured, quarter: Estimate) -> Phrases:
+def lengths(measured: StudyMeasurements, quarter: Estimate) -> Phrases:
     """The effect of the URL after a quarter of the steps, and after all of them."""
     effect = measured.estimate("url", WITHOUT) - measured.estimate("none", WITHOUT)
     yield f"was {quarter.value:+.4f}".replace("-", "−")
@@ -181,7 +181,7 @@ def lengths(measured: Measured, quarter: Estimate) -> Phrases:
     yield f"{(effect.value - quarter.value) / error:.1f} standard errors apart"
 
 
-def hosts(study: StudyConfig, measured: Measured) -> Phrases:
+def hosts(study: StudyConfig, measured: StudyMeasurements) -> Phrases:
     """The four claims with hosts as the unit of the error."""
     by_host = replace(study, cluster="host")
     declared = decide_claims(study, measured)

@@ -149,7 +149,7 @@ def test_a_report_over_hosts(study: StudyConfig) -> None:
     assert "20 documents of 2 hosts" in text
     assert "Are the documents of a host independent?" not in text
     sites_of_url = {
-        gain.name: gain.without for gain in results.arms["url"].gains if gain.by == "site"
+        gain.name: gain.effect_without for gain in results.arms["url"].gains if gain.by == "site"
     }
     (a_org, b_org) = (sites_of_url[name] for name in ("a.org", "b.org"))
     assert a_org is not None
@@ -167,8 +167,8 @@ def results_with_correlated_hosts(study: StudyConfig) -> Results:
     for seed in study.seeds:
         nats = 100 * math.log(2) * (flat(2 + 0.05 * seed, bins=2) - gain)
         run = a_run([4.0, 3.0, 2.0], -0.25, seed)
-        without = np.concatenate([run.without[:2], nats])
-        save(study, "url", seed, replace(run, sites=sites, without=without))
+        without = np.concatenate([run.nats_without[:2], nats])
+        save(study, "url", seed, replace(run, sites=sites, nats_without=without))
     return compute_results(study)
 
 
