@@ -98,7 +98,7 @@ class Report:
 
     @property
     def answers(self) -> list[str]:
-        """The sentences that summarize the report."""
+        """The sentences that summarize the report; the first one is the answer."""
         return [str(answer) for answer in self.results["answers"]]
 
     @property

@@ -54,9 +54,9 @@ def test_the_sentence_tells_content_from_form(
 
 def test_the_sentence_of_a_clear_difference() -> None:
     result = make_result(own=1.5, separator=1.7)
-    interval = result.main.interval
+    interval = result.main_difference.interval
     assert interval is not None
-    gain = result.compare(result.own, result.controls["separator alone"]).interval
+    gain = result.compare(result.with_metadata, result.controls["separator alone"]).interval
     assert gain is not None
     assert make_sentence(result, ["url"], 200, 40) == (
         "Trained and read with metadata (url), the model needs 1.5000 bits per byte of the 40 "
@@ -74,7 +74,7 @@ def test_the_sentence_of_a_clear_difference() -> None:
 def test_a_difference_that_is_there_without_metadata_may_be_chance() -> None:
     """The interval over pages excludes 0, and more pages would not help."""
     result = make_result(own=1.5, text=1.6)
-    assert result.main.excludes_zero
+    assert result.main_difference.excludes_zero
     sentence = make_sentence(result, ["url"], 200, 40)
     assert (
         "both models have one seed, and much of their difference (-0.4000) is already there where "

@@ -109,7 +109,7 @@ def test_the_declared_tasks_are_read_whatever_the_file_says(kept: StudyConfig) -
     assert study.downstream == replace(tasks, arms=["none", "url"])
     assert notes == [
         "The tasks (downstream) of the study's file are not those that were declared with its "
-        "claims: the declared ones are read, and nothing else."
+        "claims: only scores of the declared ones are read."
     ]
 
 
