@@ -352,7 +352,7 @@ def _plan_shard(
             existing = None
 
     if DuplicateMark.name in fingerprints:
-        marked = Decisions.read(config, files.duplicates).identify_marked()
+        marked = Decisions.read(config, files.duplicates).hash_marked()
         marks = f"{fingerprints[DuplicateMark.name]}{marked}"
         fingerprints = {**fingerprints, DuplicateMark.name: marks}
     old_fingerprints = existing.header.annotators if existing else {}
@@ -392,7 +392,7 @@ def _update_fingerprints(
 def _make_header(config: AnnotateConfig, file: InputFile, files: ShardFiles) -> Header:
     """Makes the header of a shard of these pages, without annotators."""
     pages = PageSettings(VERSION, config.profile, config.page_mb)
-    dropped = Decisions.read(config, files.duplicates).identify_dropped()
+    dropped = Decisions.read(config, files.duplicates).hash_dropped()
     return Header(file.bytes, file.xxh3, pages, config.keep_html, dropped_duplicates=dropped)
 
 
