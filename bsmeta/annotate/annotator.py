@@ -20,7 +20,7 @@ from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.decisions import Duplicate
 from bsmeta.annotate.page import Page, PageError, parse_page
 from bsmeta.annotate.pool import PAGE_STEP, Chunk, Failures, Status
-from bsmeta.annotate.shard import Counts, Dropped, Written
+from bsmeta.annotate.shard import AnnotatedChunk, Counts, Dropped
 from bsmeta.annotate.sources import InputRecord, Item, decode_record
 from bsmeta.annotate.tags import Profile, TagRecord
 from bsmeta.core.foreign_json import split_columns
@@ -260,7 +260,7 @@ class Annotation:
         self._columns = list(columns)
         self._page_bytes = int(config.page_mb * 1e6)
 
-    def __call__(self, chunk: Chunk, failures: Failures, status: Status) -> Written:
+    def __call__(self, chunk: Chunk, failures: Failures, status: Status) -> AnnotatedChunk:
         """Annotates a chunk.
 
         Args:
@@ -293,7 +293,7 @@ class Annotation:
         counts.dropped = dict(Counter(reason for _, reason, _ in dropped))
         counts.duplicates = dict(Counter(copy.kind for copy in chunk.duplicates.values()))
         counts.cpu_s = time.process_time() - started
-        return Written(data, dropped, counts)
+        return AnnotatedChunk(data, dropped, counts)
 
     def _annotate_item(
         self, chunk: Chunk, number: int, failures: Failures, status: Status, counts: Counts
