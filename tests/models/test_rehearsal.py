@@ -16,10 +16,10 @@ from bsmeta.config.causal_lm import LoraKeys
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.lora import add_adapters, merge_adapters
 from bsmeta.models.rehearsal import (
+    can_try_export,
     check_export,
     check_loss,
     freeze_weights,
-    can_try_export,
     list_unreached_weights,
     summarize_weights,
     trace_reached_weights,

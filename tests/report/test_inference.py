@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.report.inference import (
-    Interval,
     ErrorSource,
+    Interval,
     assign_host_clusters,
     compute_bootstrap_intervals,
     compute_cluster_degrees,
