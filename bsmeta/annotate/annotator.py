@@ -110,10 +110,11 @@ class Row:
 
     @property
     def tags(self) -> Sequence[TagRecord | Record]:
-        """The tags in the text, from the page or from the column `metadata_html` of the input.
+        """The tags in the text: from the page, or without a page from the input's `metadata_html`.
 
         Raises:
-            AnnotationError: If that column has another form, or with the errors of `page`.
+            AnnotationError: If the column has another form, or the page another text.
+            PageError: If the page cannot be parsed.
         """
         return self.page.tags if self.html is not None else self.read_spans("metadata_html")
 

@@ -103,8 +103,8 @@ def _write_keys(
     """Writes the key of each page in each band to `table`; yields the states of the pages."""
     start = 0
     for records in sources:
-        for first in range(0, len(records), _BLOCK_RECORDS):
-            block = np.array(records[first : first + _BLOCK_RECORDS])
+        for block_start in range(0, len(records), _BLOCK_RECORDS):
+            block = np.array(records[block_start : block_start + _BLOCK_RECORDS])
             end = start + len(block)
             table[0, start:end] = block["text"][:, 0]
             used_values = block["signature"][:, : layout.bands * layout.rows]

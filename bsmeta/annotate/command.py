@@ -105,11 +105,7 @@ def _annotate_inputs(
     files = _identify_inputs(inputs)
     total_bytes = sum(file.bytes for file in files)
     if looks_for_duplicates(config):
-        # Imported here because its library loads more slowly than all others together.
-        from bsmeta.annotate.duplicates import find_duplicates
-
-        with _show_page_progress("signing pages", total_bytes) as advance:
-            damaged = find_duplicates(config, files, output, advance)
+        damaged = _find_duplicates(config, files, output)
         if config.duplicates_only:
             report_duplicates(files, output, damaged, Console())
             return 0
@@ -133,6 +129,16 @@ def _annotate_inputs(
         problems = annotate_shards(config, annotators, plans, advance)
     _write_results(config, annotators, plans, output, problems)
     return 0
+
+
+def _find_duplicates(config: AnnotateConfig, files: Sequence[InputFile], output: Path) -> list[str]:
+    """Finds duplicates, with a progress bar; returns a message for each damaged file."""
+    # Imported here because its library loads more slowly than all others together.
+    from bsmeta.annotate.duplicates import find_duplicates
+
+    total_bytes = sum(file.bytes for file in files)
+    with _show_page_progress("signing pages", total_bytes) as advance:
+        return find_duplicates(config, files, output, advance)
 
 
 def _write_results(

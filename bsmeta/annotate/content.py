@@ -10,7 +10,7 @@ extract are matched with the words of the text, in order, in three rounds:
    have its article twice, for wide and for narrow screens) and by shorter runs.
 3. The remaining words are matched by runs in any position.
 
-The time is O(n log n) for any texts, for sorting.
+Sorting dominates the time, which is O(n log n) for any texts.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class _Gap(NamedTuple):
 
 
 class _Alignment:
-    """Matches the words of an extract with the words of a text; words are numbers.
+    """Matches the words of an extract with the words of a text; words are given as numbers.
 
     Attributes:
         is_matched: 1 for each word of the text that has been matched.

@@ -347,7 +347,7 @@ class DescriptionTable:
         with self._path.open(encoding="utf-8") as file:
             lines = [line.rstrip("\n") for line in file if line.strip()]
         if self._path.suffix == ".jsonl":
-            rows = map(parse_json, lines)
+            rows = [parse_json(line) for line in lines]
             return {row["domain"]: row["description"] for row in rows}.get
         if self._path.suffix == ".tsv":
             return dict(_split_line(line) for line in lines).get

@@ -1,6 +1,6 @@
 """Reports duplicates and copies of held-out pages without making shards (`duplicates_only=true`).
 
-The pages may be those of finished shards. The duplicates are listed in `duplicates.jsonl`, and a
+The input may also be finished shards. The duplicates are listed in `duplicates.jsonl`, and a
 copy of a held-out page is an error, so that a script stops before it trains on the shards.
 """
 

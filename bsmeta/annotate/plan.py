@@ -282,8 +282,8 @@ def _list_shards(names: Sequence[str]) -> str:
 def refuse_renamed_shards(output: Path, files: Sequence[InputFile]) -> None:
     """Refuses to make a second shard of the same pages.
 
-    Otherwise this happens if an input file is added with the same name as an earlier one: both
-    shards are then named after their folders, too.
+    When an input file is added that has the name of an earlier one, the shards of both files are
+    named after their folders, too, and the earlier shard keeps its old name.
 
     Raises:
         ConfigurationError: If the output has the pages of an input file in a shard of another name.
@@ -296,9 +296,15 @@ def refuse_renamed_shards(output: Path, files: Sequence[InputFile]) -> None:
     }
     for path in sorted((output / FOLDER).glob(f"*{JOURNAL_SUFFIX}")):
         name = path.name.removesuffix(JOURNAL_SUFFIX)
-        journal = ShardFiles(output, name).open_complete() if name not in names else None
-        if journal and journal.sum_counts().rows and journal.header.input_xxh3 in new_shards:
-            new_name = new_shards[journal.header.input_xxh3]
+        if name in names:
+            continue
+
+        journal = ShardFiles(output, name).open_complete()
+        if journal is None or not journal.sum_counts().rows:
+            continue
+
+        new_name = new_shards.get(journal.header.input_xxh3)
+        if new_name is not None:
             raise ConfigurationError(
                 f"output={output}: {name}{SHARD_SUFFIX} has the pages of the input file whose "
                 f"shard is now named {new_name}{SHARD_SUFFIX}; training "
@@ -311,8 +317,8 @@ def plan_shards(
 ) -> list[ShardPlan]:
     """Plans the work for each input file.
 
-    If pages and text are unchanged, only these annotators run: new and changed ones, those in
-    `replace`, and those that need their columns. `only` restricts them further.
+    If the pages and their text are unchanged, only some annotators run: new and changed ones, the
+    ones in `replace`, and all that need columns of these. `only` restricts them further.
     """
     fingerprints = {
         annotator.name: annotator.fingerprint()

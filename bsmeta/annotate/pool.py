@@ -139,7 +139,7 @@ def read_chunks(
 
 
 class Stopped(BaseException):
-    """Raised if a signal ends the program; not an `Exception`, so that general handlers miss it."""
+    """Raised if a signal ends the program; no `Exception`, so general handlers do not catch it."""
 
 
 @contextlib.contextmanager

@@ -254,12 +254,12 @@ class PageSample:
 
     Attributes:
         pages: The raw page and the row of each page; see `describe_row`.
-        foreign: Number of pages with each foreign column; see `find_foreign_columns`.
+        foreign_columns: Number of pages with each foreign column; see `find_foreign_columns`.
         unreadable: Number of pages that are not shown because their row cannot be decoded.
     """
 
     pages: list[dict[str, Any]] = field(default_factory=list)
-    foreign: Counter[str] = field(default_factory=Counter)
+    foreign_columns: Counter[str] = field(default_factory=Counter)
     unreadable: int = 0
 
 
@@ -280,12 +280,12 @@ def sample_pages(config: AnnotateConfig, plans: Sequence[ShardPlan]) -> PageSamp
                 sample.unreadable += 1
             else:
                 sample.pages.append({"html": _cut_shown_html(html), **page})
-                sample.foreign.update(page["foreign"])
+                sample.foreign_columns.update(page["foreign"])
     return sample
 
 
 def _read_pages(config: AnnotateConfig, plan: ShardPlan) -> Iterator[tuple[str, bytes]]:
-    """Yields the raw page and the row of each page of a shard that has a row."""
+    """Yields the raw page and the row of each page that has a row in a shard."""
     journal = plan.files.open_complete()
     if journal is None:
         return
@@ -298,15 +298,15 @@ def _read_pages(config: AnnotateConfig, plan: ShardPlan) -> Iterator[tuple[str, 
 
 
 def describe_row(line: bytes) -> dict[str, Any]:
-    """Returns the parts of a row that the template shows; foreign columns are only listed.
+    """Returns the parts of a row that the template shows; of foreign columns, only the names.
 
     Raises:
         msgspec.DecodeError: If it is not a row of a shard.
     """
     row = _ROW_DECODER.decode(line)
     columns = split_columns(line)
-    foreign = find_foreign_columns(columns, row.text)
-    for name in foreign:
+    foreign_columns = find_foreign_columns(columns, row.text)
+    for name in foreign_columns:
         del columns[name]
     return {
         "url": row.url,
@@ -314,13 +314,13 @@ def describe_row(line: bytes) -> dict[str, Any]:
         "is_cut": len(row.text) > _MAX_TEXT_CHARS,
         "values": list(_list_shown_values(columns)),
         "errors": row.annotation_errors,
-        "foreign": foreign,
+        "foreign": foreign_columns,
     }
 
 
 def find_foreign_columns(columns: Mapping[str, Any], text: str) -> list[str]:
     """Lists the columns of the input that are named like annotated ones, but have another form."""
-    foreign = []
+    foreign_columns = []
     for name, content in columns.items():
         try:
             if name == CONTENT_SPANS:
@@ -330,8 +330,8 @@ def find_foreign_columns(columns: Mapping[str, Any], text: str) -> list[str]:
             elif name.startswith(PREFIX):
                 decode_records(name, content)
         except BadDocument:
-            foreign.append(name)
-    return foreign
+            foreign_columns.append(name)
+    return foreign_columns
 
 
 def _make_unshown_table(sample: PageSample) -> Table:
@@ -342,7 +342,7 @@ def _make_unshown_table(sample: PageSample) -> Table:
         "they were in the input.",
         [Column("of the sample pages"), Column("pages", COUNT)],
     )
-    for name, count in sorted(sample.foreign.items()):
+    for name, count in sorted(sample.foreign_columns.items()):
         table.rows.append([f"column {name}", count])
     if sample.unreadable:
         table.rows.append(["pages whose row cannot be decoded", sample.unreadable])

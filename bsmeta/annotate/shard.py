@@ -410,7 +410,7 @@ def _sync_file(file: BinaryIO) -> None:
 
 
 def read_existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | Dropped]:
-    """Yields the row of every page of the input in an existing shard, or the reason for none.
+    """Yields, for every page of the input, its row in an existing shard or why it has none.
 
     Raises:
         DataError: If the shard is damaged.

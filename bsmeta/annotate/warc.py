@@ -335,7 +335,7 @@ class _Content:
         return position
 
     def begins_record(self, position: int) -> bool:
-        """Whether the complete first line of a record is at a position."""
+        """Whether a record begins at a position, with its first line complete."""
         self.fill(position + _MAX_VERSION_LINE_BYTES)
         return _VERSION.match(self._buffer, position - self._start) is not None
 
@@ -618,7 +618,7 @@ class _Content:
             data = data[1 - len(_GZIP_MARK) :]
 
     def _is_member(self, offset: int) -> bool:
-        """Whether a gzip member begins at an offset, not only the same mark; moves the file."""
+        """Whether a gzip member begins at an offset, not just its magic number; moves the file."""
         self._file.seek(offset)
         decompressor = zlib.decompressobj(GZIP_MEMBER)
         try:

@@ -142,7 +142,8 @@ class DocumentReader:
         except (TypeError, UnicodeEncodeError) as error:
             raise DataError(f"{error}; expected strings, numbers and lists of them") from error
         except BadDocument as error:
-            raise DataError(f"{error} (it has {', '.join(map(repr, document))})") from error
+            keys = ", ".join(repr(key) for key in document)
+            raise DataError(f"{error} (it has {keys})") from error
 
     def _replace_metadata(self, document: Document, metadata: Mapping[str, Any]) -> Document:
         """Returns the document with the given metadata in place of its metadata of these types."""

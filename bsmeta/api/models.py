@@ -464,7 +464,7 @@ class Predictor(Model):
         return self._task.predict(self.module, chain.from_iterable(batches))
 
     def check_record(self, record: Mapping[str, Any]) -> None:
-        """Checks the fields of a record beside its texts, such as mentions.
+        """Checks the fields of a record other than its texts, such as mentions.
 
         Raises:
             DataError: If a field is invalid.

@@ -60,9 +60,10 @@ def evaluate_model(
     with name_missing_extras(), output:
         folders = evaluate_checkpoints(config)
     if len(folders) != 1:
+        reports = ", ".join(str(folder) for folder in folders)
         raise ConfigurationError(
-            f"checkpoint={names}: models of this task have a report each: "
-            f"{', '.join(map(str, folders))}; expected one checkpoint"
+            f"checkpoint={names}: models of this task have a report each: {reports}; expected one "
+            "checkpoint"
         )
     return Report(folders[0])
 

@@ -165,7 +165,7 @@ class _Gradients:
         """Multiplies the gradients by a factor, in place; may be called only once.
 
         Returns:
-            The gradients of hidden states, weight and bias; None for those that are not trained.
+            The gradients of hidden states, weight and bias; None if weight or bias is not trained.
         """
         return (
             self._hidden.mul_(factor),

@@ -50,11 +50,11 @@ def check_isolation(
     ids[1, :, half:] = ids[0, :, half:]
     positions = torch.cat([torch.arange(half), torch.arange(length - half)]).expand(rows, -1)
     positions = positions.to(like.device)
-    first = compute_losses(ids[0].to(like.device), positions)
-    second = compute_losses(ids[1].to(like.device), positions)
+    losses = compute_losses(ids[0].to(like.device), positions)
+    changed_losses = compute_losses(ids[1].to(like.device), positions)
 
     # As tight as for causality: BLOOM's random weights change losses of 8.3 by less than 0.001.
-    if not torch.allclose(first[:, half:], second[:, half:], rtol=0, atol=1e-4):
+    if not torch.allclose(losses[:, half:], changed_losses[:, half:], rtol=0, atol=1e-4):
         other_fix = "" if implementation in (SDPA, EAGER) else "attn_implementation=sdpa, or "
         raise ConfigurationError(
             f"attn_implementation: under {implementation} the documents packed into a sequence see "
@@ -119,15 +119,15 @@ def check_causality(compute_losses: LossFunction, like: torch.Tensor, vocabulary
         return
 
     ids = torch.randint(vocabulary, (rows, length), generator=torch.Generator().manual_seed(0))
-    changed = ids.clone()
-    changed[:, half:] = (changed[:, half:] + 1) % vocabulary
+    changed_ids = ids.clone()
+    changed_ids[:, half:] = (changed_ids[:, half:] + 1) % vocabulary
     positions = torch.arange(length).expand(rows, -1).to(like.device)
-    first = compute_losses(ids.to(like.device), positions)
-    second = compute_losses(changed.to(like.device), positions)
+    losses = compute_losses(ids.to(like.device), positions)
+    changed_losses = compute_losses(changed_ids.to(like.device), positions)
 
     # The first changed token has the loss at half - 1. Earlier losses are equal to the last digit;
     # the tolerance is tight because small random weights cause only small differences.
-    if not torch.allclose(first[:, : half - 1], second[:, : half - 1], rtol=0, atol=1e-4):
+    if not torch.allclose(losses[:, : half - 1], changed_losses[:, : half - 1], rtol=0, atol=1e-4):
         raise ConfigurationError(
             "model_name (or model_config_file): tokens of this model see those after them, which "
             "they are to predict (as BERT's do without is_decoder); expected a causal language "

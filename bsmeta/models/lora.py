@@ -61,11 +61,11 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
     try:
         inject_adapter_in_model(adapters, model, ADAPTER)
     except ValueError as error:
-        raise _describe_refusal(keys, str(error), linear_names) from error
+        raise _make_target_error(keys, str(error), linear_names) from error
 
     fault = _find_adapter_fault(model, original_shapes)
     if fault is not None:
-        raise _describe_refusal(keys, fault, linear_names)
+        raise _make_target_error(keys, fault, linear_names)
 
     if not keys.targets:
         _log_unadapted_stacks(model)
@@ -76,9 +76,9 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
 
 
 def list_linear_layers(model: PreTrainedModel) -> list[str]:
-    """Lists the last parts of the names of linear layers, sorted, as `lora.targets` has them.
+    """Lists the names of linear layers as `lora.targets` expects them, sorted.
 
-    The output layer is not listed.
+    Only the last part of a name counts, such as `q_proj`. The output layer is not listed.
     """
     output_layer = model.get_output_embeddings()
     names = set()
@@ -88,7 +88,7 @@ def list_linear_layers(model: PreTrainedModel) -> list[str]:
     return sorted(names)
 
 
-def _describe_refusal(
+def _make_target_error(
     keys: LoraKeys, reason: str, linear_names: Collection[str]
 ) -> ConfigurationError:
     """Builds the error for targets that peft cannot adapt; it suggests all other linear layers."""
@@ -134,7 +134,9 @@ def _find_adapter_fault(model: nn.Module, original_shapes: Mapping[str, Any]) ->
     Args:
         original_shapes: Shapes of the model's weights before adapters were added, by name.
     """
-    for name, layer in _find_uncallable_layers(model):
+    uncallable = next(_find_uncallable_layers(model), None)
+    if uncallable is not None:
+        name, layer = uncallable
         return f"peft cannot adapt '{name}', a {type(layer).__name__} with a result of its own"
 
     try:

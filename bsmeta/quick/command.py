@@ -137,10 +137,10 @@ def report_result(
     config: QuickConfig, data: Data, notes: Sequence[str], result: Result, folder: Path
 ) -> None:
     """Writes the answer, a table and a sentence, to the folder, and prints it."""
-    from bsmeta.quick.report import make_result_table, make_sentence
+    from bsmeta.quick.report import make_result_table, summarize_result
 
     count = len(data.training) + len(data.held_out)
-    sentence = make_sentence(result, data.types, count, len(data.held_out))
+    sentence = summarize_result(result, data.types, count, len(data.held_out))
     table = make_result_table(result)
     page = ReportPage(
         title="A first answer: with and without metadata",
@@ -177,20 +177,20 @@ def _list_shared_types(
     Raises:
         DataError: If there is none.
     """
-    shared = []
+    shared_types = []
     for name in types:
         is_trained = any(name in page.values for page in training)
         is_held_out = any(name in page.values for page in held_out)
         if is_trained and is_held_out:
-            shared.append(name)
+            shared_types.append(name)
 
-    if not shared:
+    if not shared_types:
         raise DataError(
             f"pages: none of the types {', '.join(types)} is both in the {len(training):,} "
             f"training pages and in the {len(held_out):,} held-out pages; expected one, to train "
             "and to evaluate with it; use more pages, or another seed"
         )
-    return shared
+    return shared_types
 
 
 def _list_notes(data: Data, types: Sequence[str], split: HeldOut) -> list[str]:

@@ -122,7 +122,7 @@ class Result:
 
     @property
     def main_difference(self) -> Difference:
-        """The difference of metadata in training and in reading, to text alone in both."""
+        """Metadata in training and in reading, compared with text alone in both."""
         return self.compare(self.with_metadata, self.base)
 
     def compare(self, reading: Reading, other: Reading) -> Difference:
@@ -142,14 +142,14 @@ class Result:
 
 
 def collect_readings(without: ModelReport, with_metadata: ModelReport) -> Result | None:
-    """Collects the readings of both models, over the pages that all of them have read.
+    """Collects the readings of both models, restricted to the pages that every reading has.
 
     Args:
         without: The report of the model trained on text alone.
         with_metadata: The report of the model trained with metadata.
 
     Returns:
-        The readings; None if no page is in all of them.
+        The readings; None if they have no page in common.
     """
     assert without.digests == with_metadata.digests, "the models read different pages"
     base_totals = without.totals[TEXT]

@@ -56,7 +56,7 @@ class Page:
 
 @dataclass
 class PageSet:
-    """The pages that are used, and the rows that are not.
+    """The pages to train on and evaluate, and counts of the rows that were left out.
 
     Attributes:
         left_out: Number of rows that were left out, by reason.

@@ -97,7 +97,8 @@ class PageFiles:
         with contextlib.closing(open_shard(path, columns=columns)) as reader:
             while lines := reader.read(reader.line, _LINES_AT_ONCE):
                 report_progress()
-                yield from map(bytes, lines)
+                for line in lines:
+                    yield bytes(line)
             if reader.damage:
                 self.notes.append(
                     f"{path} cannot be read after row {reader.line:,} ({reader.damage}): the rows "
@@ -164,7 +165,7 @@ def flatten_row(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _explain_missing_rows(path: str | FileRef) -> str:
-    """Explains by the start of a file why it has no rows; "" for CSV, or if unknown."""
+    """Explains, from the start of a file, why it has no rows; "" for CSV, or if unknown."""
     if str(path).endswith(CSV_SUFFIXES):
         return ""
     explanation = explain_no_document(path)

@@ -42,8 +42,8 @@ def make_result_table(result: Result) -> Table:
     sites = f" of {result.hosts:,} known sites" if result.clusters is None and result.hosts else ""
     note = (
         f"Bits to encode a byte of {len(result.base.bits):,} held-out pages; lower is better. "
-        "Controls show the model trained with metadata something else before the text: what its "
-        "metadata gains over them (below 0 in the last columns) is content, the rest is form. "
+        "Controls show the model trained with metadata something else before the text: the gain of "
+        "its metadata over them (below 0 in the last columns) is content, the rest is form. "
         f"Intervals are over {unit}{sites} (jackknife)."
     )
     table = Table("With and without metadata", note, columns)
@@ -74,7 +74,7 @@ def _make_row(result: Result, reading: Reading) -> list[Cell]:
     return [reading.trained_on, reading.reads, bits, *difference_cells, *gain_cells]
 
 
-def make_sentence(result: Result, types: Sequence[str], pages: int, held_out: int) -> str:
+def summarize_result(result: Result, types: Sequence[str], pages: int, held_out: int) -> str:
     """Summarizes the comparison: main difference, strongest control, possible chance, and needs.
 
     Args:
@@ -170,7 +170,7 @@ def _describe_chance(between_models: float, *, may_be_chance: bool) -> str:
 
 
 def _describe_seeds(main: Difference) -> str:
-    """Describes how many seeds would show the difference, if more pages would not."""
+    """Describes how many seeds the difference needs, if more pages would not be enough."""
     return (
         "more pages do not show whether it is; with a power of 80%, it would take "
         f"{_list_needed_seeds(main)}"

@@ -63,7 +63,7 @@ class Plan:
 
 
 def prepare_training(config: QuickConfig, data: Data, device: Device, folder: Path) -> Plan:
-    """Writes the data and the tokenizer, and chooses the sizes, or reads those of an earlier start.
+    """Writes the data and the tokenizer, and chooses the sizes unless an earlier start saved them.
 
     Raises:
         DataError: If the saved sizes are damaged.

@@ -1,4 +1,4 @@
-"""Draws the figures of a report; a failing figure costs the report only that figure.
+"""Draws the figures of a report; if one fails, the report is written without it.
 
 Figures are drawn and saved in this module alone, after all numbers are on disk.
 """

@@ -62,7 +62,7 @@ def join_lines(text: str) -> str:
 
 
 def escape_inline(text: str) -> str:
-    """Escapes a text for the inside of a line; nothing in it is markup."""
+    """Escapes a text inside a line, so that no part of it is read as markup."""
     return _MARKUP_CHARACTER.sub(_escape_character, join_lines(text))
 
 

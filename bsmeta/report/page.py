@@ -278,7 +278,8 @@ def _render_markdown(page: Page, problems: Mapping[str, str]) -> str:
 
 def _iterate_markdown_blocks(page: Page, problems: Mapping[str, str]) -> Iterator[str]:
     yield markdown.format_heading(page.title, 1)
-    yield from map(markdown.escape_sentence, page.answers)
+    for answer in page.answers:
+        yield markdown.escape_sentence(answer)
     yield "\n".join(
         f"- {markdown.escape_paragraph(name)}: {markdown.escape_inline(fact)}"
         for name, fact in page.facts.items()

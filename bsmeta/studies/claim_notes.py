@@ -28,10 +28,11 @@ def list_host_notes(
     ]
     if not changed:
         return []
+
+    subject = "this one" if len(changed) == 1 else "these"
     return [
         "The declared verdicts are about other documents of the same hosts. For other hosts "
-        f"(cluster: host), {'this one would' if len(changed) == 1 else 'these would'} differ: "
-        f"{'; '.join(changed)}.",
+        f"(cluster: host), {subject} would differ: {'; '.join(changed)}.",
         *warn_of_few_clusters(measured.hosts, "hosts"),
     ]
 

@@ -86,12 +86,12 @@ def _name_measures(study: StudyConfig) -> str:
 
 
 def _make_unit_columns(study: StudyConfig) -> list[Column]:
-    """Returns the column of the claims' units; [] if all have the same."""
+    """Returns the column of the claims' units; [] if all claims have the same unit."""
     return [Column("unit")] if _has_tasks(study) else []
 
 
 def _make_unit_cells(study: StudyConfig, claim: ClaimConfig) -> list[Cell]:
-    """Returns a claim's cell of `_make_unit_columns`."""
+    """Returns a claim's cells in the columns of `_make_unit_columns`."""
     return [find_unit(claim).name] if _has_tasks(study) else []
 
 
@@ -211,18 +211,24 @@ def make_precision_table(results: Results) -> Table:
 
     table = Table("Precision", note, columns)
     for claim in results.claims:
-        cells: list[Cell] = [None, None, None]
-        effect = claim.effect
-        if effect is not None and math.isfinite(effect.deviation):
-            smallest_difference = claim.config.smallest_difference
-            assert smallest_difference is not None
-            seeds = count_needed_seeds(
-                smallest_difference, effect.deviation, effect.document_error, claim.count
-            )
-            seeds_cell = "above 1,000" if seeds is None else f"{seeds}"
-            cells = [effect.deviation, effect.document_error, seeds_cell]
-        table.rows.append([claim.config.label, *_make_unit_cells(study, claim.config), *cells])
+        unit_cells = _make_unit_cells(study, claim.config)
+        table.rows.append([claim.config.label, *unit_cells, *_make_precision_cells(claim)])
     return table
+
+
+def _make_precision_cells(claim: Claim) -> list[Cell]:
+    """Returns a claim's deviation, error and needed seeds; empty cells if they are unknown."""
+    effect = claim.effect
+    if effect is None or not math.isfinite(effect.deviation):
+        return [None, None, None]
+
+    smallest_difference = claim.config.smallest_difference
+    assert smallest_difference is not None
+    seeds = count_needed_seeds(
+        smallest_difference, effect.deviation, effect.document_error, claim.count
+    )
+    seeds_cell = "above 1,000" if seeds is None else f"{seeds}"
+    return [effect.deviation, effect.document_error, seeds_cell]
 
 
 def answer_claims(results: Results) -> str:

@@ -235,7 +235,7 @@ def _ask_word(
 def _group_content_words(
     page_counts: Mapping[str, int], num_pages: int
 ) -> dict[tuple[int, int], list[str]]:
-    """Groups the content words, which few pages have, by their class (`_classify_word`).
+    """Groups content words, the words of few pages, by their class (see `_classify_word`).
 
     Args:
         page_counts: Number of pages that have each word.
@@ -259,7 +259,10 @@ def _find_first_positions(line: str) -> dict[str, int]:
 def _draw_wrong_words(
     words: Sequence[str], page_counts: Mapping[str, int], rng: random.Random
 ) -> list[str]:
-    """Draws words without replacement, weighted by pages (Efraimidis and Spirakis 2006)."""
+    """Draws words without replacement, with the number of their pages as weights.
+
+    The method is from Efraimidis and Spirakis (2006).
+    """
     ranks = {word: rng.random() ** (1 / page_counts[word]) for word in words}
     return sorted(words, key=lambda word: ranks[word])[-(NUM_CHOICES - 1) :]
 

@@ -358,7 +358,7 @@ def _find_problems(study: StudyConfig) -> Iterator[str]:
 
 
 def _find_problems_of_measurements(measure: MeasureConfig) -> Iterator[str]:
-    """Yields the problems of how checkpoints are measured."""
+    """Yields the problems of the settings for measuring checkpoints."""
     if measure.combinations and not measure.each_type:
         yield "measure.combinations: expected none, or measure.each_type=true"
 
@@ -519,6 +519,6 @@ def _find_problems_of_task_claim(study: StudyConfig, claim: ClaimConfig) -> Iter
 
 
 def _list_changed_keys(claim: ClaimConfig, names: Sequence[str]) -> list[str]:
-    """Returns those of the given keys of a claim that differ from their defaults."""
+    """Lists the keys of a claim, among `names`, that differ from their defaults."""
     defaults = ClaimConfig()
     return [name for name in names if getattr(claim, name) != getattr(defaults, name)]

@@ -119,7 +119,7 @@ def restore_declared_study(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
 def _restore_claims(
     declared: Mapping[str, Mapping[str, Any]], current: Mapping[str, ClaimConfig]
 ) -> dict[str, ClaimConfig]:
-    """Returns the declared claims; claims that the study's file has unchanged keep their labels."""
+    """Returns the declared claims, with the label of the study's file for each unchanged claim."""
     claims = {}
     for name, declared_keys in declared.items():
         claim = current.get(name)

@@ -60,7 +60,7 @@ def describe_intervals(study: StudyConfig) -> str:
 
 
 def make_exploratory_tables(results: Results) -> list[Table]:
-    """Makes the tables of all arms, beside the baseline and their controls."""
+    """Makes the tables of all arms, of their effects, and of the differences to their controls."""
     return [make_arm_table(results), make_effect_table(results), make_control_table(results)]
 
 
@@ -148,7 +148,7 @@ def _make_part_table(results: Results, arm: ArmResult) -> Table:
         f"{describe_intervals(results.study)}"
     )
     if results.study.cluster == HOST:
-        note += " Those of a site are over its documents."
+        note += " The intervals of a site are over its documents."
     columns = [
         Column("by"),
         Column("part"),
@@ -215,12 +215,13 @@ def make_page(results: Results, task_tables: Sequence[Table], commands: Sequence
     """
     study = results.study
     shares = ", ".join(f"{share:.0%}" for share in study.curve)
+    seeds = ", ".join(str(seed) for seed in results.seeds)
     return Page(
         title=study.title,
         answers=[answer_claims(results), *results.notes],
         facts={
             "arms": f"{len(results.arms)}, compared with {results.arms[study.baseline].label}",
-            "seeds": f"{len(results.seeds)}: {', '.join(map(str, results.seeds))}",
+            "seeds": f"{len(results.seeds)}: {seeds}",
             "held-out text": _describe_text(results),
             "windows": study.measure.windows,
             "checkpoints": f"after {shares} of each run",
@@ -301,11 +302,16 @@ def draw_curve_plot(results: Results, axis: str) -> Figure:
     base = results.arms[results.study.baseline]
     panels[0].set_ylabel("bits per byte")
     panels[len(modes)].set_ylabel(f"minus {shorten_name(base.label)}")
+    figure.suptitle(_format_curve_title(results, axis, has_bands=has_bands), x=0.01, ha="left")
+    return figure
+
+
+def _format_curve_title(results: Results, axis: str, *, has_bands: bool) -> str:
+    """Formats the title of a curve plot: its axis, the seeds, and what the intervals cover."""
     unit = "compute" if axis == FLOPS else "data"
     seeds = f"{len(results.seeds)} seeds" if len(results.seeds) > 1 else "1 seed"
     intervals = "95% bands" if has_bands else "95% intervals of the last points"
-    figure.suptitle(f"Held-out text by {unit}: {seeds}, {intervals}", x=0.01, ha="left")
-    return figure
+    return f"Held-out text by {unit}: {seeds}, {intervals}"
 
 
 def _draw_differences(axes: Axes, results: Results, axis: str, mode: str, *, is_last: bool) -> None:
@@ -344,7 +350,7 @@ def _find_curve_in_panel(results: Results, arm: ArmResult, mode: str, axis: str)
 
 
 def _subtract_curve(curve: Curve, base: Curve) -> Curve | None:
-    """Returns a curve minus a base curve, at the amounts that the base reaches; None if none."""
+    """Returns a curve minus a base curve, at the amounts where both exist; None if nowhere."""
     amounts = []
     differences = []
     for amount, point in zip(curve.amounts, curve.points, strict=True):
@@ -474,7 +480,7 @@ def _draw_claim(axes: Axes, row: int, claim: Claim) -> None:
 
 
 def _describe_unit(unit: Unit) -> str:
-    """Returns the label of an axis of differences, with the side of 0 that is as claimed."""
+    """Returns the label of an axis of differences, with the side of 0 that supports a claim."""
     if unit.is_higher_better:
         return f"difference in {unit.name} (right of 0: higher, as claimed)"
     return f"difference in {unit.name} (left of 0: fewer bits, as claimed)"

@@ -172,7 +172,7 @@ def compute_results(study: StudyConfig) -> Results:
 
 
 def _compute_arm_result(study: StudyConfig, measured: StudyMeasurements, arm: str) -> ArmResult:
-    """Computes the results of an arm by itself: its curves and amounts."""
+    """Computes the curves and amounts of an arm, without comparisons to other arms."""
     return ArmResult(
         name=arm,
         label=study.arms[arm].label or arm,
@@ -250,16 +250,18 @@ def _compare_with_baseline(study: StudyConfig, measured: StudyMeasurements) -> I
             (measured.find_run(study.baseline, seed), measured.find_run(arm, seed))
             for seed in measured.seeds
         ]
-
-        text_tokens = f"{_compute_ratio(pairs, 'targets')} the text tokens"
         if all(np.array_equal(base.logged_targets, run.logged_targets) for base, run in pairs):
             text_tokens = "the same text tokens after every logged step"
+        else:
+            text_tokens = f"{_format_mean_ratio(pairs, 'targets')} the text tokens"
+        tokens = _format_mean_ratio(pairs, "tokens")
+        flops = _format_mean_ratio(pairs, "flops")
+        steps = _format_mean_ratio(pairs, "steps")
 
         yield (
             f"{study.arms[arm].label or arm}: {_compare_weights(*pairs[0])}; the same documents in "
-            f"{_compute_equal_share(pairs):.0%} of the steps; {text_tokens}; "
-            f"{_compute_ratio(pairs, 'tokens')} the total tokens, {_compute_ratio(pairs, 'flops')} "
-            f"the FLOPs, {_compute_ratio(pairs, 'steps')} the steps."
+            f"{_compute_equal_share(pairs):.0%} of the steps; {text_tokens}; {tokens} the total "
+            f"tokens, {flops} the FLOPs, {steps} the steps."
         )
 
 
@@ -289,7 +291,7 @@ def _compare_weights(base: Measurement, run: Measurement) -> str:
     return "the same initial weights"
 
 
-def _compute_ratio(pairs: Sequence[tuple[Measurement, Measurement]], name: str) -> str:
+def _format_mean_ratio(pairs: Sequence[tuple[Measurement, Measurement]], name: str) -> str:
     """Formats the mean ratio of a count at the last checkpoints: `1.05 times`.
 
     Args:

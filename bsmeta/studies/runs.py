@@ -379,7 +379,7 @@ def list_overrides(study: StudyConfig, run: Run) -> list[str] | None:
         overrides.append(f"decay_from='{checkpoint}'")
 
     steps = _compose_run(study, overrides).max_train_steps
-    saved_steps = {*list_curve_steps(study, run.arm, steps), *_list_branch_steps(study, run.arm)}
+    saved_steps = set(list_curve_steps(study, run.arm, steps)) | _list_branch_steps(study, run.arm)
     step_list = ",".join(str(step) for step in sorted(saved_steps))
     overrides += [
         f"extra_steps_to_eval_save_at=[{step_list}]",
@@ -391,7 +391,7 @@ def list_overrides(study: StudyConfig, run: Run) -> list[str] | None:
 
 
 def _list_arm_overrides(study: StudyConfig, name: str) -> list[str]:
-    """Returns the overrides of an arm's runs; a branch also has those of its stable arm."""
+    """Returns the overrides of an arm's runs; a branch inherits the overrides of its stable arm."""
     arm = study.arms[name]
     if arm.branch_of is None:
         return [*study.overrides, *arm.overrides]
@@ -519,7 +519,7 @@ def _check_types_of_claim(
         types_by_arm: The metadata types that each arm is trained with.
 
     Raises:
-        ConfigurationError: If one is not.
+        ConfigurationError: If an arm is not trained with them.
     """
     claim = study.claims[name]
     arms = [("metadata", claim.arm), ("against_metadata", claim.against or study.baseline)]

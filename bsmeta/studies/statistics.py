@@ -198,7 +198,7 @@ class Curve:
         ]
 
     def compute_running_minimum(self) -> Curve:
-        """Replaces each point with the lowest one up to it."""
+        """Returns the curve with each point replaced by the lowest point up to it."""
         lowest = self.points[0]
         points = []
         for point in self.points:

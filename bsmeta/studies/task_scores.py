@@ -144,10 +144,10 @@ def load_scores(path: Path) -> TaskScores:
 
 
 def _check_answers(score: Score) -> None:
-    """Checks that all lists of a score have the same length, and that values are possible.
+    """Checks the lists of a score.
 
     Raises:
-        ValueError: If not.
+        ValueError: If their lengths differ, or a value is impossible.
     """
     count = len(score.correct)
     lists = (score.bits, score.sizes, score.hosts)
@@ -240,7 +240,7 @@ def compute_task_effect(
         if not scores_of_arm:
             return TaskEffect(None, f"{arm} has no scores of {claim.task}")
 
-    seeds = sorted({*study.seeds} & scores_by_seed.keys() & other_scores_by_seed.keys())
+    seeds = sorted(set(study.seeds) & scores_by_seed.keys() & other_scores_by_seed.keys())
     if not seeds:
         return TaskEffect(None, f"no seed has scores of both arms on {claim.task}")
 
@@ -346,7 +346,7 @@ def _estimate_side(
 def _describe_reason(
     study: StudyConfig, claim: ClaimConfig, seeds: Sequence[int], effect: Estimate, unit: str
 ) -> str:
-    """Explains why a difference decides nothing yet; "" if it does."""
+    """Explains why a difference cannot decide its claim yet; "" if it can."""
     if len(seeds) < len(study.seeds):
         return f"{len(seeds)} of {len(study.seeds)} declared seeds have scores of {claim.task}"
     if len(study.seeds) < 2:

@@ -18,7 +18,7 @@ class Unit:
 
     Attributes:
         name: Its name in tables and sentences.
-        is_higher_better: Whether a difference is above 0 as claimed.
+        is_higher_better: Whether a claim expects a difference above 0; otherwise, below 0.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Unit:
 
     @property
     def side(self) -> str:
-        """The side of 0 on which a difference is as claimed."""
+        """The side of 0 on which a difference supports a claim."""
         return "above 0" if self.is_higher_better else "below 0"
 
     def convert_to_unit(self, difference: Bounded) -> Estimate:
