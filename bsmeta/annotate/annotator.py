@@ -178,19 +178,19 @@ class Row:
         return value
 
 
-def make_global_record(key: str, value: str, **more: Any) -> Columns:
-    """Returns a record about the whole document, with further fields in `more`."""
-    return {"key": key, "type": "global", "value": value, **more}
+def make_global_record(key: str, value: str, **fields: Any) -> Columns:
+    """Returns a record about the whole document, with further fields."""
+    return {"key": key, "type": "global", "value": value, **fields}
 
 
-def make_local_record(key: str, value: str, start: int, end: int, **more: Any) -> Columns:
+def make_local_record(key: str, value: str, start: int, end: int, **fields: Any) -> Columns:
     """Returns a record about the characters `start` to `end` (excluded) of the text.
 
     Args:
-        more: Further fields.
+        fields: Further fields of the record.
     """
     span = {"char_start_idx": start, "char_end_idx": end}
-    return {"key": key, "type": "local", "value": value, **span, **more}
+    return {"key": key, "type": "local", "value": value, **span, **fields}
 
 
 class Annotator(ABC):
@@ -234,14 +234,14 @@ class Annotator(ABC):
         """
         return self.digest({})
 
-    def digest(self, more: dict[str, Any]) -> str:
-        """Hashes the version, the settings, and further values.
+    def digest(self, dependencies: dict[str, Any]) -> str:
+        """Hashes the annotator's name and version, its settings, and its other dependencies.
 
         Args:
-            more: JSON-serializable values on which the records depend, by name.
+            dependencies: Other JSON-serializable values on which the records depend, by name.
         """
         settings = {name: getattr(self.config, name) for name in self.settings}
-        content = [type(self).__qualname__, self.version, settings, more]
+        content = [type(self).__qualname__, self.version, settings, dependencies]
         return xxhash.xxh3_64_hexdigest(msgspec.json.encode(content, order="sorted"))
 
 

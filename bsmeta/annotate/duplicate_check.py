@@ -86,13 +86,13 @@ def _describe_copies(files: Sequence[InputFile], output: Path, count: int) -> st
         if len(examples) >= _MAX_SHOWN_COPIES:
             break
 
-    shown = ", ".join(examples[:_MAX_SHOWN_COPIES])
+    copies = ", ".join(examples[:_MAX_SHOWN_COPIES])
     num_others = count - _MAX_SHOWN_COPIES
     if num_others > 0:
-        shown += f" and {num_others:,} more"
+        copies += f" and {num_others:,} more"
     verb = "copies a page" if count == 1 else "copy pages"
     return (
-        f"input: {format_count(count, 'page')} {verb} of held_out: {shown}; expected none. "
+        f"input: {format_count(count, 'page')} {verb} of held_out: {copies}; expected none. "
         f"{output / LIST_FILE} has them all; to make shards without them, annotate the input with "
         "the same held_out, and without duplicates_only"
     )

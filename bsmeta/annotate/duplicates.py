@@ -331,10 +331,10 @@ class _Comparison:
 
     def _list_kept(self, page_groups: Sequence[int]) -> list[int]:
         """Lists the kept pages of groups, ascending."""
-        kept = {int(self._first_kept[group]) for group in page_groups} - {-1}
+        kept_pages = {int(self._first_kept[group]) for group in page_groups} - {-1}
         for group in page_groups:
-            kept.update(self._more_kept.get(group, ()))
-        return sorted(kept)
+            kept_pages.update(self._more_kept.get(group, ()))
+        return sorted(kept_pages)
 
     def _measure_similarity(
         self, page: int, others: Sequence[int]

@@ -141,13 +141,13 @@ def _trace_model(model: PreTrainedModel) -> set[str]:
 def _find_leaves(output: torch.Tensor) -> set[int]:
     """Returns the ids of the tensors to which the backward pass of an output adds gradients."""
     leaf_ids: set[int] = set()
-    seen: set[Any] = set()
+    visited: set[Any] = set()
     pending: list[Any] = [output.grad_fn]
     while pending:
         function = pending.pop()
-        if function is None or function in seen:
+        if function is None or function in visited:
             continue
-        seen.add(function)
+        visited.add(function)
 
         if hasattr(function, "variable"):
             leaf_ids.add(id(function.variable))

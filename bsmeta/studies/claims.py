@@ -261,21 +261,19 @@ def _compute_difference(
     """
     bins = measured.select_bins(byte_range)
     checkpoint = measured.find_checkpoint(claim.arm, claim.at)
-    estimate = measured.estimate(
-        claim.arm, claim.metadata, checkpoint, bins=bins, documents=documents
-    )
+    bits = measured.estimate(claim.arm, claim.metadata, checkpoint, bins=bins, documents=documents)
 
     against = claim.against
     metadata = claim.against_metadata
-    other: Estimate | None = None
+    other_bits: Estimate | None = None
     if metadata in (WITHOUT, WITH):
         curves = measured.estimate_curves(against, metadata, bins=bins, documents=documents)
-        other = curves[claim.equal].interpolate_at(other_amount)
+        other_bits = curves[claim.equal].interpolate_at(other_amount)
     else:  # types are measured at the end of the run only
         last_amount = float(measured.compute_amounts(against)[claim.equal][-1])
         if math.isclose(last_amount, other_amount, rel_tol=AMOUNT_TOLERANCE):
-            other = measured.estimate(against, metadata, bins=bins, documents=documents)
-    return None if other is None else estimate - other
+            other_bits = measured.estimate(against, metadata, bins=bins, documents=documents)
+    return None if other_bits is None else bits - other_bits
 
 
 def compute_simultaneous_interval(claim: Claim) -> Interval:

@@ -273,22 +273,23 @@ def estimate_saving(baseline: Curve, amount: float, bits: Estimate) -> Saving:
     effects = [bits - point for point in points]
     values = np.array([effect.value for effect in effects])
     half_widths = np.array([compute_half_width(effect.sources, ALPHA) for effect in effects])
-    first = float(amounts[0])
-    last = float(amounts[-1])
+    first_amount = float(amounts[0])
+    last_amount = float(amounts[-1])
 
     def make_share(needed: float) -> Share:
-        if needed > last:
+        if needed > last_amount:
             bound = "above"
-        elif needed < first:
+        elif needed < first_amount:
             bound = "below"
         else:
             bound = ""
-        return Share(1 - amount / min(max(needed, first), last), bound)
+        reached = min(max(needed, first_amount), last_amount)
+        return Share(1 - amount / reached, bound)
 
     needed = _find_crossing(amounts, values)
     low = _find_crossing(amounts, values + half_widths)
     high = _find_crossing(amounts, values - half_widths)
-    is_inside = bool(first <= needed <= last)
+    is_inside = bool(first_amount <= needed <= last_amount)
     return Saving(
         share=make_share(needed),
         low=make_share(low),
