@@ -350,8 +350,8 @@ class _Content:
             return position
 
         self._check_new_members()
-        members_before = [member for member in self._members if member.position <= position]
-        return members_before[-1].offset
+        latest_first = reversed(self._members)
+        return next(member.offset for member in latest_first if member.position <= position)
 
     def take_gap(self, position: int) -> _Gap | None:
         """Removes and returns the first gap if it ends at or before a position; otherwise None."""
