@@ -94,27 +94,21 @@ def _select_documents(model: ModelReport, row: Row, limit: int) -> list[int]:
 def _make_row(
     model: ModelReport, row: Row, index: int, *, has_several: bool, has_hosts: bool
 ) -> list[Cell]:
-    """Makes the row of a document in a comparison.
-
-    Args:
-        index: Index of the document.
-        has_several: Whether the table has a column for the model.
-        has_hosts: Whether the table has a column for the host.
-    """
-    cells: list[Cell] = [model.names[index]]
-    if has_several:
-        cells.append(model.checkpoint)
-    if has_hosts:
-        cells.append(shorten_name(model.hosts[index]) if model.hosts else "")
-    cells.append(label_row(row))
-
     sums = model.totals[row.comparison.name][index]
-    size = float(sums[BYTES])
-    bits_without = float(sums[NATS_WITHOUT]) / math.log(2) / size
-    bits_with = float(sums[NATS_WITH]) / math.log(2) / size
-    cells += [bits_with - bits_without, bits_without, bits_with]
-    cells += [int(sums[column]) for column in (BYTES, TOKENS, TOKENS_WITH)]
-    return cells
+    without, with_metadata = (
+        float(sums[column]) / math.log(2) / float(sums[BYTES])
+        for column in (NATS_WITHOUT, NATS_WITH)
+    )
+    return [
+        model.names[index],
+        *([model.checkpoint] if has_several else []),
+        *([shorten_name(model.hosts[index]) if model.hosts else ""] if has_hosts else []),
+        label_row(row),
+        with_metadata - without,
+        without,
+        with_metadata,
+        *(int(sums[column]) for column in (BYTES, TOKENS, TOKENS_WITH)),
+    ]
 
 
 def _join_notes(row_count: int, total: int) -> str:

@@ -229,25 +229,23 @@ class PairedEvaluation:
         self, index: int, document: Document, renderings: list[tuple[str, Rendered]]
     ) -> dict[Arm, ArmRendering]:
         """Renders a document in each arm, and appends the distinct renderings to `renderings`."""
-        documents_by_values = {OWN: document}
-        rendering_indices: dict[tuple[str | None, ...], int] = {}
+        variants = {OWN: document}
+        numbers: dict[tuple[str | None, ...], int] = {}
         arm_renderings: dict[Arm, ArmRendering] = {}
         for arm in self._arms:
             values = self._choose_values(arm)
-            if values not in documents_by_values:
+            if values not in variants:
                 assert self._donors is not None
-                replaced = self._donors.replace_values(index, document, values)
-                documents_by_values[values] = replaced
-            renderer, _ = self._styles[arm.style]
-            rendering = renderer.render(documents_by_values[values], arm.types)
+                variants[values] = self._donors.replace_values(index, document, values)
 
-            # Arms with the same text share a rendering. Each style cuts its prefixes differently.
-            style = arm.style if rendering.prefix else None
+            renderer, _ = self._styles[arm.style]
+            rendering = renderer.render(variants[values], arm.types)
+            style = arm.style if rendering.prefix else None  # a style cuts its prefixes
             key = (style, rendering.prefix, rendering.lead, rendering.body)
-            if key not in rendering_indices:
-                rendering_indices[key] = len(renderings)
+            if key not in numbers:
+                numbers[key] = len(renderings)
                 renderings.append((arm.style, rendering))
-            arm_renderings[arm] = ArmRendering(rendering_indices[key], rendering.types)
+            arm_renderings[arm] = ArmRendering(numbers[key], rendering.types)
         return arm_renderings
 
     def run(
