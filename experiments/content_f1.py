@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import xxhash
 
-from bsmeta.annotate.content import EXTRACTORS, Extract, Span, Text
+from bsmeta.annotate.content import EXTRACTORS, Extractor, Span, Text
 from bsmeta.annotate.page import Page, parse_page
 from bsmeta.annotate.tags import TagRecord
 from bsmeta.metadata.annotated_columns import CONTENT_SPANS
@@ -92,7 +92,7 @@ def _rows(pattern: str) -> Iterator[dict[str, Any]]:
             yield from map(json.loads, file)
 
 
-def _compare_articles(rows: Sequence[dict[str, Any]], extractors: Mapping[str, Extract]) -> None:
+def _compare_articles(rows: Sequence[dict[str, Any]], extractors: Mapping[str, Extractor]) -> None:
     counts: dict[str, list[np.ndarray]] = defaultdict(list)
     empty, seconds = 0, 0.0
     for row in rows:
@@ -152,7 +152,7 @@ def _interval(counts: np.ndarray) -> tuple[float, float]:
 
 
 def _compare_elements(
-    rows: Sequence[dict[str, Any]], extractors: Mapping[str, Extract], pages_per_site: int
+    rows: Sequence[dict[str, Any]], extractors: Mapping[str, Extractor], pages_per_site: int
 ) -> None:
     scores: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
     for site, pages in _sample(rows, pages_per_site).items():

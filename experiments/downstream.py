@@ -44,8 +44,8 @@ def main() -> int:
     from bsmeta.report.page import create_report_console, print_table
     from bsmeta.studies.downstream import (
         explain_missing_harness,
+        generate_tasks,
         make_model_table,
-        make_tasks,
         score_model,
     )
     from bsmeta.studies.task_scores import TaskScores, save_scores
@@ -61,7 +61,7 @@ def main() -> int:
         limit=given.limit,
     )  # fmt: skip
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with make_tasks(wanted, given.model) as made:
+    with generate_tasks(wanted, given.model) as made:
         scores = score_model(Path(locate_model(str(given.model)).model), wanted, device, made)
     if given.out is not None:
         save_scores(TaskScores("", {}, scores), given.out)

@@ -91,7 +91,7 @@ def main() -> int:
         launcher.catch_signals()
         only_train = given.train or given.run is not None or given.seed is not None
         own = [sys.executable, __file__, str(given.study), "--measure"]
-        code = launcher.make_all(runs, [] if only_train else own)
+        code = launcher.launch_all(runs, [] if only_train else own)
         show_progress(study, runs)
         if code or only_train:
             return code

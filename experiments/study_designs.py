@@ -28,7 +28,7 @@ from bsmeta.report.page import Column, Table, create_report_console, print_table
 from bsmeta.studies.config import TEXT, WITHOUT, load_study
 from bsmeta.studies.power import count_needed_seeds
 from bsmeta.studies.results import load_measurements
-from bsmeta.studies.statistics import Estimate, Measured
+from bsmeta.studies.statistics import Estimate, StudyMeasurements
 
 Floats = NDArray[np.float64]
 
@@ -70,7 +70,7 @@ class Factor:
     high: float
 
 
-def designs_of(measured: Measured) -> Iterator[Design]:
+def designs_of(measured: StudyMeasurements) -> Iterator[Design]:
     """The designs that one study allows to compare, on models of 1,440 steps."""
     bins = measured.select_bins([FIRST_BYTE])
 
@@ -94,7 +94,7 @@ def designs_of(measured: Measured) -> Iterator[Design]:
     )
 
 
-def late_losses(measured: Measured, arm: str) -> Floats:
+def late_losses(measured: StudyMeasurements, arm: str) -> Floats:
     """The mean training loss in the last logged steps: float64 [seeds], nats a token."""
     runs = [measured.find_run(arm, seed) for seed in measured.seeds]
     return np.array([np.mean(run.facts["losses"][-LOGGED:]) for run in runs])
@@ -141,7 +141,7 @@ def design_table(designs: Sequence[Design]) -> Table:
     return table
 
 
-def bits_by_length(measured: Measured) -> tuple[Floats, Floats]:
+def bits_by_length(measured: StudyMeasurements) -> tuple[Floats, Floats]:
     """Text tokens of each length, and bits per byte: float64 [seeds, 2 arms, lengths]."""
     bins = measured.select_bins([FIRST_BYTE])
     tokens = [measured.compute_amounts(f"none_{steps}")[TEXT][-1] for steps in LENGTHS]

@@ -1,1 +1,1 @@
-"""Raw pages become shards of text with metadata, which training streams as they are."""
+"""Converts raw pages to shards of text with metadata, which training reads directly."""

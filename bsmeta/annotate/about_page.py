@@ -30,20 +30,18 @@ from bsmeta.annotate.descriptions import DescriptionTable, is_description
 from bsmeta.core.enclosed import remove_enclosed
 
 _PATH_SEPARATORS = re.compile(r"[-_+.&=]")
-# pycld2 refuses text with control characters and unassigned code points.
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
-
-_TAG_END = attrgetter("char_end_idx", "relative_end_pos")
+# pycld2 refuses text with control characters and noncharacters.
+_REFUSED_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
 
 MAX_SAMPLE_CHARS = 5000
-"""Characters at the beginning of a text by which its language is detected."""
+"""Number of characters, from the beginning of a text, by which its language is detected."""
 
 
 class Html(Annotator):
     """Records the tags of the page, and its head, footers and titles.
 
-    `metadata_html` has a local record for each tag, sorted by where the tags end, as published.
-    `html_head`, `html_footer` and `html_title` are lists of serialized elements.
+    `metadata_html` has a local record for each tag, sorted by the end of the tags as in the
+    published data. `html_head`, `html_footer` and `html_title` are lists of serialized elements.
     """
 
     name = "html"
@@ -52,8 +50,9 @@ class Html(Annotator):
 
     def annotate(self, row: Row) -> Columns:
         page = row.page
+        get_tag_end = attrgetter("char_end_idx", "relative_end_pos")
         return {
-            "metadata_html": sorted(page.tags, key=_TAG_END),
+            "metadata_html": sorted(page.tags, key=get_tag_end),
             "html_head": page.head,
             "html_footer": page.footer,
             "html_title": page.title_tags,
@@ -71,7 +70,7 @@ class Url(Annotator):
 
 
 class Title(Annotator):
-    """Records the title on one line, from the raw page or else from the column `html_title`."""
+    """Records the title in one line, from the raw page or else from the column `html_title`."""
 
     name = "title"
     columns = ("metadata_title",)
@@ -91,7 +90,7 @@ class Title(Annotator):
 class Timestamp(Annotator):
     """Records the date on which the page was published or changed, no later than its crawl.
 
-    The record's `source` names the element of `timestamp_sources` that the date comes from.
+    The `source` of the record is the entry of `timestamp_sources` that gave the date.
     """
 
     name = "timestamp"
@@ -102,7 +101,8 @@ class Timestamp(Annotator):
     def annotate(self, row: Row) -> Columns:
         latest = read_latest_moment(row.timestamp)
         for source in self.config.timestamp_sources:
-            for moment in DATE_SOURCES[source](row, latest):
+            list_dates = DATE_SOURCES[source]
+            for moment in list_dates(row, latest):
                 date = format_date(moment, latest)
                 if date is not None:
                     record = make_global_record("timestamp", date, source=source)
@@ -132,11 +132,11 @@ DATE_SOURCES: dict[str, Callable[[Row, datetime], Iterable[datetime]]] = {
     "visible": _list_visible_dates,
     "crawl": _list_crawl_times,
 }
-"""Functions that list the dates of a row, by source; the moment is the latest possible date."""
+"""Functions that list the dates of a row, given the latest possible date, by source."""
 
 
 class WebsiteDescription(Annotator):
-    """Records a sentence about the site: from a table of domains or the meta description."""
+    """Records a sentence about the site, from a table of domains or the meta description."""
 
     name = "website_description"
     version = 2
@@ -157,21 +157,26 @@ class WebsiteDescription(Annotator):
         return {"metadata_website_desc": []}
 
     def _find_in_table(self, row: Row) -> str | None:
+        """Returns the description of the page's host; None without a table, host or entry."""
+        if self._table is None:
+            return None
         try:
             host = urlsplit(row.url).hostname
         except ValueError:
             return None
-        return self._table.find(host) if self._table is not None and host else None
+        return self._table.find(host) if host else None
 
     def fingerprint(self) -> str:
         return self.digest({"table": self._table.content_hash if self._table else None})
 
 
 def _read_meta_description(row: Row) -> str | None:
+    """Returns the meta description of a page in one line; None without a raw page."""
     if row.html is None:
         return None
     meta = row.page.declared.meta
-    return " ".join((meta.get("description") or meta.get("og:description") or "").split())
+    description = meta.get("description") or meta.get("og:description") or ""
+    return " ".join(description.split())
 
 
 class Datasource(Annotator):
@@ -187,17 +192,20 @@ class Datasource(Annotator):
             _ = parts.hostname  # raises for an invalid port or bracket
         except ValueError as error:
             raise AnnotationError("bad_url", str(error)) from error
-        words = [_extract_path_words(part) for part in parts.path.split("/")]
-        value = " > ".join(filter(None, [parts.netloc, *words]))
+        words = [_extract_path_words(segment) for segment in parts.path.split("/")]
+        value = " > ".join(part for part in (parts.netloc, *words) if part)
         records = [make_global_record("datasource", value)] if value else []
         return {"metadata_generation_datasource": records}
 
 
-def _extract_path_words(part: str) -> str:
+def _extract_path_words(segment: str) -> str:
     """Returns the words of a path segment, without leading and trailing numbers."""
-    words = [word for word in _PATH_SEPARATORS.split(unquote(part)) if word]
-    positions = [position for position, word in enumerate(words) if not word.isdigit()]
-    return " ".join(words[positions[0] : positions[-1] + 1]) if positions else ""
+    words = [word for word in _PATH_SEPARATORS.split(unquote(segment)) if word]
+    while words and words[0].isdigit():
+        words.pop(0)
+    while words and words[-1].isdigit():
+        words.pop()
+    return " ".join(words)
 
 
 class Language(Annotator):
@@ -216,7 +224,7 @@ class Language(Annotator):
         self._pycld2 = pycld2
 
     def annotate(self, row: Row) -> Columns:
-        sample = _CONTROL.sub(" ", row.text[:MAX_SAMPLE_CHARS])
+        sample = _REFUSED_CHARACTER.sub(" ", row.text[:MAX_SAMPLE_CHARS])
         try:
             is_reliable, _, languages = self._pycld2.detect(sample, isPlainText=True)
         except self._pycld2.error as error:

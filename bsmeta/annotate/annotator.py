@@ -1,7 +1,7 @@
-"""The base class of annotators, rows of pages, and the annotation of chunks of pages.
+"""Defines annotators and the rows that they annotate, and annotates chunks of pages.
 
-A row holds the data of one page. A subclass of `Annotator` adds the columns of one metadata
-type to it.
+A row holds the data of one page. A subclass of `Annotator` adds the columns of one metadata type to
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.decisions import Duplicate
 from bsmeta.annotate.page import Page, PageError, parse_page
 from bsmeta.annotate.pool import PAGE_STEP, Chunk, Failures, Status
-from bsmeta.annotate.shard import Counts, Dropped, Written
+from bsmeta.annotate.shard import AnnotatedChunk, Counts, Dropped
 from bsmeta.annotate.sources import InputRecord, Item, decode_record
 from bsmeta.annotate.tags import Profile, TagRecord
 from bsmeta.core.foreign_json import split_columns
@@ -41,9 +41,9 @@ OTHER_TEXT = "other_text"
 
 # A level of isal: six times as fast as level 4 of zlib, for files that are 12% larger.
 _COMPRESSION_LEVEL = 2
-_RAW_RECORDS = JSONDecoder(list[msgspec.Raw] | dict[str, msgspec.Raw] | None)
-_STRING = JSONDecoder(str)
-_ERRORS = JSONDecoder(dict[str, str])
+_RECORDS_DECODER = JSONDecoder(list[msgspec.Raw] | dict[str, msgspec.Raw] | None)
+_STRING_DECODER = JSONDecoder(str)
+_ERRORS_DECODER = JSONDecoder(dict[str, str])
 
 
 class AnnotationError(ValueError):
@@ -51,7 +51,7 @@ class AnnotationError(ValueError):
 
     Attributes:
         reason: A slug such as `no_url`, by which failures are counted.
-        columns: The columns that could be made nevertheless.
+        columns: The columns that could still be made.
     """
 
     def __init__(self, reason: str, detail: str = "", columns: Columns | None = None) -> None:
@@ -64,11 +64,11 @@ class Row:
     """The row of a page, to which annotators add columns.
 
     Attributes:
-        url: The address of the page; may be empty.
-        timestamp: The time of the crawl as the input states it; None if it does not.
+        url: The address of the page; empty if unknown.
+        timestamp: The time of the crawl, as written in the input; None if unknown.
         html: The raw page; None for input with only text.
         columns: The current columns by name, without `text` and `url`.
-        duplicate: The decision about a page that copies another one; None for other pages.
+        duplicate: The decision on the page if it copies another one; otherwise None.
     """
 
     def __init__(self, record: InputRecord, profile: str, text: str | None = None) -> None:
@@ -110,10 +110,11 @@ class Row:
 
     @property
     def tags(self) -> Sequence[TagRecord | Record]:
-        """The tags in the text, from the page or from the column `metadata_html` of the input.
+        """The tags in the text: from the page, or without a page from the input's `metadata_html`.
 
         Raises:
-            AnnotationError: If that column has another form, or with the errors of `page`.
+            AnnotationError: If the column has another form, or the page another text.
+            PageError: If the page cannot be parsed.
         """
         return self.page.tags if self.html is not None else self.read_spans("metadata_html")
 
@@ -139,11 +140,11 @@ class Row:
         return self.url
 
     def read_spans(self, name: str) -> list[Record]:
-        """Returns the local records of a column; none if the row does not have it.
+        """Returns the local records of a column; [] if the row does not have it.
 
         Raises:
-            AnnotationError: If it has another form than annotators write; training would drop the
-                document for the same reason.
+            AnnotationError: If it has another form than the columns of annotators; training would
+                drop the document for the same reason.
         """
         try:
             return decode_local_records(name, self.columns.get(name), len(self.text))
@@ -154,7 +155,7 @@ class Row:
         """Returns a column of strings; None if the row does not have it.
 
         Raises:
-            AnnotationError: If it has another form.
+            AnnotationError: If the column is not a list of strings.
         """
         value = self.columns.get(name)
         try:
@@ -166,7 +167,7 @@ class Row:
         """Returns a decoded column of any form; None if the row does not have it.
 
         Raises:
-            AnnotationError: `wrong_type` if it has a value that Python does not have.
+            AnnotationError: `wrong_type` if it cannot be decoded to Python values.
         """
         value = self.columns.get(name)
         if isinstance(value, msgspec.Raw):
@@ -177,29 +178,33 @@ class Row:
         return value
 
 
-def make_global_record(key: str, value: str, **more: Any) -> Columns:
-    """Returns a record about the whole document."""
-    return {"key": key, "type": "global", "value": value, **more}
+def make_global_record(key: str, value: str, **fields: Any) -> Columns:
+    """Returns a record about the whole document, with further fields."""
+    return {"key": key, "type": "global", "value": value, **fields}
 
 
-def make_local_record(key: str, value: str, start: int, end: int, **more: Any) -> Columns:
-    """Returns a record about the characters `start` to `end` (excluded) of the text."""
+def make_local_record(key: str, value: str, start: int, end: int, **fields: Any) -> Columns:
+    """Returns a record about the characters `start` to `end` (excluded) of the text.
+
+    Args:
+        fields: Further fields of the record.
+    """
     span = {"char_start_idx": start, "char_end_idx": end}
-    return {"key": key, "type": "local", "value": value, **span, **more}
+    return {"key": key, "type": "local", "value": value, **span, **fields}
 
 
 class Annotator(ABC):
     """Base class of annotators, which add columns to the row of a page.
 
-    Custom classes are named in `annotators` by their dotted path. The worker processes are forked
-    after `__init__`, so they share the memory of data that it loads.
+    Custom classes are named in `annotators` by their dotted path. Worker processes are forked after
+    `__init__`, so they share the memory of the data that it loads.
 
     Attributes:
         name: The annotator's name in `annotators`, and the key of its failures in
             `annotation_errors`.
-        version: Increment it when the same page would give other records: shards of an older
-            version are then updated.
-        needs: The columns of other annotators that it reads; they run before it.
+        version: Increment it when the records of the same page change, so that shards of an older
+            version are updated.
+        needs: The columns of other annotators that it reads; those annotators run first.
         columns: The columns that it makes.
         settings: The configuration keys on which its records depend.
     """
@@ -218,32 +223,33 @@ class Annotator(ABC):
         """Returns the columns for a row; missing ones become empty lists.
 
         Raises:
-            AnnotationError: If the page cannot be annotated; a page without records is no error.
+            AnnotationError: If the page cannot be annotated. A page without records is not an
+                error.
         """
 
     def fingerprint(self) -> str:
-        """Returns a hash of the annotator's version and settings, and of the files it depends on.
+        """Hashes the annotator's version, its settings, and the files that it depends on.
 
-        It does not depend on the pages, nor on the annotators that it needs.
+        The hash depends neither on the pages nor on other annotators.
         """
         return self.digest({})
 
-    def digest(self, more: dict[str, Any]) -> str:
-        """Returns a hash of the version, the settings, and further values.
+    def digest(self, dependencies: dict[str, Any]) -> str:
+        """Hashes the annotator's name and version, its settings, and its other dependencies.
 
         Args:
-            more: JSON-serializable values on which the records depend, by name.
+            dependencies: Other JSON-serializable values on which the records depend, by name.
         """
         settings = {name: getattr(self.config, name) for name in self.settings}
-        content = [type(self).__qualname__, self.version, settings, more]
+        content = [type(self).__qualname__, self.version, settings, dependencies]
         return xxhash.xxh3_64_hexdigest(msgspec.json.encode(content, order="sorted"))
 
 
 class Annotation:
-    """Annotates chunks, in the worker processes.
+    """Annotates chunks of pages, in the worker processes.
 
     Args:
-        annotators: In the order in which they run.
+        annotators: The annotators, in the order in which they run.
         columns: The columns of all annotators, in the order in which rows list them.
     """
 
@@ -255,17 +261,19 @@ class Annotation:
         self._columns = list(columns)
         self._page_bytes = int(config.page_mb * 1e6)
 
-    def __call__(self, chunk: Chunk, failures: Failures, status: Status) -> Written:
-        """Annotates a chunk, skipping the steps in `failures`.
+    def __call__(self, chunk: Chunk, failures: Failures, status: Status) -> AnnotatedChunk:
+        """Annotates a chunk.
 
-        `status` always names the current page and step.
+        Args:
+            failures: Pages and steps that failed in an earlier worker; they are skipped.
+            status: Always updated to the current page and step.
         """
-        begin = time.process_time()
+        started = time.process_time()
         counts = Counts(pages=len(chunk.items))
         lines: list[bytes] = []
         dropped: list[tuple[int, str, str]] = []
         for number in range(len(chunk.items)):
-            # `only` may leave out annotators, so a page without a row does not get one now.
+            # With `only`, not all annotators run, so a page that was dropped stays without a row.
             old_row = chunk.rows[number]
             if isinstance(old_row, Dropped):
                 dropped.append((number, *old_row))
@@ -285,15 +293,16 @@ class Annotation:
             data = igzip.compress(content, _COMPRESSION_LEVEL, mtime=0)
         counts.dropped = dict(Counter(reason for _, reason, _ in dropped))
         counts.duplicates = dict(Counter(copy.kind for copy in chunk.duplicates.values()))
-        counts.cpu_s = time.process_time() - begin
-        return Written(data, dropped, counts)
+        counts.cpu_s = time.process_time() - started
+        return AnnotatedChunk(data, dropped, counts)
 
     def _annotate_item(
         self, chunk: Chunk, number: int, failures: Failures, status: Status, counts: Counts
     ) -> bytes | Dropped:
-        """Annotates a page of a chunk; returns its row as JSON, or why it has none.
+        """Annotates a page of a chunk; returns its row as JSON, or the reason why it has none.
 
         Args:
+            number: Index of the page in the chunk.
             counts: The counts of the chunk, to which the page's records are added.
         """
         failed_steps = {
@@ -301,7 +310,7 @@ class Annotation:
             for (failed_item, step), reason in failures.items()
             if failed_item == number
         }
-        record = self._decode(chunk.items[number], failed_steps)
+        record = self._decode_item(chunk.items[number], failed_steps)
         duplicate = chunk.duplicates.get(number)
         if duplicate is not None and duplicate.is_dropped:
             return Dropped(duplicate.kind, record.url)
@@ -315,22 +324,27 @@ class Annotation:
 
         row.duplicate = duplicate
         self._annotate_row(row, old_columns, chunk.names, failed_steps, status)
-        # The raw pages of a shard that has text are kept, too.
+        # Input that has text and raw pages is a shard that was written with `keep_html`.
         keeps_html = chunk.keeps_html or record.text is not None
-        line = self._encode_row(row, keeps_html)
+        line = self._encode_row(row, keeps_html=keeps_html)
         self._count_records(row, counts)
         return line
 
-    def _decode(self, item: Item, failed_steps: Mapping[int, str]) -> InputRecord:
-        """Decodes a record; one whose page step failed gets that failure as its problem."""
+    def _decode_item(self, item: Item, failed_steps: Mapping[int, str]) -> InputRecord:
+        """Decodes a record; if its page step failed before, returns the failure as its problem."""
         if PAGE_STEP not in failed_steps:
             return decode_record(item, self._page_bytes)
+
         # It cannot be decoded, but its address may be known.
         url = item.url if isinstance(item, InputRecord) else ""
         return InputRecord(url, problem=failed_steps[PAGE_STEP])
 
     def _make_row(self, record: InputRecord, old_columns: Columns) -> Row:
-        """Makes the row of a record, with the text of the existing row, if there is one.
+        """Makes the row of a record.
+
+        Args:
+            old_columns: The columns of the existing row, whose text is kept; empty if there is
+                none.
 
         Raises:
             AnnotationError, PageError: If the record has a problem or the page has no text.
@@ -338,7 +352,7 @@ class Annotation:
         if record.problem:
             raise AnnotationError(record.problem)
 
-        text = _STRING.decode(old_columns["text"]) if old_columns else None
+        text = _STRING_DECODER.decode(old_columns["text"]) if old_columns else None
         row = Row(record, self._config.profile, text)
         try:
             has_text = bool(row.text)
@@ -358,11 +372,17 @@ class Annotation:
         failed_steps: Mapping[int, str],
         status: Status,
     ) -> None:
-        """Runs the annotators of `names`; other columns come from the existing row."""
+        """Runs annotators on a row.
+
+        Args:
+            old_columns: The columns of the existing row, which annotators that do not run keep.
+            names: The annotators to run.
+            failed_steps: The reasons of annotators that failed in an earlier worker, by step.
+        """
         row.columns |= {
             name: value for name, value in old_columns.items() if name not in BASE_COLUMNS
         }
-        errors = _ERRORS.decode(old_columns[ERRORS]) if ERRORS in old_columns else {}
+        errors = _ERRORS_DECODER.decode(old_columns[ERRORS]) if ERRORS in old_columns else {}
         for step, annotator in enumerate(self._annotators):
             if annotator.name not in names:
                 continue
@@ -384,16 +404,16 @@ class Annotation:
                 row.columns |= columns
         row.columns[ERRORS] = errors
 
-    def _encode_row(self, row: Row, keeps_html: bool) -> bytes:
-        """Encodes a row as JSON; columns with values that JSON does not have are left empty."""
+    def _encode_row(self, row: Row, *, keeps_html: bool) -> bytes:
+        """Encodes a row as JSON; columns that cannot be encoded become empty."""
         try:
-            return msgspec.json.encode(self._sort_columns(row, keeps_html))
+            return msgspec.json.encode(self._sort_columns(row, keeps_html=keeps_html))
         except (TypeError, ValueError):
             self._empty_bad_columns(row)
-            return msgspec.json.encode(self._sort_columns(row, keeps_html))
+            return msgspec.json.encode(self._sort_columns(row, keeps_html=keeps_html))
 
     def _empty_bad_columns(self, row: Row) -> None:
-        """Replaces columns that cannot be encoded as JSON by empty ones; records the error."""
+        """Empties the columns that cannot be encoded as JSON, and records the error."""
         for annotator in self._annotators:
             for column in annotator.columns:
                 try:
@@ -402,22 +422,22 @@ class Annotation:
                     row.columns[column] = []
                     row.columns[ERRORS][annotator.name] = _describe_reason(error)
 
-    def _sort_columns(self, row: Row, keeps_html: bool) -> Columns:
-        """Returns all columns in the order of a row: text, input, annotators, errors."""
+    def _sort_columns(self, row: Row, *, keeps_html: bool) -> Columns:
+        """Returns all columns in the order of a shard: text, input, annotators, errors."""
         columns: Columns = {"text": row.text, "url": row.url, "c4_timestamp": row.timestamp}
         if row.html is not None and keeps_html:
             columns["html"] = row.html
 
-        made_columns = {ERRORS, *self._columns}
-        columns |= {name: value for name, value in row.columns.items() if name not in made_columns}
+        annotated = {ERRORS, *self._columns}
+        columns |= {name: value for name, value in row.columns.items() if name not in annotated}
         columns |= {name: row.columns[name] for name in self._columns if name in row.columns}
         columns[ERRORS] = row.columns[ERRORS]
         return columns
 
     def _count_records(self, row: Row, counts: Counts) -> None:
-        """Adds the length, the records and the failures of a row to counts."""
-        digits = len(row.text).bit_length()
-        counts.lengths[digits] = counts.lengths.get(digits, 0) + 1
+        """Adds the length, the records and the failures of a row to the counts."""
+        num_bits = len(row.text).bit_length()
+        counts.lengths[num_bits] = counts.lengths.get(num_bits, 0) + 1
 
         for annotator in self._annotators:
             name = annotator.name
@@ -432,10 +452,10 @@ class Annotation:
 
 
 def _count_records(column: Any) -> int:
-    """Counts the records of a column; 0 if the column has another form."""
+    """Counts the records of a column; 0 if it is neither a list nor an object."""
     if isinstance(column, msgspec.Raw):
         try:
-            column = _RAW_RECORDS.decode(column)
+            column = _RECORDS_DECODER.decode(column)
         except msgspec.ValidationError:
             return 0
     return len(column) if isinstance(column, list | dict) else 0

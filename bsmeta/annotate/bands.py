@@ -40,8 +40,12 @@ class BandLayout(NamedTuple):
 def choose_bands(threshold: float, permutations: int) -> BandLayout:
     """Chooses the longest bands that find pairs at the threshold with `MIN_RECALL`.
 
-    Longer bands have fewer false candidates. Two signatures of texts with the similarity s agree in
-    at least one of b bands of r values with the probability 1 - (1 - s^r)^b.
+    Longer bands give fewer false candidates. The signatures of two texts with similarity s agree in
+    at least one of b bands of r values with probability 1 - (1 - s^r)^b.
+
+    Args:
+        threshold: Similarity from which texts are duplicates.
+        permutations: Number of values in a signature.
     """
     for rows in range(permutations, 0, -1):
         bands = permutations // rows
@@ -68,16 +72,16 @@ class GroupTable:
 def group_pages(
     sources: Sequence[Records], layout: BandLayout, scratch: Path
 ) -> Iterator[GroupTable]:
-    """Groups the pages of all sources, numbered consecutively.
+    """Groups the pages of all sources, which are numbered consecutively.
 
     Args:
         scratch: Path of a temporary file of 8 bytes per page and band. It is unlinked at once, so
-            its space is freed when the block or the process ends.
+            its space is freed when the context or the process ends.
 
     Raises:
         OSError: If the disk is full.
     """
-    pages = sum(map(len, sources))
+    pages = sum(len(records) for records in sources)
     shape = (1 + layout.bands, max(pages, 1))
     with open(scratch, "wb+") as file:
         scratch.unlink()
@@ -99,8 +103,8 @@ def _write_keys(
     """Writes the key of each page in each band to `table`; yields the states of the pages."""
     start = 0
     for records in sources:
-        for first in range(0, len(records), _BLOCK_RECORDS):
-            block = np.array(records[first : first + _BLOCK_RECORDS])
+        for block_start in range(0, len(records), _BLOCK_RECORDS):
+            block = np.array(records[block_start : block_start + _BLOCK_RECORDS])
             end = start + len(block)
             table[0, start:end] = block["text"][:, 0]
             used_values = block["signature"][:, : layout.bands * layout.rows]
@@ -127,14 +131,14 @@ def _number_groups(keys: Groups, members: NDArray[np.intp], count: int) -> tuple
         count: The highest group number in use.
 
     Returns:
-        uint64 [pages], the group of each page, 0 without one; and the new highest number.
+        The group of each page (0: none), uint64 [pages], and the new highest group number.
     """
     numbers = np.zeros(len(keys), np.uint64)
     order = members[np.argsort(keys[members], kind="stable")]
     if not len(order):
         return numbers, count
 
-    # Members with equal keys are a run in the sorted order.
+    # Members with equal keys are adjacent in the sorted order: a run.
     sorted_keys = keys[order]
     is_first = np.concatenate(([True], sorted_keys[1:] != sorted_keys[:-1]))
     runs = np.cumsum(is_first) - 1

@@ -1,7 +1,7 @@
-"""The command `annotate.py`: checks the configuration, makes the shards, and reports.
+"""Runs `bsmeta annotate`: checks the configuration, makes the shards, and reports.
 
 On many machines, datatrove's executors start tasks, each of which makes some shards. Nothing else
-of datatrove is used: its completion markers only have the rank of a task, and would stay valid
+of datatrove is used: its completion markers only record the rank of a task, and would stay valid
 after an input has changed.
 """
 
@@ -41,7 +41,7 @@ def main(config: AnnotateConfig) -> int:
 
     Raises:
         ConfigurationError: If a setting is wrong, or the disk is full.
-        DataError: If input files are missing or damaged; the others are done first.
+        DataError: If input files are missing or damaged; raised after the others are done.
     """
     inputs = list_inputs(config.input)
     output = _create_output(config)
@@ -55,6 +55,11 @@ def main(config: AnnotateConfig) -> int:
 
 
 def _create_output(config: AnnotateConfig) -> Path:
+    """Creates the folder of the shards.
+
+    Raises:
+        ConfigurationError: If `output` is missing or cannot be created.
+    """
     if not config.output:
         raise ConfigurationError("output is not set; expected the folder of the shards")
     output = Path(config.output)
@@ -66,7 +71,7 @@ def _create_output(config: AnnotateConfig) -> Path:
 
 
 def _check_combined_keys(config: AnnotateConfig, annotators: Sequence[Annotator]) -> None:
-    """Refuses keys that have no effect without another key, or conflict with one."""
+    """Refuses keys that need another key to have an effect, or conflict with another key."""
     if config.disambiguation is not None and not _needs_index(annotators):
         raise ConfigurationError(
             "disambiguation is made from links: add entity to annotators, with entity_source=links"
@@ -85,6 +90,7 @@ def _check_combined_keys(config: AnnotateConfig, annotators: Sequence[Annotator]
 
 
 def _needs_index(annotators: Sequence[Annotator]) -> bool:
+    """Whether an annotator needs the index of the titles of all pages, to resolve links."""
     return any(isinstance(annotator, Entity) and annotator.reads_links for annotator in annotators)
 
 
@@ -99,11 +105,7 @@ def _annotate_inputs(
     files = _identify_inputs(inputs)
     total_bytes = sum(file.bytes for file in files)
     if looks_for_duplicates(config):
-        # Imported here because its library loads more slowly than all others together.
-        from bsmeta.annotate.duplicates import find_duplicates
-
-        with _show_page_progress("signing pages", total_bytes) as advance:
-            damaged = find_duplicates(config, files, output, advance)
+        damaged = _find_duplicates(config, files, output)
         if config.duplicates_only:
             report_duplicates(files, output, damaged, Console())
             return 0
@@ -122,10 +124,21 @@ def _annotate_inputs(
         started = submit_tasks(config, incomplete)
         print(f"{started}; the same command, when they have ended, does what is left and reports")
         return 0
+
     with _show_page_progress("annotating", total_bytes) as advance:
         problems = annotate_shards(config, annotators, plans, advance)
     _write_results(config, annotators, plans, output, problems)
     return 0
+
+
+def _find_duplicates(config: AnnotateConfig, files: Sequence[InputFile], output: Path) -> list[str]:
+    """Finds duplicates, with a progress bar; returns a message for each damaged file."""
+    # Imported here because its library loads more slowly than all others together.
+    from bsmeta.annotate.duplicates import find_duplicates
+
+    total_bytes = sum(file.bytes for file in files)
+    with _show_page_progress("signing pages", total_bytes) as advance:
+        return find_duplicates(config, files, output, advance)
 
 
 def _write_results(
@@ -135,19 +148,19 @@ def _write_results(
     output: Path,
     problems: Sequence[str],
 ) -> None:
-    """Writes the report, and from undamaged input the training data of a disambiguator.
+    """Writes the report, and the training data of a disambiguator if no input is damaged.
 
     Args:
         problems: A message for each damaged input file.
 
     Raises:
-        DataError: If there are problems; the report is written first.
+        DataError: If input files are damaged; raised after the report is written.
     """
     if config.report:
         report = make_report(plans, [annotator.name for annotator in annotators])
         print_report(report, Console())
         paths = write_report(report, config, plans, output)
-        print(f"written to {', '.join(map(str, paths))}")
+        print(f"written to {', '.join(str(path) for path in paths)}")
     if problems:
         raise DataError("\n".join(problems))
     if config.disambiguation is not None:
@@ -170,24 +183,27 @@ def _identify_inputs(inputs: Sequence[tuple[str, str]]) -> list[InputFile]:
 def _write_disambiguation_data(
     config: AnnotateConfig, folder: Path, plans: Sequence[plan.ShardPlan], output: Path
 ) -> None:
+    """Writes the training data of a disambiguator, from the links in the shards."""
     shards = [shard_plan.files.shard for shard_plan in plans]
+    total_bytes = sum(os.path.getsize(shard) for shard in shards)
     dev_share = config.disambiguation_dev_share
-    with _show_page_progress("writing sets", sum(map(os.path.getsize, shards))) as advance:
+    with _show_page_progress("writing sets", total_bytes) as advance:
         print(write_linked_sets(shards, output, folder, dev_share, advance))
 
 
 @contextmanager
 def _show_page_progress(name: str, total_bytes: int) -> Iterator[pool.Advance]:
     """Shows a progress bar over the bytes of the input, with pages per second."""
-    begin = time.monotonic()
+    started = time.monotonic()
     pages = 0
-    with show_progress_bar(name, total_bytes) as show:
+    with show_progress_bar(name, total_bytes) as update_bar:
 
         def advance(done_bytes: int, counts: Counts) -> None:
             nonlocal pages
             pages += counts.pages
-            speed = pages / max(time.monotonic() - begin, 1e-3)
-            show(done_bytes, f"{format_count(pages, 'page')}, {speed:,.0f}/s" if pages else "")
+            speed = pages / max(time.monotonic() - started, 1e-3)
+            description = f"{format_count(pages, 'page')}, {speed:,.0f}/s" if pages else ""
+            update_bar(done_bytes, description)
 
         yield advance
 
@@ -201,11 +217,11 @@ def annotate_shards(
     """Makes the shards that are not complete.
 
     Returns:
-        A message for each input file that is damaged; its shard is left incomplete.
+        A message for each damaged input file; its shard is left incomplete.
 
     Raises:
         ConfigurationError: If a shard cannot be written, or the disk is full.
-        Stopped: If a signal arrives; the next run continues the shards.
+        Stopped: If a signal arrives; the next call continues the shards.
     """
     problems: list[str] = []
     writers: dict[int, ShardWriter] = {}
@@ -233,8 +249,8 @@ def _read_chunks(
     """Yields the chunks that are not yet written; adds the writer of each shard to `writers`."""
     end = 0
     for number, shard_plan in enumerate(plans):
-        begin = end
-        end = begin + shard_plan.file.bytes
+        start = end
+        end = start + shard_plan.file.bytes
         if shard_plan.is_complete:
             continue
 
@@ -248,7 +264,7 @@ def _read_chunks(
             number,
             names=frozenset(header.names),
             keeps_html=header.keeps_html,
-            position=begin,
+            position=start,
         )
         yield from _read_shard_chunks(config, shard_plan, template, writer.pages)
 
@@ -256,7 +272,12 @@ def _read_chunks(
 def _read_shard_chunks(
     config: AnnotateConfig, shard_plan: plan.ShardPlan, template: pool.Chunk, start: int
 ) -> Iterator[pool.Chunk]:
-    """Yields the chunks of a shard from a record on, with their existing rows and duplicates."""
+    """Yields the chunks of a shard, with their existing rows and duplicates.
+
+    Args:
+        template: A chunk with the values that all chunks of the shard share.
+        start: Index of the first record.
+    """
     rows: Iterator[bytes | Dropped | None] = repeat(None)
     if shard_plan.existing is not None:
         rows = islice(read_existing_rows(shard_plan.files, shard_plan.existing), start, None)
@@ -275,16 +296,16 @@ def run_task(
     rank: int = 0,
     world_size: int = 1,
 ) -> None:
-    """Makes the shards of every `world_size`-th input file, as a step of datatrove.
+    """Makes the shards of every `world_size`-th input file, as a step of a datatrove pipeline.
 
-    Exits with `EXIT_PREEMPTED` when a signal stops it.
+    Exits with `EXIT_PREEMPTED` if a signal stops it.
 
     Args:
         inputs: Paths of all input files, and names of their shards.
-        data: Required by datatrove; always None, because no step comes before this one.
+        data: Required by datatrove; always None, because this is the first step.
 
     Raises:
-        DataError: If input files are damaged; the others are done first.
+        DataError: If input files are damaged; raised after the others are done.
     """
     files = list(identify_files(inputs[rank::world_size]))
     annotators = plan.make_annotators(config)
@@ -333,13 +354,14 @@ def submit_tasks(config: AnnotateConfig, inputs: Sequence[tuple[str, str]]) -> s
 
     if not config.slurm_partition:
         raise ConfigurationError("slurm_partition is not set; expected one that `sinfo` lists")
+    default_setup = f"export PATH={os.path.dirname(sys.executable)}:$PATH"
     executor = SlurmPipelineExecutor(
         **options,
         partition=config.slurm_partition,
         time=config.slurm_time,
         qos="",
         job_name=f"annotate-{output.name}",
-        env_command=config.slurm_setup or f"export PATH={os.path.dirname(sys.executable)}:$PATH",
+        env_command=config.slurm_setup or default_setup,
         sbatch_args=_REQUEUE,
         requeue_signals=("SIGUSR1",),
     )
@@ -351,7 +373,11 @@ def submit_tasks(config: AnnotateConfig, inputs: Sequence[tuple[str, str]]) -> s
 
 
 def _start_ray() -> None:
-    """Connects to a Ray cluster, or starts one on this machine."""
+    """Connects to a Ray cluster, or starts one on this machine.
+
+    Raises:
+        ConfigurationError: If Ray is not installed.
+    """
     try:
         import ray
     except ImportError as error:

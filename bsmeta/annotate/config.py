@@ -1,4 +1,4 @@
-"""Schema of `annotate.py`: the raw pages, the annotators, the shards and the processes."""
+"""Defines the keys of `bsmeta annotate`: pages, annotators, shards and processes."""
 
 from __future__ import annotations
 

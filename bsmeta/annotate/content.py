@@ -1,4 +1,4 @@
-"""The annotator of main content: the spans of a page's text that extractors keep.
+"""Annotates main content: the spans of a page's text that extractors keep.
 
 Extractors change white space, bullets and separators, and drop parts of the page. The words of an
 extract are matched with the words of the text, in order, in three rounds:
@@ -10,7 +10,7 @@ extract are matched with the words of the text, in order, in three rounds:
    have its article twice, for wide and for narrow screens) and by shorter runs.
 3. The remaining words are matched by runs in any position.
 
-The time is O(n log n) for any texts, for sorting.
+Sorting dominates the time, which is O(n log n) for any texts.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.annotated_columns import CONTENT_SPANS
 
-Extract = Callable[[str], str]
+Extractor = Callable[[str], str]
+"""Returns the main content of an HTML page as text."""
 
 _WORD = re.compile(r"\w+")
 _SEPARATOR = re.compile(r"(\W+)")
 _MAX_SINGLE_WORD_RATIO = 2.0
-"""Maximum ratio of words of text and extract in a gap for which single words are anchors."""
+"""Maximum ratio of text words to extract words in a gap whose single words may be anchors."""
 _MOVED_RUN_WORDS = 4
-"""Words of a run that is matched in any position."""
+"""Number of words in a run that is matched in any position."""
 _HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 Span = tuple[int, int]
@@ -48,10 +49,15 @@ _UInt64 = NDArray[np.uint64]
 
 
 class _AnchorPass(NamedTuple):
-    """A pass over the gaps between anchors."""
+    """A pass over the gaps between anchors.
 
-    words: int  # of an anchor
-    max_copies: int  # of an anchor in the gap, separately for the extract and the text
+    Attributes:
+        words: Number of words in an anchor.
+        max_copies: Maximum number of copies of an anchor in either side of the gap.
+    """
+
+    words: int
+    max_copies: int
 
 
 _ANCHOR_PASSES = (
@@ -76,7 +82,7 @@ class Content(Annotator):
 
     def __init__(self, config: AnnotateConfig) -> None:
         super().__init__(config)
-        self._extract = {name: EXTRACTORS[name]() for name in config.content_extractors}
+        self._extractors = {name: EXTRACTORS[name]() for name in config.content_extractors}
 
     def annotate(self, row: Row) -> Columns:
         if row.html is None:
@@ -85,7 +91,7 @@ class Content(Annotator):
         text = Text(row.text)
         spans: dict[str, list[Span] | None] = {}
         errors = []
-        for name, extract in self._extract.items():
+        for name, extract in self._extractors.items():
             try:
                 spans[name] = text.align_extract(extract(row.html))
             except Exception as error:  # extractors may raise anything
@@ -97,16 +103,15 @@ class Content(Annotator):
         return {CONTENT_SPANS: spans}
 
     def fingerprint(self) -> str:
-        return self.digest({name: version(name) for name in self._extract})
+        return self.digest({name: version(name) for name in self._extractors})
 
 
-def _extract_by_resiliparse() -> Extract:
+def _make_resiliparse_extractor() -> Extractor:
     return lambda html: extract_plain_text(html, main_content=True, alt_texts=False)
 
 
-def _extract_by_trafilatura() -> Extract:
-    # Imported here because the import takes a second.
-    try:
+def _make_trafilatura_extractor() -> Extractor:
+    try:  # imported here because the import takes a second
         trafilatura = importlib.import_module("trafilatura")
     except ImportError as error:
         raise ConfigurationError(
@@ -116,10 +121,11 @@ def _extract_by_trafilatura() -> Extract:
     return lambda html: trafilatura.extract(html, fast=True, include_comments=False) or ""
 
 
-EXTRACTORS: dict[str, Callable[[], Extract]] = {
-    "resiliparse": _extract_by_resiliparse,
-    "trafilatura": _extract_by_trafilatura,
+EXTRACTORS: dict[str, Callable[[], Extractor]] = {
+    "resiliparse": _make_resiliparse_extractor,
+    "trafilatura": _make_trafilatura_extractor,
 }
+"""The functions that make an extractor, by its name."""
 
 
 class Text:
@@ -139,10 +145,10 @@ class Text:
         self._words = [self._numbers.setdefault(word, len(self._numbers)) for word in words]
 
     def align_extract(self, extract: str) -> list[Span]:
-        """Returns the spans of the text that an extract contains: in order, disjoint.
+        """Returns the spans of the text that an extract contains, in order and disjoint.
 
-        The extract consists of parts of the text, mostly in its order; spaces and punctuation may
-        differ. Spans begin and end with words, and include adjacent punctuation. There are none if
+        The extract must consist of parts of the text, mostly in its order; spaces and punctuation
+        may differ. Spans begin and end with words and their adjacent punctuation. There are none if
         the extract is empty, or shares only single words with the text.
         """
         words = [self._numbers.get(word, -1) for word in _WORD.findall(extract)]
@@ -154,7 +160,7 @@ class Text:
         for anchor_pass in _ANCHOR_PASSES:
             unmatched: list[_Gap] = []
             for gap in gaps:
-                unmatched += alignment.match(gap, anchor_pass.words, anchor_pass.max_copies)
+                unmatched += alignment.match_gap(gap, anchor_pass.words, anchor_pass.max_copies)
             gaps = unmatched
 
         if words:
@@ -162,7 +168,11 @@ class Text:
         return self._find_spans_of_words(alignment.is_matched)
 
     def _find_spans_of_words(self, is_matched: bytearray) -> list[Span]:
-        """Returns the spans of runs of matched words, each with its adjacent punctuation."""
+        """Returns the spans of runs of matched words, each with its adjacent punctuation.
+
+        Args:
+            is_matched: 1 for each matched word of the text.
+        """
         text = self._text
         spans: list[Span] = []
         for first, after in _find_marked_ranges(is_matched, 1):
@@ -184,7 +194,7 @@ class Text:
 
 
 class _Gap(NamedTuple):
-    """Unmatched words between two anchors: a range of the extract and one of the text."""
+    """Unmatched words between two anchors: a range of the extract and a range of the text."""
 
     extract_start: int
     extract_end: int
@@ -193,9 +203,10 @@ class _Gap(NamedTuple):
 
 
 class _Alignment:
-    """Matches the words of an extract with the words of a text; words are numbers.
+    """Matches the words of an extract with the words of a text; words are given as numbers.
 
-    `is_matched` is 1 for each word of the text that has been matched.
+    Attributes:
+        is_matched: 1 for each word of the text that has been matched.
     """
 
     def __init__(self, extract_words: list[int], text_words: list[int]) -> None:
@@ -204,22 +215,24 @@ class _Alignment:
         self._is_used = bytearray(len(extract_words))
         self.is_matched = bytearray(len(text_words))
 
-    def match(self, gap: _Gap, count: int, max_copies: int) -> Iterator[_Gap]:
-        """Matches words of a gap, in order, from anchors; yields the gaps that remain.
+    def match_gap(self, gap: _Gap, count: int, max_copies: int) -> Iterator[_Gap]:
+        """Matches the words of a gap at anchors and around them; yields the remaining gaps.
 
-        Anchors have `count` words, and at most `max_copies` copies in the gap of either text.
+        Args:
+            count: Number of words in an anchor.
+            max_copies: Maximum number of copies of an anchor in either side of the gap.
         """
         extract_words = self._extract_words
         text_words = self._text_words
         extract_start, extract_end, text_start, text_end = gap
-        # Single words in many other words are equal by chance.
+        # Among many words, single ones are often equal by chance.
         max_text_words = _MAX_SINGLE_WORD_RATIO * (extract_end - extract_start) + 2
         if count == 1 and text_end - text_start > max_text_words:
             return
 
         for in_extract, in_text in self._find_anchors(gap, count, max_copies):
             if in_extract < extract_start or in_text < text_start:
-                continue  # the anchor before was extended over this one
+                continue  # the previous anchor was extended over this one
 
             while (
                 in_extract > extract_start
@@ -240,11 +253,11 @@ class _Alignment:
             yield _Gap(extract_start, extract_end, text_start, text_end)
 
     def _find_anchors(self, gap: _Gap, count: int, max_copies: int) -> list[tuple[int, int]]:
-        """Returns the anchors of a gap: their positions in the extract and in the text.
+        """Returns the positions of a gap's anchors in the extract and in the text.
 
-        Of several copies in the text, the first is used. In the gap before all other anchors, the
-        last copy is used, because menus at the top of a page repeat titles of the content. See
-        `match` for the arguments.
+        If there are several copies in the text, the first one is used. In the gap before all other
+        anchors it is the last one, because menus at the top of a page repeat titles of the content.
+        Takes the arguments of `match_gap`.
         """
         extract_start, extract_end, text_start, text_end = gap
         extract_words = self._extract_words[extract_start:extract_end]
@@ -266,7 +279,7 @@ class _Alignment:
     def match_moved(self, count: int) -> None:
         """Matches unmatched runs of `count` words in any order, each with its first free copy.
 
-        An extractor has moved such runs, or they have too many copies for anchors.
+        Such runs have been moved by an extractor, or have too many copies to be anchors.
         """
         unused = [
             (start, end)
@@ -280,15 +293,19 @@ class _Alignment:
             for in_extract, run in enumerate(runs, start):
                 while in_extract >= matched_end and positions[run]:
                     in_text = positions[run].popleft()
-                    if 1 in self.is_matched[in_text : in_text + count]:
-                        continue  # another run has been matched there since
-                    next_matched = self.is_matched.find(1, in_text)
-                    text_end = len(self._text_words) if next_matched < 0 else next_matched
-                    limit = min(end - in_extract, text_end - in_text)
-                    matched_end = in_extract + self._mark_equal_words(in_extract, in_text, limit)
+                    if 1 not in self.is_matched[in_text : in_text + count]:
+                        length = self._extend_run(in_extract, end, in_text)
+                        matched_end = in_extract + length
+
+    def _extend_run(self, in_extract: int, extract_end: int, in_text: int) -> int:
+        """Matches equal words up to the end of an unused part; returns their number."""
+        next_matched = self.is_matched.find(1, in_text)
+        text_end = len(self._text_words) if next_matched < 0 else next_matched
+        limit = min(extract_end - in_extract, text_end - in_text)
+        return self._mark_equal_words(in_extract, in_text, limit)
 
     def _locate_runs(self, unused: list[Span], count: int) -> dict[tuple[int, ...], deque[int]]:
-        """Lists the unmatched positions in the text of each run in unused parts of the extract."""
+        """Lists the unmatched positions in the text of each run of the extract's unused parts."""
         positions: dict[tuple[int, ...], deque[int]] = {}
         for start, end in unused:
             for run in _slice_runs(self._extract_words[start:end], count):
@@ -304,7 +321,7 @@ class _Alignment:
         return positions
 
     def _mark_equal_words(self, in_extract: int, in_text: int, limit: int) -> int:
-        """Marks equal words from a position in each list on; returns their number.
+        """Marks equal words as matched, starting at a position in each list; returns their number.
 
         Args:
             limit: Maximum number of words.
@@ -321,9 +338,10 @@ class _Alignment:
 
 
 def _find_marked_ranges(marks: bytearray, mark: int) -> Iterator[Span]:
-    """Yields the ranges of consecutive equal marks.
+    """Yields the ranges of consecutive entries equal to a mark.
 
     Args:
+        marks: Entries that are 0 or 1.
         mark: 0 or 1.
     """
     start = marks.find(mark)
@@ -380,7 +398,7 @@ def _find_rising_runs(
 
 
 def _hash_runs(words: list[int], count: int) -> _UInt64:
-    """Returns the hash of every sequence of `count` consecutive words."""
+    """Hashes every sequence of `count` consecutive words."""
     numbers = np.array(words, np.int64).view(np.uint64)
     hashes = np.zeros(max(len(words) - count + 1, 0), np.uint64)
     for shift in range(count):
@@ -392,7 +410,7 @@ def _hash_runs(words: list[int], count: int) -> _UInt64:
 def _find_longest_rise(values: list[int]) -> list[int]:
     """Returns the positions of the longest increasing subsequence, by patience sorting.
 
-    Of several, the one with the lowest values is returned.
+    If there are several, it is the one with the lowest values.
     """
     lowest_ends: list[int] = []  # lowest last value of a subsequence, by its length - 1
     end_positions: list[int] = []  # positions of `lowest_ends`
@@ -404,6 +422,7 @@ def _find_longest_rise(values: list[int]) -> list[int]:
             lowest_ends.append(value)
             end_positions.append(position)
             continue
+
         length = bisect_left(lowest_ends, value)
         predecessors.append(end_positions[length - 1] if length else -1)
         lowest_ends[length] = value

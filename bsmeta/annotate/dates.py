@@ -1,6 +1,6 @@
-"""Dates of pages: in the address, declared, or visible; each no later than the crawl.
+"""Finds dates of pages: in the address, declared, or visible; each no later than the crawl.
 
-Every source yields moments, and `format_date` alone decides which of them may be the date of a
+Every source yields moments, and `format_date` alone decides whether a moment may be the date of a
 page. Impossible dates, such as 30 February, are ignored.
 """
 
@@ -20,14 +20,14 @@ from htmldate.utils import load_html
 from bsmeta.annotate.page import Declared
 from bsmeta.core.dates import MONTH_NUMBERS, parse_any_date
 
-FIRST_YEAR = 1983  # as published
-LAST_YEAR = 2099  # of pages without the time of their crawl
+FIRST_YEAR = 1983  # as in the published data
+LAST_YEAR = 2099  # for pages without the time of their crawl
 
-# The current date is no limit: the same page has the same records whenever it is annotated.
+# Not the current date, so that a page has the same records whenever it is annotated.
 _LATEST = datetime(LAST_YEAR, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 _UNIX_TIME = re.compile(r"(\d{9,11}|\d{12,13})(?:\.\d+)?")  # seconds or milliseconds
-_SECONDS_DIGITS = 11
+_MAX_SECONDS_DIGITS = 11  # longer Unix times are in milliseconds
 
 _YEAR_FIRST = re.compile(
     r"(?<!\d)(?P<year>\d{4})[/_-](?P<month>\d{1,2}|[a-z]{3,9})[/_-](?P<day>\d{1,2})(?!\d)",
@@ -37,13 +37,13 @@ _DAY_FIRST = re.compile(
     r"(?<!\d)(?P<day>\d{1,2})[/_-](?P<month>[a-z]{3,9})[/_-](?P<year>\d{4})(?!\d)", re.IGNORECASE
 )
 # Not before a day: if the date is impossible or after the crawl, its month is not used either.
-# In /2018/12/24-hours/, the number may be a word of a title, in /2018/12/24/, it is a day.
+# The 24 of /2018/12/24-hours/ may be part of a title; the 24 of /2018/12/24/ is a day.
 _YEAR_AND_MONTH = re.compile(
     r"/(?P<year>\d{4})[/_-](?:(?P<month>0[1-9]|1[0-2])(?=[/_-]|$)|(?P<name>[a-z]{3,9})(?=/|$))"
     r"(?!/\d{1,2}(?:[/.?#]|$)|[_-]\d{1,2}(?!\d))",
     re.IGNORECASE,
 )
-_NUMERIC_DAY = re.compile(
+_NUMERIC_DATE = re.compile(
     r"(?<!\d)(?:(?P<year>\d{4})[/.-](?P<month>\d{1,2})[/.-](?P<day>\d{1,2})"
     r"|(?P<first_day>\d{1,2})[/.-](?P<middle_month>\d{1,2})[/.-](?P<last_year>\d{4}))(?!\d)"
 )
@@ -75,9 +75,9 @@ _MODIFIED_NAMES = (
     "revised",
 )
 _JSON_LD_NAMES = ("datePublished", "dateCreated", "dateModified")
-_MAX_DATE_CHARS = 40  # characters; longer is prose
-_MAX_DATE_LINE_CHARS = 100  # characters of a line such as "Posted on … by …"; longer is prose
-_MAX_JSON_LD_DEPTH = 8  # levels of JSON-LD
+_MAX_DATE_CHARS = 40  # longer strings are prose
+_MAX_DATE_LINE_CHARS = 100  # of a line such as "Posted on … by …"; longer lines are prose
+_MAX_JSON_LD_DEPTH = 8
 
 # htmldate logs an error for each page that it cannot parse, which would flood the terminal. Setting
 # a level would not help: trafilatura changes it when it is imported.
@@ -87,37 +87,41 @@ _LOGGER.addHandler(logging.NullHandler())
 
 
 def format_date(moment: datetime, latest: datetime) -> str | None:
-    """Formats a moment as in records, `2018-12-10 13:45:00`, in its own time zone.
+    """Formats a moment for a record, `2018-12-10 13:45:00`, in its own time zone.
 
     Args:
-        moment: Without a time zone, it counts as UTC.
-        latest: The end of the crawl, with a time zone; see `read_latest_moment`.
+        moment: The moment; UTC if it has no time zone.
+        latest: The latest possible date, with a time zone; see `read_latest_moment`.
 
     Returns:
-        None if it cannot be the date of the page: before `FIRST_YEAR`, or after the crawl.
+        The text; None if the moment cannot be the date of the page, because it is before
+        `FIRST_YEAR` or after the crawl.
     """
-    if not FIRST_YEAR <= moment.year <= LAST_YEAR or _assume_utc(moment) > latest:
+    is_possible_year = FIRST_YEAR <= moment.year <= LAST_YEAR
+    if not is_possible_year or _assume_utc(moment) > latest:
         return None
     return moment.replace(tzinfo=None, microsecond=0).isoformat(" ")
 
 
 def _assume_utc(moment: datetime) -> datetime:
+    """Returns a moment with UTC as its time zone if it has none."""
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def read_latest_moment(crawled: str | None) -> datetime:
-    """Returns the last moment at which a page can have been published.
+    """Returns the last moment at which a page can have been published: the time of its crawl.
 
     Args:
-        crawled: Time of the crawl, as the input states it. A date without a time counts to the end
-            of the day.
+        crawled: The time of the crawl, as written in the input; None if unknown. A date without a
+            time stands for the end of the day.
 
     Returns:
-        With a time zone; the end of `LAST_YEAR` if the time of the crawl is unknown.
+        The moment, with a time zone; the end of `LAST_YEAR` if the time of the crawl is unknown.
     """
     moment = parse_crawl_time(crawled or "")
     if moment is None or not FIRST_YEAR <= moment.year <= LAST_YEAR:
         return _LATEST  # some inputs have the year 1970 for an unknown time
+
     try:
         day = date.fromisoformat((crawled or "").strip())
     except ValueError:
@@ -128,21 +132,24 @@ def read_latest_moment(crawled: str | None) -> datetime:
 def parse_crawl_time(value: str) -> datetime | None:
     """Parses the time of a crawl: a date in any notation, or Unix time in (milli)seconds.
 
-    Returns:
-        None if it is no date.
+    Returns None if it is neither.
     """
     match = _UNIX_TIME.fullmatch(value.strip())
     if match is None:
         return parse_date(value)
-    seconds = int(match[1]) / (1 if len(match[1]) <= _SECONDS_DIGITS else 1000)
+
+    unix_time = int(match[1])
+    is_milliseconds = len(match[1]) > _MAX_SECONDS_DIGITS
+    seconds = unix_time / 1000 if is_milliseconds else unix_time
     return datetime.fromtimestamp(seconds, UTC)
 
 
 def parse_date(value: str) -> datetime | None:
-    """Parses a date in any usual notation; returns None if it is no date, or has no month."""
+    """Parses a date in any usual notation; returns None if it is not a date, or has no month."""
     value = value.strip()
-    if not value or len(value) > _MAX_DATE_CHARS or not any(map(str.isdigit, value)):
+    if len(value) > _MAX_DATE_CHARS or not any(character.isdigit() for character in value):
         return None
+
     try:
         parsed = parse_any_date(value)
     except ValueError:
@@ -151,7 +158,7 @@ def parse_date(value: str) -> datetime | None:
 
 
 def list_dates_in_url(url: str) -> Iterator[datetime]:
-    """Yields the dates in an address: first those with a day, then months as their first day.
+    """Yields the dates in an address: first days, then months (as the first day of the month).
 
     A month is a number or a name: `/2018/12/10/`, `/2018/dec/10/`, `/10-december-2018`.
     """
@@ -163,7 +170,11 @@ def list_dates_in_url(url: str) -> Iterator[datetime]:
 
 
 def _make_date(year: str, month: str, day: str) -> Iterator[datetime]:
-    """Yields the date if it exists in the calendar; the month is a number or an English name."""
+    """Yields the date if it exists in the calendar, otherwise nothing.
+
+    Args:
+        month: A number, or an English name.
+    """
     number = int(month) if month.isdigit() else MONTH_NUMBERS.get(month.lower(), 0)
     with contextlib.suppress(ValueError):
         yield datetime(int(year), number, int(day))
@@ -181,6 +192,7 @@ def list_declared_dates(declared: Declared) -> Iterator[datetime]:
 
 
 def _list_declared_values(declared: Declared) -> Iterator[str]:
+    """Yields the declared values that may be dates, in order of preference."""
     for name in (*_PUBLISHED_NAMES, *_MODIFIED_NAMES):
         yield declared.meta.get(name, "")
     for name in _JSON_LD_NAMES:
@@ -200,7 +212,7 @@ def _find_json_strings(node: Any, name: str, depth: int) -> Iterator[str]:
 
 
 def list_visible_dates(html: str, latest: datetime) -> Iterator[datetime]:
-    """Yields the date that htmldate finds on a page, if any, such as that of a byline.
+    """Yields the date that htmldate finds on a page, if any, such as the date of a byline.
 
     htmldate's extensive search is off: it takes ten times as long, and uses the year of a copyright
     notice as a date. Long lines are skipped: the dates in prose are about its subject.
@@ -236,12 +248,12 @@ def list_visible_dates(html: str, latest: datetime) -> Iterator[datetime]:
 
 
 def _has_impossible_day(html: str, year: int, month: int) -> bool:
-    """Returns whether a page has a numeric date of the month whose day does not exist.
+    """Whether a page has a numeric date in the given month whose day does not exist.
 
     htmldate reads such a date, 30.02.2019, as the first day of the month.
     """
     days = range(1, calendar.monthrange(year, month)[1] + 1)
-    for match in _NUMERIC_DAY.finditer(html):
+    for match in _NUMERIC_DATE.finditer(html):
         year_text = match["year"] or match["last_year"]
         month_text = match["month"] or match["middle_month"]
         if int(year_text) == year and int(month_text) == month:

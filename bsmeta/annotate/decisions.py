@@ -1,4 +1,4 @@
-"""Decisions on duplicates: for each input file, its pages that copy another page.
+"""Saves and reads decisions on duplicates: the pages of each input file that copy another page.
 
 `_annotation/NAME.duplicates` has a header with a hash of everything that the decisions depend on,
 and a line for each duplicate. The workers receive the duplicates with the chunks of pages.
@@ -42,20 +42,26 @@ class Duplicate(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Header(msgspec.Struct):
+    """The first line of a file of duplicates.
+
+    Attributes:
+        identity: Hash of everything that the decisions depend on.
+    """
+
     identity: str
 
 
-_HEADER = JSONDecoder(_Header)
-_DUPLICATE = JSONDecoder(Duplicate)
+_HEADER_DECODER = JSONDecoder(_Header)
+_DUPLICATE_DECODER = JSONDecoder(Duplicate)
 
 
 def looks_for_duplicates(config: AnnotateConfig) -> bool:
-    """Returns whether the configuration asks for a search for duplicates or held-out copies."""
+    """Whether the configuration enables the search for duplicates or held-out copies."""
     return config.duplicates != OFF or bool(config.held_out)
 
 
 def marks_duplicates(config: AnnotateConfig) -> bool:
-    """Returns whether rows of duplicates get a record that names the other page."""
+    """Whether the rows of some duplicates are kept, with a record that names the other page."""
     return config.duplicates == MARK or (bool(config.held_out) and config.held_out_copies == MARK)
 
 
@@ -74,28 +80,26 @@ class Decisions:
         """
         if not looks_for_duplicates(config):
             return cls()
-        _, duplicates = read_duplicates(path)
-        return cls(
-            {
-                duplicate.number: msgspec.structs.replace(
-                    duplicate, is_dropped=_choose_action(config, duplicate.kind) == DROP
-                )
-                for duplicate in duplicates
-            }
-        )
 
-    def identify_dropped(self) -> str:
-        """Hashes the dropped pages and their kinds; returns "" if there is none."""
+        _, saved_duplicates = read_duplicates(path)
+        duplicates = {}
+        for duplicate in saved_duplicates:
+            is_dropped = _choose_action(config, duplicate.kind) == DROP
+            duplicates[duplicate.number] = msgspec.structs.replace(duplicate, is_dropped=is_dropped)
+        return cls(duplicates)
+
+    def hash_dropped(self) -> str:
+        """Hashes the dropped pages and their kinds; returns "" if there are none."""
         return _hash_rows(
             (number, duplicate.kind)
             for number, duplicate in self.duplicates.items()
             if duplicate.is_dropped
         )
 
-    def identify_marked(self) -> str:
-        """Hashes the duplicates that keep their row, with all values of their records.
+    def hash_marked(self) -> str:
+        """Hashes the duplicates that keep their rows, with all values of their records.
 
-        Returns "" if there is none.
+        Returns "" if there are none.
         """
         return _hash_rows(
             (number, duplicate.kind, duplicate.kept, duplicate.similarity)
@@ -104,16 +108,20 @@ class Decisions:
         )
 
     def select(self, start: int, count: int) -> dict[int, Duplicate]:
-        """Returns the duplicates among `count` records from `start` on, by index minus `start`."""
+        """Returns the duplicates among `count` records, by their index relative to `start`.
+
+        Args:
+            start: Index of the first record.
+        """
         return {
-            number: self.duplicates[start + number]
-            for number in range(count)
-            if start + number in self.duplicates
+            offset: self.duplicates[start + offset]
+            for offset in range(count)
+            if start + offset in self.duplicates
         }
 
 
 def _choose_action(config: AnnotateConfig, kind: str) -> str:
-    """Returns `MARK` or `DROP`, or `OFF` for a kind that is not looked for."""
+    """Returns the action for a kind of duplicate: `MARK`, `DROP` or `OFF`."""
     return config.held_out_copies if kind == HELD_OUT else config.duplicates
 
 
@@ -140,14 +148,15 @@ def read_duplicates(path: Path) -> tuple[str, list[Duplicate]]:
     Raises:
         FileNotFoundError: If no pass has looked for duplicates.
     """
-    header, *lines = path.read_bytes().splitlines()
-    return _HEADER.decode(header).identity, [_DUPLICATE.decode(line) for line in lines]
+    header_line, *lines = path.read_bytes().splitlines()
+    identity = _HEADER_DECODER.decode(header_line).identity
+    return identity, [_DUPLICATE_DECODER.decode(line) for line in lines]
 
 
 def read_identity(path: Path) -> str | None:
     """Reads the identity that `write_duplicates` wrote; None if the file is missing or damaged."""
     try:
         with path.open("rb") as lines:
-            return _HEADER.decode(lines.readline()).identity
+            return _HEADER_DECODER.decode(lines.readline()).identity
     except (FileNotFoundError, msgspec.DecodeError):
         return None

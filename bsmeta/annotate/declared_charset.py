@@ -11,7 +11,7 @@ import re
 from resiliparse.parse.encoding import map_encoding_to_html5
 
 PRESCAN_BYTES = 4096
-"""Bytes at the beginning of a page that are searched; a browser searches the first 1,024."""
+"""Number of bytes, from the beginning of a page, that are searched; browsers search 1,024."""
 
 _SPACE = rb"[\t\n\f\r ]"
 _MARKUP = re.compile(
@@ -34,58 +34,71 @@ _CHARSET = re.compile(
 
 
 def find_declared_charset(html: bytes) -> str | None:
-    """Returns Python's name of the encoding that a page declares in a `<meta>`, or None.
+    """Finds the encoding that a page declares in a `<meta>`.
 
     The first `<meta>` with a known charset counts. The charset is its `charset`, or part of its
     `content` if `http-equiv=Content-Type`. Beyond the standard, a `content` that begins with a
     media type counts without `http-equiv`, and a slash after the charset is ignored.
+
+    Returns:
+        Python's name of the encoding; None if there is no such declaration.
     """
     html = html[:PRESCAN_BYTES]
-    position = 0
-    while (markup := _MARKUP.search(html, position)) is not None:
-        position = markup.end()
+    markup = _MARKUP.search(html)
+    while markup is not None:
+        start = markup.end()
         if markup["comment"]:
             # The end may share the dashes of the beginning: `<!-->` is a comment.
-            end = html.find(b"-->", position - len(b"--"))
+            end = html.find(b"-->", start - len(b"--"))
         elif markup["other"]:
-            end = html.find(b">", position)
+            end = html.find(b">", start)
         else:
-            attributes, end = _read_attributes(html, position)
-            encoding = _read_encoding(attributes) if markup["meta"] and end >= 0 else None
-            if encoding is not None:
-                return encoding
+            attributes, end = _read_attributes(html, start)
+            if markup["meta"] and end >= 0:
+                encoding = _read_encoding(attributes)
+                if encoding is not None:
+                    return encoding
+
         if end < 0:  # a comment or tag without an end contains the rest
             return None
-        position = end
+        markup = _MARKUP.search(html, end)
     return None
 
 
 def _read_attributes(html: bytes, position: int) -> tuple[dict[bytes, bytes], int]:
     """Reads the attributes of a tag.
 
+    Args:
+        position: The position after the name of the tag.
+
     Returns:
-        The attributes in lower case, the first of each name; and the position of the tag's `>`, or
-        -1 if it has none.
+        The attributes in lower case (of several with the same name, the first), and the position of
+        the tag's `>`, or -1 if it has none.
     """
     attributes: dict[bytes, bytes] = {}
-    while (attribute := _ATTRIBUTE.match(html, position)) is not None:
+    attribute = _ATTRIBUTE.match(html, position)
+    while attribute is not None:
         position = attribute.end()
         if not attribute["equals"] and _UNTERMINATED.match(html, position):
             return attributes, -1
+
         value = attribute["double"] or attribute["single"] or attribute["bare"] or b""
         attributes.setdefault(attribute["name"].lower(), value.lower())
+        attribute = _ATTRIBUTE.match(html, position)
     return attributes, html.find(b">", position)
 
 
 def _read_encoding(attributes: dict[bytes, bytes]) -> str | None:
-    """Returns the encoding that the attributes of a `<meta>` declare, or None."""
+    """Returns Python's name of the encoding that a `<meta>` declares; None if it declares none."""
     label = attributes.get(b"charset")
     content = attributes.get(b"content", b"")
     is_content_type = attributes.get(b"http-equiv") == b"content-type"
     if label is None and (is_content_type or _MEDIA_TYPE.match(content)):
         charset = _CHARSET.search(content)
-        label = charset and (charset[1] or charset[2] or charset[3])
+        if charset is not None:
+            label = charset[1] or charset[2] or charset[3]
     if not label:
         return None
+
     name = label.decode("ascii", "replace").strip().rstrip("/")
     return map_encoding_to_html5(name, fallback_utf8=False)

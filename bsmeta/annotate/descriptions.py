@@ -1,10 +1,10 @@
-"""Descriptions of websites: a table of domains, made from a dump of Wikipedia.
+"""Makes a table of website descriptions from a dump of Wikipedia, and reads such tables.
 
     python -m bsmeta.annotate.descriptions dump=enwiki-pages-articles.xml.bz2 output=sites.sqlite
 
-The dump is read once, in a stream. An article describes a domain if an infobox names it as its
+The dump is streamed once. An article describes a domain if its infobox names the domain as
 `website` or `url` (without a path), or if a redirect to the article has the domain as its title
-("Example.com"); a redirect wins.
+("Example.com"). If both exist, the redirect counts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MARKUP = re.compile(r"'{2,}|__[A-Z]+__|(?P<tag><)(?=[^>])")
 _MARKUP_EXCEPT_TAGS = re.compile(r"'{2,}|__[A-Z]+__")
 # Begins at the first of the spaces before parentheses. The class at the beginning makes it fast.
 _PARENTHESES = re.compile(r"[\s(](?:(?<=\()|(?<=\s)(?<!\s\s)\s*+\()[^()]*+\)")
-_NO_PROSE_STARTS = tuple("=*#:;|!{}[<")
+_MARKUP_LINE_STARTS = tuple("=*#:;|!{}[<")  # of lines that are not prose
 _MAX_NESTING = 20  # depth of templates in templates
 _MAX_HOST_CHARS = 253  # RFC 1035
 _MAX_INTRODUCTION_CHARS = 20_000  # beginning of an article, searched for its first sentence
@@ -65,40 +65,52 @@ _SCHEMA = "CREATE TABLE descriptions (domain TEXT PRIMARY KEY, description TEXT)
 def read_descriptions(path: Path) -> dict[str, str]:
     """Returns the first sentence of the article about each domain.
 
-    The first sentences of all articles are kept in a temporary file, because a redirect may stand
+    The first sentences of all articles are kept in a temporary file, because a redirect may come
     before or after its article.
 
     Args:
-        path: A dump, `pages-articles.xml`, plain or compressed, which is streamed once.
+        path: A dump, `pages-articles.xml`, plain or compressed.
 
     Raises:
         DataError: If it cannot be read.
     """
-    redirects: dict[str, str] = {}  # title of an article by domain
-    named: dict[str, _NamingArticle] = {}  # by domain
     descriptions: dict[str, str] = {}
     with closing(sqlite3.connect("")) as database:  # temporary, on the disk
         database.execute("CREATE TABLE sentences (title TEXT PRIMARY KEY, sentence TEXT)")
-        for article in _read_articles(path):
-            title = article.title
-            if match := _TITLE_DOMAIN.fullmatch(title):
-                redirects[match[1].lower()] = title if article.target is None else article.target
-            if article.target is not None:
-                continue
-
-            values = title, extract_first_sentence(article.text)
-            database.execute("INSERT OR IGNORE INTO sentences VALUES (?, ?)", values)
-            title_letters = re.sub(r"\W", "", title).lower()
-            for domain in _find_websites(article.text[:_MAX_INTRODUCTION_CHARS]):
-                _record_article(named, domain.lower(), title, title_letters)
-
-        titles = {domain: article.title for domain, article in named.items()} | redirects
+        titles = _collect_titles(path, database)
         query = "SELECT sentence FROM sentences WHERE title = ?"
         for domain, title in titles.items():
             row = database.execute(query, (title,)).fetchone()
             if row and row[0]:
                 descriptions[domain] = row[0]
     return descriptions
+
+
+def _collect_titles(path: Path, database: sqlite3.Connection) -> dict[str, str]:
+    """Reads a dump; returns the title of the article about each domain.
+
+    Args:
+        database: Receives the first sentence of every article, in the table `sentences`.
+    """
+    redirect_targets: dict[str, str] = {}  # titles of articles by domain
+    naming_articles: dict[str, _NamingArticle] = {}  # by domain
+    for article in _read_articles(path):
+        title = article.title
+        title_domain = _TITLE_DOMAIN.fullmatch(title)
+        if title_domain is not None:
+            target = title if article.target is None else article.target
+            redirect_targets[title_domain[1].lower()] = target
+        if article.target is not None:
+            continue
+
+        values = (title, extract_first_sentence(article.text))
+        database.execute("INSERT OR IGNORE INTO sentences VALUES (?, ?)", values)
+        title_letters = re.sub(r"\W", "", title).lower()
+        for domain in _find_websites(article.text[:_MAX_INTRODUCTION_CHARS]):
+            _record_article(naming_articles, domain.lower(), title, title_letters)
+
+    titles = {domain: article.title for domain, article in naming_articles.items()}
+    return titles | redirect_targets
 
 
 def _find_websites(text: str) -> Iterator[str]:
@@ -115,33 +127,44 @@ def _find_websites(text: str) -> Iterator[str]:
 
 
 class _NamingArticle(NamedTuple):
-    """An article whose infobox names a website."""
+    """An article whose infobox names a website.
+
+    Attributes:
+        matches_domain: Whether the title contains the name of the domain.
+    """
 
     title: str
-    matches_domain: bool  # whether the title contains the name of the domain
+    matches_domain: bool
 
 
 def _record_article(
-    named: dict[str, _NamingArticle], domain: str, title: str, title_letters: str
+    naming_articles: dict[str, _NamingArticle], domain: str, title: str, title_letters: str
 ) -> None:
     """Records an article for a domain unless an earlier one matches it at least as well.
 
     A title that contains the name of the domain matches better than one that does not.
 
     Args:
-        title_letters: The letters and digits of the title, in lower case; the caller removes the
-            others only once per article, whose title may be as long as its list of websites.
+        naming_articles: The recorded articles by domain.
+        title_letters: The letters and digits of the title, in lower case. They are computed by the
+            caller, once per article: the title may be as long as the list of websites.
     """
     matches_domain = domain.partition(".")[0].replace("-", "") in title_letters
-    if domain not in named or (matches_domain and not named[domain].matches_domain):
-        named[domain] = _NamingArticle(title, matches_domain)
+    earlier = naming_articles.get(domain)
+    if earlier is None or (matches_domain and not earlier.matches_domain):
+        naming_articles[domain] = _NamingArticle(title, matches_domain)
 
 
 class _Article(NamedTuple):
-    """An article of the dump, or a redirect."""
+    """An article of the dump, or a redirect.
+
+    Attributes:
+        target: The title that a redirect leads to; None for an article.
+        text: The wikitext.
+    """
 
     title: str
-    target: str | None  # title of the target of a redirect; None for an article
+    target: str | None
     text: str
 
 
@@ -158,6 +181,7 @@ def _read_articles(path: Path) -> Iterator[_Article]:
             for event, element in events:
                 if event != "end" or element.tag.rpartition("}")[2] != "page":
                     continue
+
                 fields = {child.tag.rpartition("}")[2]: child for child in element.iter()}
                 if fields["ns"].text == "0":
                     target = fields["redirect"].get("title") if "redirect" in fields else None
@@ -171,6 +195,7 @@ def _read_articles(path: Path) -> Iterator[_Article]:
 
 
 def _open_dump(path: Path) -> IO[bytes]:
+    """Opens a dump, and decompresses it by the suffix of its name."""
     if path.suffix == ".bz2":
         return bz2.open(path)
     if path.suffix == ".gz":
@@ -179,7 +204,10 @@ def _open_dump(path: Path) -> IO[bytes]:
 
 
 def extract_first_sentence(text: str) -> str:
-    """Returns the first sentence of an article in wikitext, without markup and parentheses."""
+    """Returns the first sentence of an article in wikitext, without markup and parentheses.
+
+    Returns "" if the article has none.
+    """
     text = replace_enclosed(text[:_MAX_INTRODUCTION_CHARS], _CONTENTLESS_ELEMENT, _remove_content)
     text = _remove_nested(_TEMPLATE, "{", text)
     text = _remove_nested(_FILE, "[[", text)
@@ -189,7 +217,7 @@ def extract_first_sentence(text: str) -> str:
 
     for line in text.splitlines():
         line = " ".join(line.split())
-        if line and not line.startswith(_NO_PROSE_STARTS):
+        if line and not line.startswith(_MARKUP_LINE_STARTS):
             start, end = next(find_sentences(line, "rules"))
             return line[start:end]
     return ""
@@ -230,13 +258,14 @@ def _remove_mark(match: re.Match[str], finder: Finder) -> tuple[int, str] | None
 
 
 def _label_links(text: str) -> str:
-    """Replaces the links to other sites in a text by their labels.
+    """Replaces the links to other sites in a text with their labels.
 
     A label ends at the first `]` after the address. Without one, the link has no label, and ends at
     the last `]` of the text.
     """
     if _SCHEME not in text:
         return text
+
     last_bracket = text.rfind("]")
 
     def replace(match: re.Match[str], finder: Finder) -> tuple[int, str] | None:
@@ -266,15 +295,19 @@ def _remove_nested(pattern: re.Pattern[str], opening: str, text: str, replacemen
 
 
 def is_description(text: str) -> bool:
-    """Returns whether a text has 5 to 50 words and does not describe a disambiguation page."""
+    """Whether a text has 5 to 50 words and does not describe a disambiguation page."""
     return len(text.split()) in _DESCRIPTION_WORDS and not _DISAMBIGUATION_PAGE.search(text)
 
 
 class DescriptionTable:
     """A table of descriptions by domain.
 
-    A `.tsv` (domain, tab, description) or `.jsonl` ({"domain", "description"}) is loaded into
-    memory; an `.sqlite` (table `descriptions` with these columns) is queried on disk.
+    A `.tsv` (domain, tab, description) or `.jsonl` (objects with `domain` and `description`) file
+    is loaded into memory; an `.sqlite` file (table `descriptions` with these columns) is queried on
+    disk.
+
+    Attributes:
+        content_hash: Hash of the file.
 
     Raises:
         DataError: If the file is missing or damaged.
@@ -292,11 +325,12 @@ class DescriptionTable:
             ) from error
 
     def find(self, host: str) -> str | None:
-        """Returns the description of a host or of the nearest domain above it; None without one."""
+        """Returns the description of a host, or of its closest parent domain; None without one."""
         host = host.removeprefix("www.")
         if len(host) > _MAX_HOST_CHARS:
             return None
-        while host.count("."):
+
+        while "." in host:
             description = self._find_domain(host)
             if description:
                 return description
@@ -313,13 +347,14 @@ class DescriptionTable:
         with self._path.open(encoding="utf-8") as file:
             lines = [line.rstrip("\n") for line in file if line.strip()]
         if self._path.suffix == ".jsonl":
-            rows = map(parse_json, lines)
+            rows = [parse_json(line) for line in lines]
             return {row["domain"]: row["description"] for row in rows}.get
         if self._path.suffix == ".tsv":
             return dict(_split_line(line) for line in lines).get
         raise ValueError(f"its name ends in none of {FORMATS}")
 
     def _query_database(self, domain: str) -> str | None:
+        """Returns the description of a domain in an SQLite table; None without one."""
         query = "SELECT description FROM descriptions WHERE domain = ?"
         with closing(open_database(self._path)) as database:
             row = database.execute(query, (domain,)).fetchone()
@@ -327,6 +362,11 @@ class DescriptionTable:
 
 
 def _split_line(line: str) -> tuple[str, str]:
+    """Splits a line of a `.tsv` into domain and description.
+
+    Raises:
+        ValueError: If it has no tab.
+    """
     domain, tab, description = line.partition("\t")
     if not tab:
         raise ValueError(f"a line without a tab: {line[:80]!r}")
@@ -334,7 +374,7 @@ def _split_line(line: str) -> tuple[str, str]:
 
 
 def main(config: DescriptionsConfig) -> None:
-    """Writes the table, and prints its number of domains.
+    """Makes the table of a dump, and prints its number of domains.
 
     Raises:
         ConfigurationError: If a key is missing, or the table cannot be written.

@@ -1,7 +1,7 @@
-"""Checks pages, such as the pages of finished shards, for duplicates and copies of held-out pages.
+"""Reports duplicates and copies of held-out pages without making shards (`duplicates_only=true`).
 
-With `duplicates_only=true`, no shards are made. The duplicates are listed in `duplicates.jsonl`,
-and a copy of a held-out page is an error, so that a script stops before it trains on the shards.
+The input may also be finished shards. The duplicates are listed in `duplicates.jsonl`, and a
+copy of a held-out page is an error, so that a script stops before it trains on the shards.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def report_duplicates(
         DataError: If pages copy held-out pages, or files are damaged.
     """
     counts = _list_duplicates(files, output)
-    heads = [Column("input"), *(Column(kind, COUNT) for kind in (EXACT, NEAR, HELD_OUT))]
-    table = Table("Duplicates", "", heads)
-    for name, kinds in counts.items():
-        table.rows.append([name, kinds[EXACT], kinds[NEAR], kinds[HELD_OUT]])
+    columns = [Column("input"), *(Column(kind, COUNT) for kind in (EXACT, NEAR, HELD_OUT))]
+    table = Table("Duplicates", "", columns)
+    for name, file_counts in counts.items():
+        table.rows.append([name, file_counts[EXACT], file_counts[NEAR], file_counts[HELD_OUT]])
     total = sum(counts.values(), Counter())
     table.rows.append(["all files", total[EXACT], total[NEAR], total[HELD_OUT]])
     print_table(console, table)
@@ -52,7 +52,7 @@ def report_duplicates(
 
 
 def _list_duplicates(files: Sequence[InputFile], output: Path) -> dict[str, Counter[str]]:
-    """Writes the duplicates of all files as JSON lines; returns their kinds by file."""
+    """Writes the duplicates of all files as JSON lines; returns the counts of kinds by file."""
     counts: dict[str, Counter[str]] = {}
     with replace_atomically(output / LIST_FILE) as part, part.open("w", encoding="utf-8") as lines:
         for file in files:
@@ -70,7 +70,7 @@ def _list_duplicates(files: Sequence[InputFile], output: Path) -> dict[str, Coun
 
 
 def _describe_copies(files: Sequence[InputFile], output: Path, count: int) -> str:
-    """Returns a message about the copies of held-out pages, with the first of them.
+    """Returns the error message about copies of held-out pages, with the first few of them.
 
     Args:
         count: Total number of copies.
@@ -86,11 +86,13 @@ def _describe_copies(files: Sequence[InputFile], output: Path, count: int) -> st
         if len(examples) >= _MAX_SHOWN_COPIES:
             break
 
-    more = count - _MAX_SHOWN_COPIES
-    shown = ", ".join(examples[:_MAX_SHOWN_COPIES]) + (f" and {more:,} more" if more > 0 else "")
-    is_one = count == 1
+    copies = ", ".join(examples[:_MAX_SHOWN_COPIES])
+    num_others = count - _MAX_SHOWN_COPIES
+    if num_others > 0:
+        copies += f" and {num_others:,} more"
+    verb = "copies a page" if count == 1 else "copy pages"
     return (
-        f"input: {format_count(count, 'page')} {'copies a page' if is_one else 'copy pages'} of "
-        f"held_out: {shown}; expected none. {output / LIST_FILE} has them all; to make shards "
-        "without them, annotate the input with the same held_out, and without duplicates_only"
+        f"input: {format_count(count, 'page')} {verb} of held_out: {copies}; expected none. "
+        f"{output / LIST_FILE} has them all; to make shards without them, annotate the input with "
+        "the same held_out, and without duplicates_only"
     )

@@ -1,9 +1,9 @@
-"""Cleans raw pages for the frames of the report: no requests, no navigation.
+"""Cleans raw pages for the frames of the report, so that they send no requests and do not navigate.
 
-The frame's sandbox runs no script, and its policy loads nothing. Neither prevents a browser from
-connecting to a host that the page names (`<link rel=preconnect>`), or a click from navigating the
-frame. So attributes are removed unless they are known to be harmless, and so are the elements that
-load, connect, navigate or embed.
+The sandbox of a frame runs no scripts, and its policy loads nothing. Neither prevents a browser
+from connecting to a host that the page names (`<link rel=preconnect>`), or a click from navigating
+the frame. Therefore elements that load, connect, navigate or embed are removed, and so are all
+attributes that are not known to be harmless.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _MAX_PASSES = 5
 
 
 def make_inert_html(html: str) -> str:
-    """Removes from a page all elements and attributes that make requests or navigate.
+    """Removes all elements and attributes of a page that send requests or navigate.
 
-    The page is cleaned until parsing and serializing no longer change it, because badly nested HTML
-    may yield further elements when its serialization is parsed again.
+    The page is cleaned until parsing and serializing no longer change it, because the serialization
+    of badly nested HTML may yield further elements when it is parsed again.
 
     Raises:
         PageError: If the page cannot be parsed, or changes with each pass.
@@ -56,6 +56,7 @@ def make_inert_html(html: str) -> str:
 
 
 def _clean_tree(tree: LexborHTMLParser) -> str:
+    """Cleans all elements of a tree, and serializes it."""
     # Inner elements first: an outer one would free them.
     for node in reversed(tree.css(_REMOVED_ELEMENTS)):
         node.decompose()
@@ -67,15 +68,17 @@ def _clean_tree(tree: LexborHTMLParser) -> str:
 
 
 def _clean_attributes(node: LexborNode) -> None:
+    """Removes the attributes of an element that are not known to be harmless."""
     for name, value in node.attributes.items():
-        is_kept = name in _KEPT_ATTRIBUTES or (name == "src" and _INLINE_IMAGE.match(value or ""))
-        if not is_kept:
+        is_inline_image = name == "src" and _INLINE_IMAGE.match(value or "")
+        if name not in _KEPT_ATTRIBUTES and not is_inline_image:
             del node.attrs[name]
         elif name == "style":
             node.attrs[name] = _STYLE_REQUEST.sub("none(", value or "")
 
 
 def _clean_style(node: LexborNode) -> None:
+    """Disables the requests in the text of a `<style>`."""
     text = node.text()
     if node.child is not None and _STYLE_REQUEST.search(text):
         node.child.replace_with(_STYLE_REQUEST.sub("none(", text))

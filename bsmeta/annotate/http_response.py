@@ -1,7 +1,7 @@
-"""Parses HTTP responses from WARC files, whose headers may name codings that were already undone.
+"""Parses HTTP responses from WARC files, whose bodies may have been decoded already.
 
-Many writers of WARC files store the decoded body, but keep the headers of the server. So a body is
-decoded only if it has the form that its headers name.
+Many writers of WARC files store the decoded body, but keep the headers of the server. Therefore a
+body is decoded only if it has the coding that its headers name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bsmeta.data.io.compression import GZIP_MAGIC, GZIP_WBITS, RAW_DEFLATE_WBITS
 from bsmeta.data.io.zstandard import zstd
 
 MAX_HEADER_BYTES = 16 << 20
-"""Maximum bytes of the header of a response."""
+"""Maximum size of the header of a response."""
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 
@@ -37,12 +37,12 @@ _UTF_16_STARTS = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")  # of text with zero
 
 @dataclass(frozen=True)
 class Response:
-    """A parsed response: a page, or the reason why it is none.
+    """A parsed response: a page, or the reason why it is not a page.
 
     Attributes:
         problem: The reason, such as `http_status`; empty for a page.
         body: The decoded body of a page.
-        charset: The charset in `Content-Type`, if any.
+        charset: The charset in `Content-Type`; None if it has none.
     """
 
     problem: str = ""
@@ -54,8 +54,8 @@ def parse_response(data: bytes, limit: int) -> Response:
     """Parses a response, and decodes the body of a page.
 
     Args:
-        data: The stored response, from the status line on.
-        limit: Maximum bytes of a body, before and after decoding.
+        data: The stored response, starting with the status line.
+        limit: Maximum size of a body in bytes, before and after decoding.
     """
     status = _STATUS.match(data)
     if status is None:
@@ -87,7 +87,7 @@ def parse_response(data: bytes, limit: int) -> Response:
 
 
 def is_html(content_type: str) -> bool:
-    """Returns whether the value of a `Content-Type` is HTML or empty.
+    """Whether the value of a `Content-Type` is HTML or empty.
 
     Repeated types and parameters are accepted: `text/html,text/html; charset=utf-8`.
     """
@@ -96,7 +96,7 @@ def is_html(content_type: str) -> bool:
 
 
 def find_charset(content_type: str) -> str | None:
-    """Returns the charset in the value of a `Content-Type`, or None."""
+    """Returns the charset in the value of a `Content-Type`; None if it has none."""
     match = _CHARSET.search(content_type)
     return None if match is None else match[1]
 
@@ -105,29 +105,31 @@ def join_chunks(body: bytes) -> bytes:
     """Joins the chunks of a body with `Transfer-Encoding: chunked` (RFC 9112, section 7.1).
 
     A body that does not begin with a chunk is returned unchanged. The result ends before the first
-    bad chunk.
+    chunk without a valid header.
     """
     chunks: list[bytes] = []
-    position = 0
-    while header := _CHUNK_HEADER.match(body, position):
+    header = _CHUNK_HEADER.match(body)
+    while header is not None:
         size = int(header[1], 16)
         end = header.end() + size
         is_whole = end >= len(body) or body[end : end + 1] in (b"\r", b"\n")
         if not chunks and not is_whole:
             return body
+
         chunks.append(body[header.end() : end])
         if size == 0:
             break
-        position = end + (2 if body[end : end + 2] == b"\r\n" else 1)
+        line_end_size = 2 if body[end : end + 2] == b"\r\n" else 1
+        header = _CHUNK_HEADER.match(body, end + line_end_size)
     return b"".join(chunks) if chunks else body
 
 
 def decode_content(body: bytes, content_encoding: str, limit: int) -> bytes | None:
-    """Decodes a body, up to `limit + 1` bytes, so that callers notice larger ones.
+    """Decodes a body, up to `limit + 1` bytes, so that callers can detect larger bodies.
 
     Args:
-        content_encoding: The value of `Content-Encoding`. If a text has names that are no codings,
-            such as `utf-8`, they have no effect.
+        content_encoding: The value of `Content-Encoding`. Unknown codings of a text, such as
+            `utf-8`, are ignored.
 
     Returns:
         The decoded body, or the body itself if it is text already; None if it is neither.
@@ -136,6 +138,7 @@ def decode_content(body: bytes, content_encoding: str, limit: int) -> bytes | No
     for name in reversed(names):
         if name in _NO_CODINGS:
             continue
+
         decode = _DECODERS.get(name)
         decoded = None if decode is None else decode(body, limit + 1)
         if decoded is not None:
@@ -146,7 +149,7 @@ def decode_content(body: bytes, content_encoding: str, limit: int) -> bytes | No
 
 
 def _is_text(body: bytes) -> bool:
-    """Returns whether a body is text, not compressed data, judged by its first bytes."""
+    """Whether a body is text and not compressed data, judged by its first bytes."""
     sample = body[:_SAMPLE_BYTES]
     binary_count = len(sample) - len(sample.translate(None, _BINARY_BYTES))
     max_binary_count = max(2, len(sample) // 50)  # 2%, for text with stray control characters
@@ -154,16 +157,18 @@ def _is_text(body: bytes) -> bool:
 
 
 def _decode_gzip(body: bytes, limit: int) -> bytes | None:
+    """Decodes a gzip member; see `_select_content` for the result."""
     return _inflate(body, limit, GZIP_WBITS) if body.startswith(GZIP_MAGIC) else None
 
 
 def _decode_deflate(body: bytes, limit: int) -> bytes | None:
-    """Decodes zlib's format or bare deflate data; servers send both as `deflate`."""
+    """Decodes zlib's format or bare deflate data, because servers send both as `deflate`."""
     content = _inflate(body, limit, zlib.MAX_WBITS)
     return _inflate(body, limit, RAW_DEFLATE_WBITS) if content is None else content
 
 
 def _inflate(body: bytes, limit: int, wbits: int) -> bytes | None:
+    """Decodes deflate data; `wbits` selects the container, as in zlib."""
     decompressor = zlib.decompressobj(wbits)
     content = bytearray()
     data = body
@@ -205,7 +210,7 @@ def _decode_zstd(body: bytes, limit: int) -> bytes | None:
 
 
 def _select_content(content: bytearray, limit: int, body: bytes, *, is_whole: bool) -> bytes | None:
-    """Returns decoded content, also of a damaged body, as browsers show it.
+    """Decides whether to use decoded content; content before damage is used, as in browsers.
 
     Args:
         content: The decoded bytes, up to damage or the limit.
@@ -213,10 +218,13 @@ def _select_content(content: bytearray, limit: int, body: bytes, *, is_whole: bo
         is_whole: Whether the body was decoded to its end.
 
     Returns:
-        None if nothing was decoded, or only a part of a body that is text already.
+        The content; None if nothing was decoded, or only a part of a body that is text already.
     """
-    is_decoded = is_whole or len(content) >= limit
-    return bytes(content) if is_decoded or (content and not _is_text(body)) else None
+    if is_whole or len(content) >= limit:
+        return bytes(content)
+    if content and not _is_text(body):
+        return bytes(content)
+    return None
 
 
 _DECODERS: dict[str, Callable[[bytes, int], bytes | None]] = {

@@ -1,11 +1,12 @@
-"""Links between pages: the text of a link is a mention, and the target page is the entity.
+"""Finds links between pages: the text of a link is a mention, and the target page is the entity.
 
 Before the shards are made, a first pass over the input collects the titles of all pages. The
 titles of an input file are kept in `_annotation/NAME.pages`, so that a killed run continues after
 the last complete file. Together they become an index (SQLite, on disk), in which the annotator
 `entity` looks up the targets of links.
 
-Afterwards, if a folder is named for it, the shards become training data of a disambiguator:
+Afterwards, if `disambiguation` names a folder, training data of a disambiguator is made from the
+shards:
 
     profiles.jsonl          all pages of the index: title, description, types, relations
     train.jsonl, dev.jsonl  sentences with mentions, whose gold entities are the targets of the
@@ -57,7 +58,7 @@ RELATION = "links_to"
 
 # Separates the title of a page from the name of its site.
 _TITLE_SEPARATOR = re.compile(r" (?:[-–—|·•«»]|::) ")
-# Minimum number and share of the pages of a host whose titles end with the name of the site
+# Minimum number and share of the pages of a host whose titles end with the name of the site.
 _MIN_SITE_PAGES = 3
 _MIN_SITE_SHARE = 0.05
 _INDEX_FILE = re.compile(r"/(?:index|default)\.(?:html?|php|aspx?|jsp)$")
@@ -70,16 +71,24 @@ _DIGEST_SCHEMA = "CREATE TABLE made_from (digest TEXT)"
 
 
 class LinkedPage(NamedTuple):
-    """An entry of the index: a page that links may lead to."""
+    """An entry of the index: a page that links may lead to.
 
-    key: str  # its address, normalized by `normalize_address`
-    title: str  # without the name of the site
-    description: str  # its first paragraph
-    site: str  # its host
-    section: str  # the first part of its path; empty if it has none
+    Attributes:
+        key: Its address, normalized by `normalize_address`.
+        title: Its title, without the name of the site.
+        description: Its first paragraph.
+        site: Its host.
+        section: The first part of its path; empty if it has none.
+    """
+
+    key: str
+    title: str
+    description: str
+    site: str
+    section: str
 
 
-_PAGE = JSONDecoder(LinkedPage)
+_PAGE_DECODER = JSONDecoder(LinkedPage)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -89,7 +98,7 @@ def normalize_address(url: str) -> str | None:
     Removes the scheme, its default port, the fragment, and the name of an index file.
 
     Returns:
-        None if the address is not a valid http(s) URL with a host.
+        The address; None if it is not a valid http(s) URL with a host.
     """
     try:
         parts = urlsplit(urldefrag(url).url)
@@ -114,16 +123,20 @@ def make_linked_page(page: Page, url: str) -> LinkedPage | None:
 
     site, _, path = key.partition("/")
     section = path.partition("/")[0] if "/" in path else ""
-
-    # The first paragraph that is not empty
-    spans = ((tag.char_start_idx, tag.char_end_idx) for tag in page.tags if tag.value == "p")
-    start, end = next((span for span in spans if span[0] < span[1]), (0, 0))
-    description = " ".join(page.text[start:end].split())[:MAX_DESCRIPTION_CHARS]
+    description = " ".join(_find_first_paragraph(page).split())[:MAX_DESCRIPTION_CHARS]
     return LinkedPage(key, page.title, description, site, section)
 
 
+def _find_first_paragraph(page: Page) -> str:
+    """Returns the first nonempty paragraph of a page; "" if there is none."""
+    for tag in page.tags:
+        if tag.value == "p" and tag.char_start_idx < tag.char_end_idx:
+            return page.text[tag.char_start_idx : tag.char_end_idx]
+    return ""
+
+
 def write_index(path: Path, pages: Iterable[LinkedPage], digest: str) -> None:
-    """Writes the index of all pages; of pages with the same address, the first is kept.
+    """Writes the index of all pages; among pages with the same address, the first is kept.
 
     Args:
         path: The SQLite file.
@@ -140,9 +153,10 @@ def write_index(path: Path, pages: Iterable[LinkedPage], digest: str) -> None:
 
 
 def _shorten_titles(database: sqlite3.Connection) -> Iterator[tuple[str, str]]:
-    """Yields the key and the shortened title of each page whose title names the site at its end.
+    """Yields the key and the shortened title of each page whose title ends with the site's name.
 
-    The text after the last separator of a title names the site if many titles of the site have it.
+    The text after the last separator of a title is the site's name if many titles of the site have
+    it.
     """
     page_counts: Counter[str] = Counter()
     suffix_counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -163,7 +177,9 @@ def _split_title(title: str) -> tuple[str, str]:
     separators = list(_TITLE_SEPARATOR.finditer(title))
     if not separators:
         return title, ""
-    return title[: separators[-1].start()].rstrip(), title[separators[-1].end() :]
+
+    last = separators[-1]
+    return title[: last.start()].rstrip(), title[last.end() :]
 
 
 def open_database(path: Path) -> sqlite3.Connection:
@@ -172,7 +188,7 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def locate_index(output: Path) -> Path:
-    """Returns the path of the index in the output folder of a run."""
+    """Returns the path of the index in the folder of the shards."""
     return output / FOLDER / "pages.sqlite"
 
 
@@ -180,12 +196,13 @@ def read_index_digest(path: Path) -> str | None:
     """Returns the digest of the input that an index was made from; None if there is no index."""
     if not path.exists():
         return None
+
     with closing(open_database(path)) as database:
         return str(database.execute("SELECT digest FROM made_from").fetchone()[0])
 
 
 class LinkIndex:
-    """Read access to the index: pages by their normalized address.
+    """Looks up pages in the index by their normalized address.
 
     The file is opened on the first lookup, so each worker process has its own connection.
     """
@@ -198,28 +215,36 @@ class LinkIndex:
     def iterate_pages(self) -> Iterator[LinkedPage]:
         """Yields all pages, sorted by their address."""
         with closing(open_database(self._path)) as database:
-            yield from map(LinkedPage._make, database.execute("SELECT * FROM pages ORDER BY key"))
+            for row in database.execute("SELECT * FROM pages ORDER BY key"):
+                yield LinkedPage(*row)
 
     def _find(self, key: str) -> LinkedPage | None:
+        """Returns the page with an address; None if there is none. Cached as `find`."""
         if self._database is None:
             self._database = open_database(self._path)
         row = self._database.execute("SELECT * FROM pages WHERE key = ?", (key,)).fetchone()
-        return None if row is None else LinkedPage._make(row)
+        return None if row is None else LinkedPage(*row)
 
 
 class PageMention(NamedTuple):
-    """A link to another page of the crawl."""
+    """A link to another page of the crawl.
 
-    start: int  # characters of the anchor in the text
+    Attributes:
+        start: First character of the anchor in the text.
+        end: End of the anchor, excluded.
+        page: The target.
+    """
+
+    start: int
     end: int
-    page: LinkedPage  # the target
+    page: LinkedPage
 
 
 def list_mentions(page: Page, url: str, index: LinkIndex) -> Iterator[PageMention]:
     """Yields the links of a page to other pages of the crawl.
 
-    Anchors without letters, and anchors longer than `MAX_MENTION_CHARS`, are skipped. Of nested or
-    overlapping anchors, which only broken HTML has, the first counts.
+    Anchors without letters, and anchors longer than `MAX_MENTION_CHARS`, are skipped. Among nested
+    or overlapping anchors, which only broken HTML has, the first counts.
 
     Args:
         url: The address of the page.
@@ -232,7 +257,8 @@ def list_mentions(page: Page, url: str, index: LinkIndex) -> Iterator[PageMentio
         anchor = page.text[link.start : link.end]
         start = link.start + len(anchor) - len(anchor.lstrip())
         anchor = anchor.strip()
-        is_name = 0 < len(anchor) <= MAX_MENTION_CHARS and any(map(str.isalpha, anchor))
+        is_short = len(anchor) <= MAX_MENTION_CHARS
+        is_name = is_short and any(character.isalpha() for character in anchor)
         href = link.href.strip()
         if start < last_end or not is_name or not href or href.startswith("#"):
             continue
@@ -246,6 +272,7 @@ def list_mentions(page: Page, url: str, index: LinkIndex) -> Iterator[PageMentio
 
 @lru_cache(maxsize=1 << 16)
 def _resolve_link(base: str, href: str) -> str | None:
+    """Returns the normalized address that a link leads to; None if it is invalid."""
     try:
         return normalize_address(urljoin(base, href))
     except ValueError:
@@ -259,7 +286,7 @@ def make_index(
 
     Raises:
         DataError: If a file is damaged.
-        Stopped: If a signal arrives; the next run continues after the last complete file.
+        Stopped: If a signal arrives; the next call continues after the last complete file.
     """
     (output / FOLDER).mkdir(exist_ok=True)
     page_bytes = int(config.page_mb * 1e6)
@@ -289,7 +316,7 @@ def make_index(
 
     digest = xxhash.xxh3_64_hexdigest(b"".join(headers))
     if read_index_digest(locate_index(output)) != digest:
-        pages = chain.from_iterable(map(_read_pages, paths))
+        pages = chain.from_iterable(_read_pages(path) for path in paths)
         write_index(locate_index(output), pages, digest)
 
 
@@ -302,13 +329,14 @@ def collect_pages(
 
     Args:
         page_bytes: Maximum size of a page.
-        failures: Pages with a failed page step are skipped.
-        status: Receives the number of the current page.
+        failures: Pages and steps that failed in an earlier worker; such pages are skipped.
+        status: Updated to the current page.
     """
     lines = []
     for number, item in enumerate(chunk.items):
         if (number, pool.PAGE_STEP) in failures:
             continue
+
         status.begin_page(number)
         record = decode_record(item, page_bytes)
         if not record.problem and record.html is not None:
@@ -320,6 +348,7 @@ def collect_pages(
 
 
 def _read_first_line(path: Path) -> bytes | None:
+    """Reads the first line of a file; None if the file does not exist."""
     try:
         with path.open("rb") as lines:
             return lines.readline()
@@ -328,9 +357,11 @@ def _read_first_line(path: Path) -> bytes | None:
 
 
 def _read_pages(path: Path) -> Iterator[LinkedPage]:
+    """Reads the index entries of an input file."""
     with path.open("rb") as lines:
         next(lines)  # the header, see `make_index`
-        yield from map(_PAGE.decode, lines)
+        for line in lines:
+            yield _PAGE_DECODER.decode(line)
 
 
 class _Entity(msgspec.Struct):
@@ -341,7 +372,7 @@ class _Entity(msgspec.Struct):
     url: str = ""
 
 
-_ENTITIES = ForeignDecoder(list[_Entity] | None)
+_ENTITIES_DECODER = ForeignDecoder(list[_Entity] | None)
 
 
 class _Row(msgspec.Struct):
@@ -352,15 +383,15 @@ class _Row(msgspec.Struct):
     metadata_entity: msgspec.Raw = msgspec.Raw(b"null")
 
     def read_entities(self) -> list[_Entity]:
-        """Returns the mentions; none if the column has another form, from the input."""
+        """Decodes the mentions; [] if the input had a column of this name with other content."""
         try:
             decode_local_records("metadata_entity", self.metadata_entity, len(self.text))
-            return _ENTITIES.decode(self.metadata_entity) or []
+            return _ENTITIES_DECODER.decode(self.metadata_entity) or []
         except (BadDocument, *UNREADABLE):
             return []
 
 
-_ROW = ForeignDecoder(_Row)
+_ROW_DECODER = ForeignDecoder(_Row)
 
 
 def write_linked_sets(
@@ -385,15 +416,15 @@ def write_linked_sets(
             open_files = [stack.enter_context(part.open("w", encoding="utf-8")) for part in parts]
             writer = _LinkedSetWriter(dict(zip(names, open_files, strict=True)))
             for row in _read_rows(shards, advance):
-                writer.format_sentences(row, DEV if is_held_out(row.url, dev_share) else TRAIN)
+                writer.write_sentences(row, DEV if is_held_out(row.url, dev_share) else TRAIN)
             for page in LinkIndex(locate_index(output)).iterate_pages():
                 writer.write_profile(page)
     except OSError as error:
         raise ConfigurationError(f"disambiguation={folder} cannot be written: {error}") from error
 
     counts = writer.line_counts
-    summaries = (f"{name} ({format_count(counts[name], 'line')})" for name in names)
-    return f"{folder}: " + ", ".join(summaries)
+    summaries = [f"{name} ({format_count(counts[name], 'line')})" for name in names]
+    return f"{folder}: {', '.join(summaries)}"
 
 
 class _LinkedSetWriter:
@@ -414,8 +445,12 @@ class _LinkedSetWriter:
         self._alias_counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._links: defaultdict[str, dict[str, None]] = defaultdict(dict)
 
-    def format_sentences(self, row: _Row, name: str) -> None:
-        """Writes the sentences with mentions of a page to `TRAIN` or `DEV`."""
+    def write_sentences(self, row: _Row, name: str) -> None:
+        """Writes the sentences with mentions of a page.
+
+        Args:
+            name: The file, `TRAIN` or `DEV`.
+        """
         for sentence in _find_linked_sentences(row):
             self._write_line(name, {"sent_idx_unq": next(self._sentence_numbers), **sentence})
             if name == TRAIN:
@@ -424,7 +459,7 @@ class _LinkedSetWriter:
                     self._links[normalize_address(row.url) or ""][key] = None
 
     def write_profile(self, page: LinkedPage) -> None:
-        """Writes the profile of a page; its training sentences must have been written before."""
+        """Writes the profile of a page; call it after all training sentences are written."""
         profile = _make_page_profile(page, self._alias_counts[page.key], self._links[page.key])
         self._write_line(PROFILES, profile)
 
@@ -434,41 +469,47 @@ class _LinkedSetWriter:
 
 
 def is_held_out(url: str, share: float) -> bool:
-    """Returns whether the sentences of a page are held out, which depends on its address alone."""
+    """Whether the sentences of a page are held out, which depends on its address alone.
+
+    Args:
+        share: Share of all pages that is held out.
+    """
     return xxhash.xxh3_64_intdigest(url.encode()) < share * 2**64
 
 
 def _read_rows(shards: Iterable[Path], advance: pool.Advance) -> Iterator[_Row]:
-    """Yields the rows of shards; raises DataError for a damaged one."""
+    """Yields the rows of shards.
+
+    Raises:
+        DataError: If a shard is damaged.
+    """
     done_bytes = 0
     for shard in shards:
-        number = 0
+        num_rows = 0
         with closing(LineReader(str(shard))) as reader:
-            while lines := reader.read(number, 1):
-                number += 1
-                yield _ROW.decode(lines[0])
+            while lines := reader.read(num_rows, 1):
+                num_rows += 1
+                yield _ROW_DECODER.decode(lines[0])
         if reader.damage:
             raise make_damaged_shard_error(shard, reader.damage)
+
         done_bytes += shard.stat().st_size
-        advance(done_bytes, Counts(pages=number))
+        advance(done_bytes, Counts(pages=num_rows))
 
 
 def _find_linked_sentences(row: _Row) -> Iterator[dict[str, Any]]:
     """Yields a line of the training data for each sentence with mentions.
 
-    A line of the text without full stops counts as a sentence. Mentions that cross the border of a
+    A line of the text without full stops counts as a sentence. Mentions that extend beyond a
     sentence are skipped.
     """
     entities = deque(sorted(row.read_entities(), key=lambda entity: entity.char_start_idx))
     for start, end in _find_sentence_spans(row.text):
-        begun = []
+        inside = []
         while entities and entities[0].char_start_idx < end:
-            begun.append(entities.popleft())
-        inside = [
-            entity
-            for entity in begun
-            if entity.char_start_idx >= start and entity.char_end_idx <= end
-        ]
+            entity = entities.popleft()
+            if entity.char_start_idx >= start and entity.char_end_idx <= end:
+                inside.append(entity)
         if not inside:
             continue
 

@@ -1,4 +1,4 @@
-"""The annotator of duplicates, which records the page that a page copies."""
+"""Annotates duplicates with the page that they copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class DuplicateMark(Annotator):
     """Records the earlier or held-out page that a page copies.
 
     It runs with `duplicates=mark` or `held_out_copies=mark`. Its records depend on the decisions
-    about the input file, which `plan` adds to its fingerprint.
+    about the input file; `plan` adds them to the fingerprint.
     """
 
     name = "duplicate"

@@ -39,6 +39,7 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _MAX_DETECTOR_BYTES = 1 << 17
+# The HTML standard decodes these encodings with extensions, which Python has as other codecs.
 _SUPERSETS = {"shift_jis": "cp932", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs"}
 _ISO_2022_ESCAPE = b"\x1b"  # without it, text in ISO-2022 is ASCII
 
@@ -57,14 +58,15 @@ MAX_ATTRIBUTES = 10_000
 # at a depth of 512.
 _MAX_UNEXAMINED_TAGS = 20_000
 _MAX_UNEXAMINED_TAG_CHARS = 50_000
-_QUOTED = re.compile(r""""[^"]*"|'[^']*'""")
+_QUOTED_VALUE = re.compile(r""""[^"]*"|'[^']*'""")
 _TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)")
 _WITHOUT_END_TAG = split_names(
     """area base br col embed hr img input link meta param source track wbr html head body p li dt
     dd option optgroup tr td th thead tbody tfoot colgroup rt rp"""
 )
 
-# Maximum number of elements that an element is folded into; as published, the next begins a chain.
+# Maximum number of elements that an element is folded into, as in the published data; the next
+# element begins a new chain.
 _MAX_FOLDS = 2
 _RULES: dict[Profile, Rules] = {"published": Rules("published"), "all": Rules("all")}
 
@@ -91,7 +93,7 @@ def decode_html(html: bytes, http_charset: str | None = None) -> str:
 
 
 def _list_candidate_encodings(html: bytes, http_charset: str | None) -> Iterator[str]:
-    """Yields encodings that are used if they decode a page without errors, in order."""
+    """Yields the encodings to try, in order; one is used if it decodes the page without errors."""
     # UTF-16 without a byte order mark: every other byte of the first tag is zero.
     if html[:2] == b"<\0" and html[3:4] == b"\0":
         yield "utf-16-le"
@@ -100,8 +102,10 @@ def _list_candidate_encodings(html: bytes, http_charset: str | None) -> Iterator
     if _ISO_2022_ESCAPE not in html:
         yield "utf-8"
 
-    from_header = map_encoding_to_html5(http_charset, fallback_utf8=False) if http_charset else None
-    for encoding in (from_header, find_declared_charset(html)):
+    header_encoding = None
+    if http_charset:
+        header_encoding = map_encoding_to_html5(http_charset, fallback_utf8=False)
+    for encoding in (header_encoding, find_declared_charset(html)):
         # As in a browser: a page whose declaration can be read as ASCII is not in UTF-16.
         if encoding is not None and not encoding.startswith("utf-16"):
             yield _SUPERSETS.get(encoding, encoding)
@@ -120,36 +124,57 @@ class PageError(ValueError):
 
 
 class Link(NamedTuple):
-    """A hyperlink."""
+    """A hyperlink.
+
+    Attributes:
+        start: First character of the anchor in the text.
+        end: End of the anchor, excluded.
+    """
 
     href: str
-    start: int  # characters of the anchor in the text
+    start: int
     end: int
 
 
 @dataclass
 class Declared:
-    """Metadata that a page declares about itself."""
+    """Metadata that a page declares about itself.
 
-    meta: dict[str, str] = field(default_factory=dict)  # the first value of each name or property
-    json_ld: list[Any] = field(default_factory=list)  # decoded
-    times: list[str] = field(default_factory=list)  # `datetime` of each `<time>`, or its text
-    base: str = ""  # `href` of `<base>` in the head, to which links are relative
+    Attributes:
+        meta: The first value of each name or property of a `<meta>`.
+        json_ld: The decoded blocks of JSON-LD.
+        times: The `datetime` of each `<time>`, or its text.
+        base: The `href` of `<base>` in the head, to which links are relative; empty without one.
+    """
+
+    meta: dict[str, str] = field(default_factory=dict)
+    json_ld: list[Any] = field(default_factory=list)
+    times: list[str] = field(default_factory=list)
+    base: str = ""
 
 
 @dataclass
 class Page:
     """A parsed page.
 
-    Of elements nested in an element of the same name, only the outermost is serialized.
+    If elements are nested in an element of the same name, only the outermost is serialized.
+
+    Attributes:
+        text: The text, to which all offsets refer.
+        tags: The records of `metadata_html`, in document order.
+        title: The title in one line; None without one.
+        head: The column `html_head`.
+        footer: The column `html_footer`.
+        title_tags: The column `html_title`.
+        declared: Metadata that the page declares.
     """
 
-    text: str  # all offsets refer to it
-    tags: list[TagRecord]  # the records of `metadata_html`, in document order
-    title: str | None = None  # on one line
-    head: list[str] = field(default_factory=list)  # `html_head`
-    footer: list[str] = field(default_factory=list)  # `html_footer`
-    title_tags: list[str] = field(default_factory=list)  # `html_title`
+    text: str
+    tags: list[TagRecord]
+    title: str | None = None
+    head: list[str] = field(default_factory=list)
+    footer: list[str] = field(default_factory=list)
+    title_tags: list[str] = field(default_factory=list)
     declared: Declared = field(default_factory=Declared)
 
     @property
@@ -167,7 +192,7 @@ def parse_page(html: str, *, profile: Profile = "published") -> Page:
     """Parses a page into its text, tags and declarations.
 
     Args:
-        profile: `published` removes the elements that the published data do not have, `all` none.
+        profile: `published` removes the elements that the published data lack; `all` removes none.
 
     Raises:
         PageError: `too_deep`, `too_many_attributes` or `not_parsed`.
@@ -202,10 +227,12 @@ def _refuse_many_attributes(html: str) -> None:
     """Refuses a page that has a tag with more than `MAX_ATTRIBUTES`."""
     if not _has_long_tag(html):
         return
+
     for tag in html.split("<"):
         if len(tag) <= _MAX_UNEXAMINED_TAG_CHARS:
             continue
-        words = _QUOTED.sub(" ", tag).partition(">")[0].split()
+
+        words = _QUOTED_VALUE.sub(" ", tag).partition(">")[0].split()
         attributes = len(words) - 1
         if attributes > MAX_ATTRIBUTES:
             raise PageError("too_many_attributes", f"{attributes} in <{words[0][:20]}")
@@ -222,6 +249,7 @@ def _refuse_deep_nesting(html: str) -> None:
         name = name.lower()
         if name in _WITHOUT_END_TAG:
             continue
+
         if not slash:
             open_tags[name] += 1
             depth += 1
@@ -233,7 +261,7 @@ def _refuse_deep_nesting(html: str) -> None:
 
 
 def _has_long_tag(html: str) -> bool:
-    """Returns whether there are `_MAX_UNEXAMINED_TAG_CHARS` characters without a `<`."""
+    """Whether `_MAX_UNEXAMINED_TAG_CHARS` consecutive characters contain no `<`."""
     position = 0
     while len(html) - position > _MAX_UNEXAMINED_TAG_CHARS:
         next_bracket = html.rfind("<", position + 1, position + 1 + _MAX_UNEXAMINED_TAG_CHARS)
@@ -273,18 +301,21 @@ def _read_declarations(tree: LexborHTMLParser, page: Page) -> None:
 
 
 class _Ancestors:
-    """Cached tests whether a node has an ancestor of a name; no path is walked twice."""
+    """Tests whether nodes have an ancestor of a given name.
+
+    Results are cached, so that no path is walked twice.
+    """
 
     def __init__(self) -> None:
         self._is_within: dict[tuple[str, int], bool] = {}  # by name and the id of an ancestor
 
     def include(self, tag: str, node: LexborNode) -> bool:
-        """Returns whether a node has an ancestor with this name."""
+        """Whether a node has an ancestor with this name."""
         is_within = False
         path = []
         parent = node.parent
         while parent is not None:
-            key = tag, parent.mem_id
+            key = (tag, parent.mem_id)
             if key in self._is_within:
                 is_within = self._is_within[key]
                 break
@@ -298,10 +329,10 @@ class _Ancestors:
 
 
 def extract_text(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
-    """Returns the text of an element that the rules keep, and its tags in document order.
+    """Returns the part of an element's text that the rules keep, and its tags in document order.
 
     The tree is walked without recursion, because pages may be deeper than Python's stack, and in
-    one function, because calls for each node would dominate the time.
+    one function, because a call for each node would dominate the time.
     """
     writer = TagWriter()
     rule = rules.get(root.tag_id) or rules.add_rule(root)
@@ -365,7 +396,7 @@ def extract_text(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
 
 
 def _count_folds(node: LexborNode, parent: OpenElement) -> int:
-    """Returns the number of enclosing elements that an element is folded into; 0: not folded.
+    """Counts the enclosing elements that an element is folded into; 0: it is not folded.
 
     An element is folded if its parent has the same name and no other child element.
     """
@@ -381,9 +412,9 @@ def _count_folds(node: LexborNode, parent: OpenElement) -> int:
 
 
 def _measure_removed_text(node: LexborNode) -> int:
-    """Returns the raw length of a removed element's text, or any number above `MAX_SHORT_CHARS`.
+    """Returns the raw length of a removed element's text, or some number above `MAX_SHORT_CHARS`.
 
-    Counting stops there, because the elements around it are then long enough to keep.
+    Counting stops above this number, because all enclosing elements are then long enough to keep.
     """
     is_code = node.tag in ("script", "style")
     length = 0

@@ -1,4 +1,4 @@
-"""Plans a run: its annotators, and for each input file the shard to make or update.
+"""Plans a run: its annotators, and the shard to make or update for each input file.
 
 An existing shard whose pages have the same text is updated column by column; otherwise it is
 rebuilt. A rebuild that would lose columns, because the command does not recompute all of them, is
@@ -61,9 +61,9 @@ ANNOTATORS: dict[str, type[Annotator]] = {
 """The annotators, in the order in which rows list their columns; custom annotators follow."""
 
 TYPICAL_SIZE_RATIO = 3.0
-"""Bytes of a shard per byte of compressed raw pages."""
+"""Typical size of a shard, relative to the compressed raw pages."""
 SIZE_MARGIN = 1.1
-"""Factor of safety for the estimated size of shards."""
+"""Safety factor for the estimated size of shards."""
 MAX_NAMED_SHARDS = 5
 """Maximum number of shards that a message names."""
 _REQUIRED_ATTRIBUTES = ("name", "columns")  # of every annotator
@@ -73,8 +73,8 @@ def make_annotators(config: AnnotateConfig) -> list[Annotator]:
     """Makes the annotators of a run, each after the annotators of the columns that it needs.
 
     Raises:
-        ConfigurationError: Lists unknown names, classes that cannot be imported or are no
-            annotators, columns that two annotators make, and needed columns that none makes.
+        ConfigurationError: If names are unknown, classes cannot be imported or are no annotators,
+            two annotators make the same column, or none makes a needed column; lists all problems.
     """
     classes = []
     problems = []
@@ -134,11 +134,9 @@ def _import_annotator(name: str) -> type[Annotator]:
             f"annotators: {name} cannot be imported: {error} (the module must be on PYTHONPATH)"
         ) from error
 
-    if (
-        not (isinstance(imported, type) and issubclass(imported, Annotator))
-        or inspect.isabstract(imported)
-        or not all(hasattr(imported, attribute) for attribute in _REQUIRED_ATTRIBUTES)
-    ):
+    is_annotator = isinstance(imported, type) and issubclass(imported, Annotator)
+    has_attributes = all(hasattr(imported, attribute) for attribute in _REQUIRED_ATTRIBUTES)
+    if not is_annotator or inspect.isabstract(imported) or not has_attributes:
         raise ConfigurationError(
             f"annotators: {name} is no class derived from bsmeta.annotate.annotator.Annotator with "
             "name, columns and annotate()"
@@ -147,7 +145,7 @@ def _import_annotator(name: str) -> type[Annotator]:
 
 
 def _find_column_problems(classes: Sequence[type[Annotator]]) -> Iterator[str]:
-    """Yields messages about columns with two annotators, and needed columns without one."""
+    """Yields messages about columns that two annotators make, or that are needed but not made."""
     makers: dict[str, str] = {}
     for annotator_class in classes:
         for column in annotator_class.columns:
@@ -165,7 +163,7 @@ def _find_column_problems(classes: Sequence[type[Annotator]]) -> Iterator[str]:
 
 
 def _sort_by_needs(classes: Sequence[type[Annotator]]) -> list[type[Annotator]]:
-    """Sorts annotators by `ANNOTATORS`, but each after the annotators of columns that it needs.
+    """Sorts annotators as in `ANNOTATORS`, but each after the annotators whose columns it needs.
 
     Raises:
         ConfigurationError: If annotators need each other.
@@ -188,8 +186,9 @@ def _sort_by_needs(classes: Sequence[type[Annotator]]) -> list[type[Annotator]]:
 
 
 def list_all_columns(annotators: Sequence[Annotator]) -> list[str]:
-    """Returns the columns of these and all built-in annotators, in the order of rows."""
-    classes: list[type[Annotator]] = [*ANNOTATORS.values(), *map(type, annotators)]
+    """Lists the columns of these and all built-in annotators, in the order of rows."""
+    classes = list(ANNOTATORS.values())
+    classes += [type(annotator) for annotator in annotators]
     columns: dict[str, None] = {}
     for annotator_class in classes:
         columns.update(dict.fromkeys(annotator_class.columns))
@@ -198,13 +197,21 @@ def list_all_columns(annotators: Sequence[Annotator]) -> list[str]:
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The work for an input file."""
+    """The work for an input file.
+
+    Attributes:
+        file: The input file.
+        files: The files of its shard.
+        header: The header of the shard to make; its `names` are the annotators to run.
+        existing: The journal of the existing shard; None if its rows are not reused.
+        is_complete: Whether there is nothing to do.
+    """
 
     file: InputFile
     files: ShardFiles
-    header: Header  # of the shard to make; `names` are the annotators to run
-    existing: Journal | None  # of the existing shard, if its rows are reused
-    is_complete: bool  # whether there is nothing to do
+    header: Header
+    existing: Journal | None
+    is_complete: bool
 
 
 def refuse_lost_columns(
@@ -213,7 +220,7 @@ def refuse_lost_columns(
     """Refuses to rebuild shards if columns would be lost.
 
     Raises:
-        ConfigurationError: Lists the columns that would be lost, by shard.
+        ConfigurationError: If columns would be lost; lists them by shard.
     """
     rebuilt = {
         annotator.name
@@ -244,13 +251,14 @@ def refuse_lost_columns(
 def _describe_loss(
     config: AnnotateConfig, rebuilt: set[str], file: InputFile, files: ShardFiles
 ) -> str:
-    """Describes what rebuilding an existing shard would lose; returns "" if nothing.
+    """Describes why a shard would be rebuilt, and the columns lost by this; "" if none are.
 
     Args:
         rebuilt: Names of the annotators whose columns are recomputed.
     """
     if os.path.samefile(files.shard, file.path):
         return "is the input file itself"
+
     complete = files.open_complete()
     journal = complete or read_journal(files.journal)
     if journal is None:
@@ -259,20 +267,23 @@ def _describe_loss(
     changes = [] if complete is not None else ["it is damaged"]
     changes += journal.header.list_changes(_make_header(config, file, files))
     lost = [name for name in journal.header.annotators if name not in rebuilt]
-    return f"{', '.join(changes)}; would lose {', '.join(lost)}" if changes and lost else ""
+    if not changes or not lost:
+        return ""
+    return f"{', '.join(changes)}; would lose {', '.join(lost)}"
 
 
 def _list_shards(names: Sequence[str]) -> str:
-    """Lists up to `MAX_NAMED_SHARDS` names, and the number of further ones."""
-    more = len(names) - MAX_NAMED_SHARDS
-    return ", ".join(names[:MAX_NAMED_SHARDS]) + (f" and {more:,} more" if more > 0 else "")
+    """Lists up to `MAX_NAMED_SHARDS` names, and the number of the others."""
+    listed = ", ".join(names[:MAX_NAMED_SHARDS])
+    num_others = len(names) - MAX_NAMED_SHARDS
+    return f"{listed} and {num_others:,} more" if num_others > 0 else listed
 
 
 def refuse_renamed_shards(output: Path, files: Sequence[InputFile]) -> None:
     """Refuses to make a second shard of the same pages.
 
-    This would happen after an input file is added that has the name of an earlier one: both shards
-    are then named after the folder, too.
+    When an input file is added that has the name of an earlier one, the shards of both files are
+    named after their folders, too, and the earlier shard keeps its old name.
 
     Raises:
         ConfigurationError: If the output has the pages of an input file in a shard of another name.
@@ -285,9 +296,15 @@ def refuse_renamed_shards(output: Path, files: Sequence[InputFile]) -> None:
     }
     for path in sorted((output / FOLDER).glob(f"*{JOURNAL_SUFFIX}")):
         name = path.name.removesuffix(JOURNAL_SUFFIX)
-        journal = ShardFiles(output, name).open_complete() if name not in names else None
-        if journal and journal.sum_counts().rows and journal.header.input_xxh3 in new_shards:
-            new_name = new_shards[journal.header.input_xxh3]
+        if name in names:
+            continue
+
+        journal = ShardFiles(output, name).open_complete()
+        if journal is None or not journal.sum_counts().rows:
+            continue
+
+        new_name = new_shards.get(journal.header.input_xxh3)
+        if new_name is not None:
             raise ConfigurationError(
                 f"output={output}: {name}{SHARD_SUFFIX} has the pages of the input file whose "
                 f"shard is now named {new_name}{SHARD_SUFFIX}; training "
@@ -300,8 +317,8 @@ def plan_shards(
 ) -> list[ShardPlan]:
     """Plans the work for each input file.
 
-    If pages and text are unchanged, only new and changed annotators run, those in `replace`, and
-    those that need their columns; `only` restricts them to the annotators that it names.
+    If the pages and their text are unchanged, only some annotators run: new and changed ones, the
+    ones in `replace`, and all that need columns of these. `only` restricts them further.
     """
     fingerprints = {
         annotator.name: annotator.fingerprint()
@@ -310,14 +327,14 @@ def plan_shards(
     }
     needs = _map_needed_annotators(annotators)
     replaced = set(config.replace)
-    for name, needed in needs.items():  # annotators come after those they need
+    for name, needed in needs.items():  # annotators come after the annotators they need
         if not replaced.isdisjoint(needed):
             replaced.add(name)
     return [_plan_shard(config, file, fingerprints, needs, replaced) for file in files]
 
 
 def _map_needed_annotators(annotators: Sequence[Annotator]) -> dict[str, list[str]]:
-    """Maps the name of each annotator to the annotators of the columns that it needs."""
+    """Maps the name of each annotator to the names of annotators whose columns it needs."""
     makers: dict[str, str] = {}
     for annotator in annotators:
         makers.update(dict.fromkeys(annotator.columns, annotator.name))
@@ -340,7 +357,7 @@ def _plan_shard(
 
     Args:
         fingerprints: Fingerprints of the annotators that may run, by name.
-        needs: For each annotator, the annotators of the columns that it needs.
+        needs: The annotators whose columns each annotator needs, by name.
         replaced: Annotators to run even if nothing has changed.
     """
     files = ShardFiles(Path(config.output or ""), file.name)
@@ -352,7 +369,7 @@ def _plan_shard(
             existing = None
 
     if DuplicateMark.name in fingerprints:
-        marked = Decisions.read(config, files.duplicates).identify_marked()
+        marked = Decisions.read(config, files.duplicates).hash_marked()
         marks = f"{fingerprints[DuplicateMark.name]}{marked}"
         fingerprints = {**fingerprints, DuplicateMark.name: marks}
     old_fingerprints = existing.header.annotators if existing else {}
@@ -376,13 +393,18 @@ def _update_fingerprints(
     fingerprints: Mapping[str, str],
     needs: Mapping[str, Sequence[str]],
 ) -> dict[str, str]:
-    """Returns the fingerprints of a shard's annotators after those in `fingerprints` have run.
+    """Returns the fingerprints of a shard's annotators after the given annotators have run.
 
     The fingerprint of an annotator is joined with the fingerprints of the annotators whose columns
     it needs, because its records depend on theirs.
+
+    Args:
+        old_fingerprints: The fingerprints in the existing shard, by annotator.
+        fingerprints: The fingerprints of the annotators that run.
+        needs: The annotators whose columns each annotator needs, by name.
     """
     updated = dict(old_fingerprints)
-    for name, needed in needs.items():  # annotators come after those they need
+    for name, needed in needs.items():  # annotators come after the annotators they need
         if name in fingerprints:
             needed_fingerprints = [updated.get(other, "") for other in needed]
             updated[name] = "+".join([fingerprints[name], *needed_fingerprints])
@@ -392,21 +414,24 @@ def _update_fingerprints(
 def _make_header(config: AnnotateConfig, file: InputFile, files: ShardFiles) -> Header:
     """Makes the header of a shard of these pages, without annotators."""
     pages = PageSettings(VERSION, config.profile, config.page_mb)
-    dropped = Decisions.read(config, files.duplicates).identify_dropped()
+    dropped = Decisions.read(config, files.duplicates).hash_dropped()
     return Header(file.bytes, file.xxh3, pages, config.keep_html, dropped_duplicates=dropped)
 
 
 def check_disk(output: Path, plans: Sequence[ShardPlan]) -> None:
     """Refuses to start if the shards will probably not fit on the disk.
 
-    The size is estimated from complete shards, or else by `TYPICAL_SIZE_RATIO`.
+    Their size is estimated from complete shards, or with `TYPICAL_SIZE_RATIO` if there are none.
 
     Raises:
-        ConfigurationError: States the needed and the free space.
+        ConfigurationError: If the estimated size exceeds the free space.
     """
-    existing = [(plan.file.bytes, plan.existing.end) for plan in plans if plan.existing is not None]
-    input_bytes = sum(size for size, _ in existing)
-    shard_bytes = sum(size for _, size in existing)
+    input_bytes = 0
+    shard_bytes = 0
+    for plan in plans:
+        if plan.existing is not None:
+            input_bytes += plan.file.bytes
+            shard_bytes += plan.existing.end
     ratio = shard_bytes / input_bytes if shard_bytes and input_bytes else TYPICAL_SIZE_RATIO
 
     incomplete = [plan for plan in plans if not plan.is_complete]

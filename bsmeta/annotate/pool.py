@@ -1,9 +1,9 @@
-"""Worker processes for chunks of pages, replaced if a page crashes them or takes too long.
+"""Runs worker processes on chunks of pages; replaces a worker if a page crashes it or hangs.
 
 A worker records its current page and step, and when the page began. If it hangs, or dies twice on
 one page, the chunk is redone without the step that was running on that page. Results are yielded in
 the order of the chunks. `pebble.ProcessPool` is not used: its time limit applies to a whole task,
-and it does not report on which page a worker died.
+and it does not report the page on which a worker died.
 """
 
 from __future__ import annotations
@@ -57,25 +57,37 @@ _NO_PAGE = -1.0
 
 
 class Chunk(msgspec.Struct):
-    """Consecutive records of an input file; a chunk without items marks the end of the file."""
+    """Consecutive records of an input file; a chunk without items marks the end of the file.
 
-    shard: int  # index of the file
+    Attributes:
+        shard: Index of the file.
+        items: The records.
+        names: The annotators to run.
+        keeps_html: Whether rows keep the raw page.
+        rows: The existing rows of the items, if the shard is updated.
+        duplicates: The decisions on items that copy a page, by index of the item.
+        position: Bytes of all input files up to the end of the last item.
+        problem: At the end of a damaged file, the message; otherwise empty.
+        others: At the end of a WARC file, the number of records that are not pages, by type.
+    """
+
+    shard: int
     items: list[Item] = []
-    names: frozenset[str] = frozenset()  # the annotators to run
-    keeps_html: bool = False  # whether rows keep the raw page
-    rows: list[bytes | Dropped | None] = []  # existing rows of the items, in a shard to update
-    duplicates: dict[int, Duplicate] = {}  # decisions on items that copy a page, by item index
-    position: int = 0  # bytes of all input files up to the end of the last item
-    problem: str = ""  # of the end of a damaged file: the message
-    others: dict[str, int] = {}  # of the end of a WARC file: records that are no pages, by type
+    names: frozenset[str] = frozenset()
+    keeps_html: bool = False
+    rows: list[bytes | Dropped | None] = []
+    duplicates: dict[int, Duplicate] = {}
+    position: int = 0
+    problem: str = ""
+    others: dict[str, int] = {}
 
 
 Failures = dict[tuple[int, int], str]
-"""Steps to skip because they crashed or timed out: reason by item index and step."""
+"""Steps to skip because they crashed or timed out: the reason by index of the item and step."""
 Work = Callable[[Chunk, Failures, "Status"], Any]
 """Function that a worker calls for each chunk with items; it reports its progress in `Status`."""
 Advance = Callable[[int, Counts], None]
-"""Called after each chunk with the bytes of input done so far, and the counts of the chunk."""
+"""Called after each chunk with the bytes of input done so far and the counts of the chunk."""
 
 
 def read_chunks(
@@ -85,12 +97,13 @@ def read_chunks(
     skip: int = 0,
     rows: Iterable[bytes | Dropped | None] = repeat(None),
 ) -> Iterator[Chunk]:
-    """Yields the records of a file after the first `skip` in chunks, then an empty chunk.
+    """Yields the records of a file in chunks, then a chunk without items.
 
     Args:
         template: A chunk without items, whose other fields all chunks share; its position is the
             beginning of the file.
-        rows: The existing rows of the records after the first `skip`.
+        skip: Number of records to skip.
+        rows: The existing rows of the records that are not skipped.
     """
     others: Counter[str] = Counter()
     items = read_items(
@@ -126,7 +139,7 @@ def read_chunks(
 
 
 class Stopped(BaseException):
-    """Raised when a signal asks the program to end; no `Exception`, so no handler catches it."""
+    """Raised if a signal ends the program; no `Exception`, so general handlers do not catch it."""
 
 
 @contextlib.contextmanager
@@ -178,7 +191,7 @@ class Status:
         item, step, _ = self._values
         return None if item == _NO_PAGE else (int(item), int(step))
 
-    def measure_seconds(self) -> float:
+    def measure_page_seconds(self) -> float:
         """Returns the seconds since the current page began; 0 between pages."""
         item, _, start = self._values
         return 0.0 if item == _NO_PAGE else time.monotonic() - start
@@ -186,12 +199,17 @@ class Status:
 
 @dataclass
 class _Job:
-    """A chunk to work on, and its earlier failures."""
+    """A chunk to work on, and its earlier failures.
+
+    Attributes:
+        number: Index of the chunk among all chunks.
+        deaths: The item that each crashed worker was working on; None between pages.
+    """
 
     number: int
     chunk: Chunk
     failures: Failures = field(default_factory=dict)
-    deaths: list[int | None] = field(default_factory=list)  # item at each crash; None between pages
+    deaths: list[int | None] = field(default_factory=list)
 
 
 class _Worker:
@@ -214,18 +232,18 @@ class _Worker:
             self.connection.send((job.chunk, job.failures))
 
     def kill_process(self) -> None:
-        """Kills the process."""
+        """Kills the process, and waits until it has ended."""
         self.process.kill()
         self.process.join()
         self.connection.close()
 
 
 class Pool:
-    """Worker processes that run `work` on chunks; a context manager, which ends the processes.
+    """Worker processes that run `work` on chunks; as a context manager, kills them at the end.
 
     Args:
         config: Sets the number of processes, and the time and memory limits.
-        work: See `Work`.
+        work: Called in the workers for each chunk with items; see `Work`.
     """
 
     def __init__(self, config: AnnotateConfig, work: Work) -> None:
@@ -243,10 +261,10 @@ class Pool:
             worker.kill_process()
 
     def map(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Any]]:
-        """Yields each chunk with its result, in order; the result is None for an empty chunk.
+        """Yields each chunk with its result, in order; None is the result of chunks without items.
 
         Raises:
-            RuntimeError: If a worker fails for another reason than a page.
+            RuntimeError: If a worker fails for a reason other than a page.
         """
         jobs = (_Job(number, chunk) for number, chunk in enumerate(chunks))
         has_more_jobs = True
@@ -269,10 +287,10 @@ class Pool:
                     if job.chunk.items:
                         worker.assign_job(job)
                     else:
-                        results[job.number] = job.chunk, None
+                        results[job.number] = (job.chunk, None)
 
             for job, result in self._wait_for_results(retries):
-                results[job.number] = job.chunk, result
+                results[job.number] = (job.chunk, result)
             while yielded in results:
                 yield results.pop(yielded)
                 yielded += 1
@@ -281,10 +299,10 @@ class Pool:
         """Waits for results, and replaces workers that died or exceed the time limit of a page.
 
         Args:
-            retries: Jobs of replaced workers are appended.
+            retries: Receives the jobs of replaced workers.
 
         Raises:
-            RuntimeError: If a worker fails for another reason than a page.
+            RuntimeError: If a worker fails for a reason other than a page.
         """
         busy = {worker.connection: worker for worker in self._workers if worker.job is not None}
         ready = wait(list(busy), min(_MAX_POLL_S, self._page_seconds / 4)) if busy else []
@@ -301,11 +319,11 @@ class Pool:
                     raise RuntimeError(f"a worker failed:\n{error}")
                 worker.job = None
                 yield job, result
-            elif worker.status.measure_seconds() > self._page_seconds:
+            elif worker.status.measure_page_seconds() > self._page_seconds:
                 retries.append(self._replace_worker(worker, TIME_LIMIT))
 
     def _replace_worker(self, worker: _Worker, reason: str) -> _Job:
-        """Replaces a worker; returns its job, to which the failed step may have been added.
+        """Replaces a worker; returns its job, which skips the failed step if a page is to blame.
 
         Args:
             reason: `DIED` or `TIME_LIMIT`.
@@ -317,7 +335,7 @@ class Pool:
         assert job is not None
         worker.kill_process()
         item_and_step = worker.status.read_item_and_step()
-        seconds = worker.status.measure_seconds()
+        seconds = worker.status.measure_page_seconds()
         self._workers[self._workers.index(worker)] = self._start_worker()
 
         code = worker.process.exitcode
@@ -346,6 +364,7 @@ def _run_worker(
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return  # the parent exited before the call of prctl
+
     # Terminals and schedulers signal every process of a job; only the parent reacts.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -354,16 +373,18 @@ def _run_worker(
 
     while True:
         chunk, failures = connection.recv()
+        error = ""
+        result = None
         try:
-            answer = "", work(chunk, failures, status)
+            result = work(chunk, failures, status)
         except Exception:
-            answer = traceback.format_exc(), None
+            error = traceback.format_exc()
         status.end_page()
-        connection.send(answer)
+        connection.send((error, result))
 
 
 def reduce_garbage_collection() -> None:
-    """Excludes existing objects, such as models, from garbage collection, and collects rarely."""
+    """Excludes existing objects, such as models, from garbage collection, and makes it rare."""
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
 

@@ -1,4 +1,4 @@
-"""The report of annotated shards: counts of records and failures by type, and sample pages."""
+"""Writes the report of annotated shards: counts of records and failures, and sample pages."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from bsmeta.report.drawing import draw_figures
 from bsmeta.report.inference import read_value
 from bsmeta.report.page import (
     COUNT,
+    HTML_NAME,
     Column,
     Page,
     Section,
@@ -45,7 +46,6 @@ from bsmeta.report.page import (
     print_table,
     write_html,
 )
-from bsmeta.report.page import HTML as PAGE
 from bsmeta.report.palette import GOOD
 
 if TYPE_CHECKING:
@@ -69,15 +69,22 @@ class _Row(msgspec.Struct):
     annotation_errors: dict[str, str]
 
 
-_ROW = ForeignDecoder(_Row)
+_ROW_DECODER = ForeignDecoder(_Row)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Counts over complete shards; `report.json` has the same fields."""
+    """Counts over complete shards; `report.json` has the same fields.
 
-    annotators: list[str]  # in the order of their columns
-    bytes: int  # size of the shards
+    Attributes:
+        annotators: The names of the annotators, in the order of their columns.
+        bytes: Size of the shards.
+        total: The counts of all shards.
+        shards: The counts of each shard, by the name of its input file.
+    """
+
+    annotators: list[str]
+    bytes: int
     total: Counts
     shards: dict[str, Counts]
 
@@ -104,13 +111,14 @@ def make_report(plans: Sequence[ShardPlan], names: Sequence[str]) -> Report:
 def make_tables(report: Report) -> list[Table]:
     """Makes the tables of the report, some of which may have no rows."""
     total = report.total
-    columns = [Column("reason"), Column("pages", COUNT), Column("share", PERCENT)]
-    dropped = Table("Pages without a row", "", columns)
+    pages = Column("pages", COUNT)
+    share = Column("share", PERCENT)
+    dropped = Table("Pages without a row", "", [Column("reason"), pages, share])
     for reason, count in Counter(total.dropped).most_common():
         dropped.rows.append([reason, count, count / total.pages])
 
-    heads = [Column("kind"), *columns[1:], Column("without a row", COUNT)]
-    copies = Table("Duplicates", "", heads)
+    copy_columns = [Column("kind"), pages, share, Column("without a row", COUNT)]
+    copies = Table("Duplicates", "", copy_columns)
     for kind, count in Counter(total.duplicates).most_common():
         copies.rows.append([kind, count, count / total.pages, total.dropped.get(kind, 0)])
 
@@ -142,21 +150,21 @@ def _make_types_table(report: Report) -> Table:
 
 
 def _make_lengths_table(report: Report) -> Table:
-    """Makes the histogram of text lengths, with a row for each number of binary digits."""
+    """Makes the histogram of text lengths, with a row for each number of bits of the length."""
     table = Table("Lengths", "", [Column("characters of text"), Column("pages", COUNT)])
     lengths = report.total.lengths
     if not lengths:
         return table
 
-    for digits in range(min(lengths), max(lengths) + 1):
-        first = 1 << digits >> 1
-        last = (1 << digits) - 1
-        table.rows.append([f"{first:,} to {last:,}", lengths.get(digits, 0)])
+    for num_bits in range(min(lengths), max(lengths) + 1):
+        end = 1 << num_bits
+        first = end // 2
+        table.rows.append([f"{first:,} to {end - 1:,}", lengths.get(num_bits, 0)])
     return table
 
 
 def summarize_report(report: Report) -> str:
-    """Returns one line with the pages, duplicates, rows and shards, and the speed."""
+    """Summarizes the counts and the speed in one line."""
     total = report.total
     speed = f", {total.pages / total.cpu_s:,.0f} pages per CPU second" if total.cpu_s else ""
     duplicates = sum(total.duplicates.values())
@@ -180,21 +188,21 @@ def write_report(
     report: Report, config: AnnotateConfig, plans: Sequence[ShardPlan], output: Path
 ) -> list[Path]:
     """Writes the report as JSON and as a page; returns the paths of both files."""
-    data = json.dumps(msgspec.to_builtins(report, str_keys=True), indent=1, ensure_ascii=False)
+    content = json.dumps(msgspec.to_builtins(report, str_keys=True), indent=1, ensure_ascii=False)
     json_path = output / JSON_FILE
-    json_path.write_text(data + "\n", encoding="utf-8", errors="backslashreplace")
+    json_path.write_text(content + "\n", encoding="utf-8", errors="backslashreplace")
 
-    shown = sample_shown_pages(config, plans)
-    page = _make_page(report, shown, output.name)
-    page_path = output / PAGE
+    sample = sample_pages(config, plans)
+    page = _make_page(report, sample, output.name)
+    page_path = output / HTML_NAME
     template = "annotate/pages.html.j2"
     drawings = draw_figures(page.plots, output)
-    write_html(page, drawings, [JSON_FILE], page_path, template, pages=shown.pages)
+    write_html(page, drawings, [JSON_FILE], page_path, template, pages=sample.pages)
     return [page_path, json_path]
 
 
-def _make_page(report: Report, shown: ShownPages, output_name: str) -> Page:
-    """Makes the tables and plots of the page."""
+def _make_page(report: Report, sample: PageSample, output_name: str) -> Page:
+    """Makes the page of the report, without the sample pages themselves."""
     total = report.total
     lengths = _make_lengths_table(report)
     plots: dict[str, Callable[[], Figure]] = {}
@@ -205,7 +213,7 @@ def _make_page(report: Report, shown: ShownPages, output_name: str) -> Page:
         label = "pages by characters of their text"
         plots["lengths"] = partial(_draw_bar_plot, lengths, "pages", label)
 
-    tables = [*make_tables(report), lengths, _make_unshown_table(shown)]
+    tables = [*make_tables(report), lengths, _make_unshown_table(sample)]
     return Page(
         title="Annotated pages",
         answers=[f"{summarize_report(report)}."],
@@ -221,14 +229,16 @@ def _make_page(report: Report, shown: ShownPages, output_name: str) -> Page:
 
 @figures.style_figure
 def _draw_bar_plot(table: Table, column: str, label: str) -> Figure:
-    """Draws the values of a column as horizontal bars, labeled with the first column.
+    """Draws the values of a column as horizontal bars, named by the first column.
 
     Args:
+        column: The head of the column.
         label: The label of the axis.
     """
     index = table.heads.index(column)
     is_share = table.columns[index].format is PERCENT
-    values = [read_value(row[index]) * (100 if is_share else 1) for row in table.rows]
+    factor = 100 if is_share else 1
+    values = [factor * read_value(row[index]) for row in table.rows]
 
     figure, (axes,) = figures.create_figure(1.0 + 0.3 * len(table.rows))
     axes.barh(range(len(values)), values, color=GOOD, height=0.6)
@@ -239,42 +249,43 @@ def _draw_bar_plot(table: Table, column: str, label: str) -> Figure:
 
 
 @dataclass
-class ShownPages:
+class PageSample:
     """Sample pages of the report, for the template.
 
     Attributes:
-        pages: The raw page and the row of each, see `describe_row`.
-        foreign: Number of sample pages with each foreign column, see `find_foreign_columns`.
-        unreadable: Number of sample pages that are not shown because their row cannot be decoded.
+        pages: The raw page and the row of each page; see `describe_row`.
+        foreign_columns: Number of pages with each foreign column; see `find_foreign_columns`.
+        unreadable: Number of pages that are not shown because their row cannot be decoded.
     """
 
     pages: list[dict[str, Any]] = field(default_factory=list)
-    foreign: Counter[str] = field(default_factory=Counter)
+    foreign_columns: Counter[str] = field(default_factory=Counter)
     unreadable: int = 0
 
 
-def sample_shown_pages(config: AnnotateConfig, plans: Sequence[ShardPlan]) -> ShownPages:
-    """Returns `report_pages` pages: the first ones of evenly spaced shards."""
-    shown = ShownPages()
-    pages = config.report_pages
-    step = max(len(plans) // max(pages, 1), 1)
-    shards = plans[::step][:pages]
+def sample_pages(config: AnnotateConfig, plans: Sequence[ShardPlan]) -> PageSample:
+    """Samples `report_pages` pages: the first ones of evenly spaced shards."""
+    sample = PageSample()
+    count = config.report_pages
+    step = max(len(plans) // max(count, 1), 1)
+    shards = plans[::step][:count]
     for number, plan in enumerate(shards):
         # Differences of rounded cumulative shares, so that the counts of all shards add up.
-        pages_of_shard = pages * (number + 1) // len(shards) - pages * number // len(shards)
-        for html, line in islice(_read_pages(config, plan), pages_of_shard):
+        first = count * number // len(shards)
+        end = count * (number + 1) // len(shards)
+        for html, line in islice(_read_pages(config, plan), end - first):
             try:
                 page = describe_row(line)
             except msgspec.DecodeError:
-                shown.unreadable += 1
-                continue
-            shown.pages.append({"html": _cut_shown_html(html), **page})
-            shown.foreign.update(page["foreign"])
-    return shown
+                sample.unreadable += 1
+            else:
+                sample.pages.append({"html": _cut_shown_html(html), **page})
+                sample.foreign_columns.update(page["foreign"])
+    return sample
 
 
 def _read_pages(config: AnnotateConfig, plan: ShardPlan) -> Iterator[tuple[str, bytes]]:
-    """Yields the raw page and the row of each page of a shard that has a row."""
+    """Yields the raw page and the row of each page that has a row in a shard."""
     journal = plan.files.open_complete()
     if journal is None:
         return
@@ -287,15 +298,15 @@ def _read_pages(config: AnnotateConfig, plan: ShardPlan) -> Iterator[tuple[str, 
 
 
 def describe_row(line: bytes) -> dict[str, Any]:
-    """Returns the shown parts of a row, for the template; foreign columns are only listed.
+    """Returns the parts of a row that the template shows; of foreign columns, only the names.
 
     Raises:
-        msgspec.DecodeError: If it is no row of a shard.
+        msgspec.DecodeError: If it is not a row of a shard.
     """
-    row = _ROW.decode(line)
+    row = _ROW_DECODER.decode(line)
     columns = split_columns(line)
-    foreign = find_foreign_columns(columns, row.text)
-    for name in foreign:
+    foreign_columns = find_foreign_columns(columns, row.text)
+    for name in foreign_columns:
         del columns[name]
     return {
         "url": row.url,
@@ -303,13 +314,13 @@ def describe_row(line: bytes) -> dict[str, Any]:
         "is_cut": len(row.text) > _MAX_TEXT_CHARS,
         "values": list(_list_shown_values(columns)),
         "errors": row.annotation_errors,
-        "foreign": foreign,
+        "foreign": foreign_columns,
     }
 
 
 def find_foreign_columns(columns: Mapping[str, Any], text: str) -> list[str]:
-    """Lists columns of the input that have the name of an annotator's column, but another form."""
-    foreign = []
+    """Lists the columns of the input that are named like annotated ones, but have another form."""
+    foreign_columns = []
     for name, content in columns.items():
         try:
             if name == CONTENT_SPANS:
@@ -319,22 +330,22 @@ def find_foreign_columns(columns: Mapping[str, Any], text: str) -> list[str]:
             elif name.startswith(RECORD_COLUMN_PREFIX):
                 decode_records(name, content)
         except BadDocument:
-            foreign.append(name)
-    return foreign
+            foreign_columns.append(name)
+    return foreign_columns
 
 
-def _make_unshown_table(shown: ShownPages) -> Table:
-    """Makes the table of foreign columns and unreadable rows."""
+def _make_unshown_table(sample: PageSample) -> Table:
+    """Makes the table of the foreign columns and unreadable rows of the sample pages."""
     table = Table(
         "Not shown",
         "The columns have names that annotators use, and another form. The shards have them as "
         "they were in the input.",
         [Column("of the sample pages"), Column("pages", COUNT)],
     )
-    for name, count in sorted(shown.foreign.items()):
+    for name, count in sorted(sample.foreign_columns.items()):
         table.rows.append([f"column {name}", count])
-    if shown.unreadable:
-        table.rows.append(["pages whose row cannot be decoded", shown.unreadable])
+    if sample.unreadable:
+        table.rows.append(["pages whose row cannot be decoded", sample.unreadable])
     return table
 
 
@@ -351,6 +362,7 @@ def _list_shown_values(columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for column, content in columns.items():
         if not column.startswith(RECORD_COLUMN_PREFIX):
             continue
+
         name = column.removeprefix(RECORD_COLUMN_PREFIX)
         records = decode_records(column, content)
         values = [str(record.value) for record in records if record.type == "global"]
@@ -364,11 +376,11 @@ def divide_text(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Splits the text wherever a tag, a content span or an entity begins or ends.
 
     Yields:
-        `text`, `labels` (the tags that begin or end before the part), `contents` (the extractors
-        that keep the part) and `entity` (the mentioned entity, or "").
+        For each part `text`, `labels` (the tags that begin or end before it), `contents` (the
+        extractors that keep it) and `entity` (the mentioned entity, or "").
 
     Raises:
-        BadDocument: If a column has another form: see `find_foreign_columns`.
+        BadDocument: If a column is foreign; see `find_foreign_columns`.
     """
     whole_text = row["text"]
     text = whole_text[:_MAX_TEXT_CHARS]
@@ -378,12 +390,13 @@ def divide_text(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     mentions = decode_local_records(_ENTITIES, row.get(_ENTITIES), len(whole_text))
     entities = {_get_start(mention): mention for mention in mentions}
 
-    cuts = {0, len(text), *labels, *entities, *map(_get_end, mentions)}
+    cuts = {0, len(text), *labels, *entities}
+    cuts.update(_get_end(mention) for mention in mentions)
     for spans in contents.values():
         cuts.update(chain.from_iterable(spans))
     positions = sorted(cut for cut in cuts if cut <= len(text))
 
-    entity = ""  # the last one that began before the part
+    entity = ""  # of the last mention that began before the part
     entity_end = 0
     for start, end in pairwise([*positions, positions[-1]]):
         if start in entities:
@@ -406,7 +419,7 @@ def _get_end(record: Record) -> int:
 
 
 def _read_contents(content: Any, text: str) -> dict[str, Spans]:
-    """Returns the content spans of each extractor that kept any.
+    """Decodes the content spans of each extractor that kept any.
 
     Raises:
         BadDocument: If the column has another form, or its spans do not fit the text.
@@ -420,7 +433,7 @@ def _read_contents(content: Any, text: str) -> dict[str, Spans]:
 
 def _label_tags(tags: Sequence[Record], length: int) -> dict[int, list[str]]:
     """Returns the start and end tags at each position up to `length`, in their order."""
-    # With each label its relative position among those at the same offset
+    # The labels at each position, each with its relative position among them.
     ordered_labels: dict[int, list[tuple[int, str]]] = {}
     for tag in tags:
         edges = (

@@ -1,8 +1,8 @@
-"""Crash-safe writing of shards, with journals that describe them.
+"""Writes shards crash-safely, with journals that describe them.
 
 Every chunk is a separate gzip member in `NAME.jsonl.gz.part`. Once it is on the disk, a line of the
 journal `_annotation/NAME.journal.part` records it. After a kill, the file is truncated after the
-last chunk of the journal, and continued. When all chunks are written, both files are renamed. The
+last chunk in the journal, and continued. When all chunks are written, both files are renamed. The
 journal is kept: its header identifies the input and the annotators that the shard was made from.
 """
 
@@ -27,29 +27,41 @@ from bsmeta.data.io.lines import LineReader
 
 FOLDER = "_annotation"
 SHARD_SUFFIX = ".jsonl.gz"
-PART = ".part"
+PART_SUFFIX = ".part"
 JOURNAL_SUFFIX = ".journal"
 FORMAT = 2
 
 
 class Dropped(NamedTuple):
-    """A page without a row."""
+    """A page without a row, and the reason why it has none."""
 
     reason: str
     url: str
 
 
 class Counts(msgspec.Struct):
-    """Counts of pages, records and failures, which are summed over chunks and shards."""
+    """Counts of pages, records and failures, which are summed over chunks and shards.
 
-    pages: int = 0  # pages of the input, with and without a row
-    dropped: dict[str, int] = {}  # pages without a row, by reason
-    duplicates: dict[str, int] = {}  # pages that copy another one, dropped or marked, by kind
-    errors: dict[str, dict[str, int]] = {}  # failures by annotator and reason
-    present: dict[str, int] = {}  # pages with at least one record, by annotator
-    records: dict[str, int] = {}  # by annotator
-    lengths: dict[int, int] = {}  # pages by the binary digits of the length of their text
-    others: dict[str, int] = {}  # records of a WARC file that are no pages, by type
+    Attributes:
+        pages: Pages of the input, with and without a row.
+        dropped: Pages without a row, by reason.
+        duplicates: Pages that copy another one, dropped or marked, by kind.
+        errors: Failures by annotator and reason.
+        present: Pages with at least one record, by annotator.
+        records: Records by annotator.
+        lengths: Pages by the number of bits of the length of their text.
+        others: Records of a WARC file that are not pages, by type.
+        cpu_s: CPU time in seconds.
+    """
+
+    pages: int = 0
+    dropped: dict[str, int] = {}
+    duplicates: dict[str, int] = {}
+    errors: dict[str, dict[str, int]] = {}
+    present: dict[str, int] = {}
+    records: dict[str, int] = {}
+    lengths: dict[int, int] = {}
+    others: dict[str, int] = {}
     cpu_s: float = 0.0
 
     @property
@@ -62,40 +74,60 @@ class Counts(msgspec.Struct):
         self.pages += other.pages
         self.cpu_s += other.cpu_s
         for name in ("dropped", "duplicates", "present", "records", "lengths", "others"):
-            setattr(self, name, dict(Counter(getattr(self, name)) + Counter(getattr(other, name))))
+            total = Counter(getattr(self, name)) + Counter(getattr(other, name))
+            setattr(self, name, dict(total))
 
         for annotator, reasons in other.errors.items():
-            total = Counter(self.errors.get(annotator, {})) + Counter(reasons)
-            self.errors[annotator] = dict(total)
+            reason_counts = Counter(self.errors.get(annotator, {})) + Counter(reasons)
+            self.errors[annotator] = dict(reason_counts)
 
 
-class Written(msgspec.Struct):
-    """An annotated chunk."""
+class AnnotatedChunk(msgspec.Struct):
+    """The rows of a chunk.
 
-    data: bytes  # its rows as a gzip member; empty without rows
-    dropped: list[tuple[int, str, str]]  # index in the chunk, reason and address of each page
+    Attributes:
+        data: The rows as a gzip member; empty without rows.
+        dropped: The index in the chunk, the reason and the address of each page without a row.
+    """
+
+    data: bytes
+    dropped: list[tuple[int, str, str]]
     counts: Counts
 
 
 class PageSettings(msgspec.Struct):
-    """The settings that determine which pages have a row, and its text."""
+    """The settings that determine which pages have a row, and its text.
 
-    parser: int  # version of the parser
-    profile: str  # see `parse_page`
-    page_mb: float  # maximum size of a page
+    Attributes:
+        parser: Version of the parser.
+        profile: The part of a page that is its text; see `parse_page`.
+        page_mb: Maximum size of a page.
+    """
+
+    parser: int
+    profile: str
+    page_mb: float
 
 
 class Header(msgspec.Struct):
-    """The first line of a journal: the input and the settings that the shard is made from."""
+    """The first line of a journal: the input and the settings that the shard is made from.
+
+    Attributes:
+        keeps_html: Whether rows have the raw page.
+        annotators: The fingerprints of all annotators by name.
+        names: The annotators to run; other columns come from the existing shard.
+        replaces: Size of the existing shard that is updated; None if there is none.
+        dropped_duplicates: Hash of the pages dropped as duplicates; empty if there are none.
+    """
 
     input_bytes: int
     input_xxh3: str
     pages: PageSettings
-    keeps_html: bool  # whether rows have the raw page
-    annotators: dict[str, str] = {}  # their fingerprints, by name
-    names: list[str] = []  # annotators to run; other columns come from the existing shard
-    replaces: int | None = None  # size of the existing shard that is updated, if there is one
-    dropped_duplicates: str = ""  # hash of the pages dropped as duplicates; empty: none
+    keeps_html: bool
+    annotators: dict[str, str] = {}
+    names: list[str] = []
+    replaces: int | None = None
+    dropped_duplicates: str = ""
     format: int = FORMAT
 
     def list_changes(self, current: Header) -> list[str]:
@@ -104,11 +136,9 @@ class Header(msgspec.Struct):
         Args:
             current: The header that would be written now.
         """
-        is_same_input = (self.input_bytes, self.input_xxh3) == (
-            current.input_bytes,
-            current.input_xxh3,
-        )
-        changes = [] if is_same_input else ["the input file has other content"]
+        changes = []
+        if (self.input_bytes, self.input_xxh3) != (current.input_bytes, current.input_xxh3):
+            changes.append("the input file has other content")
         for name in self.pages.__struct_fields__:
             old_value = getattr(self.pages, name)
             new_value = getattr(current.pages, name)
@@ -120,22 +150,36 @@ class Header(msgspec.Struct):
 
 
 class Entry(msgspec.Struct):
-    """A line of a journal: a chunk that is on the disk, or the end of a complete shard."""
+    """A line of a journal: a chunk that is on the disk, or the end of a complete shard.
 
-    end: int  # bytes of the shard up to the end of the chunk
+    Attributes:
+        end: Bytes of the shard up to the end of the chunk.
+        dropped: As in `AnnotatedChunk`.
+        is_end: Whether the shard is complete.
+    """
+
+    end: int
     dropped: list[tuple[int, str, str]] = []
     counts: Counts = msgspec.field(default_factory=Counts)
-    is_end: bool = False  # whether the shard is complete
+    is_end: bool = False
 
 
 class Journal(msgspec.Struct):
-    """The content of a journal up to its first damaged line."""
+    """The content of a journal up to its first damaged line.
+
+    Attributes:
+        entries: The entries of chunks.
+        bytes: Size of the valid lines.
+        end: Bytes of the shard up to the end of the last chunk.
+        others: Number of records that are not pages, by type; empty until the shard is complete.
+        is_complete: Whether the journal has the end of the shard.
+    """
 
     header: Header
-    entries: list[Entry] = []  # of chunks
-    bytes: int = 0  # size of these lines
-    end: int = 0  # bytes of the shard up to the last of them
-    others: dict[str, int] = {}  # records that are no pages, by type; of a complete shard
+    entries: list[Entry] = []
+    bytes: int = 0
+    end: int = 0
+    others: dict[str, int] = {}
     is_complete: bool = False
 
     def sum_counts(self) -> Counts:
@@ -146,8 +190,8 @@ class Journal(msgspec.Struct):
         return total
 
 
-_HEADER = JSONDecoder(Header)
-_ENTRY = JSONDecoder(Entry)
+_HEADER_DECODER = JSONDecoder(Header)
+_ENTRY_DECODER = JSONDecoder(Entry)
 _NO_ROWS: bytes = igzip.compress(b"", mtime=0)  # readers refuse an empty file
 
 
@@ -155,7 +199,7 @@ def read_journal(path: Path) -> Journal | None:
     """Reads a journal up to its first damaged line.
 
     Returns:
-        None if the file is missing, has another format, or begins with a damaged line.
+        The journal; None if the file is missing, has another format, or begins with a damaged line.
     """
     try:
         content = path.read_bytes()
@@ -169,11 +213,11 @@ def read_journal(path: Path) -> Journal | None:
             break
         try:
             if journal is None:
-                journal = Journal(_HEADER.decode(data))
+                journal = Journal(_HEADER_DECODER.decode(data))
                 if journal.header.format != FORMAT:
                     return None
             else:
-                _add_entry(journal, _ENTRY.decode(data))
+                _add_entry(journal, _ENTRY_DECODER.decode(data))
         except msgspec.DecodeError:
             break
         journal.bytes += len(line)
@@ -217,18 +261,18 @@ class ShardFiles:
             return join_inside(output, file, f"input: {name}", follow_links=True)
 
         self.shard = make_path(f"{name}{SHARD_SUFFIX}")
-        self.part = make_path(f"{name}{SHARD_SUFFIX}{PART}")
+        self.part = make_path(f"{name}{SHARD_SUFFIX}{PART_SUFFIX}")
         self.journal = make_path(f"{FOLDER}/{name}{JOURNAL_SUFFIX}")
-        self.journal_part = make_path(f"{FOLDER}/{name}{JOURNAL_SUFFIX}{PART}")
+        self.journal_part = make_path(f"{FOLDER}/{name}{JOURNAL_SUFFIX}{PART_SUFFIX}")
         self.lock = make_path(f"{FOLDER}/{name}.lock")
         self.pages = make_path(f"{FOLDER}/{name}.pages")  # entries of the index of links
         self.signatures = make_path(f"{FOLDER}/{name}.signatures")
         self.duplicates = make_path(f"{FOLDER}/{name}.duplicates")
 
     def open_complete(self) -> Journal | None:
-        """Returns the journal if it and the shard are complete, else None.
+        """Returns the journal of a complete shard; None if the shard or the journal is incomplete.
 
-        An interrupted rename of the journal is completed first.
+        First completes an interrupted renaming of the journal.
         """
         size = _measure_file(self.shard)
         part = read_journal(self.journal_part)
@@ -236,8 +280,9 @@ class ShardFiles:
             self.journal_part.replace(self.journal)
 
         journal = read_journal(self.journal)
-        is_whole = journal is not None and journal.is_complete and size == journal.end
-        return journal if is_whole else None
+        if journal is None or not journal.is_complete or size != journal.end:
+            return None
+        return journal
 
 
 class ShardWriter:
@@ -246,8 +291,8 @@ class ShardWriter:
     Chunks of a shard with another header are discarded.
 
     Attributes:
-        pages: Number of pages of the input that are written.
-        is_complete: Whether all pages are.
+        pages: Number of pages of the input that have been written.
+        is_complete: Whether all pages have been written.
 
     Raises:
         ConfigurationError: If another process writes the shard, or it cannot be written.
@@ -281,23 +326,23 @@ class ShardWriter:
             with self._explain_full_disk():
                 self._write_line(header)
 
-    def add(self, written: Written) -> None:
+    def add(self, chunk: AnnotatedChunk) -> None:
         """Appends a chunk, and waits until it is on the disk.
 
         Raises:
             ConfigurationError: If the disk is full.
         """
         with self._explain_full_disk():
-            self._data.write(written.data)
+            self._data.write(chunk.data)
             _sync_file(self._data)
-            self._write_line(Entry(self._data.tell(), written.dropped, written.counts))
-        self.pages += written.counts.pages
+            self._write_line(Entry(self._data.tell(), chunk.dropped, chunk.counts))
+        self.pages += chunk.counts.pages
 
     def finish(self, others: dict[str, int]) -> None:
         """Completes the shard, and renames it to its final name.
 
         Args:
-            others: Number of records that are no pages, by type.
+            others: Number of records that are not pages, by type.
 
         Raises:
             ConfigurationError: If the disk is full.
@@ -328,7 +373,11 @@ class ShardWriter:
 
     @contextlib.contextmanager
     def _explain_full_disk(self) -> Iterator[None]:
-        """Closes the shard if its disk fails; raises a `ConfigurationError` if the disk is full."""
+        """Closes the shard after an error of its disk.
+
+        Raises:
+            ConfigurationError: If the disk is full.
+        """
         try:
             yield
         except OSError as error:
@@ -342,7 +391,7 @@ class ShardWriter:
 
 
 def _measure_file(path: Path) -> int | None:
-    """Returns the size of a file in bytes; None if there is no file."""
+    """Returns the size of a file in bytes; None if it does not exist."""
     return path.stat().st_size if path.is_file() else None
 
 
@@ -361,7 +410,7 @@ def _sync_file(file: BinaryIO) -> None:
 
 
 def read_existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | Dropped]:
-    """Yields for every page of the input its row in an existing shard, or why it has none.
+    """Yields, for every page of the input, its row in an existing shard or why it has none.
 
     Raises:
         DataError: If the shard is damaged.
@@ -374,6 +423,7 @@ def read_existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | 
                 if number in dropped:
                     yield dropped[number]
                     continue
+
                 lines = reader.read(row_number, 1)
                 if not lines:
                     raise make_damaged_shard_error(files.shard, reader.damage or "rows are missing")

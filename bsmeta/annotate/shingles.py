@@ -1,4 +1,4 @@
-"""Shingles of a text: the set of hashes of its overlapping word n-grams.
+"""Computes the shingles of a text: the set of hashes of its overlapping word n-grams.
 
 Two texts are near duplicates if the Jaccard similarity of their sets is high. Words are compared
 without case, white space and punctuation. In scripts that are written without spaces, each
@@ -28,8 +28,8 @@ _MARKS = (
     "\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u064b-\u065f"
     "\u0900-\u0963\u0966-\u0dff"
 )
-_RUN = re.compile(rf"[\w{_UNSPACED}{_MARKS}]+")
-_PART = re.compile(rf"[{_UNSPACED}]|[^{_UNSPACED}]+")
+_WORD_RUN = re.compile(rf"[\w{_UNSPACED}{_MARKS}]+")
+_WORD_IN_RUN = re.compile(rf"[{_UNSPACED}]|[^{_UNSPACED}]+")
 
 _MULTIPLIER = 0x9E3779B97F4A7C15  # 2^64 / the golden ratio, as in splitmix64
 
@@ -39,11 +39,11 @@ Hashes = NDArray[np.uint64]
 def split_words(text: str) -> list[str]:
     """Splits a text into caseless words, and into characters in scripts without spaces."""
     words: list[str] = []
-    for run in _RUN.findall(make_caseless(text)):
+    for run in _WORD_RUN.findall(make_caseless(text)):
         if run.isascii():
             words.append(run)
         else:
-            words += _PART.findall(run)
+            words += _WORD_IN_RUN.findall(run)
     return words
 
 
@@ -51,7 +51,7 @@ def hash_shingles(words: list[str], length: int) -> Hashes:
     """Hashes each sequence of `length` words to 64 bits.
 
     Returns:
-        The distinct hashes, sorted; none if there are fewer words.
+        The distinct hashes, ascending; empty if there are fewer words.
     """
     count = len(words) - length + 1
     if count < 1:
@@ -62,7 +62,7 @@ def hash_shingles(words: list[str], length: int) -> Hashes:
     }
     hashes = np.array([word_hashes[word] for word in words], np.uint64)
 
-    # Each position has another multiplier, so that the order of the words matters.
+    # Each position has its own multiplier, so that the order of the words matters.
     combined = np.zeros(count, np.uint64)
     for position in range(length):
         multiplier = np.uint64(pow(_MULTIPLIER, position + 1, 1 << 64))

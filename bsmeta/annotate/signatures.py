@@ -1,4 +1,4 @@
-"""Signatures of pages, by which duplicates are found without reading any text again.
+"""Makes signatures of pages, by which duplicates are found without reading any text again.
 
 A first pass over the input makes a record of fixed size for each page: a hash of its text, and its
 MinHash signature. The share of equal values in two signatures estimates the Jaccard similarity of
@@ -26,7 +26,7 @@ from bsmeta.annotate import pool, shingles
 from bsmeta.annotate.annotator import Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import VERSION
-from bsmeta.annotate.shard import PART, Counts
+from bsmeta.annotate.shard import PART_SUFFIX, Counts
 from bsmeta.annotate.sources import InputFile, Item, decode_record
 
 NO_TEXT = 0
@@ -37,7 +37,9 @@ _SEED = 1
 _SCHEME = "affine32"  # fixed, because signatures of different schemes cannot be compared
 _BATCH_SHINGLES = 1 << 14  # shingles that are permuted at a time, to bound the memory
 _HEADER_BYTES = 128
-_PROBE_WORDS = [str(number) for number in range(50)]  # their signature identifies the algorithm
+_PROBE_WORDS = [
+    str(number) for number in range(50)
+]  # words whose signature identifies the algorithm
 
 Records = NDArray[np.void]
 """Structured array of the type of `make_record_type`: a record for each page of an input file."""
@@ -70,9 +72,8 @@ class Signer:
         """Computes the signature of a set of 64-bit hashes, whose upper 32 bits are used."""
         minhash = self._empty.copy()
         for start in range(0, len(hashes), _BATCH_SHINGLES):
-            minhash.update_batch(
-                (hashes[start : start + _BATCH_SHINGLES] >> np.uint64(32)).tolist()
-            )
+            batch = hashes[start : start + _BATCH_SHINGLES]
+            minhash.update_batch((batch >> np.uint64(32)).tolist())
         return np.asarray(minhash.hashvalues, np.uint32)
 
 
@@ -86,7 +87,7 @@ class PageSigner:
         self._type = make_record_type(config.duplicate_permutations)
 
     def __call__(self, chunk: pool.Chunk, failures: pool.Failures, status: pool.Status) -> bytes:
-        """Returns the records of a chunk as bytes: `NO_TEXT` for pages without text."""
+        """Returns the records of a chunk as bytes."""
         records = np.zeros(len(chunk.items), self._type)
         for number, item in enumerate(chunk.items):
             if (number, pool.PAGE_STEP) not in failures:
@@ -101,7 +102,7 @@ class PageSigner:
     def _fill_record(self, record: np.void, item: Item) -> None:
         """Fills the record of a page; it stays `NO_TEXT` if the page has no text.
 
-        A page that cannot be parsed is no duplicate; `Annotation` counts the reason.
+        A page that cannot be parsed also stays `NO_TEXT`; `Annotation` counts the reason.
         """
         try:
             page = decode_record(item, self._page_bytes)
@@ -113,13 +114,13 @@ class PageSigner:
             return
 
         digest = xxhash.xxh3_128_intdigest(text.encode("utf-8", "surrogatepass"))
-        record["text"] = digest >> 64, digest & (1 << 64) - 1
+        record["text"] = (digest >> 64, digest & ((1 << 64) - 1))
         record["state"] = ONLY_EXACT if signature is None else SIGNED
         if signature is not None:
             record["signature"] = signature
 
     def _sign(self, text: str) -> Signature | None:
-        """Computes the signature of a text; None if it is short."""
+        """Computes the signature of a text; None if it has too few words."""
         words = shingles.split_words(text)
         length = self._config.duplicate_shingle
         if len(words) < max(self._config.duplicate_min_words, length):
@@ -128,11 +129,12 @@ class PageSigner:
 
 
 def _compute_checksum(record: np.void) -> int:
+    """Computes the checksum of a record, over all fields but the checksum itself."""
     return xxhash.xxh3_64_intdigest(record.tobytes()[8:])
 
 
 class SignatureFile:
-    """The file of the signature records of an input file.
+    """The file with the signature records of an input file.
 
     Attributes:
         path: The path of the complete file.
@@ -142,30 +144,38 @@ class SignatureFile:
     def __init__(self, config: AnnotateConfig, file: InputFile, path: Path) -> None:
         self.path = path
         self.identity = _identify_signatures(config, file)
-        self._part = path.with_name(f"{path.name}{PART}")
+        self._part = path.with_name(f"{path.name}{PART_SUFFIX}")
         self._type = make_record_type(config.duplicate_permutations)
         self._header = f"signatures {self.identity}".ljust(_HEADER_BYTES - 1).encode() + b"\n"
 
     def is_complete(self) -> bool:
-        """Returns whether the file has all records of this input with these settings."""
+        """Whether the file has all records of the input with the current settings."""
         return _read_header(self.path) == self._header
 
     def recover(self) -> int:
-        """Truncates an incomplete file after its last valid record; returns their number."""
+        """Truncates an incomplete file after its last valid record.
+
+        Returns:
+            The number of valid records.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if _read_header(self._part) != self._header:
             self._part.write_bytes(self._header)
             return 0
 
         count = 0
+        record_bytes = self._type.itemsize
         with open(self._part, "rb+") as file:
             file.seek(_HEADER_BYTES)
-            while len(data := file.read(self._type.itemsize)) == self._type.itemsize:
+            while True:
+                data = file.read(record_bytes)
+                if len(data) < record_bytes:
+                    break
                 record = np.frombuffer(data, self._type)[0]
                 if record["checksum"] != _compute_checksum(record):
                     break
                 count += 1
-            file.truncate(_HEADER_BYTES + count * self._type.itemsize)
+            file.truncate(_HEADER_BYTES + count * record_bytes)
         return count
 
     def append(self, data: bytes) -> None:
@@ -188,10 +198,10 @@ class SignatureFile:
 
 
 def _identify_signatures(config: AnnotateConfig, file: InputFile) -> str:
-    """Returns a hash of everything that the records of a file depend on.
+    """Hashes everything that the records of a file depend on.
 
-    It includes the signature of fixed words, so that all signatures are recomputed if a version of
-    the library computes different ones.
+    The hash includes the signature of fixed words, so that all signatures are recomputed if another
+    version of the library computes different ones.
     """
     length = config.duplicate_shingle
     content: list[Any] = [
@@ -205,11 +215,12 @@ def _identify_signatures(config: AnnotateConfig, file: InputFile) -> str:
 
 @lru_cache
 def _sign_probe(permutations: int) -> list[int]:
+    """Computes the signature of fixed words."""
     return Signer(permutations).sign(shingles.hash_shingles(_PROBE_WORDS, 1)).tolist()
 
 
 def _read_header(path: Path) -> bytes:
-    """Returns the first bytes of a file; none if it is missing."""
+    """Reads the header of a file; b"" if the file is missing."""
     try:
         with open(path, "rb") as file:
             return file.read(_HEADER_BYTES)
@@ -233,8 +244,8 @@ def make_signatures(
         A message for each damaged file, by the path of its signatures, which stay incomplete.
 
     Raises:
-        OSError: If they cannot be written.
-        Stopped: If a signal arrives; the next run continues.
+        OSError: If the signatures cannot be written.
+        Stopped: If a signal arrives; the next call continues.
     """
     problems: dict[Path, str] = {}
     with pool.Pool(config, PageSigner(config)) as workers:
@@ -258,8 +269,8 @@ def _read_chunks(
     """Yields the chunks whose pages are not yet signed."""
     end = 0
     for number, (file, signatures) in enumerate(signed_files):
-        begin = end
+        start = end
         end += file.bytes
         if not signatures.is_complete():
-            template = pool.Chunk(number, position=begin)
+            template = pool.Chunk(number, position=start)
             yield from pool.read_chunks(config, template, file, signatures.recover())

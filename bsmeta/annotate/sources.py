@@ -1,4 +1,4 @@
-"""Input files, identified by their content, and readers of WARC, JSON lines and Parquet.
+"""Lists and identifies input files, and reads their records: WARC, JSON lines and Parquet.
 
 A reader yields the records of a file in order. JSON lines are yielded undecoded, because one
 process reads for all workers, which decode them in parallel.
@@ -38,13 +38,12 @@ from bsmeta.data.io.lines import OVERLONG, LineReader
 from bsmeta.data.io.parquet_file import DAMAGE_ERRORS, ParquetSource
 from bsmeta.data.io.parquet_pages import MAX_LIST_BYTES, compute_read_limits, measure_list_bytes
 
-READER_THREADS = 8
-"""Threads that hash input files."""
+HASHING_THREADS = 8
+"""Number of threads that hash input files."""
 
-LINES = tuple(suffix for suffix in shards.SUFFIXES if suffix != shards.PARQUET)
-WARCS = (".warc", ".warc.gz", ".warc.wet", ".warc.wet.gz")
-PARQUET = (shards.PARQUET,)
-SUFFIXES = (*LINES, *WARCS, *PARQUET)
+LINE_SUFFIXES = tuple(suffix for suffix in shards.SUFFIXES if suffix != shards.PARQUET)
+WARC_SUFFIXES = (".warc", ".warc.gz", ".warc.wet", ".warc.wet.gz")
+SUFFIXES = (*LINE_SUFFIXES, *WARC_SUFFIXES, shards.PARQUET)
 
 REFUSE = "refuse"
 SKIP = "skip"
@@ -59,34 +58,52 @@ _MAX_BATCH_ROWS = 64  # of a Parquet file, in memory
 
 
 class InputRecord(msgspec.Struct):
-    """A page as read from an input file."""
+    """A page as read from an input file.
+
+    Attributes:
+        url: The address; empty if unknown.
+        timestamp: The time of the crawl.
+        html: The raw page.
+        payload: The raw page in its encoding; `decode_record` decodes it.
+        charset: The charset of the payload in the HTTP header.
+        text: The text, of input that has text instead of or beside a raw page.
+        columns: All other columns, undecoded.
+        problem: A slug such as `not_json` for the reason why the record cannot be used; empty if it
+            can.
+    """
 
     url: str = ""
-    timestamp: str | None = None  # time of the crawl
-    html: str | None = None  # the raw page
-    payload: bytes | None = None  # the raw page in its encoding, decoded by `decode_record`
-    charset: str | None = None  # charset of the payload in the HTTP header
-    text: str | None = None  # of input that has text instead of, or beside, a raw page
-    columns: dict[str, Any] = {}  # all other columns, undecoded
-    problem: str = ""  # slug of the reason why the record cannot be used, such as `not_json`
+    timestamp: str | None = None
+    html: str | None = None
+    payload: bytes | None = None
+    charset: str | None = None
+    text: str | None = None
+    columns: dict[str, Any] = {}
+    problem: str = ""
 
 
 Item = bytes | InputRecord
-"""A record of an input file: a JSON line, or a record that is read already."""
+"""A record of an input file: an undecoded JSON line, or a decoded record."""
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of pages, identified by its content."""
+    """A file of pages, identified by its content.
+
+    Attributes:
+        name: The name of its shard, without suffix.
+        bytes: Its size.
+        xxh3: Hash of its content.
+    """
 
     path: str
-    name: str  # of its shard, without suffix
+    name: str
     bytes: int
-    xxh3: str  # hash of the content
+    xxh3: str
 
 
 def list_inputs(entries: Any, key: str = "input") -> list[tuple[str, str]]:
-    """Lists the files that a key names, with the names of their shards, sorted by path.
+    """Lists the paths of input files, sorted, with the names of their shards.
 
     Args:
         entries: The value of the key: a path, folder or glob, or a list of them.
@@ -104,7 +121,7 @@ def list_inputs(entries: Any, key: str = "input") -> list[tuple[str, str]]:
     entries = [entries] if isinstance(entries, str) else list(entries)
     unique_paths: set[str] = set()
     for entry in entries:
-        unique_paths.update(map(os.path.abspath, _expand_entry(str(entry), key)))
+        unique_paths.update(os.path.abspath(path) for path in _expand_entry(str(entry), key))
     paths = sorted(unique_paths)
 
     # Files of the same name are distinguished by their folders.
@@ -123,7 +140,11 @@ def list_inputs(entries: Any, key: str = "input") -> list[tuple[str, str]]:
 
 
 def _expand_entry(entry: str, key: str) -> list[str]:
-    """Returns the input files at a path, in a folder, or matching a glob."""
+    """Lists the input files at a path, in a folder, or matching a glob.
+
+    Raises:
+        DataError: If there are none.
+    """
     if os.path.isdir(entry):
         paths = [os.path.join(entry, name) for name in os.listdir(entry)]
     elif glob.has_magic(entry) and not os.path.exists(entry):
@@ -143,17 +164,18 @@ def _expand_entry(entry: str, key: str) -> list[str]:
 def _derive_stem(path: str) -> str:
     """Returns the name of a file without its suffix, which may have several parts."""
     name = os.path.basename(path)
-    return name.removesuffix(next(suffix for suffix in SUFFIXES[::-1] if name.endswith(suffix)))
+    longest_suffix = next(suffix for suffix in reversed(SUFFIXES) if name.endswith(suffix))
+    return name.removesuffix(longest_suffix)
 
 
 def identify_files(files: Sequence[tuple[str, str]]) -> Iterator[InputFile]:
     """Yields the files with their sizes and hashes, in order, each as soon as it is hashed.
 
     Args:
-        files: Their paths, and the names of their shards.
+        files: The paths, and the names of the shards.
 
     Raises:
-        DataError: If one cannot be read.
+        DataError: If a file cannot be read.
     """
 
     def identify(file: tuple[str, str]) -> InputFile:
@@ -163,7 +185,7 @@ def identify_files(files: Sequence[tuple[str, str]]) -> Iterator[InputFile]:
         except OSError as error:
             raise DataError(f"input: {path} cannot be read: {error}") from error
 
-    with ThreadPoolExecutor(READER_THREADS) as pool:
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:
         yield from pool.map(identify, files)
 
 
@@ -175,20 +197,22 @@ def read_items(
     on_bad_record: str = SKIP,
     others: Counter[str] | None = None,
 ) -> Iterator[tuple[Item, int]]:
-    """Yields the records of a file after the first `skip`, each with the bytes read so far.
+    """Yields the records of a file, each with the number of bytes read so far.
 
     Args:
         page_bytes: Maximum size of a page of a WARC file.
-        on_bad_record: What damage in a WARC file causes: an error (`refuse`), an item with a
-            problem, but an error if the file is cut off (`skip`), or always an item (`salvage`).
-        others: Counts the records of a WARC file that are no pages, by type.
+        skip: Number of records to skip.
+        on_bad_record: How to treat damage in a WARC file: raise an error (`refuse`), yield an item
+            with a problem but raise an error if the file is cut off (`skip`), or always yield an
+            item (`salvage`).
+        others: Receives the counts of the records of a WARC file that are not pages, by type.
 
     Raises:
-        DataError: If the file is damaged; the records before the damage are yielded first.
+        DataError: If the file is damaged; raised after the records before the damage.
     """
-    if path.endswith(LINES):
+    if path.endswith(LINE_SUFFIXES):
         return _read_lines(path, skip)
-    if path.endswith(WARCS):
+    if path.endswith(WARC_SUFFIXES):
         counter = Counter() if others is None else others
         return _read_warc(path, page_bytes, skip, on_bad_record, counter)
     return _read_rows(path, skip)
@@ -223,6 +247,7 @@ def _read_rows(path: str, skip: int) -> Iterator[tuple[Item, int]]:
                 if end <= skip:
                     number = end
                     continue
+
                 for batch in _read_batches(source, file, group):
                     skipped = min(max(skip - number, 0), batch.num_rows)
                     number += skipped
@@ -236,14 +261,14 @@ def _read_rows(path: str, skip: int) -> Iterator[tuple[Item, int]]:
 def _read_batches(
     source: ParquetSource, file: pa.NativeFile, group: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a row group, cast to types that Python and JSON have."""
+    """Yields the rows of a row group, cast to types that exist in Python and JSON."""
     limits = compute_read_limits(file, source.describe_column_chunks(group), _MAX_BATCH_ROWS)
     for batch in source.read_batches(
         group, None, limits.max_rows, dictionary_leaves=limits.dictionary_leaves, use_threads=True
     ):
         python_types = [_choose_python_type(column_type) for column_type in batch.schema.types]
         if python_types != batch.schema.types:
-            schema = pa.schema([*zip(batch.schema.names, python_types, strict=True)])
+            schema = pa.schema(list(zip(batch.schema.names, python_types, strict=True)))
             batch = batch.cast(schema, safe=False)
         yield batch
 
@@ -254,7 +279,8 @@ def _read_batch(batch: pa.RecordBatch) -> Iterator[InputRecord]:
     Raises:
         pa.ArrowException: If the batch is damaged.
     """
-    is_too_large = sum(map(measure_list_bytes, batch.columns)) > MAX_LIST_BYTES
+    list_bytes = sum(measure_list_bytes(column) for column in batch.columns)
+    is_too_large = list_bytes > MAX_LIST_BYTES
     if is_too_large and batch.num_rows == 1:
         yield InputRecord(problem="too_large")
         return
@@ -269,7 +295,8 @@ def _read_batch(batch: pa.RecordBatch) -> Iterator[InputRecord]:
                 yield _read_difficult_row(batch)
                 return
         else:
-            yield from map(make_record, rows)
+            for row in rows:
+                yield make_record(row)
             return
 
     # Row by row, so that one bad or large row does not affect the others.
@@ -278,9 +305,10 @@ def _read_batch(batch: pa.RecordBatch) -> Iterator[InputRecord]:
 
 
 def _read_difficult_row(batch: pa.RecordBatch) -> InputRecord:
-    """Makes the record of one row whose conversion failed.
+    """Makes the record of a single row whose conversion failed.
 
-    Unpaired surrogates become U+FFFD in columns that are only copied; in others they are a problem.
+    In columns that are only copied, unpaired surrogates become U+FFFD; in the columns of the page,
+    they make the record unusable.
     """
     columns: dict[str, Any] = {}
     for field, array in zip(batch.schema, batch.columns, strict=True):
@@ -300,7 +328,7 @@ def _read_difficult_row(batch: pa.RecordBatch) -> InputRecord:
 
 
 def _encode_type(arrow_type: pa.DataType) -> pa.DataType:
-    """Replaces the string types in a type by binary ones."""
+    """Replaces the string types in a type with binary ones."""
     if _is_text(arrow_type):
         return pa.large_binary()
     if types.is_struct(arrow_type):
@@ -313,6 +341,7 @@ def _encode_type(arrow_type: pa.DataType) -> pa.DataType:
 
 
 def _is_text(arrow_type: pa.DataType) -> bool:
+    """Whether a type is one of Arrow's string types."""
     return (
         types.is_string(arrow_type)
         or types.is_large_string(arrow_type)
@@ -336,8 +365,11 @@ def _replace_surrogates(value: Any, arrow_type: pa.DataType) -> Any:
             field.name: _replace_surrogates(value[field.name], field.type) for field in arrow_type
         }
     if types.is_map(arrow_type):
-        pair_types = arrow_type.key_type, arrow_type.item_type
-        return [tuple(map(_replace_surrogates, pair, pair_types)) for pair in value]
+        pairs = []
+        for key, item in value:
+            decoded_key = _replace_surrogates(key, arrow_type.key_type)
+            pairs.append((decoded_key, _replace_surrogates(item, arrow_type.item_type)))
+        return pairs
     if types.is_list(arrow_type) or types.is_large_list(arrow_type):
         return [_replace_surrogates(item, arrow_type.value_type) for item in value]
     return value
@@ -345,7 +377,7 @@ def _replace_surrogates(value: Any, arrow_type: pa.DataType) -> Any:
 
 @lru_cache
 def _choose_python_type(arrow_type: pa.DataType) -> pa.DataType:
-    """Replaces nanoseconds, which Python lacks, and unknown time zones in a type.
+    """Replaces nanoseconds, which Python does not have, and unknown time zones in a type.
 
     Arrow stores times in UTC, so UTC is right for any unknown zone.
     """
@@ -398,14 +430,14 @@ def _read_warc(
 
 
 def _is_page(record: Record) -> bool:
-    """Returns whether a record is an HTTP response, an HTML resource, or the text of a page."""
+    """Whether a record is an HTTP response, an HTML resource, or the text of a page."""
     if record.type == "resource":
         return is_html(record.parse_header().get("content-type", "unknown"))
     return record.type in ("response", "conversion")
 
 
 def _read_page(record: Record, page_bytes: int) -> InputRecord:
-    """Makes the record of a page from one of a WARC file."""
+    """Makes the record of a page from a record of a WARC file."""
     fields = record.parse_header()
     page = InputRecord(
         url=fields.get("warc-target-uri", "").strip("<>"),
@@ -430,21 +462,23 @@ def _read_page(record: Record, page_bytes: int) -> InputRecord:
 
 
 def _normalize_date(value: str) -> str | None:
-    """Formats a WARC date in UTC without fractions of a second; returns None if it is no date."""
+    """Formats a WARC date in UTC without fractions of a second; returns None if it is invalid."""
     try:
         date = datetime.fromisoformat(value)
     except ValueError:
         return None
-    with_zone = date if date.tzinfo else date.replace(tzinfo=UTC)
+
+    zoned_date = date if date.tzinfo else date.replace(tzinfo=UTC)
     try:
-        return with_zone.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return zoned_date.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except OverflowError:
         return None
 
 
 def format_count(number: int, noun: str) -> str:
     """Formats a count with its noun, such as "1 page" or "2,000 pages"."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {noun}{plural}"
 
 
 def _make_damaged_file_error(path: str, number: int, reason: str) -> DataError:
@@ -456,7 +490,9 @@ def _make_damaged_file_error(path: str, number: int, reason: str) -> DataError:
 
 def estimate_item_bytes(item: Item) -> int:
     """Returns the approximate size of an item in bytes."""
-    return len(item if isinstance(item, bytes) else item.payload or item.html or item.text or "")
+    if isinstance(item, bytes):
+        return len(item)
+    return len(item.payload or item.html or item.text or "")
 
 
 class _Page(msgspec.Struct):
@@ -469,15 +505,15 @@ class _Page(msgspec.Struct):
     c4_timestamp: str | int | float | None = None
 
 
-_PAGE = ForeignDecoder(_Page)
+_PAGE_DECODER = ForeignDecoder(_Page)
 _PAGE_COLUMNS = _Page.__struct_fields__
 
 
 def decode_record(item: Item, page_bytes: int) -> InputRecord:
-    """Decodes a record; sets the `problem` of one that cannot be used.
+    """Decodes a record; sets its `problem` if it cannot be used.
 
     Args:
-        page_bytes: Maximum characters of a raw page.
+        page_bytes: Maximum number of characters in a raw page.
     """
     record = item if isinstance(item, InputRecord) else decode_line(item)
     if record.payload is not None and not record.problem:
@@ -497,6 +533,7 @@ def decode_line(line: bytes) -> InputRecord:
     """
     if line == OVERLONG:
         return InputRecord(problem="too_large")
+
     try:
         line.decode("utf-8", "surrogatepass")  # undecoded columns must be UTF-8, too
         columns: dict[str, Any] = {**split_columns(line)}
@@ -504,7 +541,7 @@ def decode_line(line: bytes) -> InputRecord:
         return InputRecord(problem="not_json")
 
     try:
-        page = _PAGE.decode(line)
+        page = _PAGE_DECODER.decode(line)
     except msgspec.ValidationError:
         return InputRecord(problem="wrong_type")
     except msgspec.DecodeError:  # an unpaired surrogate in one of these columns

@@ -1,4 +1,4 @@
-"""Annotators of local records (sentences, paragraphs, mentions), and annotators with models."""
+"""Annotates sentences, paragraphs and mentions, and runs annotators with trained models."""
 
 from __future__ import annotations
 
@@ -26,17 +26,23 @@ from bsmeta.core.files import hash_file
 from bsmeta.data.text.sentences import find_sentences
 
 MAX_SAMPLE_CHARS = 10_000
-"""Characters at the beginning of a text that a model reads: about a second of a word detector."""
+"""Number of characters at the beginning of a text that a word detector reads: about a second."""
 
 REMAINDER = "remainder"
 """Marker of the text after the last block element."""
 BLANK_LINE = "\n\n"
 BLANK_LINE_MARKER = "+lf"
-"""Added to the marker of paragraphs that end at blank lines."""
+"""Appended to the marker of paragraphs in a block that is cut at blank lines."""
 
 
 class _OpenModel(NamedTuple):
-    """A trained model: its task, its folder, and the hashes of its files by name."""
+    """A trained model.
+
+    Attributes:
+        task: The opened task of the model.
+        folder: The folder of the model.
+        file_hashes: The hashes of its files by name.
+    """
 
     task: Any
     folder: Path
@@ -44,13 +50,14 @@ class _OpenModel(NamedTuple):
 
 
 def _open_model(
-    config: AnnotateConfig, key: str, user: str, use: ModelUse, **overrides: Any
+    config: AnnotateConfig, key: str, reason: str, use: ModelUse, **overrides: Any
 ) -> _OpenModel:
-    """Opens the model that a key of the configuration names.
+    """Opens the model that a configuration key names.
 
     Args:
-        user: The reason why a model is needed, for the error if the key is not set: a clause such
-            as "the annotator … is used".
+        key: The configuration key.
+        reason: Why a model is needed, a clause such as "the annotator … is used"; for the error if
+            the key is not set.
         use: Capability that the model's task must have.
         overrides: Configuration keys of the model's run to replace.
 
@@ -66,7 +73,7 @@ def _open_model(
     tasks = list_tasks(use)
     expected = f"expected a run of task={' or '.join(tasks)}"
     if checkpoint is None:
-        message = f"{key} is not set, but {user}; {expected}: {key}=runs/{tasks[0]}"
+        message = f"{key} is not set, but {reason}; {expected}: {key}=runs/{tasks[0]}"
         raise ConfigurationError(message, [key])
 
     location = locate_model(checkpoint)
@@ -96,8 +103,8 @@ class _ModelAnnotator(Annotator):
 
     def __init__(self, config: AnnotateConfig) -> None:
         super().__init__(config)
-        user = f"the annotator {self.name} is used"
-        opened = _open_model(config, self.key, user, self.use)
+        reason = f"the annotator {self.name} is used"
+        opened = _open_model(config, self.key, reason, self.use)
         self._task = opened.task
         self._file_hashes = opened.file_hashes
         self._model = opened.task.load(opened.folder).eval()
@@ -122,20 +129,21 @@ class Spelling(_ModelAnnotator):
         sample = row.text
         if len(sample) > MAX_SAMPLE_CHARS:
             sample = sample[:MAX_SAMPLE_CHARS].rsplit(maxsplit=1)[0]
-        all_words = sample.split()
-        if not all_words:
-            raise AnnotationError("no_words")
-        words = sum(not self._task.find_unknown_script(word) for word in all_words)
+        words = sample.split()
         if not words:
+            raise AnnotationError("no_words")
+        num_counted = sum(not self._task.find_unknown_script(word) for word in words)
+        if not num_counted:
             raise AnnotationError("no_words_of_known_script")
 
         (changes,) = self._task.changes(self._model, [sample])
-        flagged = sum(len(change.text.split()) for change in changes)
-        return {"metadata_spelling": [make_global_record("spelling", f"{flagged / words:.4f}")]}
+        num_flagged = sum(len(change.text.split()) for change in changes)
+        share = f"{num_flagged / num_counted:.4f}"
+        return {"metadata_spelling": [make_global_record("spelling", share)]}
 
 
 class Label(_ModelAnnotator):
-    """Records the labels that a trained classifier predicts: one, or of a set any number."""
+    """Records the label that a trained classifier predicts, or any number of labels if it may."""
 
     name = "label"
     columns = ("metadata_label",)
@@ -153,7 +161,7 @@ class Label(_ModelAnnotator):
 
 
 class Length(Annotator):
-    """Records the number of characters of the text, and of each sentence."""
+    """Records the length in characters of the text and of each sentence."""
 
     name = "length"
     version = 2
@@ -171,12 +179,15 @@ class Length(Annotator):
         return columns
 
     def _make_sentence_records(self, text: str) -> Iterator[Columns]:
+        """Yields a record for each sentence."""
         splitter = self.config.sentence_splitter
         for start, end in find_sentences(text, splitter):
-            # As published, a span may begin with the previous sentence's full stop, which is not
-            # counted.
-            is_stop = splitter == "full_stops" and start < end and text[start] == "."
-            yield make_local_record("length", str(end - start - is_stop), start, end)
+            length = end - start
+            # As in the published data, a span may begin with the full stop of the previous
+            # sentence, which is not counted.
+            if splitter == "full_stops" and start < end and text[start] == ".":
+                length -= 1
+            yield make_local_record("length", str(length), start, end)
 
 
 class Paragraph(Annotator):
@@ -195,11 +206,18 @@ class Paragraph(Annotator):
 
 
 class ParagraphSpan(NamedTuple):
-    """A paragraph of a text."""
+    """A paragraph of a text.
 
-    start: int  # in characters
+    Attributes:
+        start: Its first character.
+        end: Its end, excluded.
+        marker: The block element that ends it, or `REMAINDER`; followed by `BLANK_LINE_MARKER` if
+            the block is cut at blank lines.
+    """
+
+    start: int
     end: int
-    marker: str  # the block element that ends it, or `REMAINDER`, with `BLANK_LINE_MARKER` if cut
+    marker: str
 
 
 def split_paragraphs(row: Row) -> Iterator[ParagraphSpan]:
@@ -210,7 +228,8 @@ def split_paragraphs(row: Row) -> Iterator[ParagraphSpan]:
     """
     text = row.text
     block_start = 0
-    for block_end, marker in sorted({len(text): REMAINDER, **_find_block_ends(row)}.items()):
+    block_ends = {len(text): REMAINDER, **_find_block_ends(row)}
+    for block_end, marker in sorted(block_ends.items()):
         if block_end <= block_start:
             continue
 
@@ -230,20 +249,20 @@ def split_paragraphs(row: Row) -> Iterator[ParagraphSpan]:
 
 def _find_block_ends(row: Row) -> dict[int, str]:
     """Maps each position where block elements end to the name of the innermost one."""
-    # By position: the relative position of the element's end (the innermost ends first), and name
+    # The relative position of the end of the element (the innermost ends first), and its name.
     innermost: dict[int, tuple[int, str]] = {}
     for tag in row.tags:
         if tag.value in PARAGRAPHS:
             position = tag.char_end_idx or 0
-            block = tag.relative_end_pos or 0, str(tag.value)
+            block = (tag.relative_end_pos or 0, str(tag.value))
             innermost[position] = min(block, innermost.get(position, block))
     return {position: name for position, (_, name) in innermost.items()}
 
 
 class Entity(Annotator):
-    """Records mentions of entities; the value is the entity's title, with underscores.
+    """Records mentions of entities; the value is the title of the entity, with underscores.
 
-    Mentions are links to other pages of the crawl (`url` is the normalized address), or are
+    Mentions are either links to other pages of the crawl (`url` is the normalized address), or
     detected by a trained disambiguator (`entity` is the identifier).
     """
 
@@ -256,8 +275,8 @@ class Entity(Annotator):
         super().__init__(config)
         self.reads_links = config.entity_source == "links"
         if self.reads_links:
-            self._path = locate_index(Path(config.output or ""))
-            self._index = LinkIndex(self._path)
+            self._index_path = locate_index(Path(config.output or ""))
+            self._index = LinkIndex(self._index_path)
         else:
             self._open_disambiguator(config)
 
@@ -265,8 +284,8 @@ class Entity(Annotator):
         """Opens the trained model, and everything that it loads lazily."""
         min_score = config.entity_min_score
         overrides = {} if min_score is None else {"min_score": min_score}
-        user = "entity_source=checkpoint"
-        opened = _open_model(config, "entity_model", user, "detect_entities", **overrides)
+        reason = "entity_source=checkpoint"
+        opened = _open_model(config, "entity_model", reason, "detect_entities", **overrides)
         task = opened.task
         self._dependencies = {
             "files": opened.file_hashes,
@@ -280,15 +299,14 @@ class Entity(Annotator):
         if not self.reads_links:
             return {"metadata_entity": self._detect_entities(row.text)}
 
-        links = list_mentions(row.page, row.require_url(), self._index)
-        return {
-            "metadata_entity": [
-                make_local_record("entity", page.title.replace(" ", "_"), start, end, url=page.key)
-                for start, end, page in links
-            ]
-        }
+        records = []
+        for start, end, page in list_mentions(row.page, row.require_url(), self._index):
+            title = page.title.replace(" ", "_")
+            records.append(make_local_record("entity", title, start, end, url=page.key))
+        return {"metadata_entity": records}
 
     def _detect_entities(self, text: str) -> list[Columns]:
+        """Returns the records of the mentions that the disambiguator detects in a text."""
         (result,) = self._predictor([{"text": text}])
         return [
             make_local_record(
@@ -303,12 +321,12 @@ class Entity(Annotator):
 
     def fingerprint(self) -> str:
         if self.reads_links:
-            return self.digest({"pages": read_index_digest(self._path)})
+            return self.digest({"pages": read_index_digest(self._index_path)})
         return self.digest({"model": self._dependencies})
 
 
 class EntityParagraph(Annotator):
-    """Records the paragraphs that mention each entity, once for each pair."""
+    """Records the paragraphs that mention each entity, once for each entity and paragraph."""
 
     name = "entity_paragraph"
     needs = ("metadata_entity",)
@@ -316,24 +334,26 @@ class EntityParagraph(Annotator):
     settings = ("profile",)
 
     def annotate(self, row: Row) -> Columns:
-        entities = sorted(
-            row.read_spans("metadata_entity"), key=lambda entity: entity.char_start_idx or 0
+        mentions = sorted(
+            row.read_spans("metadata_entity"), key=lambda mention: mention.char_start_idx or 0
         )
-        spans = split_paragraphs(row)
-        start = 0
-        end = 0
-        # By paragraph: its entities in the order of their first mention, without repetitions
-        mentioned: dict[tuple[int, int], dict[str, None]] = {}
-        for entity in entities:
-            position = entity.char_start_idx or 0
-            while position >= end and (span := next(spans, None)) is not None:
-                start = span.start
-                end = span.end
-            mentioned.setdefault((start, end), {})[str(entity.value)] = None
+        paragraphs = split_paragraphs(row)
+        paragraph = ParagraphSpan(0, 0, REMAINDER)
+        # The entities of each paragraph, in the order of their first mentions.
+        entities_by_span: dict[tuple[int, int], dict[str, None]] = {}
+        for mention in mentions:
+            position = mention.char_start_idx or 0
+            while position >= paragraph.end:
+                next_paragraph = next(paragraphs, None)
+                if next_paragraph is None:
+                    break
+                paragraph = next_paragraph
+            entities = entities_by_span.setdefault((paragraph.start, paragraph.end), {})
+            entities[str(mention.value)] = None
 
         records = []
-        for (start, end), values in mentioned.items():
-            for order, value in enumerate(values):
+        for (start, end), entities in entities_by_span.items():
+            for order, value in enumerate(entities):
                 positions = {"relative_start_pos": order, "relative_end_pos": order}
                 records.append(
                     make_local_record("entity_paragraph", value, start, end, **positions)

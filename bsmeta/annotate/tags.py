@@ -1,12 +1,12 @@
-"""Rules for the elements of a page, and the writer of its text and tags.
+"""Writes the text and the tags of a page, by rules for its elements.
 
 `Rules` maps element names to rules. A `TagWriter` appends text and tags while the tree is walked in
-document order. It takes linear time; when an element turns out to be too short to keep, its text
-and tags are truncated.
+document order. It takes linear time; if an element turns out to be too short to keep, its text and
+tags are truncated.
 
 White space outside `pre` is collapsed, and a separator (a space or line breaks) is held back until
-the next text. So the text neither begins nor ends with white space, and a tag starts at the first
-character of its text.
+the next text. Therefore the text neither begins nor ends with white space, and a tag starts at the
+first character of its text.
 """
 
 from __future__ import annotations
@@ -30,15 +30,25 @@ KEEP, HOLLOW, BREAK, SKIP = range(4)
 
 
 class Rule(NamedTuple):
-    """The handling of all nodes with one name, except text."""
+    """The handling of all elements with one name.
 
-    action: int  # `KEEP`, `HOLLOW` (the tag without its content), `BREAK`, `SKIP` (with content)
+    Attributes:
+        action: `KEEP`, `HOLLOW` (keep the tag without its content), `BREAK` (a line break) or
+            `SKIP` (remove the element and its content).
+        separator: The separator around the element, or in its place if it is removed.
+        min_length: Shorter elements are removed; the text of removed inner elements counts, too.
+        keeps_space: Whether white space in the element is kept.
+        is_folded: Whether the element merges with its only child element of the same name.
+        content_rules: The rules for inner elements; None: the same rules.
+    """
+
+    action: int
     name: str
-    separator: int  # around the element, or in its place if it is removed
-    min_length: int  # shorter elements are removed; includes the text of removed inner elements
-    keeps_space: bool  # whether white space in the element is kept
-    is_folded: bool  # whether it merges with its only child element, if that has the same name
-    content_rules: Rules | None  # rules for inner elements; None: the same rules
+    separator: int
+    min_length: int
+    keeps_space: bool
+    is_folded: bool
+    content_rules: Rules | None
 
 
 _KNOWN_IDS = 1000  # lexbor's numbers of the names that it knows; other numbers differ by page
@@ -46,19 +56,31 @@ _NO_ATTRIBUTES = HtmlAttributes([], [])
 
 
 class OpenElement(msgspec.Struct, gc=False):
-    """An open element, and the state of the `TagWriter` at its start."""
+    """An open element, and the state of the `TagWriter` at its start.
+
+    Attributes:
+        start: See `TagWriter._start`.
+        tag_count: Number of tags.
+        chunk_count: Number of chunks of text.
+        edge_count: Number of edges (starts and ends of elements).
+        edges_before_end: Number of edges before the end of the text.
+        length: Length of the text.
+        pending: The separator held back.
+        raw_length: Length of the text, including removed text.
+        folds: Number of enclosing elements that the element is folded into.
+    """
 
     node: LexborNode
     rule: Rule
-    start: list[int]  # see `TagWriter._start`
+    start: list[int]
     tag_count: int
-    chunk_count: int  # chunks of text
-    edge_count: int  # starts and ends of elements
-    edges_before_end: int  # starts and ends before the end of the text
-    length: int  # of the text
-    pending: int  # the separator held back
-    raw_length: int  # of the text, including removed text
-    folds: int  # number of enclosing elements that the element is folded into
+    chunk_count: int
+    edge_count: int
+    edges_before_end: int
+    length: int
+    pending: int
+    raw_length: int
+    folds: int
 
 
 _SPACES = re.compile(r"[ \t\n\f\r]+")
@@ -92,8 +114,8 @@ class Rules(dict[int, Rule]):
 
     Args:
         profile: See `parse_page`.
-        html_rules: None for the rules of HTML. For the rules of the elements of a drawing (SVG),
-            the rules of HTML; elements of a drawing are separated by spaces, because each has its
+        html_rules: For the elements of a drawing (SVG), the rules of the HTML around it; None for
+            the rules of HTML. Elements of a drawing are separated by spaces, because each has its
             own position.
     """
 
@@ -104,7 +126,7 @@ class Rules(dict[int, Rule]):
         self._drawing_rules = Rules(profile, self) if html_rules is None else None
 
     def add_rule(self, node: LexborNode) -> Rule:
-        """Makes, stores and returns the rule for a node whose name has none yet."""
+        """Adds the rule for a node whose name has none yet, and returns it."""
         name = (node.tag or "-").lower()
         is_element = not name.startswith("-")  # other nodes are comments, for example
         action = self._choose_action(name) if is_element else SKIP
@@ -143,8 +165,8 @@ class Rules(dict[int, Rule]):
 class TagRecord(msgspec.Struct, gc=False):
     """An HTML tag as a record of the `metadata_html` column.
 
-    `relative_start_pos` and `relative_end_pos` order the starts and ends of tags that share an
-    offset. Tags share their attributes, which must not be changed.
+    `relative_start_pos` and `relative_end_pos` order the starts and ends of tags at the same
+    offset. Tags may share one `html_attrs`, which must not be modified.
     """
 
     value: str
@@ -169,7 +191,7 @@ def measure_raw_text(text: str) -> int:
 
 
 class TagWriter:
-    """Appends to a text and its tags; plain lists and few calls, for speed.
+    """Appends to a text and its tags, with plain lists and few calls for speed.
 
     The edges (starts and ends) of elements are counted in document order. The relative position of
     an edge is its index among the edges at the same offset of the text: this count, minus the count
@@ -211,13 +233,13 @@ class TagWriter:
         self._folded: list[HtmlAttributes] = []  # of folded elements, for the enclosing one
 
     def write_text(self, text: str, is_pre: int) -> tuple[int, int]:
-        """Appends text, which must not be empty or, outside `pre`, blank.
+        """Appends text, which must not be empty nor, outside `pre`, blank.
 
         Args:
             is_pre: Nonzero within `pre`.
 
         Returns:
-            The offset at which the text starts, and the number of edges before that offset.
+            The offset at which the text starts, and the number of edges before it.
         """
         separator = self.pending
         if is_pre:
@@ -356,6 +378,7 @@ class TagWriter:
             self.pending = rule.separator
 
     def _convert_attributes(self, node: LexborNode) -> HtmlAttributes:
+        """Converts the attributes of an element; elements with the same single one share it."""
         attributes = node.attributes
         if not attributes:
             return _NO_ATTRIBUTES
@@ -366,10 +389,11 @@ class TagWriter:
                 name, value = attribute
                 shared = self._single_attributes[attribute] = HtmlAttributes([name], [value or ""])
             return shared
-        values: list[str | int | float | None] = [*attributes.values()]
+
+        values: list[str | int | float | None] = list(attributes.values())
         if None in values:
             values = [value or "" for value in values]
-        return HtmlAttributes([*attributes], values)
+        return HtmlAttributes(list(attributes), values)
 
     def _remove_element(self, element: OpenElement) -> None:
         """Restores the state of the writer at the start of an element."""
@@ -388,10 +412,13 @@ class TagWriter:
         return "".join(self._chunks), self._tags
 
 
-def _join_attributes(chain: list[HtmlAttributes]) -> HtmlAttributes:
-    """Merges the attributes of nested elements, given innermost first; values are joined."""
-    joined: dict[str, list[str]] = {}
-    for attributes in reversed(chain):
+def _join_attributes(innermost_first: list[HtmlAttributes]) -> HtmlAttributes:
+    """Merges the attributes of nested elements; values of the same attribute are joined."""
+    values_by_name: dict[str, list[str]] = {}
+    for attributes in reversed(innermost_first):
         for name, value in zip(attributes.attrs, attributes.values, strict=True):
-            joined.setdefault(name, []).append(str(value))
-    return HtmlAttributes(list(joined), [" ".join(values) for values in joined.values()])
+            values_by_name.setdefault(name, []).append(str(value))
+
+    return HtmlAttributes(
+        list(values_by_name), [" ".join(values) for values in values_by_name.values()]
+    )

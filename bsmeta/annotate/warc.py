@@ -1,9 +1,9 @@
 """Reads the records of WARC files from any writer, and continues after damage.
 
-A WARC file is a sequence of records (ISO 28500), in most files one gzip member each. Some writers
-compress the file as a whole or in blocks, end lines with a bare line feed (ClueWeb09), or declare
-a wrong length. After a damaged member, a header without an end, or a wrong length, the reader
-continues at the next record, so that at most one record is lost.
+A WARC file is a sequence of records (ISO 28500), which most writers compress as one gzip member
+each. Some writers compress the whole file or blocks of it, end lines with a bare line feed
+(ClueWeb09), or declare wrong lengths. After a damaged member, a header without an end, or a wrong
+length, the reader continues at the next record, so that at most one record is lost.
 
 The readers of libraries are not used: fastwarc stops at the first damage without an error, and
 warcio reads the next record as content if a declared length is too large.
@@ -24,10 +24,10 @@ from isal import isal_zlib
 from bsmeta.data.io.compression import BLOCK_BYTES, COMPRESSED_BLOCK_BYTES, GZIP_WBITS
 
 MAX_HEADER_BYTES = 16 << 20
-"""Maximum bytes of the header of a record."""
+"""Maximum size of the header of a record."""
 
 MAX_BUFFERED_BYTES = 64 << 20
-"""Maximum bytes of a record that are buffered to verify its declared length."""
+"""Maximum number of bytes of a record that are buffered to verify its declared length."""
 
 MEMBER_CUT_OFF = "it ends within a gzip member"
 RECORD_CUT_OFF = "it ends within a record"
@@ -66,7 +66,7 @@ class Record:
     offset: int
 
     def parse_header(self) -> dict[str, str]:
-        """Returns the fields of the header, by their names in lower case."""
+        """Parses the fields of the header; their names are in lower case."""
         return parse_fields(self.header)
 
 
@@ -92,8 +92,9 @@ def read_records(file: BinaryIO, limit: int) -> Iterator[Record | Damage]:
     """Yields the records and the damaged parts of a file, in order.
 
     Args:
-        file: A seekable file, plain or compressed with gzip, which is detected.
-        limit: Maximum bytes of content; longer content is truncated to `limit + 1` bytes.
+        file: A seekable file, plain or compressed with gzip.
+        limit: Maximum size of the content of a record in bytes; longer content is truncated to
+            `limit + 1` bytes.
     """
     content = _Content(file)
     position = 0
@@ -114,7 +115,7 @@ def read_records(file: BinaryIO, limit: int) -> Iterator[Record | Damage]:
 
 
 def _skip_garbage(content: _Content, start: int) -> tuple[Damage, int]:
-    """Skips content at a position where no record begins; returns the damage and its end."""
+    """Skips content from a position where no record begins; returns the damage and its end."""
     offset = content.find_offset(start)
     is_cut_off = content.is_plain and content.is_cut_off_at(start)
     end = content.find_record(start)
@@ -125,47 +126,55 @@ def _skip_garbage(content: _Content, start: int) -> tuple[Damage, int]:
 
 
 def _read_record(content: _Content, start: int, limit: int) -> tuple[Record | Damage, int]:
-    """Reads the record that begins at a position; returns it, or its damage, and its end."""
+    """Reads the record that begins at a position; returns it or its damage, and its end."""
     offset = content.find_offset(start)
-    begin = content.find_content(start)
-    if begin is None:
+    content_start = content.find_content(start)
+    if content_start is None:
         next_record = content.find_record(start + 1)
         return _describe_bad_header(content, offset, start, next_record), next_record
 
-    header = content.read(start, begin - start)
+    header = content.read(start, content_start - start)
     length_field = _LENGTH.search(header)
     length = None if length_field is None else int(length_field[1])
 
-    content.keep(begin, limit + 1)
-    end = None if length is None else content.find_end(begin, length)
+    content.keep(content_start, limit + 1)
+    end = None if length is None else content.find_end(content_start, length)
     if end is not None:
-        data = content.read_kept(end - begin)
+        data = content.read_kept(end - content_start)
     else:
         # The length is missing or wrong: the content extends to the next record.
-        end = content.find_record(begin)
-        data = content.read_kept(end - begin)
-        if end - begin <= limit:
+        end = content.find_record(content_start)
+        data = content.read_kept(end - content_start)
+        if end - content_start <= limit:
             is_cut_off = content.is_plain and not data.endswith((b"\n\r\n", b"\n\n"))
             if is_cut_off and length is not None and length > len(data) and content.ends_at(end):
                 return Damage(offset, RECORD_CUT_OFF), end
             data = _strip_line_ends(data)
 
-    is_short = length is not None and end - begin < length
+    is_short = length is not None and end - content_start < length
     if is_short and content.has_gap(end):
         return Damage(offset, "a part of a record is missing"), end
-    gap = content.take_gap_of_record(end, is_whole=end - begin == length)
+
+    gap = content.take_gap_of_record(end, is_whole=end - content_start == length)
     if gap is not None:
         return Damage(gap.offset, gap.reason), end
     return Record(_read_type(header), header, data, offset), end
 
 
 def _read_type(header: bytes) -> str:
+    """Returns the `WARC-Type` of a header in lower case; "" without one."""
     field = _TYPE.search(header)
     return "" if field is None else field[1].strip().decode("utf-8", "replace").lower()
 
 
 def _describe_bad_header(content: _Content, offset: int, start: int, end: int) -> Damage:
-    """Returns the damage of a record whose header has no end; `end` is where it was given up."""
+    """Describes the damage of a record whose header has no end.
+
+    Args:
+        offset: Offset of the record in the file.
+        start: Position of the record in the content.
+        end: Position at which reading continues.
+    """
     gap = content.take_gap(end)
     if gap is not None:
         return Damage(gap.offset, gap.reason)
@@ -179,9 +188,12 @@ def _describe_bad_header(content: _Content, offset: int, start: int, end: int) -
 def parse_fields(header: bytes) -> dict[str, str]:
     """Parses the fields of a WARC or HTTP header, after its first line.
 
+    Lines without a colon are skipped; lines that begin with white space continue the previous
+    field.
+
     Returns:
-        The values by their names in lower case; of repeated fields, the first counts. Lines without
-        a colon are skipped; lines that begin with white space continue the field before them.
+        The values by the names of the fields in lower case; if a field is repeated, its first
+        value.
     """
     fields: dict[str, str] = {}
     name = ""
@@ -190,6 +202,7 @@ def parse_fields(header: bytes) -> dict[str, str]:
         if name and line.startswith((" ", "\t")):
             fields[name] = f"{fields[name]} {line.strip()}".strip()
             continue
+
         field_name, colon, value = line.partition(":")
         name = field_name.strip().lower() if colon else ""
         if name and name not in fields:
@@ -213,6 +226,7 @@ class _Gap(NamedTuple):
         start: Position in the content at which the member begins.
         end: Position after the part that could be decompressed.
         offset: Offset of the member in the file.
+        reason: Why it cannot be decompressed, for messages.
     """
 
     start: int
@@ -222,10 +236,15 @@ class _Gap(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """The beginning of a gzip member."""
+    """The beginning of a gzip member.
 
-    position: int  # in the content
-    offset: int  # in the file
+    Attributes:
+        position: Its position in the content.
+        offset: Its offset in the file.
+    """
+
+    position: int
+    offset: int
 
 
 class _Content:
@@ -252,33 +271,34 @@ class _Content:
         self._member = _Member(0, 0)  # the current one
 
         self._compressed = b""  # the last bytes read from the file
-        self._cursor = 0  # number of them that are decompressed
+        self._cursor = 0  # number of these bytes that are decompressed
         self._decompressor: Any = None  # None between members
 
     @property
     def _end(self) -> int:
+        """Position after the decompressed content."""
         return self._start + len(self._buffer)
 
     def fill(self, position: int) -> bool:
-        """Decompresses the content up to a position; returns whether it extends to there."""
+        """Decompresses the content up to a position; returns whether it extends that far."""
         while self._start + len(self._buffer) < position:
             if not self._extend():
                 return False
         return True
 
     def ends_at(self, position: int) -> bool:
-        """Returns whether the content ends at a position or before."""
+        """Whether the content ends at or before a position."""
         return not self.fill(position + 1)
 
     def read(self, position: int, size: int) -> bytes:
-        """Returns `size` bytes from a position on, fewer at the end of the content."""
+        """Returns `size` bytes starting at a position, fewer at the end of the content."""
         self.fill(position + size)
         first = position - self._start
         with memoryview(self._buffer) as view:
             return bytes(view[first : first + size])
 
     def discard(self, position: int) -> None:
-        """Frees the content before a position, except the part to keep."""
+        """Frees the content before a position, except the range to keep."""
         while len(self._members) > 1 and self._members[1].position <= position:
             self._members.popleft()
         if position - self._start >= BLOCK_BYTES:  # deleting less is not worth moving the rest
@@ -287,24 +307,25 @@ class _Content:
             self._start = position
 
     def keep(self, position: int, size: int) -> None:
-        """Keeps `size` bytes from a position on for `read_kept`, even when they are discarded."""
+        """Keeps `size` bytes, starting at a position, for `read_kept`, even after `discard`."""
         self._kept = bytearray()
         self._kept_range = range(position, position + size)
 
     def read_kept(self, size: int) -> bytes:
-        """Returns up to `size` of the kept bytes, from their beginning on."""
+        """Returns up to `size` bytes, from the beginning of the kept range."""
         end = min(self._kept_range.start + size, self._kept_range.stop)
-        return bytes(self._kept + self._read_needed(end))[: end - self._kept_range.start]
+        kept = bytes(self._kept + self._read_needed(end))
+        return kept[: end - self._kept_range.start]
 
     def _read_needed(self, end: int) -> bytes:
-        """Returns the part of the buffer, up to a position, that is in the kept range."""
+        """Returns the part of the buffer up to a position that is in the kept range."""
         first = max(self._kept_range.start, self._start) - self._start
         last = min(self._kept_range.stop, end) - self._start
         with memoryview(self._buffer) as view:
             return bytes(view[first : max(last, first)])
 
     def skip_blank(self, position: int) -> int:
-        """Returns the position after the line ends, if any, at a position."""
+        """Returns the position after any line ends at a position."""
         while self.fill(position + 1):
             match = _BLANK.match(self._buffer, position - self._start)
             assert match is not None
@@ -314,12 +335,12 @@ class _Content:
         return position
 
     def begins_record(self, position: int) -> bool:
-        """Returns whether a record begins at a position: its first line is complete."""
+        """Whether a record begins at a position, with its first line complete."""
         self.fill(position + _MAX_VERSION_LINE_BYTES)
         return _VERSION.match(self._buffer, position - self._start) is not None
 
     def is_cut_off_at(self, position: int) -> bool:
-        """Returns whether the content ends within the first line of a record at a position."""
+        """Whether the content ends within the first line of a record at a position."""
         rest = self.read(position, _MAX_VERSION_LINE_BYTES)
         return _VERSION_START.fullmatch(rest) is not None and self.ends_at(position + len(rest))
 
@@ -327,41 +348,45 @@ class _Content:
         """Returns the offset in the file of a position, or of its gzip member."""
         if self.is_plain:
             return position
+
         self._check_new_members()
-        members = reversed(self._members)
-        return next(member.offset for member in members if member.position <= position)
+        latest_first = reversed(self._members)
+        return next(member.offset for member in latest_first if member.position <= position)
 
     def take_gap(self, position: int) -> _Gap | None:
-        """Removes and returns the first gap that ends at a position or before, if any."""
+        """Removes and returns the first gap if it ends at or before a position; otherwise None."""
         if self._gaps and self._gaps[0].end <= position:
             return self._gaps.popleft()
         return None
 
     def has_gap(self, end: int) -> bool:
-        """Returns whether a gap begins at a position or after line ends there."""
+        """Whether a gap begins at a position, or after line ends at the position."""
         after = self.skip_blank(end)
         return bool(self._gaps) and end <= self._gaps[0].start <= after
 
     def take_gap_of_record(self, end: int, *, is_whole: bool) -> _Gap | None:
-        """Removes and returns the gap that damages the record that ends at a position, if any.
+        """Removes and returns the gap that damages a record; None if it is intact.
 
         Args:
-            is_whole: Whether the record has its declared length. Such a record is not damaged if
-                only the end of its gzip member is missing.
+            end: The end of the record.
+            is_whole: Whether the record has its declared length. Such a record is intact if only
+                the end of its gzip member is missing.
         """
         after = self.skip_blank(end)
         if not self._gaps:
             return None
+
         gap = self._gaps[0]
         if gap.end > after or gap.start >= end or (is_whole and gap.reason == MEMBER_CUT_OFF):
             return None
         return self._gaps.popleft()
 
     def find_content(self, start: int) -> int | None:
-        """Returns the position of the content of the record at a position, after its header.
+        """Finds the content of the record at a position.
 
         Returns:
-            None if the header has no end, is too long, or is cut by a barrier.
+            The position after the header; None if the header has no end, is too long, or is cut by
+            a barrier.
         """
         scanned = start
         while True:
@@ -379,40 +404,46 @@ class _Content:
             if not self.fill(end + 1):
                 return None
 
-    def find_end(self, begin: int, length: int) -> int | None:
-        """Returns the end of content with a declared length; None if the length is wrong.
+    def find_end(self, start: int, length: int) -> int | None:
+        """Returns the end of the content of a record; None if its declared length is wrong.
 
         The length is right if two line ends follow, or another record, or the end of the file.
         Lengths above `MAX_BUFFERED_BYTES` are not verified; the content then ends there, or where
         a gzip member begins with a record.
+
+        Args:
+            start: The position of the content.
+            length: The declared length.
         """
-        end = begin + length
+        end = start + length
         if self.is_plain and end > self._size:
             return None
-        if length > MAX_BUFFERED_BYTES and self.fill(begin + MAX_BUFFERED_BYTES):
-            return self._pass_over(begin, end)
+        if length > MAX_BUFFERED_BYTES and self.fill(start + MAX_BUFFERED_BYTES):
+            return self._discard_until(start, end)
 
         is_there = self.fill(end)
-        barrier = self._find_barrier(begin)
+        barrier = self._find_barrier(start)
         if not is_there or (barrier is not None and barrier < end):
             return None
+
         self.fill(end + 4)
         if self._buffer.startswith((b"\r\n\r\n", b"\n\n"), end - self._start):
             return end
+
         after = self.skip_blank(end)
         is_last = self.ends_at(after) or self.has_gap(end)
         if self._gaps and self._gaps[0].end <= after:
             is_last = True
         return end if is_last or self.begins_record(after) else None
 
-    def _pass_over(self, begin: int, end: int) -> int:
+    def _discard_until(self, start: int, end: int) -> int:
         """Discards the content up to `end`, the next barrier, or the end of the file.
 
         Returns:
-            The position where it stopped.
+            The position up to which the content was discarded.
         """
         while True:
-            barrier = self._find_barrier(begin)
+            barrier = self._find_barrier(start)
             if barrier is not None and barrier < end:
                 return barrier
             if self._end >= end:
@@ -422,9 +453,9 @@ class _Content:
                 return self._end
 
     def find_record(self, position: int) -> int:
-        """Returns the position of the next record, barrier or end, from a position on.
+        """Finds the next record, barrier or end of the content, starting at a position.
 
-        The content before it is discarded.
+        Discards the content before it, and returns its position.
         """
         scanned = position
         while True:
@@ -442,10 +473,10 @@ class _Content:
                 return end
 
     def _find_barrier(self, position: int) -> int | None:
-        """Returns the first barrier from a position on: no record extends beyond it.
+        """Returns the first barrier at or after a position; None if there is none.
 
-        Barriers are the beginnings of gzip members that begin with a record, and the beginnings and
-        ends of gaps.
+        No record extends beyond a barrier. Barriers are the beginnings of gzip members that begin
+        with a record, and the beginnings and ends of gaps.
         """
         edge = None
         for gap in self._gaps:
@@ -470,6 +501,7 @@ class _Content:
         """Adds a block to the buffer; returns False at the end of the file."""
         if not self.is_plain:
             return self._decompress()
+
         data = self._file.read(BLOCK_BYTES)
         self._buffer += data
         return bool(data)
@@ -479,6 +511,7 @@ class _Content:
         while True:
             if self._decompressor is None and not self._begin_member():
                 return False
+
             # In small parts, because the decompressor copies input that it does not use up.
             data = self._compressed[self._cursor : self._cursor + _INPUT_BYTES]
             try:
@@ -528,14 +561,15 @@ class _Content:
             if self._compressed.startswith(_GZIP_MARK, self._cursor):
                 self._decompressor = isal_zlib.decompressobj(wbits=GZIP_WBITS)
                 return True
+
             is_cut_off = _GZIP_MARK.startswith(self._compressed[self._cursor :])
             self._add_gap(MEMBER_CUT_OFF if is_cut_off else "no gzip member begins there")
             self._seek_member(offset + 1)
 
     def _skip_member(self) -> None:
-        """Moves from a member that cannot be decompressed to the next.
+        """Moves from a member that cannot be decompressed to the next one.
 
-        The content just before the damage, which the failing call did not return, is recovered by
+        The failing call did not return the content just before the damage; it is recovered by
         decompressing the member again in small steps.
         """
         member = self._member
@@ -545,7 +579,10 @@ class _Content:
         self._file.seek(member.offset)
         reason = "its checksum is wrong"
         try:
-            while not decompressor.eof and (data := self._file.read(_SMALL_INPUT_BYTES)):
+            while not decompressor.eof:
+                data = self._file.read(_SMALL_INPUT_BYTES)
+                if not data:
+                    break
                 block = decompressor.decompress(data)
                 self._buffer += block[max(known_bytes - decompressed_bytes, 0) :]
                 decompressed_bytes += len(block)
@@ -561,7 +598,7 @@ class _Content:
         self._gaps.append(_Gap(member.position, self._end, member.offset, reason))
 
     def _seek_member(self, offset: int) -> None:
-        """Moves to the next gzip member from an offset on, or to the end of the file."""
+        """Moves to the first gzip member at or after an offset, or to the end of the file."""
         self._decompressor = None
         self._compressed = b""
         self._cursor = 0
@@ -569,19 +606,19 @@ class _Content:
         data = b""
         while block := self._file.read(COMPRESSED_BLOCK_BYTES):
             data += block
-            first = 0
-            while (first := data.find(_GZIP_MARK, first)) >= 0:
-                position = self._file.tell()
-                start = position - len(data) + first
+            position = self._file.tell()
+            mark = data.find(_GZIP_MARK)
+            while mark >= 0:
+                start = position - len(data) + mark
                 if self._is_member(start):
                     self._file.seek(start)
                     return
-                self._file.seek(position)
-                first += 1
+                mark = data.find(_GZIP_MARK, mark + 1)
+            self._file.seek(position)
             data = data[1 - len(_GZIP_MARK) :]
 
     def _is_member(self, offset: int) -> bool:
-        """Returns whether a gzip member begins at an offset, and not just an equal mark."""
+        """Whether a gzip member begins at an offset, not just its magic number; moves the file."""
         self._file.seek(offset)
         decompressor = zlib.decompressobj(GZIP_WBITS)
         try:

@@ -24,8 +24,8 @@ Configuration = str | Path | RunConfig
 Overrides = Mapping[str, Any]
 """New values by key: dotted (`{"data_config.num_workers": 0}`) or nested.
 
-Strings are literal: `${…}` in them is not resolved. Where a configuration is composed from files, a
-group may be chosen as well: `{"+recipes": "meco"}`.
+Strings are literal: `${…}` in them is not resolved. If the configuration is composed from files,
+overrides may also choose a group: `{"+recipes": "meco"}`.
 """
 
 
@@ -53,12 +53,11 @@ def check_configuration(config: RunConfig) -> None:
     """Refuses a configuration that training would refuse, except for problems of the launch.
 
     Raises:
-        ConfigurationError: Lists all problems.
+        ConfigurationError: If it is invalid; lists all problems.
     """
     entry, problems = find_entry(config, TASKS)
-    raise_problems(
-        [*problems, *find_value_problems(config), *entry.value_problems(config, EMPTY_COMPOSITION)]
-    )
+    task_problems = entry.value_problems(config, EMPTY_COMPOSITION)
+    raise_problems([*problems, *find_value_problems(config), *task_problems])
 
 
 def check_overrides(overrides: Any) -> None:
@@ -77,19 +76,19 @@ def check_overrides(overrides: Any) -> None:
 
 
 def nest_overrides(overrides: Overrides | None) -> dict[str, Any]:
-    """Returns overrides as nested mappings, without dots in keys.
+    """Converts overrides to nested mappings, without dots in keys.
 
     Raises:
         ConfigurationError: If a key is set twice.
     """
     nested: dict[str, Any] = {}
-    for path, value in _flatten(overrides or {}):
-        *sections, name = path
+    for path, value in _iterate_leaves(overrides or {}):
+        *section_names, name = path
         section = nested
-        for number, part in enumerate(sections, start=1):
-            section = section.setdefault(part, {})
+        for depth, section_name in enumerate(section_names, start=1):
+            section = section.setdefault(section_name, {})
             if not isinstance(section, dict):
-                raise _make_repetition_error(path[:number])
+                raise _make_repetition_error(path[:depth])
         if name in section:
             raise _make_repetition_error(path)
         section[name] = value
@@ -97,12 +96,12 @@ def nest_overrides(overrides: Overrides | None) -> dict[str, Any]:
 
 
 def list_override_arguments(overrides: Overrides | None) -> list[str]:
-    """Returns overrides as command-line arguments, `key=value` in Hydra's grammar.
+    """Converts overrides to command-line arguments, `key=value` in Hydra's grammar.
 
     Raises:
         ConfigurationError: If a key is set twice, or a value cannot be written in this grammar.
     """
-    leaves = _flatten(nest_overrides(overrides))
+    leaves = _iterate_leaves(nest_overrides(overrides))
     return [f"{'.'.join(path)}={format_override_value(value)}" for path, value in leaves]
 
 
@@ -117,21 +116,25 @@ class _Leaf(NamedTuple):
     value: Any
 
 
-def _flatten(overrides: Overrides, sections: tuple[str, ...] = ()) -> Iterator[_Leaf]:
+def _iterate_leaves(overrides: Overrides, prefix: tuple[str, ...] = ()) -> Iterator[_Leaf]:
     """Yields the leaves of nested overrides.
 
-    A nonempty mapping is a section if all its keys are identifiers; otherwise it is a value.
-
     Args:
-        sections: The path of the section that `overrides` are in.
+        prefix: The path of the section that contains `overrides`.
     """
     for key, value in overrides.items():
-        path = (*sections, *key.split("."))
-        is_section = isinstance(value, Mapping) and value
-        if is_section and all(isinstance(name, str) and name.isidentifier() for name in value):
-            yield from _flatten(value, path)
+        path = (*prefix, *key.split("."))
+        if _is_section(value):
+            yield from _iterate_leaves(value, path)
         else:
             yield _Leaf(path, value)
+
+
+def _is_section(value: Any) -> bool:
+    """Whether a value is a nonempty mapping with identifiers as keys."""
+    if not isinstance(value, Mapping) or not value:
+        return False
+    return all(isinstance(name, str) and name.isidentifier() for name in value)
 
 
 def list_config_arguments(config: str | Path) -> list[str]:
@@ -146,19 +149,24 @@ def list_config_arguments(config: str | Path) -> list[str]:
 
 
 class _ConfigLocation(NamedTuple):
-    """A configuration file."""
+    """The location of a configuration file.
+
+    Attributes:
+        name: The file name without its suffix.
+        folder: The folder of the file; None: the configurations of the package.
+    """
 
     name: str
-    folder: Path | None  # None: the configurations of the package
+    folder: Path | None
 
 
 def _compose_files(config: str | Path, overrides: Overrides | None) -> RunConfig:
-    """Composes the configuration with a name, or at the path of a file."""
+    """Composes a configuration from its files, given by name or path."""
     location = _locate_config(config)
     arguments = list_config_arguments(config)
-    built_in = [entry.schema for entry in BUILT_IN.values()]
+    built_in_schemas = [entry.schema for entry in BUILT_IN.values()]
     schemas: list[type[RunConfig] | str] = list_offered_schemas(
-        arguments, built_in, "", TASKS.list_installed_schemas
+        arguments, built_in_schemas, "", TASKS.list_installed_schemas
     )
     return compose_command_line(
         choose_schema(arguments, schemas, ""),

@@ -1,7 +1,7 @@
 """Reads documents from Python values, and renders them as in training.
 
-A document is a string (only a text), `{"text": …, "metadata": {…}}` with values by type, or a
-record in the form of the training data (`metadata_…` columns, or the columns that
+A document is a string (a text without metadata), `{"text": …, "metadata": {…}}` with values by
+type, or a record in the form of the training data (`metadata_…` columns, or the columns that
 `data_config.columns` maps), which is read by the decoder of the training data.
 """
 
@@ -42,7 +42,7 @@ class RenderedDocument:
     """A document as the input of a model.
 
     Attributes:
-        text: The prefix, the text with inserted local metadata, and appended metadata.
+        text: The whole input: the prefix, the text with local metadata, and appended metadata.
         prefix: The prefix; empty if there is none.
         types: The rendered types, in the order of `metadata_list`.
     """
@@ -102,20 +102,20 @@ class DocumentReader:
         self._types = list(self._metadata.metadata_list)
         self._corpus_decoder = make_decoder(self._metadata, config.columns, content=config.content)
         self._plain_decoder = DocumentDecoder(MetadataConfig(metadata_list=[]))
-        # A corpus may have another object in a column `metadata`.
+        # A corpus may have a column `metadata` with other content.
         self._corpus_has_metadata = any(
             path.split(".")[0] == METADATA for path in config.columns.values()
         )
         self._renderer = Renderer(self._metadata)
 
     def read(self, document: GivenDocument, metadata: Mapping[str, Any] | None = None) -> Document:
-        """Reads a document; its metadata become records.
+        """Reads a document and its metadata.
 
         Args:
             metadata: Values by type, which add to or replace values of the document.
 
         Raises:
-            DataError: If it is not a document, or has metadata that training would ignore.
+            DataError: If the value is not a document, or has metadata that training would ignore.
         """
         if isinstance(document, str):
             document = {TEXT_KEY: document}
@@ -128,10 +128,10 @@ class DocumentReader:
 
         plain_keys = {TEXT_KEY} if self._corpus_has_metadata else {TEXT_KEY, METADATA}
         is_plain = document.keys() <= plain_keys
-        values = document.get(METADATA)
-        if is_plain and isinstance(values, Mapping):
+        document_metadata = document.get(METADATA)
+        if is_plain and isinstance(document_metadata, Mapping):
             document = {**document, METADATA: None}
-            metadata = {**values, **(metadata or {})}
+            metadata = {**document_metadata, **(metadata or {})}
 
         try:
             decoder = self._plain_decoder if is_plain else self._corpus_decoder
@@ -142,10 +142,11 @@ class DocumentReader:
         except (TypeError, UnicodeEncodeError) as error:
             raise DataError(f"{error}; expected strings, numbers and lists of them") from error
         except BadDocument as error:
-            raise DataError(f"{error} (it has {', '.join(map(repr, document))})") from error
+            keys = ", ".join(repr(key) for key in document)
+            raise DataError(f"{error} (it has {keys})") from error
 
     def _replace_metadata(self, document: Document, metadata: Mapping[str, Any]) -> Document:
-        """Returns the document with the given metadata in place of its own for these types."""
+        """Returns the document with the given metadata in place of its metadata of these types."""
         records: list[dict[str, Any]] = []
         for key, value in metadata.items():
             records += self._make_records(key, value)
@@ -162,13 +163,16 @@ class DocumentReader:
         return Document(document.text, document.url, records_by_type)
 
     def _make_records(self, key: str, value: Any) -> list[dict[str, Any]]:
-        """Returns the records of a type for a value or a list of values."""
+        """Makes the records of a type from a value or a list of values.
+
+        Raises:
+            DataError: If the type is not in `metadata_list`, or a value cannot be used.
+        """
         if key not in self._types:
+            types = ", ".join(self._types) or "(it is empty)"
             raise DataError(
-                f"metadata.{key}: not in metadata_list; expected some of "
-                f"{', '.join(self._types) or '(it is empty)'}{suggest_nearest(key, self._types)}, "
-                "or a "
-                "configuration that has it there"
+                f"metadata.{key}: not in metadata_list; expected some of {types}"
+                f"{suggest_nearest(key, self._types)}, or a configuration that has it there"
             )
 
         metadata_type = find_type(key)
@@ -176,21 +180,29 @@ class DocumentReader:
             return []
 
         items = value if isinstance(value, list) else [value]
-        return [self._make_record(key, item, metadata_type.is_local) for item in items]
+        return [self._make_record(key, item, is_local=metadata_type.is_local) for item in items]
 
     @staticmethod
-    def _make_record(key: str, item: Any, is_local: bool) -> dict[str, Any]:
-        """Makes a record from a value, or adds the key to a given record."""
+    def _make_record(key: str, item: Any, *, is_local: bool) -> dict[str, Any]:
+        """Makes a record from a value, or adds the key to a given record.
+
+        Raises:
+            DataError: If the value is neither a string nor a number, or the type is local.
+        """
         if isinstance(item, date):
             item = item.isoformat()
-
         if isinstance(item, Mapping):
             return {**item, "key": key}
-        if is_local or isinstance(item, bool) or not isinstance(item, (str, int, float)):
-            expected = "a string or a number, or a list of them"
-            if is_local:
-                expected = "a list of records with value, char_start_idx and char_end_idx"
-            raise DataError(f"metadata.{key}={item!r}: expected {expected}")
+
+        if is_local:
+            raise DataError(
+                f"metadata.{key}={item!r}: expected a list of records with value, char_start_idx "
+                "and char_end_idx"
+            )
+        if isinstance(item, bool) or not isinstance(item, (str, int, float)):
+            raise DataError(
+                f"metadata.{key}={item!r}: expected a string or a number, or a list of them"
+            )
         return {"key": key, "type": "global", "value": item}
 
     def _refuse_ignored_values(self, document: Mapping[str, Any], decoded: Document) -> None:
@@ -209,7 +221,11 @@ class DocumentReader:
         metadata: Mapping[str, Any] | None,
         types: Sequence[str] | None,
     ) -> RenderedDocument:
-        """Renders a document; see the function `render`."""
+        """Renders a document; see the function `render`.
+
+        Raises:
+            DataError: If the document is invalid, or a type cannot be rendered.
+        """
         unknown = [name for name in types or () if name not in self._types]
         if unknown:
             raise DataError(
@@ -218,13 +234,15 @@ class DocumentReader:
             )
 
         decoded = self.read(document, metadata)
-        for key in types or ():
-            columns = [f"metadata_{column}" for column in (key, *find_type(key).columns)]
-            has_column = isinstance(document, Mapping) and any(map(document.get, columns))
-            if has_column and not decoded.has(key):
-                raise DataError(
-                    f"types: {key}: metadata_column_list of the configuration leaves its column out"
-                )
+        if isinstance(document, Mapping):
+            for key in types or ():
+                columns = [f"metadata_{column}" for column in (key, *find_type(key).columns)]
+                has_column = any(document.get(column) for column in columns)
+                if has_column and not decoded.has(key):
+                    raise DataError(
+                        f"types: {key}: metadata_column_list of the configuration leaves its "
+                        "column out"
+                    )
 
         rendered = self.render_types(decoded, self._types if types is None else types)
         if self._metadata.without_metadata_same_context:
@@ -251,12 +269,12 @@ def read_each(
     """Reads each document of a list, a data set, or anything else that yields documents.
 
     Args:
-        read: Reads a document; raises DataError if it cannot.
+        read: Reads a document; raises DataError if the document is invalid.
         argument: The name of the argument, for messages.
         first: Index of the first document, for messages.
 
     Raises:
-        DataError: Lists all documents that cannot be read.
+        DataError: If documents cannot be read; lists all of them.
     """
     refuse_single(documents, argument)
     items = []
@@ -277,12 +295,12 @@ def read_batches(
     """Reads documents lazily, and yields them in batches.
 
     Args:
-        read: Reads a document; raises DataError if it cannot.
+        read: Reads a document; raises DataError if the document is invalid.
         argument: The name of the argument, for messages.
-        batch_size: Number of documents of a batch.
+        batch_size: Number of documents in a batch.
 
     Raises:
-        DataError: Lists the documents of the next batch that cannot be read.
+        DataError: If documents of the next batch cannot be read; lists all of them.
     """
     refuse_single(documents, argument)
     iterator = iter(documents)
@@ -294,13 +312,13 @@ def read_batches(
 
 
 def refuse_single(documents: Any, argument: str) -> None:
-    """Refuses an argument that is a single document or not iterable.
+    """Refuses a single document, or a value that is not iterable, in place of documents.
 
     Args:
         argument: The name of the argument, for messages.
 
     Raises:
-        DataError: If it is one of these.
+        DataError: If `documents` is either of them.
     """
     is_single = isinstance(documents, (str, bytes, Mapping))
     if is_single or not isinstance(documents, Iterable):

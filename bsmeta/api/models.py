@@ -1,4 +1,4 @@
-"""Trained models that predict, score and generate on Python values.
+"""Loads trained models, which predict, score and generate on Python values.
 
 `load` opens a checkpoint of any task. A language model scores and continues documents with their
 metadata, with the code of `evaluate.py` and `generate.py`; the models of the other tasks predict on
@@ -58,15 +58,15 @@ from bsmeta.training.task import (
     WarnsOfScripts,
 )
 
-# The names of this package's tasks, for type checkers; `open_model` checks them by the registry.
+# The names of this package's tasks, for type checkers; `open_model` checks names at run time.
 LanguageModelTask = Literal["causal_lm"]
 PredictorTask = Literal["classification", "disambiguation", "sed_words", "sed_sequence", "sec"]
 Checkpoint = str | os.PathLike[str]
-"""A path, or a `Run`, which stands for its folder."""
+"""The path of a model, a checkpoint or a run; or a `Run`."""
 
 
 class Sampling(TypedDict, total=False):
-    """Settings of text generation, documented in `GenerateConfig`, which has their defaults."""
+    """Settings of text generation; `GenerateConfig` documents them and has their defaults."""
 
     max_new_tokens: int
     temperature: float
@@ -82,8 +82,8 @@ class Sampling(TypedDict, total=False):
 class Score:
     """The cross-entropy of a document's text under a model, with and without its metadata.
 
-    Both are sums over the same bytes: the bytes of all tokens that are predicted in both cases. So
-    the first token of a text is excluded.
+    Both are sums over the bytes of the tokens that are predicted in both cases, so the first token
+    of a text is excluded.
 
     Attributes:
         prefix: The rendered metadata; empty if the document has none.
@@ -116,7 +116,7 @@ class Score:
 class Model:
     """A trained model of any task; `load` returns an instance of a subclass.
 
-    A method that the model's task does not offer raises a `UserError` that names the offered ones.
+    A method that the model's task does not support raises a `UserError` that names those it does.
 
     Attributes:
         checkpoint: The checkpoint as given by the caller.
@@ -200,11 +200,16 @@ def _split_sampling(sampling: Sampling) -> tuple[int, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class _ScoredDocument:
-    """A document to score."""
+class _ScoringInput:
+    """A document to score.
+
+    Attributes:
+        document: The document with its metadata.
+        rendered: The document rendered with all its metadata.
+    """
 
     document: Document
-    rendered: Rendered  # with all its metadata
+    rendered: Rendered
 
 
 class LanguageModel(Model):
@@ -249,8 +254,8 @@ class LanguageModel(Model):
             UserError: If documents cannot be read (all are listed) or have no text.
         """
         _check_windows(windows)
-        scored = read_each(documents, self._read_scored, "documents")
-        return self._score_documents(scored, windows) if scored else []
+        inputs = read_each(documents, self._read_scoring_input, "documents")
+        return self._score_inputs(inputs, windows) if inputs else []
 
     def score_each(
         self, documents: Iterable[GivenDocument], *, windows: str = "sliding"
@@ -261,10 +266,10 @@ class LanguageModel(Model):
         """
         _check_windows(windows)
         refuse_single(documents, "documents")
-        batches = read_batches(documents, self._read_scored, "documents", SCORE_BATCH_SIZE)
-        return (score for batch in batches for score in self._score_documents(batch, windows))
+        batches = read_batches(documents, self._read_scoring_input, "documents", SCORE_BATCH_SIZE)
+        return (score for batch in batches for score in self._score_inputs(batch, windows))
 
-    def _score_documents(self, scored: Sequence[_ScoredDocument], windows: str) -> list[Score]:
+    def _score_inputs(self, inputs: Sequence[_ScoringInput], windows: str) -> list[Score]:
         """Scores documents in one evaluation."""
         data = self._opened.run_config.data_config
         metadata = data.metadata_config
@@ -273,11 +278,11 @@ class LanguageModel(Model):
             metadata = replace(metadata, metadata_values=OWN)
 
         (with_metadata,) = plan_comparisons(["all"], metadata.metadata_list)
-        names = [f"documents[{number}]" for number in range(len(scored))]
+        names = [f"documents[{number}]" for number in range(len(inputs))]
         evaluation = PairedEvaluation(
             replace(data, metadata_config=metadata),
             self._opened.tokenizer,
-            GivenDocuments([entry.document for entry in scored], names),
+            GivenDocuments([scoring_input.document for scoring_input in inputs], names),
             [TEXT_ALONE, with_metadata],
             windows=windows,
         )
@@ -292,24 +297,28 @@ class LanguageModel(Model):
 
         return [
             Score(
-                prefix=entry.rendered.prefix,
-                types=entry.rendered.types,
+                prefix=scoring_input.rendered.prefix,
+                types=scoring_input.rendered.types,
                 bytes=int(total[BYTES]),
                 nats=float(total[NATS_WITH]),
                 nats_without=float(total[NATS_WITHOUT]),
-                lost_bytes=int(lost),
+                lost_bytes=int(num_lost),
             )
-            for entry, total, lost in zip(scored, totals, lost_bytes, strict=True)
+            for scoring_input, total, num_lost in zip(inputs, totals, lost_bytes, strict=True)
         ]
 
-    def _read_scored(self, source: GivenDocument) -> _ScoredDocument:
-        """Reads a document to score."""
+    def _read_scoring_input(self, source: GivenDocument) -> _ScoringInput:
+        """Reads a document to score.
+
+        Raises:
+            DataError: If the document is invalid, or its text is empty.
+        """
         document = self._reader.read(source)
         if not document.text:
             raise DataError("its text is empty, so there is nothing to score")
 
         types = self._opened.run_config.data_config.metadata_config.metadata_list
-        return _ScoredDocument(document, self._reader.render_types(document, types))
+        return _ScoringInput(document, self._reader.render_types(document, types))
 
     def generate(
         self, documents: Iterable[GivenDocument], **sampling: Unpack[Sampling]
@@ -455,7 +464,7 @@ class Predictor(Model):
         return self._task.predict(self.module, chain.from_iterable(batches))
 
     def check_record(self, record: Mapping[str, Any]) -> None:
-        """Checks the fields of a record beside its texts, such as mentions.
+        """Checks the fields of a record other than its texts, such as mentions.
 
         Raises:
             DataError: If a field is invalid.
@@ -464,29 +473,33 @@ class Predictor(Model):
             self._task.check_record(record)
 
     def data_fingerprint(self) -> Any:
-        """Returns a fingerprint of external data, such as an entity table, used by predictions.
+        """Returns a fingerprint of external data that predictions use, such as an entity table.
 
         Returns:
-            None if predictions depend on the model alone.
+            The fingerprint; None if predictions depend on the model alone.
         """
         return self._task.data_fingerprint() if isinstance(self._task, PredictsFromData) else None
 
     def _read_record(self, text: str | Mapping[str, Any]) -> Mapping[str, Any]:
-        """Makes a record from a text, or checks a given one."""
+        """Makes a record from a text, or checks a given record.
+
+        Raises:
+            DataError: If it lacks a text in one of `inputs`, or has an invalid field.
+        """
         record = dict.fromkeys(self.inputs, text) if isinstance(text, str) else text
         if not isinstance(record, Mapping):
             raise DataError(f"a {type(record).__name__}; expected a text or a record")
 
         for key in self.inputs:
             if not isinstance(record.get(key), str):
-                keys = ", ".join(map(repr, record)) or "nothing"
+                keys = ", ".join(repr(name) for name in record) or "nothing"
                 raise DataError(f"{key!r} is not a text (it has {keys}); expected one")
         self.check_record(record)
         return record
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """Output formats for changes that `bsmeta predict` offers; empty for other tasks."""
+        """Output formats of `bsmeta predict` for changes to a text; empty for other tasks."""
         return self._task.forms if isinstance(self._task, ChangesText) else ()
 
     def changes(self, text: str) -> list[Any]:

@@ -31,7 +31,7 @@ from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.exit_codes import EXIT_PREEMPTED, EXIT_USER_ERROR
 
 MAX_SHOWN_LINES = 30
-"""Maximum number of output lines, the last ones, in the error of a failed program."""
+"""Maximum number of output lines in the error message of a failed program."""
 
 
 def train_model(
@@ -73,7 +73,8 @@ def train_model(
         arguments = [*list_config_arguments(name_or_path), *list_override_arguments(overrides)]
         if isinstance(config, RunConfig) and config.trust_checkpoint:
             arguments.append("trust_checkpoint=true")  # never written to files
-        _run_command([sys.executable, "-P", *module, *arguments], "train", show_output)
+        command = [sys.executable, "-P", *module, *arguments]
+        _run_command(command, "train", show_output=show_output)
     return open_run(run_config.out_dir)
 
 
@@ -102,12 +103,16 @@ def run_program(
         raise ConfigurationError(f"arguments={arguments!r}: expected a list of texts")
 
     command = [sys.executable, "-P", "-m", "bsmeta", program, *arguments]
-    _run_command([*command, *list_override_arguments(overrides)], program, show_output)
+    command += list_override_arguments(overrides)
+    _run_command(command, program, show_output=show_output)
 
 
 @contextmanager
 def _write_configuration(config: Configuration) -> Iterator[str | Path]:
-    """Writes a configuration object to a temporary file; yields its path, or a given name."""
+    """Writes a configuration object to a temporary file; yields its path.
+
+    A name or path is yielded unchanged.
+    """
     if not isinstance(config, RunConfig):
         yield config
         return
@@ -117,12 +122,16 @@ def _write_configuration(config: Configuration) -> Iterator[str | Path]:
         yield file
 
 
-def _run_command(command: Sequence[str], program: str, show_output: bool) -> None:
-    """Runs a command, and prints its output line by line if `show_output`.
+def _run_command(command: Sequence[str], program: str, *, show_output: bool) -> None:
+    """Runs a command.
+
+    Args:
+        program: The name of the program, for messages.
+        show_output: Whether to print its output line by line.
 
     Raises:
-        UserError: If the exit code says that a user's error or a signal has ended the program.
-        RuntimeError: If the command failed with another exit code.
+        UserError: If the program ended because of a user's error or a signal, by its exit code.
+        RuntimeError: If it failed with another exit code.
     """
     # In a new session, so that Ctrl+C in a terminal reaches the command once: through this process.
     process = subprocess.Popen(
@@ -137,11 +146,11 @@ def _run_command(command: Sequence[str], program: str, show_output: bool) -> Non
     )
     last_lines: deque[str] = deque(maxlen=MAX_SHOWN_LINES)
     try:
-        _read_lines(process, last_lines, show_output)
+        _read_output(process, last_lines, show_output=show_output)
     except KeyboardInterrupt:
-        # Training saves a checkpoint and ends; a background job ignores SIGINT.
+        # SIGTERM, because a background job ignores SIGINT. Training saves a checkpoint and ends.
         process.send_signal(signal.SIGTERM)
-        _read_lines(process, last_lines, show_output)
+        _read_output(process, last_lines, show_output=show_output)
         raise
     finally:
         if process.poll() is None:
@@ -157,7 +166,9 @@ def _run_command(command: Sequence[str], program: str, show_output: bool) -> Non
         raise RuntimeError(f"bsmeta {program} failed ({process.returncode}):\n{output}")
 
 
-def _read_lines(process: subprocess.Popen[str], last_lines: deque[str], show_output: bool) -> None:
+def _read_output(
+    process: subprocess.Popen[str], last_lines: deque[str], *, show_output: bool
+) -> None:
     """Appends the output of a process to `last_lines` until the process ends."""
     assert process.stdout is not None
     for line in process.stdout:

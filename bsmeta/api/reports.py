@@ -17,7 +17,7 @@ from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, name_missing_extras
 from bsmeta.core.keys import refuse_out_of_bounds
 from bsmeta.core.parsing import parse_json
-from bsmeta.report.page import HTML
+from bsmeta.report.page import HTML_NAME
 
 if TYPE_CHECKING:
     import pandas
@@ -60,9 +60,10 @@ def evaluate_model(
     with name_missing_extras(), output:
         folders = evaluate_checkpoints(config)
     if len(folders) != 1:
+        reports = ", ".join(str(folder) for folder in folders)
         raise ConfigurationError(
-            f"checkpoint={names}: models of this task have a report each: "
-            f"{', '.join(map(str, folders))}; expected one checkpoint"
+            f"checkpoint={names}: models of this task have a report each: {reports}; expected one "
+            "checkpoint"
         )
     return Report(folders[0])
 
@@ -98,13 +99,13 @@ class Report:
 
     @property
     def answers(self) -> list[str]:
-        """The sentences that summarize the report."""
+        """The sentences that summarize the report; the first one is the answer."""
         return [str(answer) for answer in self.results["answers"]]
 
     @property
     def page(self) -> Path:
         """Path of the report as an HTML page."""
-        return self.folder / HTML
+        return self.folder / HTML_NAME
 
     def to_pandas(self) -> pandas.DataFrame:
         """Returns a table with a row of metrics for each compared system.

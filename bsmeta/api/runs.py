@@ -39,7 +39,7 @@ class Status:
 
 
 class Run:
-    """A run folder. Methods read the files at each call, because the run may be in progress.
+    """A run folder; methods read its files at each call, because the run may be in progress.
 
     Attributes:
         path: The path of the folder.
@@ -84,16 +84,16 @@ class Run:
             raise DataError(f"{file} is damaged: {error}") from error
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Returns the checkpoints, oldest first, each with `step` and `folder`.
+        """Lists the checkpoints, oldest first, each with `step` and `folder`.
 
-        `load` accepts the folders that contain `model/`.
+        `bsmeta.load` accepts the folders that contain `model/`.
         """
         return list_checkpoints(self.path)
 
     def metrics(self, event: str | None = None) -> list[dict[str, Any]]:
-        """Returns the lines of `metrics.jsonl` as dicts, in the order of the run.
+        """Reads the lines of `metrics.jsonl` as dicts, in the order of the run.
 
-        They are the rows of a table: `pandas.DataFrame(run.metrics("step"))`.
+        `pandas.DataFrame(run.metrics("step"))` makes them the rows of a table.
 
         Args:
             event: Only lines of this event, such as `step`, `eval` or `save`; None: all lines.
@@ -109,7 +109,7 @@ class Run:
         """Returns the report of `bsmeta evaluate`, or of the end of the run.
 
         Args:
-            name: The subfolder of the evaluation: `evaluation-…` for another checkpoint or data.
+            name: The subfolder of the evaluation; for another checkpoint or data `evaluation-…`.
 
         Raises:
             UserError: If there is no such evaluation.
@@ -160,7 +160,8 @@ def _explain_no_run(path: Path) -> str:
         if (parent / METRICS).is_file():
             return f"a folder in the run {parent}, which bsmeta.load reads"
 
+    explanation = f"no {CONFIG_FILE} in it"
     runs = sorted(config.parent.name for config in path.glob(f"*/{CONFIG_FILE}"))
-    return f"no {CONFIG_FILE} in it" + (
-        f", but it holds the runs {', '.join(runs)}" if runs else ""
-    )
+    if runs:
+        explanation += f", but it holds the runs {', '.join(runs)}"
+    return explanation

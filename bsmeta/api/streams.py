@@ -1,4 +1,4 @@
-"""The micro-batches of training as a torch data set."""
+"""Streams the micro-batches of training as a torch data set."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _OpenedData:
     """The stream of one rank, with its position within the current step.
 
     Args:
-        saved: The merged state of all ranks at which the stream starts; None: the beginning.
+        saved: The merged state of all ranks from which the stream starts; None: the beginning.
 
     Attributes:
         process_id: The process that opened the stream; forked processes cannot use it.
@@ -83,7 +83,7 @@ class _OpenedData:
         """Takes the next micro-batch.
 
         Args:
-            accumulation: Number of micro-batches of a step.
+            accumulation: Number of micro-batches in a step.
         """
         if not self._taken:
             step = next(self._steps)
@@ -129,10 +129,10 @@ class BatchStream(IterableDataset[MicroBatch]):
         """Sets the position; the data is opened there when it is first used.
 
         Args:
-            opened_from: The merged state of all processes at which the data is opened; None: the
+            opened_from: The merged state of all processes from which the data is opened; None: the
                 beginning.
-            opened_step: Number of steps before that state.
-            taken: Number of micro-batches that this process has taken since that state.
+            opened_step: Number of steps before this state.
+            taken: Number of micro-batches that this process has taken since this state.
         """
         self._opened_from = opened_from
         self._opened_step = opened_step
@@ -153,6 +153,7 @@ class BatchStream(IterableDataset[MicroBatch]):
         return self._open_data().stream
 
     def _open_data(self) -> _OpenedData:
+        """Returns the data opened in this process; opens it at the position if necessary."""
         data = self._data
         if data is not None and data.process_id != os.getpid():
             _PARENT_DATA.append(data)
@@ -165,9 +166,9 @@ class BatchStream(IterableDataset[MicroBatch]):
         return data
 
     def _make_task(self) -> Task:
-        """Makes the task; in a worker of a `DataLoader`, one whose stream has no workers.
+        """Makes the task; in a worker of a `DataLoader`, its stream has no workers of its own.
 
-        Torch forbids worker processes to start further ones.
+        Torch does not allow worker processes to start other processes.
 
         Raises:
             UserError: If the `DataLoader` has several workers, or a library is missing.
@@ -196,25 +197,26 @@ class BatchStream(IterableDataset[MicroBatch]):
     def rows(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yields each row of the micro-batches, as tensors by name.
 
-        Suits `datasets.IterableDataset.from_generator(stream.rows)`.
+        Usage: `datasets.IterableDataset.from_generator(stream.rows)`.
 
         Raises:
             UserError: If the tensors of a micro-batch have different numbers of rows.
         """
         for batch in self:
             sizes = {name: len(tensor) for name, tensor in batch.tensors.items()}
-            if len({*sizes.values()}) != 1:
+            if len(set(sizes.values())) != 1:
                 raise ConfigurationError(
                     f"rows: the tensors of task={self._config.task} have different numbers of "
                     f"rows: {sizes}; use the batches"
                 )
-            for number in range(next(iter(sizes.values()))):
-                yield {name: tensor[number] for name, tensor in batch.tensors.items()}
+            (num_rows,) = set(sizes.values())
+            for row in range(num_rows):
+                yield {name: tensor[row] for name, tensor in batch.tensors.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the current position as JSON-serializable values.
 
-        Of several processes, each saves its state, and each loads the list of all states.
+        Each of several processes saves its own state, and loads the list of all states.
         """
         data = self._open_data()
         return {
@@ -230,19 +232,19 @@ class BatchStream(IterableDataset[MicroBatch]):
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Moves to a saved position.
 
-        A state from the end of a step may be loaded with another number of processes.
+        States saved at the end of a step may be loaded with another number of processes.
 
         Args:
-            state: The result of `state_dict`; for several processes the list of their results.
+            state: The result of `state_dict`; for several processes, the list of their results.
 
         Raises:
             UserError: If the state belongs to other data, or the state of a process is missing.
         """
-        states = [state] if isinstance(state, Mapping) else [*state]
+        states = [state] if isinstance(state, Mapping) else list(state)
         self._check_states(states)
         first = states[0]
 
-        # States can only be merged by a stream that was opened at the same position as theirs.
+        # Only a stream that was opened at the same position can merge the states.
         if first["opened_at"] != self._opened_from:
             self._set_position(first["opened_at"], 0, 0)
         merged = self.open().merge([saved["data"] for saved in states])
@@ -270,11 +272,16 @@ class BatchStream(IterableDataset[MicroBatch]):
         self._set_position(*state["position"])
 
     def _check_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Refuses states unless they are of all processes at the same position."""
+        """Refuses states that are not from all processes at the same position.
+
+        Raises:
+            ConfigurationError: If a state is invalid or missing, or they do not belong together.
+        """
         expected_keys = self.state_dict().keys()
-        if not all(
-            isinstance(state, Mapping) and expected_keys == state.keys() for state in states
-        ):
+        are_valid = all(
+            isinstance(state, Mapping) and state.keys() == expected_keys for state in states
+        )
+        if not are_valid:
             raise ConfigurationError("state: expected what state_dict() returned, or a list of it")
 
         size = states[0]["world_size"] if states else 0

@@ -1,4 +1,4 @@
-"""Activation functions in transformers models that torch can compute in one kernel.
+"""Replaces activation functions of transformers models with torch's single-kernel versions.
 
 transformers implements `gelu_new` in eight operations. Each is a separate kernel that saves its
 result for the backward pass, and under autocast on CUDA, all operations after `pow` are in float32.
@@ -10,23 +10,22 @@ from __future__ import annotations
 
 from torch import nn
 
-_BUILT_IN = "transformers.activations."
-# By name, because importing the module of every architecture would take seconds.
+# Classes are listed by name, because importing the module of every architecture takes seconds.
 _TANH_GELUS = (
-    f"{_BUILT_IN}NewGELUActivation",
-    f"{_BUILT_IN}FastGELUActivation",
-    f"{_BUILT_IN}AccurateGELUActivation",
-    f"{_BUILT_IN}GELUTanh",  # written out for gelu_python_tanh
+    "transformers.activations.NewGELUActivation",
+    "transformers.activations.FastGELUActivation",
+    "transformers.activations.AccurateGELUActivation",
+    "transformers.activations.GELUTanh",  # written out for gelu_python_tanh
     "transformers.models.bloom.modeling_bloom.BloomGelu",
 )
-_EXACT_GELU = f"{_BUILT_IN}GELUActivation"  # written out for gelu_python
+_EXACT_GELU = "transformers.activations.GELUActivation"  # written out for gelu_python
 
 
 def fuse_activations(model: nn.Module) -> None:
     """Replaces activation functions that take several operations with torch's fused ones.
 
-    Both are the same function of real numbers; they differ by rounding, about 1e-6 in float32. The
-    configuration, and thus the exported model, still names the original.
+    The fused function is mathematically the same; results differ by rounding, about 1e-6 in
+    float32. The configuration, and thus the exported model, still names the original.
 
     Args:
         model: A transformers model; modified in place.

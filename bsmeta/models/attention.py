@@ -2,7 +2,7 @@
 
 Documents packed into one sequence restart their positions, and must not attend to each other. From
 the positions, transformers builds a mask for eager attention and sdpa. A mask rules out the fastest
-kernels, and costs a read of the device. Therefore, on GPUs:
+kernels, and building it waits for the device. Therefore, on GPUs:
 
 - flash attention (of a package, or torch's own `varlen_attn`) receives the borders of documents;
   with more than one sequence in a batch it ignores positions (`_is_packed_sequence` in
@@ -53,11 +53,11 @@ BORDERS = "document_borders"
 """Name of the tensor with the documents' borders in a micro-batch."""
 
 TOKENS_PER_DOCUMENT = 16
-"""Documents shorter than this on average give compiled layers another shape of borders."""
+"""Average document length down to which batches of one size share one shape of borders."""
 
 _MAX_HEAD_SIZE = 256  # of torch's flash kernels
 # Arguments that change the attention; `find_obstacle_to_custom_attention` excludes their models.
-_UNKNOWN_TO_VARLEN = ("softcap", "s_aux", "position_bias")
+_UNSUPPORTED_BY_VARLEN = ("softcap", "s_aux", "position_bias")
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 # Attributes of a transformers model class that declare support for an implementation.
 _SUPPORT = {
@@ -73,7 +73,7 @@ class Choice:
 
     Attributes:
         name: Its name in transformers; None: the default (sdpa if the class supports it).
-        reason: Reason for the log.
+        reason: Why it was chosen, for the log.
     """
 
     name: str | None
@@ -81,16 +81,16 @@ class Choice:
 
 
 def choose_attention(
-    requested: str, model_config: Any, *, half: bool, compiled: bool, whole_rows: bool
+    requested: str, model_config: Any, *, half_precision: bool, compiled: bool, whole_rows: bool
 ) -> Choice:
     """Chooses the attention implementation.
 
     Args:
         requested: The value of `attn_implementation`.
         model_config: The transformers config of the model.
-        half: Whether the model computes in bf16 or fp16, which flash attention requires.
-        compiled: Whether its layers are compiled for a fixed shape, which the borders of the
-            flash-attn packages do not have.
+        half_precision: Whether the model computes in bf16 or fp16, which flash attention requires.
+        compiled: Whether its layers are compiled for a fixed shape; the borders that the
+            flash-attn packages receive vary in shape.
         whole_rows: Whether every token attends to all earlier tokens of its row.
 
     Raises:
@@ -108,7 +108,7 @@ def choose_attention(
         return _choose_fastest(
             model_config,
             obstacle,
-            half=half,
+            half_precision=half_precision,
             whole_rows=whole_rows,
             can_use_package=is_supported[FLASH] and not compiled,
         )
@@ -129,13 +129,18 @@ def choose_attention(
 
     if requested == SDPA and whole_rows and obstacle is None and torch.cuda.is_available():
         return Choice(CAUSAL, "as configured; without a mask, because rows are whole")
-    if requested == VARLEN and not half:
+    if requested == VARLEN and not half_precision:
         return Choice(VARLEN, "as configured; in float32 by sdpa with a mask")
     return Choice(requested, "as configured")
 
 
 def _choose_fastest(
-    model_config: Any, obstacle: str | None, *, half: bool, whole_rows: bool, can_use_package: bool
+    model_config: Any,
+    obstacle: str | None,
+    *,
+    half_precision: bool,
+    whole_rows: bool,
+    can_use_package: bool,
 ) -> Choice:
     """Chooses the implementation for `attn_implementation=auto`.
 
@@ -146,7 +151,7 @@ def _choose_fastest(
     if not torch.cuda.is_available():
         return Choice(None, "there is no GPU")
 
-    if half and can_use_package:
+    if half_precision and can_use_package:
         if (
             is_flash_attn_3_available()
             and not read_attention_dropout(model_config)
@@ -160,14 +165,14 @@ def _choose_fastest(
         return Choice(None, obstacle)
     if whole_rows:
         return Choice(CAUSAL, "each row is attended to as a whole, without a mask")
-    if not half:
+    if not half_precision:
         return Choice(None, "flash attention does not compute in float32")
     if (
         torch.cuda.get_device_capability() < (8, 0)
         or not torch.backends.cuda.is_flash_attention_available()
     ):
         return Choice(None, "torch has no flash attention for this GPU")
-    return Choice(VARLEN, "torch's kernel, which is given the borders of packed documents")
+    return Choice(VARLEN, "torch's kernel, which receives the borders of packed documents")
 
 
 def _is_hopper() -> bool:
@@ -176,18 +181,18 @@ def _is_hopper() -> bool:
 
 
 def find_obstacle_to_custom_attention(model_class: Any, model_config: Any) -> str | None:
-    """Returns why `VARLEN` and `CAUSAL` cannot compute a model's attention; None if they can.
+    """Explains why `VARLEN` and `CAUSAL` cannot compute a model's attention; None if they can.
 
     Args:
         model_class: The transformers class of the model.
-        model_config: Its config.
+        model_config: The transformers config of the model.
     """
     text = find_text_shape(model_config)
     if not (
         getattr(model_class, "_supports_flash_attn", False)
         and getattr(model_class, "_supports_attention_backend", False)
     ):
-        return f"transformers' class for {model_config.model_type} takes no other attention"
+        return f"transformers' class for {model_config.model_type} supports no other attention"
     if getattr(model_class, "_compatible_flash_implementations", None):
         return f"{model_config.model_type} needs kernels with attention sinks or blocks"
     if getattr(text, "attn_logit_softcapping", None) is not None:
@@ -203,7 +208,7 @@ def find_obstacle_to_custom_attention(model_class: Any, model_config: Any) -> st
 
 
 def read_attention_dropout(model_config: Any) -> float:
-    """Returns the dropout probability of attention weights."""
+    """Returns the dropout probability of attention weights, 0 if the config has none."""
     text = find_text_shape(model_config)
     return max(float(getattr(text, name, None) or 0.0) for name in _DROPOUTS)
 
@@ -223,14 +228,15 @@ def compute_borders(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 def pad_borders(borders: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Repeats the last border until the length is one that most batches of this size share.
+    """Repeats the last border, so that batches of one size have borders of one shape.
 
-    Compiled layers then see one shape; each repetition is an empty document. The length doubles as
-    often as necessary for batches whose documents are shorter than `TOKENS_PER_DOCUMENT`.
+    Compiled layers are then compiled once; each repetition is an empty document. The shape fits
+    documents of `TOKENS_PER_DOCUMENT` tokens on average; for shorter ones, its length is doubled
+    until they fit.
 
     Args:
         borders: int32 [documents + 1].
-        tokens: Tokens of the batch.
+        tokens: Number of tokens in the batch.
     """
     count = tokens // TOKENS_PER_DOCUMENT + 1
     while count < len(borders):
@@ -241,9 +247,12 @@ def pad_borders(borders: torch.Tensor, tokens: int) -> torch.Tensor:
 def build_attention_arguments(
     implementation: str, position_ids: torch.Tensor, document_borders: torch.Tensor | None
 ) -> dict[str, Any]:
-    """Builds the arguments of the model besides ids and positions, without waiting for the device.
+    """Builds the model's arguments for attention, besides ids and positions.
+
+    Does not wait for the device.
 
     Args:
+        implementation: Name of the attention implementation.
         position_ids: int [b, L], on the device.
         document_borders: `compute_borders(position_ids)`, on the device, for `WITH_BORDERS`; None
             if rows are whole.
@@ -269,7 +278,9 @@ def build_attention_arguments(
 
         rows, length = position_ids.shape
         device = str(position_ids.device)
-        block_mask = create_block_mask(may_attend, rows, None, length, length, device)
+        block_mask = create_block_mask(
+            may_attend, B=rows, H=None, Q_LEN=length, KV_LEN=length, device=device
+        )
         return {"attention_mask": block_mask}
 
     if implementation == SDPA and position_ids.device.type == "cuda":
@@ -280,7 +291,7 @@ def build_attention_arguments(
 
 
 def build_packed_mask(documents: torch.Tensor, window: int | None = None) -> torch.Tensor:
-    """Builds the mask, bool [b, 1, L, L]: causal attention within each token's own document.
+    """Builds a mask for causal attention within documents, bool [b, 1, L, L]; True: attends.
 
     Args:
         documents: int [b, L], the index of each token's document in its row.
@@ -327,17 +338,19 @@ class VarlenKernel:
             key: [tokens, groups, d].
             value: [tokens, groups, d].
             borders: int32 [documents + 1].
-            max_length: An upper bound of the tokens of a document.
+            max_length: Upper bound on the number of tokens in a document.
             scaling: Factor of the products of queries and keys.
-            window: Maximum number of tokens that a token attends to, itself included.
+            window: Maximum number of tokens that a token attends to, itself included; None: no
+                limit.
 
         Returns:
             [tokens, heads, d].
         """
         options: dict[str, Any] = {}
         if self.takes_window:
-            # Tokens before and after a token that it attends to, without itself; -1: no limit.
-            options["window_size"] = (-1 if window is None else window - 1, 0)
+            # Number of tokens to attend to before and after each token; -1: no limit.
+            num_before = -1 if window is None else window - 1
+            options["window_size"] = (num_before, 0)
         else:
             assert window is None
             options["is_causal"] = True
@@ -365,7 +378,7 @@ TORCH_KERNEL = VarlenKernel(varlen_attn)
 
 
 def _flatten_rows(states: torch.Tensor) -> torch.Tensor:
-    """Puts the rows of queries, keys or values after each other: [b, n, L, d] to [b * L, n, d]."""
+    """Concatenates the rows of queries, keys or values: [b, n, L, d] to [b * L, n, d]."""
     return states.transpose(1, 2).flatten(0, 1)
 
 
@@ -383,17 +396,21 @@ def attend_causally(
     max_length_q: int | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Computes attention with the signature of transformers, within documents if it has borders.
+    """Computes causal attention, within documents if their borders are given.
 
-    Uses torch's `varlen_attn` on a GPU in half precision, elsewhere sdpa with a mask.
+    This is the function that transformers calls for `VARLEN` and `CAUSAL`. It uses torch's
+    `varlen_attn` on a GPU in half precision, elsewhere sdpa with a mask.
 
     Args:
         query: [b, heads, L, d].
         key: [b, groups, L, d].
         value: [b, groups, L, d].
         attention_mask: None, or a mask [b, 1, L, L].
+        scaling: Factor of the products of queries and keys; None: 1 / sqrt(d).
+        sliding_window: Maximum number of tokens that a token attends to, itself included; None:
+            no limit.
         cu_seq_lens_q: The borders of the documents, int32 [documents + 1]; None: rows are whole.
-        max_length_q: An upper bound of the tokens of a document.
+        max_length_q: Upper bound on the number of tokens in a document.
 
     Returns:
         [b, L, heads, d], and None in place of attention weights.
@@ -403,32 +420,33 @@ def attend_causally(
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
 
-    # Attention to later tokens is computed unchanged; `check_causality` refuses such a model.
-    if attention_mask is None and is_causal and key.shape[2] == length:
-        window = None if sliding_window is None or sliding_window >= length else sliding_window
-        if cu_seq_lens_q is not None:
-            query, key, value = _lower_precision(query, key, value)
-            if has_varlen_kernel(query, window):
-                assert not dropout
-                assert max_length_q is not None
-                assert all(options.get(name) is None for name in _UNKNOWN_TO_VARLEN)
-                if scaling is None:
-                    scaling = size**-0.5
-                output = TORCH_KERNEL(
-                    _flatten_rows(query),
-                    _flatten_rows(key),
-                    _flatten_rows(value),
-                    cu_seq_lens_q,
-                    max_length_q,
-                    scaling,
-                    window,
-                )
-                return output.unflatten(0, (rows, length)), None
+    window = sliding_window
+    if window is not None and window >= length:
+        window = None  # it excludes no token
 
-            documents = number_documents(cu_seq_lens_q, rows, length)
-            attention_mask = build_packed_mask(documents, window)
-        elif window is not None:
-            attention_mask = build_packed_mask(query.new_zeros(1, length), window)
+    # Attention to later tokens is computed unchanged; `check_causality` refuses such a model.
+    needs_mask = attention_mask is None and is_causal and key.shape[2] == length
+    if needs_mask and cu_seq_lens_q is not None:
+        query, key, value = _lower_precision(query, key, value)
+        if has_varlen_kernel(query, window):
+            assert not dropout
+            assert max_length_q is not None
+            assert all(options.get(name) is None for name in _UNSUPPORTED_BY_VARLEN)
+            output = TORCH_KERNEL(
+                _flatten_rows(query),
+                _flatten_rows(key),
+                _flatten_rows(value),
+                cu_seq_lens_q,
+                max_length_q,
+                size**-0.5 if scaling is None else scaling,
+                window,
+            )
+            return output.unflatten(0, (rows, length)), None
+
+        documents = number_documents(cu_seq_lens_q, rows, length)
+        attention_mask = build_packed_mask(documents, window)
+    elif needs_mask and window is not None:
+        attention_mask = build_packed_mask(query.new_zeros(1, length), window)
 
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
@@ -437,8 +455,9 @@ def attend_causally(
 
 def has_varlen_kernel(query: torch.Tensor, window: int | None) -> bool:
     """Whether torch's kernel supports the device and dtype of a query, and the window."""
-    is_half = query.dtype in (torch.float16, torch.bfloat16)
-    return query.is_cuda and is_half and (window is None or TORCH_KERNEL.takes_window)
+    is_half_precision = query.dtype in (torch.float16, torch.bfloat16)
+    takes_window = window is None or TORCH_KERNEL.takes_window
+    return query.is_cuda and is_half_precision and takes_window
 
 
 def number_documents(borders: torch.Tensor, rows: int, length: int) -> torch.Tensor:
@@ -451,11 +470,13 @@ def number_documents(borders: torch.Tensor, rows: int, length: int) -> torch.Ten
 
 
 def _lower_precision(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Casts tensors to the type of autocast, which covers sdpa but not `varlen_attn`."""
+    """Casts tensors to the dtype of autocast, which covers sdpa but not `varlen_attn`."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return list(tensors)
-    return [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
+
+    dtype = torch.get_autocast_dtype(device)
+    return [tensor.to(dtype) for tensor in tensors]
 
 
 AttentionInterface.register(VARLEN, attend_causally)

@@ -31,7 +31,7 @@ ROW_STEP = 128
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """See `compute_chunked_cross_entropy`."""
+    """The autograd function of `compute_chunked_cross_entropy`, which documents its arguments."""
 
     @staticmethod
     def forward(
@@ -47,7 +47,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         dtype = hidden.dtype
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)  # as for any other matmul
-        state = hidden.to(dtype)
+        cast_hidden = hidden.to(dtype)
         matrix = pad_matrix(weight, dtype)
         classes = len(weight)
 
@@ -56,20 +56,21 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             for start in range(0, len(targets), rows):
                 chunk = slice(start, min(start + rows, len(targets)))
-                chunk_targets = targets[chunk]
-                logits = _compute_logits(state[chunk], matrix, bias, classes)
-                is_counted = chunk_targets != IGNORED_TARGET
-                index = chunk_targets.clamp(min=0).unsqueeze(1)
-                norm = logits.logsumexp(1)
-                losses[chunk] = (norm - logits.gather(1, index).squeeze(1)) * is_counted
+                logits = _compute_logits(cast_hidden[chunk], matrix, bias, classes)
+
+                is_counted = targets[chunk] != IGNORED_TARGET
+                index = targets[chunk].clamp(min=0).unsqueeze(1)
+                log_normalizer = logits.logsumexp(1)
+                target_logits = logits.gather(1, index).squeeze(1)
+                losses[chunk] = (log_normalizer - target_logits) * is_counted
 
                 if gradients is not None:
                     # The gradient of the loss over the logits: softmax minus one-hot targets. It is
                     # computed in place of the logits.
-                    slope = logits.sub_(norm.unsqueeze(1)).exp_()
+                    slope = logits.sub_(log_normalizer.unsqueeze(1)).exp_()
                     slope.scatter_add_(1, index, -torch.ones_like(slope[:, :1]))
                     slope.mul_(is_counted.unsqueeze(1))
-                    gradients.add(chunk, slope, state[chunk], matrix)
+                    gradients.add(chunk, slope, cast_hidden[chunk], matrix)
 
         losses[-1] = losses[:-1].sum()
         ctx.gradients = gradients
@@ -77,17 +78,17 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, output_gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gradients = ctx.gradients
         ctx.gradients = None  # frees their memory
-        return (*gradients.scaled(slope[-1]), None, None, None)
+        return (*gradients.scale(output_gradient[-1]), None, None, None)
 
 
 def _compute_logits(
-    state: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, classes: int
+    hidden: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, classes: int
 ) -> torch.Tensor:
-    """Computes logits in float32; the classes that only pad the matrix have no probability."""
-    logits = functional.linear(state, matrix).float()
+    """Computes logits in float32, -inf for the classes that only pad the matrix."""
+    logits = functional.linear(hidden, matrix).float()
     if bias is not None:
         logits[:, :classes] += bias
     logits[:, classes:] = -torch.inf
@@ -102,7 +103,7 @@ def pad_classes(classes: int) -> int:
 def pad_matrix(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Casts a weight [V, d], and appends rows of zeros up to `pad_classes(V)`.
 
-    Tensor cores need aligned rows: with 50,257 classes, the three products of a chunk are expected
+    Tensor cores need aligned rows: with 50,257 classes, the three matmuls of a chunk are expected
     to take 1.5 to 3 times as long as with 50,304 (calculated). A cast copies the weight anyway.
     """
     classes, size = weight.shape
@@ -120,7 +121,7 @@ class _Gradients:
     Weight and bias are accumulated in float32, regardless of the dtype of the matmuls.
 
     Args:
-        width: Number of classes with the padding.
+        width: Number of classes, padding included.
     """
 
     def __init__(
@@ -129,32 +130,43 @@ class _Gradients:
         self._dtype = weight.dtype
         self._classes = len(weight)
         self._hidden = torch.empty_like(hidden)
-        self._weight = self._make_sum(weight, width)
-        self._bias = self._make_sum(bias, width)
+        self._weight = self._allocate_sum(weight, width)
+        self._bias = self._allocate_sum(bias, width)
 
     @staticmethod
-    def _make_sum(parameter: torch.Tensor | None, width: int) -> torch.Tensor | None:
+    def _allocate_sum(parameter: torch.Tensor | None, width: int) -> torch.Tensor | None:
+        """Returns zeros for the sum of a parameter's gradients; None if it is not trained."""
         if parameter is None or not parameter.requires_grad:
             return None
         return parameter.new_zeros((width, *parameter.shape[1:]), dtype=torch.float32)
 
     def add(
-        self, chunk: slice, slope: torch.Tensor, state: torch.Tensor, matrix: torch.Tensor
+        self, chunk: slice, slope: torch.Tensor, hidden: torch.Tensor, matrix: torch.Tensor
     ) -> None:
-        """Adds a chunk, given the gradient of its loss over its logits (float32 [rows, width])."""
+        """Adds the gradients of a chunk of rows.
+
+        Args:
+            slope: Gradient of the loss over the chunk's logits, float32 [rows, width].
+            hidden: Hidden states of the chunk, [rows, d].
+            matrix: The padded weight, [width, d].
+        """
         if self._bias is not None:
             self._bias += slope.sum(0)
 
-        cast_slope = slope.to(state.dtype)
+        cast_slope = slope.to(hidden.dtype)
         self._hidden[chunk] = cast_slope @ matrix
         if self._weight is not None:
-            if state.dtype == torch.float32:
-                self._weight.addmm_(cast_slope.t(), state)
+            if hidden.dtype == torch.float32:
+                self._weight.addmm_(cast_slope.t(), hidden)
             else:
-                self._weight += cast_slope.t() @ state
+                self._weight += cast_slope.t() @ hidden
 
-    def scaled(self, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Returns the gradients times a factor; may be called only once."""
+    def scale(self, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Multiplies the gradients by a factor, in place; may be called only once.
+
+        Returns:
+            The gradients of hidden states, weight and bias; None if weight or bias is not trained.
+        """
         return (
             self._hidden.mul_(factor),
             self._scale_sum(self._weight, factor),
@@ -191,33 +203,35 @@ def compute_chunked_cross_entropy(
     return ChunkedCrossEntropy.apply(hidden, weight, bias, targets, rows, with_gradient)
 
 
-def compute_chunk_rows(logits: int, classes: int) -> int:
-    """Computes the rows of a chunk with at most `logits` logits, padding included.
+def compute_chunk_rows(max_logits: int, classes: int) -> int:
+    """Computes the rows of a chunk with at most `max_logits` logits, padding included.
 
     The result is a multiple of `ROW_STEP`, so that matmuls fill their tiles, unless fewer rows fit.
     """
-    rows = max(1, logits // pad_classes(classes))
+    rows = max(1, max_logits // pad_classes(classes))
     return rows if rows < ROW_STEP else rows - rows % ROW_STEP
 
 
 class ChunkedLoss:
-    """Makes a causal language model return losses in place of logits when called through it.
+    """Runs a causal language model that returns losses in place of logits.
+
+    Called directly, the model still returns logits.
 
     Args:
         model: The model; its output layer is changed in place, its weights and their names are not.
-        logits: Maximum number of logits that exist at once.
+        max_logits: Maximum number of logits that exist at once.
     """
 
-    def __init__(self, model: nn.Module, logits: int) -> None:
+    def __init__(self, model: nn.Module, max_logits: int) -> None:
         head = model.get_output_embeddings()  # type: ignore[operator]
         self._head = head
         classes = int(head.out_features)
-        self._unchunked = max(1, logits // classes)
-        self._rows = compute_chunk_rows(logits, classes)
-        self._name = type(model).__name__
+        self._max_unchunked_rows = max(1, max_logits // classes)
+        self._chunk_rows = compute_chunk_rows(max_logits, classes)
+        self._model_class = type(model).__name__
         self._targets: torch.Tensor | None = None  # of the forward pass in progress
         self._head_output: torch.Tensor | None = None  # kept until it has been checked
-        self._checked = False
+        self._is_checked = False
         head.forward = self._forward
 
     @staticmethod
@@ -227,17 +241,18 @@ class ChunkedLoss:
         return callable(get_head) and type(get_head()) is nn.Linear
 
     def exceeds_limit(self, rows: int) -> bool:
-        """Whether the logits of these targets exceed the chunk limit."""
-        return rows > self._unchunked
+        """Whether the logits of `rows` targets exceed the maximum number of logits."""
+        return rows > self._max_unchunked_rows
 
     def __call__(
         self, model: nn.Module, targets: torch.Tensor, **inputs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs a forward pass.
+        """Computes the losses of a batch in a forward pass of the model.
 
         Args:
             model: The model, or an engine's wrapper of it.
             targets: int64 [b, L]: the next token at each position, or `IGNORED_TARGET`.
+            inputs: Arguments of the model.
 
         Returns:
             The sum of losses (a scalar with a gradient), and each loss (float32 [b, L], without a
@@ -254,8 +269,8 @@ class ChunkedLoss:
 
         head_output = self._head_output
         self._head_output = None
-        if not self._checked:  # only once, because it waits for the device
-            self._checked = True
+        if not self._is_checked:  # only once, because it waits for the device
+            self._is_checked = True
             self._refuse_changed_output(losses, head_output)
 
         # The last value is the sum of the others, see `ChunkedCrossEntropy`.
@@ -273,8 +288,8 @@ class ChunkedLoss:
         )
         if not is_unchanged:
             raise ConfigurationError(
-                f"loss_chunk_logits: {self._name} scales or cuts its logits after the output "
-                "layer, so that their loss cannot be taken in chunks; expected "
+                f"loss_chunk_logits: {self._model_class} scales or cuts its logits after the "
+                "output layer, so their loss cannot be computed in chunks; expected "
                 "loss_chunk_logits=0 for this model"
             )
 
@@ -285,8 +300,8 @@ class ChunkedLoss:
         if self._targets is None:
             return functional.linear(hidden, weight, bias)
         losses = compute_chunked_cross_entropy(
-            hidden.flatten(0, -2), weight, bias, self._targets.flatten(), self._rows
+            hidden.flatten(0, -2), weight, bias, self._targets.flatten(), self._chunk_rows
         )
-        if not self._checked:
+        if not self._is_checked:
             self._head_output = losses.detach()
         return losses

@@ -16,7 +16,7 @@ import torch
 
 @contextmanager
 def disable_planned_attention() -> Iterator[None]:
-    """Disables cuDNN for sdpa in a context."""
+    """Disables cuDNN for sdpa within the context."""
     was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
     disable_planned_attention_for_good()
     try:

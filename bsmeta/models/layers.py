@@ -1,7 +1,7 @@
-"""Makes a model faster or smaller in memory without changing its results.
+"""Checks how a model attends to packed documents, and makes it faster or smaller in memory.
 
-Documents packed into one sequence must not attend to each other, under any implementation of
-attention (`models.attention`); `check_isolation` tests for this.
+Nothing here changes a model's results. Documents packed into one sequence must not attend to each
+other, under any implementation of attention (`models.attention`); `check_isolation` tests for this.
 """
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ from bsmeta.core.progress import report_opaque_work
 from bsmeta.models.attention import EAGER, SDPA
 from bsmeta.models.shapes import count_layers
 
-Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Returns the loss of each token but the first, float [b, L - 1], for ids and positions [b, L]."""
 
 
 @torch.no_grad()
-def check_isolation(losses: Losses, like: torch.Tensor, vocabulary: int, name: str) -> None:
+def check_isolation(
+    compute_losses: LossFunction, like: torch.Tensor, vocabulary: int, implementation: str
+) -> None:
     """Checks that changing a document does not change the losses of the one packed after it.
 
     Args:
         like: A batch of ids [b, L]; only its shape and device matter. All ranks have the same
             shape.
-        name: Name of the attention implementation.
+        vocabulary: Number of token ids to draw from.
+        implementation: Name of the attention implementation.
 
     Raises:
-        ConfigurationError: If packed documents see each other.
+        ConfigurationError: If packed documents attend to each other.
     """
     rows, length = like.shape
     half = length // 2
@@ -47,29 +50,30 @@ def check_isolation(losses: Losses, like: torch.Tensor, vocabulary: int, name: s
     ids[1, :, half:] = ids[0, :, half:]
     positions = torch.cat([torch.arange(half), torch.arange(length - half)]).expand(rows, -1)
     positions = positions.to(like.device)
-    first = losses(ids[0].to(like.device), positions)
-    second = losses(ids[1].to(like.device), positions)
+    losses = compute_losses(ids[0].to(like.device), positions)
+    changed_losses = compute_losses(ids[1].to(like.device), positions)
 
     # As tight as for causality: BLOOM's random weights change losses of 8.3 by less than 0.001.
-    if not torch.allclose(first[:, half:], second[:, half:], rtol=0, atol=1e-4):
-        others = "" if name in (SDPA, EAGER) else "attn_implementation=sdpa, or "
+    if not torch.allclose(losses[:, half:], changed_losses[:, half:], rtol=0, atol=1e-4):
+        other_fix = "" if implementation in (SDPA, EAGER) else "attn_implementation=sdpa, or "
         raise ConfigurationError(
-            f"attn_implementation: under {name} the documents packed into a sequence see each "
-            "other with this model, which does not start its attention again where position_ids "
-            f"do (as OPT and BERT); expected a model that does. Fix: {others}"
+            f"attn_implementation: under {implementation} the documents packed into a sequence see "
+            "each other with this model, which does not restart its attention where position_ids "
+            f"restart (as OPT and BERT); expected a model that does. Fix: {other_fix}"
             "data_config.packing=pad, or data_config.cross_document_attention=true"
         )
 
 
 @torch.no_grad()
-def check_positions(losses: Losses, like: torch.Tensor, vocabulary: int) -> None:
+def check_positions(compute_losses: LossFunction, like: torch.Tensor, vocabulary: int) -> None:
     """Checks that a document has the same losses at any position in a packed sequence.
 
-    Call it in float32 only: in other types, rounding in attention depends on the position. The
+    Call it in float32 only: in other dtypes, rounding in attention depends on the position. The
     model must have passed `check_isolation`.
 
     Args:
         like: A batch of ids [b, L]; only its shape and device matter.
+        vocabulary: Number of token ids to draw from.
 
     Raises:
         ConfigurationError: If the model ignores position_ids.
@@ -85,24 +89,26 @@ def check_positions(losses: Losses, like: torch.Tensor, vocabulary: int) -> None
     positions = torch.arange(half, device=like.device).repeat(3)[:length].expand(rows, -1)
 
     # The first document, once before and once after the second.
-    leading = losses(torch.cat([*documents, padding], 1), positions)[:, : half - 1]
-    swapped = losses(torch.cat([*documents.flip(0), padding], 1), positions)
+    original = compute_losses(torch.cat([*documents, padding], 1), positions)
+    swapped = compute_losses(torch.cat([*documents.flip(0), padding], 1), positions)
+    leading = original[:, : half - 1]
     following = swapped[:, half : 2 * half - 1]
     if not torch.allclose(leading, following, rtol=0, atol=1e-3):
         raise ConfigurationError(
             "model_name (or model_config_file): this model counts the positions of a packed "
-            "document from the start of its row, not from its own, as position_ids do (as "
-            "Pegasus); expected a model that takes position_ids. Fix: data_config.packing=pad, or "
+            "document from the start of its row and ignores position_ids (as Pegasus); expected a "
+            "model that takes position_ids. Fix: data_config.packing=pad, or "
             "data_config.cross_document_attention=true"
         )
 
 
 @torch.no_grad()
-def check_causality(losses: Losses, like: torch.Tensor, vocabulary: int) -> None:
+def check_causality(compute_losses: LossFunction, like: torch.Tensor, vocabulary: int) -> None:
     """Checks that changing the second half of a sequence does not change the losses before it.
 
     Args:
         like: A batch of ids [b, L]; only its shape and device matter.
+        vocabulary: Number of token ids to draw from.
 
     Raises:
         ConfigurationError: If tokens attend to later tokens.
@@ -113,15 +119,15 @@ def check_causality(losses: Losses, like: torch.Tensor, vocabulary: int) -> None
         return
 
     ids = torch.randint(vocabulary, (rows, length), generator=torch.Generator().manual_seed(0))
-    changed = ids.clone()
-    changed[:, half:] = (changed[:, half:] + 1) % vocabulary
+    changed_ids = ids.clone()
+    changed_ids[:, half:] = (changed_ids[:, half:] + 1) % vocabulary
     positions = torch.arange(length).expand(rows, -1).to(like.device)
-    first = losses(ids.to(like.device), positions)
-    second = losses(changed.to(like.device), positions)
+    losses = compute_losses(ids.to(like.device), positions)
+    changed_losses = compute_losses(changed_ids.to(like.device), positions)
 
     # The first changed token has the loss at half - 1. Earlier losses are equal to the last digit;
     # the tolerance is tight because small random weights cause only small differences.
-    if not torch.allclose(first[:, : half - 1], second[:, : half - 1], rtol=0, atol=1e-4):
+    if not torch.allclose(losses[:, : half - 1], changed_losses[:, : half - 1], rtol=0, atol=1e-4):
         raise ConfigurationError(
             "model_name (or model_config_file): tokens of this model see those after them, which "
             "they are to predict (as BERT's do without is_decoder); expected a causal language "
@@ -140,7 +146,7 @@ def list_encoder_layers(encoder: PreTrainedModel) -> list[nn.Module]:
     if layers:
         return layers
 
-    # MPNet and others of the library have layers of another class than `list_layers` looks for.
+    # Layers of MPNet and some other models are not instances of `GradientCheckpointingLayer`.
     count = count_layers(encoder.config)
     for module in encoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -149,7 +155,7 @@ def list_encoder_layers(encoder: PreTrainedModel) -> list[nn.Module]:
 
 
 def recompute_activations(model: nn.Module, every: int) -> None:
-    """Enables activation checkpointing in one of `every` layers.
+    """Enables activation checkpointing in every `every`-th layer, starting with the first.
 
     The activations inside these layers are not kept; the backward pass computes them again.
 
@@ -189,7 +195,7 @@ def compile_layers(model: nn.Module) -> None:
 
 @cache
 def _report_compilation() -> None:
-    """Makes every compilation of this process, in any step, count as progress."""
+    """Makes compilations count as progress for the watchdog, in whichever step they happen."""
     from torch._dynamo.callback import callback_handler
 
     running = ExitStack()  # torch calls both callbacks in pairs
@@ -197,9 +203,13 @@ def _report_compilation() -> None:
     callback_handler.register_end_callback(lambda _: running.close())
 
 
-def run_uncompiled(compiled: bool) -> AbstractContextManager[Any]:
-    """Returns a context in which compiled layers run uncompiled, for batches of other shapes."""
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+def run_uncompiled(*, is_compiled: bool) -> AbstractContextManager[Any]:
+    """Returns a context in which compiled layers run uncompiled, for batches of other shapes.
+
+    Args:
+        is_compiled: Whether the model has compiled layers.
+    """
+    return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
 
 
 def use_liger(model: nn.Module) -> None:

@@ -30,7 +30,7 @@ ADAPTER = "default"
 
 ALL_LINEAR = "all-linear"  # peft's name for all linear layers except the output layer
 LINEAR = (nn.Linear, Conv1D)
-_WRAPPED = re.compile(r"(\.base_layer)+(?=\.|$)")
+_BASE_LAYER_PARTS = re.compile(r"(\.base_layer)+(?=\.|$)")
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +38,11 @@ logger = logging.getLogger(__name__)
 def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bool) -> None:
     """Freezes a model, and adds adapters to its linear layers.
 
-    Experts without adapters, because peft does not know their layer, are logged.
+    Logs experts that remain without adapters because peft does not support their layer.
 
     Args:
-        train_embeddings: Whether to train the embeddings and the output layer, too, because their
-            weights for new tokens are random.
+        train_embeddings: Whether to also train the embeddings and the output layer, which new
+            tokens require because their weights are random.
 
     Raises:
         ConfigurationError: If the model has no layer of `lora.targets`, peft cannot adapt one of
@@ -51,7 +51,7 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
     from peft import LoraConfig, inject_adapter_in_model
 
     linear_names = list_linear_layers(model)
-    original_shapes = _describe_weights(model)
+    original_shapes = _read_weight_shapes(model)
     adapters = LoraConfig(
         r=keys.rank,
         lora_alpha=2 * keys.rank if keys.alpha is None else keys.alpha,
@@ -61,11 +61,11 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
     try:
         inject_adapter_in_model(adapters, model, ADAPTER)
     except ValueError as error:
-        raise _describe_refusal(keys, str(error), linear_names) from error
+        raise _make_target_error(keys, str(error), linear_names) from error
 
     fault = _find_adapter_fault(model, original_shapes)
     if fault is not None:
-        raise _describe_refusal(keys, fault, linear_names)
+        raise _make_target_error(keys, fault, linear_names)
 
     if not keys.targets:
         _log_unadapted_stacks(model)
@@ -76,16 +76,19 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
 
 
 def list_linear_layers(model: PreTrainedModel) -> list[str]:
-    """Lists the names of linear layers except the output, sorted, in the form of `lora.targets`."""
-    output = model.get_output_embeddings()
+    """Lists the names of linear layers as `lora.targets` expects them, sorted.
+
+    Only the last part of a name counts, such as `q_proj`. The output layer is not listed.
+    """
+    output_layer = model.get_output_embeddings()
     names = set()
     for path, layer in model.named_modules():
-        if type(layer) in LINEAR and layer is not output:
+        if type(layer) in LINEAR and layer is not output_layer:
             names.add(path.rpartition(".")[2])
     return sorted(names)
 
 
-def _describe_refusal(
+def _make_target_error(
     keys: LoraKeys, reason: str, linear_names: Collection[str]
 ) -> ConfigurationError:
     """Builds the error for targets that peft cannot adapt; it suggests all other linear layers."""
@@ -104,11 +107,11 @@ def _describe_refusal(
     )
 
 
-def _describe_weights(model: nn.Module, *, merge: bool = False) -> dict[str, torch.Size]:
-    """Returns the names and shapes of a model's weights, without copying them.
+def _read_weight_shapes(model: nn.Module, *, merge: bool = False) -> dict[str, torch.Size]:
+    """Returns the shapes of a model's weights by name.
 
     Args:
-        merge: Whether to merge the adapters into the weights.
+        merge: Whether to return the shapes after the adapters are merged.
     """
     weights = {
         name: torch.empty(_read_full_shape(weight), dtype=weight.dtype, device="meta")
@@ -129,15 +132,20 @@ def _find_adapter_fault(model: nn.Module, original_shapes: Mapping[str, Any]) ->
     """Describes why adapted layers cannot be called or merged; None if they can.
 
     Args:
-        original_shapes: The weights of the model before the adapters (`_describe_weights`).
+        original_shapes: Shapes of the model's weights before adapters were added, by name.
     """
-    for name, layer in _find_uncallable_layers(model):
+    uncallable = next(_find_uncallable_layers(model), None)
+    if uncallable is not None:
+        name, layer = uncallable
         return f"peft cannot adapt '{name}', a {type(layer).__name__} with a result of its own"
+
     try:
-        is_restored = _describe_weights(model, merge=True) == original_shapes
+        merged_shapes = _read_weight_shapes(model, merge=True)
     except KeyError as error:
         return f"the adapters of {error} cannot be merged"
-    return None if is_restored else "merged adapters leave other weights than the model's"
+    if merged_shapes != original_shapes:
+        return "merging the adapters changes the names or shapes of the model's weights"
+    return None
 
 
 def _find_uncallable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -145,7 +153,7 @@ def _find_uncallable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]
 
     The router of Phi-3.5-MoE is a linear layer that returns a tuple.
     """
-    for adapted in _list_adapted_weights(model):
+    for adapted in _iterate_adapted_weights(model):
         base = adapted.layer.get_base_layer()
         if type(base) in LINEAR or not isinstance(base, LINEAR) or hasattr(base.weight, "ds_shape"):
             continue
@@ -166,7 +174,7 @@ def _can_call(layer: nn.Module, inputs: torch.Tensor) -> bool:
 
 def _log_unadapted_stacks(model: nn.Module) -> None:
     """Logs stacks of matrices, such as experts, that have no adapters, and their share."""
-    adapted_names = {adapted.weight_name for adapted in _list_adapted_weights(model)}
+    adapted_names = {adapted.weight_name for adapted in _iterate_adapted_weights(model)}
     sizes: dict[str, int] = {}
     unadapted: list[str] = []
     for name, weight in model.named_parameters():
@@ -205,7 +213,8 @@ class _AdaptedWeight(NamedTuple):
     layer: Any
 
 
-def _list_adapted_weights(model: nn.Module) -> Iterator[_AdaptedWeight]:
+def _iterate_adapted_weights(model: nn.Module) -> Iterator[_AdaptedWeight]:
+    """Yields each weight of a model that has an adapter."""
     for layer_name, layer in model.named_modules():
         scales = getattr(layer, "scaling", None)
         if not isinstance(scales, Mapping) or ADAPTER not in scales:
@@ -221,8 +230,8 @@ def _list_adapted_weights(model: nn.Module) -> Iterator[_AdaptedWeight]:
 
 
 def strip_adapter_parts(name: str) -> str:
-    """Returns the name of a weight or a layer without adapters."""
-    return _WRAPPED.sub("", name)
+    """Returns the name that a weight or layer of an adapted model has in the original model."""
+    return _BASE_LAYER_PARTS.sub("", name)
 
 
 def merge_adapters(
@@ -232,19 +241,19 @@ def merge_adapters(
 
     Args:
         model: A model with the adapters of `add_adapters`, or without any.
-        weights: The full state dict of the model, which is not changed.
+        weights: The full state dict of the model; not modified.
 
     Returns:
         The state dict of an equivalent model without adapters.
     """
-    result = dict(weights)
-    for weight_name, layer_name, layer in _list_adapted_weights(model):
-        a = result.pop(f"{layer_name}.lora_A.{ADAPTER}.weight").float()
-        b = result.pop(f"{layer_name}.lora_B.{ADAPTER}.weight").float()
-        weight = result[weight_name]
+    merged = dict(weights)
+    for weight_name, layer_name, layer in _iterate_adapted_weights(model):
+        a = merged.pop(f"{layer_name}.lora_A.{ADAPTER}.weight").float()
+        b = merged.pop(f"{layer_name}.lora_B.{ADAPTER}.weight").float()
+        weight = merged[weight_name]
         change = layer.scaling[ADAPTER] * _multiply_factors(a, b, weight, layer)
-        result[weight_name] = (weight.float() + change).to(weight.dtype)
-    return {strip_adapter_parts(name): weight for name, weight in result.items()}
+        merged[weight_name] = (weight.float() + change).to(weight.dtype)
+    return {strip_adapter_parts(name): weight for name, weight in merged.items()}
 
 
 def _multiply_factors(

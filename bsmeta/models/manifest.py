@@ -29,7 +29,12 @@ _BLOCK_BYTES = 1 << 22
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The manifest's entry for one file."""
+    """The manifest's entry for one file.
+
+    Attributes:
+        bytes: Size of the file.
+        xxh3: Its 128-bit XXH3 checksum, in hexadecimal.
+    """
 
     bytes: Annotated[int, msgspec.Meta(ge=0)]
     xxh3: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
@@ -41,7 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     Attributes:
         format: The version of the folder's format.
         files: Sizes and checksums by path, relative to the folder.
-        step: The step of a checkpoint.
+        step: The step of a checkpoint; None for a standalone model.
     """
 
     format: Annotated[int, msgspec.Meta(ge=1)]
@@ -50,7 +55,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 def describe_file(file: Path) -> FileEntry:
-    """Computes the manifest's entry for a file: its size, and its xxh3 in hexadecimal."""
+    """Computes the manifest's entry for a file."""
     digest = xxhash.xxh3_128()
     with file.open("rb") as stream:
         while block := stream.read(_BLOCK_BYTES):
@@ -79,7 +84,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads a folder's manifest, without reading the files that it lists.
 
     Raises:
-        CheckpointError: If it cannot be read, is malformed, or lists files outside the folder.
+        CheckpointError: If it is missing, unreadable or malformed, or lists files outside the
+            folder.
     """
     path = folder / MANIFEST
     try:

@@ -41,15 +41,15 @@ MAX_NAMES_SHOWN = 5
 
 OUTPUT_EMBEDDINGS = ("lm_head.weight", "embed_out.weight")
 TOKEN_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight")
-_UNLOADABLE = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
+_LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
 
 logger = logging.getLogger(__name__)
 
 
 def record_tokenizer(folder: Path) -> None:
-    """Records the tokens of the tokenizer in a model folder in its `config.json`.
+    """Records the hash of a model folder's tokenizer in its `config.json`, as `TOKENS_HASH`.
 
-    Without a `tokenizer.json`, an inherited record of the base model is removed.
+    Without a `tokenizer.json`, a hash inherited from the base model is removed.
     """
     config = folder / "config.json"
     if not config.is_file():
@@ -77,7 +77,7 @@ def _hash_tokens(folder: Path) -> str | None:
     if isinstance(vocabulary, dict):
         tokens = set(vocabulary.items())
     else:  # Unigram: pieces with their scores, in the order of their ids
-        tokens = {(entry[0], number) for number, entry in enumerate(vocabulary)}
+        tokens = {(piece, token_id) for token_id, (piece, *_) in enumerate(vocabulary)}
     tokens |= {(added["content"], added["id"]) for added in content.get("added_tokens", [])}
     return xxhash.xxh3_128(json.dumps(sorted(tokens)).encode()).hexdigest()
 
@@ -89,10 +89,11 @@ def check_model_folder(source: str, setting: str) -> None:
     result of training: non-finite numbers, zero token embeddings, or mostly zero matrices.
 
     Args:
+        source: A folder, or a name on the Hub, which is not checked.
         setting: Key and value that name the folder, for messages: `model_name=folder`.
 
     Raises:
-        DataError: With a line for each file or weight.
+        DataError: If it is damaged; the message has a line for each file or weight at fault.
     """
     folder = Path(source)
     if not folder.is_dir():
@@ -139,12 +140,12 @@ def list_model_damage(model: Path) -> list[str] | None:
 
 
 def _list_tokenizer_faults(folder: Path) -> list[str]:
-    """Returns a line if the tokenizer in a model folder differs from its record in the config."""
+    """Returns a fault if the tokenizer of a model folder differs from the hash in its config."""
     try:
         recorded = parse_json((folder / "config.json").read_text(encoding="utf-8"))[TOKENS_HASH]
         actual = _hash_tokens(folder)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return []  # not recorded, or unreadable: then loading it reports the error
+        return []  # not recorded; or unreadable, which loading will report
     if actual in (None, recorded):
         return []
     return [
@@ -157,7 +158,7 @@ def _list_tokenizer_faults(folder: Path) -> list[str]:
 def _list_weight_faults(folder: Path) -> list[str]:
     """Lists weights in the safetensors files of a model that cannot be the result of training.
 
-    Single matrices of zeros occur in sound models (RoBERTa's token types, new blocks that begin as
+    Single matrices of zeros occur in intact models (RoBERTa's token types, new blocks that begin as
     the identity) and are only logged.
     """
     faults = []
@@ -234,10 +235,10 @@ def load_weights(source: str, setting: str, **options: Any) -> PreTrainedModel:
 
     check_model_folder(source, setting)
     try:
-        model, info = read_model_and_report(
+        model, loading_report = read_model_and_report(
             AutoModelForCausalLM, source, ignore_mismatched_sizes=True, **options
         )
-    except _UNLOADABLE as error:
+    except _LOADING_ERRORS as error:
         # Tied weights of different shapes fail inside torch, with an error that names neither.
         refuse_other_vocabulary(source, setting)
         raise DataError(
@@ -245,7 +246,7 @@ def load_weights(source: str, setting: str, **options: Any) -> PreTrainedModel:
             "a name on the Hub, of a causal language model"
         ) from error
 
-    problems = _list_loading_problems(info)
+    problems = _list_loading_problems(loading_report)
     if problems:
         raise DataError(
             f"{setting}: the weights in {source} are not those of a {type(model).__name__} of its "
@@ -255,17 +256,17 @@ def load_weights(source: str, setting: str, **options: Any) -> PreTrainedModel:
     return model
 
 
-def _list_loading_problems(report: Mapping[str, Any]) -> list[str]:
-    """Lists the weights that transformers' loading report names, by their fault."""
+def _list_loading_problems(loading_report: Mapping[str, Any]) -> list[str]:
+    """Lists the weights in transformers' loading report, one line per fault."""
     other_shapes = [
         f"{name} ({list(actual)} instead of {list(expected)})"
-        for name, actual, expected in report["mismatched_keys"]
+        for name, actual, expected in loading_report["mismatched_keys"]
     ]
     names_by_fault = {
-        "missing (they would be random):": report["missing_keys"],
-        "unexpected (they would be ignored):": report["unexpected_keys"],
+        "missing (they would be random):": loading_report["missing_keys"],
+        "unexpected (they would be ignored):": loading_report["unexpected_keys"],
         "of another shape:": other_shapes,
-        "unreadable:": report["error_msgs"],
+        "unreadable:": loading_report["error_msgs"],
     }
     return [f"{fault} {_list_some(names)}" for fault, names in names_by_fault.items() if names]
 
@@ -278,7 +279,7 @@ def refuse_other_vocabulary(source: str, setting: str) -> None:
         setting: Key and value that name the model, for messages: `model_name=gpt2`.
 
     Raises:
-        DataError: With a line for each weight.
+        DataError: If an embedding or the output layer has other rows; a line for each of them.
     """
     folder = _find_folder(source)
     try:
@@ -328,15 +329,15 @@ def _read_embeddings(folder: Path) -> Iterator[_Embedding]:
 
 
 def load_exported(
-    kind: Any, folder: Path, name: str, tasks: str, *, optional: str | None = None
+    model_class: Any, folder: Path, name: str, tasks: str, *, optional: str | None = None
 ) -> PreTrainedModel:
     """Loads a trained model in evaluation mode, from a folder that a run has exported.
 
     Args:
-        kind: The class of the model, with `from_pretrained`.
+        model_class: The class of the model, with `from_pretrained`.
         name: Name of the model in messages.
-        tasks: Names of the tasks that export it, in messages.
-        optional: Part of the names of weights that may be missing.
+        tasks: Names of the tasks that export such models, for messages.
+        optional: Weights whose names contain this may be missing; None: no weight may.
 
     Raises:
         DataError: If it is damaged or incomplete.
@@ -346,12 +347,16 @@ def load_exported(
     check_model_folder(str(folder), f"{folder}")
     try:
         with load_whole_weights():
-            model, info = read_model_and_report(kind, folder, dtype=torch.float32)
-    except _UNLOADABLE as error:
+            model, loading_report = read_model_and_report(model_class, folder, dtype=torch.float32)
+    except _LOADING_ERRORS as error:
         raise DataError(f"{folder}: the {name} cannot be loaded: {error}") from error
 
-    missing = [key for key in info["missing_keys"] if optional is None or optional not in f".{key}"]
-    if missing or info["mismatched_keys"]:
+    missing = [
+        key
+        for key in loading_report["missing_keys"]
+        if optional is None or optional not in f".{key}"
+    ]
+    if missing or loading_report["mismatched_keys"]:
         raise DataError(
             f"{folder}: weights are missing, {sorted(missing)[:3]}; expected the model/ of a run "
             f"or checkpoint of {tasks}"
@@ -367,34 +372,43 @@ def find_model_source(config: PretrainedConfig) -> tuple[str, str]:
     return "model_name", config.model_name
 
 
-def read_model_shape(config: PretrainedConfig, kind: Any) -> Any:
+def read_model_shape(config: PretrainedConfig, model_class: Any) -> Any:
     """Reads the transformers config of the model of a run.
 
     Args:
-        kind: The class that will load the model.
+        model_class: The class that will load the model, for messages.
 
     Raises:
         ConfigurationError: If it cannot be loaded.
     """
     key, source = find_model_source(config)
-    with explain_load_errors(key, source, kind):
+    with explain_load_errors(key, source, model_class):
         return read_model_config(source)
 
 
 @contextmanager
-def explain_load_errors(key: str, source: str, kind: Any) -> Iterator[None]:
-    """Names the key in errors about a model that the class `kind` will load."""
+def explain_load_errors(key: str, source: str, model_class: Any) -> Iterator[None]:
+    """Converts errors in loading a model to a message that names the key.
+
+    Args:
+        key: The configuration key that names the model.
+        source: The value of the key.
+        model_class: The class that loads the model.
+
+    Raises:
+        ConfigurationError: If the model cannot be loaded within the context.
+    """
     try:
         yield
-    except _UNLOADABLE as error:
+    except _LOADING_ERRORS as error:
         raise ConfigurationError(
             f"{key}: {source} cannot be loaded: {error}. Expected a folder, or a name on the Hub, "
-            f"of a model that {kind.__name__} knows"
+            f"of a model that {model_class.__name__} knows"
         ) from error
 
 
 def find_token_limit(shape: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Returns the maximum tokens per text that model and tokenizer accept; None: no limit.
+    """Returns the maximum number of tokens per text for a model and its tokenizer; None: no limit.
 
     Args:
         shape: The transformers config of the model.
@@ -403,14 +417,14 @@ def find_token_limit(shape: Any, tokenizer: PreTrainedTokenizerBase) -> int | No
     positions = count_positions(shape)
     if positions is not None:
         if shape.model_type in ("roberta", "xlm-roberta", "camembert"):
-            positions -= shape.pad_token_id + 1  # positions begin after the padding's
+            positions -= shape.pad_token_id + 1  # their positions start after pad_token_id
         limit = min(limit, positions)
     return None if limit > 1_000_000 else limit
 
 
 @contextmanager
 def load_whole_weights() -> Iterator[None]:
-    """Loads models with all of their weights on every rank, even in a run under ZeRO-3.
+    """Builds the models of a context with whole weights on every rank, even in a run under ZeRO-3.
 
     Under ZeRO-3 transformers partitions every model that it builds, and only an engine can run a
     partitioned model.

@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.model_files import create_model
+from bsmeta.models.attention import EAGER
 from bsmeta.models.cross_entropy import IGNORED_TARGET
 from bsmeta.models.lora import ADAPTER
 from bsmeta.models.manifest import write_model_manifest
@@ -35,11 +36,8 @@ from bsmeta.models.pretrained import load_weights, load_whole_weights
 NUM_TOKENS = 16
 """Length of the sequence on which a model is tried."""
 
-EXPORTED = 2**26
+MAX_EXPORTED_PARAMETERS = 2**26
 """Maximum number of parameters of a model that is exported and loaded again for the rehearsal."""
-
-EAGER = "eager"
-"""The attention that every class has, and that runs on every device."""
 
 _PARTITIONED = "ds_shape"  # attribute of a parameter that ZeRO-3 has partitioned
 
@@ -69,7 +67,7 @@ def trace_reached_weights(
         adapt: Adds the adapters of the model to a copy without adapters.
 
     Returns:
-        None for such a class if this process lacks its weights.
+        The names; None if the class needs its weights, and this process lacks them.
     """
     try:
         return _trace_copy(model, adapt)
@@ -81,7 +79,11 @@ def trace_reached_weights(
 
 
 def list_unreached_weights(model: nn.Module, reached: Collection[str] | None) -> list[str]:
-    """Lists the trainable weights that are not among those reached; None counts as all of them."""
+    """Lists the names of trainable weights that no gradient reaches.
+
+    Args:
+        reached: The result of `trace_reached_weights`; None counts as all weights.
+    """
     if reached is None:
         return []
     return [
@@ -106,7 +108,7 @@ def _trace_copy(model: PreTrainedModel, adapt: Adapt) -> set[str]:
             AutoModelForCausalLM,
             deepcopy(model.config),
             dtype=torch.float32,
-            attn_implementation=EAGER,
+            attn_implementation=EAGER,  # which every class has, on every device
             experts_implementation="batched_mm",  # other implementations depend on values
         )
         adapt(copy)
@@ -139,13 +141,13 @@ def _trace_model(model: PreTrainedModel) -> set[str]:
 def _find_leaves(output: torch.Tensor) -> set[int]:
     """Returns the ids of the tensors to which the backward pass of an output adds gradients."""
     leaf_ids: set[int] = set()
-    seen: set[Any] = set()
+    visited: set[Any] = set()
     pending: list[Any] = [output.grad_fn]
     while pending:
         function = pending.pop()
-        if function is None or function in seen:
+        if function is None or function in visited:
             continue
-        seen.add(function)
+        visited.add(function)
 
         if hasattr(function, "variable"):
             leaf_ids.add(id(function.variable))
@@ -166,7 +168,7 @@ def freeze_weights(model: PreTrainedModel, unreached: Collection[str], setting: 
         return
 
     parts = ", ".join(summarize_weights(model, unreached))
-    sizes = {name: _measure_weight(weight) for name, weight in model.named_parameters()}
+    sizes = {name: _count_parameters(weight) for name, weight in model.named_parameters()}
     for name in unreached:
         model.get_parameter(name).requires_grad_(False)
 
@@ -186,14 +188,18 @@ def freeze_weights(model: PreTrainedModel, unreached: Collection[str], setting: 
     )
 
 
-def _measure_weight(weight: torch.Tensor) -> int:
+def _count_parameters(weight: torch.Tensor) -> int:
+    """Counts the elements of a weight, even if ZeRO-3 has partitioned it."""
     return int(getattr(weight, "ds_numel", weight.numel()))
 
 
 def summarize_weights(model: nn.Module, names: Collection[str]) -> list[str]:
-    """Summarizes weights by the largest modules whose trainable weights are all among them.
+    """Summarizes weights by the largest modules that contain no other trainable weights.
 
-    Weights outside of these modules are listed one by one; the numbers of layers are replaced by *.
+    Weights outside of such modules are listed one by one. Layer numbers are replaced by `*`.
+
+    Args:
+        names: Names of the weights.
     """
     listed_weights = set(names)
     parts: list[str] = []
@@ -212,17 +218,18 @@ def _is_inside(name: str, parts: Iterable[str]) -> bool:
     return any(name.startswith(f"{part}.") for part in parts)
 
 
-def is_tried(model: nn.Module) -> bool:
-    """Whether the export of a model is tried before the first step.
+def can_try_export(model: nn.Module) -> bool:
+    """Whether the export of a model can be tried before the first step.
 
-    It is not tried for a model with more than `EXPORTED` parameters, because writing it would take
-    minutes, nor if some weights are on other ranks only.
+    False for a model with more than `MAX_EXPORTED_PARAMETERS`, which would take minutes to write,
+    or with weights on other ranks only.
     """
-    return sum(map(_measure_weight, model.parameters())) <= EXPORTED and not _lacks_weights(model)
+    num_parameters = sum(_count_parameters(weight) for weight in model.parameters())
+    return num_parameters <= MAX_EXPORTED_PARAMETERS and not _lacks_weights(model)
 
 
 def _fill_adapters(model: PreTrainedModel) -> None:
-    """Fills the adapters with random values: half of each is zero, so that it has no effect yet."""
+    """Fills the B factors of the adapters, which are zero and thus without effect, randomly."""
     generator = torch.Generator().manual_seed(0)
     for name, weight in model.named_parameters():
         if f".lora_B.{ADAPTER}." in name:
@@ -230,11 +237,14 @@ def _fill_adapters(model: PreTrainedModel) -> None:
 
 
 def check_export(model: PreTrainedModel, export: Export, setting: str) -> None:
-    """Exports a model, loads it again, and compares the results of both.
+    """Exports a model, loads it again, and compares the logits of both.
+
+    An export that fails with an `OSError`, such as a full disk, is only logged.
 
     Args:
         model: A model built for this check; its adapters, which are zero before the first step, are
             filled with random values.
+        export: Writes the model to a folder.
         setting: Key and value that a failure of the export is blamed on, for messages.
 
     Raises:

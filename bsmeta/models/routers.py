@@ -35,18 +35,18 @@ class RouterLoss:
         model.register_forward_hook(self._record_outputs)
 
     @staticmethod
-    def is_added(shape: PretrainedConfig) -> bool:
-        """Whether the config enables the loss in the model's class."""
-        shapes = (shape, find_text_shape(shape))
-        return any(getattr(each, "output_router_logits", False) for each in shapes)
+    def is_enabled(model_config: PretrainedConfig) -> bool:
+        """Whether a transformers config makes the model's class add the auxiliary loss."""
+        configs = (model_config, find_text_shape(model_config))
+        return any(getattr(config, "output_router_logits", False) for config in configs)
 
     def _record_outputs(self, _: nn.Module, __: Any, outputs: Any) -> None:
         self._auxiliary = getattr(outputs, "aux_loss", None)
         logits = getattr(outputs, "router_logits", None) or ()
         self._logits = tuple(layer.detach() for layer in logits if layer is not None)
 
-    def total(self, targets: torch.Tensor) -> torch.Tensor:
-        """Returns the auxiliary loss times its coefficient and the number of targets.
+    def compute_loss(self, targets: torch.Tensor) -> torch.Tensor:
+        """Computes the auxiliary loss times its coefficient and the number of targets.
 
         The auxiliary loss is a mean over the tokens of the batch, padding included, as in the
         model's class.
@@ -58,7 +58,7 @@ class RouterLoss:
             return targets * 0.0
         return self._coefficient * self._auxiliary.float() * targets
 
-    def load(self) -> torch.Tensor | None:
+    def count_tokens(self) -> torch.Tensor | None:
         """Counts the tokens routed to each expert, summed over all layers: float32 [experts].
 
         Returns None if the model returned no router logits.
@@ -76,7 +76,7 @@ class RouterLoss:
 
 
 def _find_coefficient(model: PreTrainedModel, text: Any) -> float:
-    """Finds the coefficient of the auxiliary loss, an attribute of the model or its config."""
+    """Returns the coefficient of the auxiliary loss; 0 if neither model nor config has one."""
     for owner in (model, text):
         for name in _COEFFICIENTS:
             value = getattr(owner, name, None)

@@ -14,15 +14,18 @@ if TYPE_CHECKING:
 
 
 def find_text_shape(shape: PretrainedConfig) -> Any:
-    """Returns the config of the language model: a nested one, or the config itself."""
+    """Returns the config of the language model: a nested one, or the config itself.
+
+    If the model has a text encoder and a decoder, this is the decoder's config.
+    """
     try:
         return shape.get_text_config()
-    except ValueError:  # it has one config for a text encoder, and one for a decoder
+    except ValueError:  # there are several
         return shape.get_text_config(decoder=True)
 
 
 def count_positions(shape: PretrainedConfig) -> int | None:
-    """Returns the number of positions of the model; None: no limit."""
+    """Returns the maximum number of positions in a sequence; None: no limit."""
     return getattr(find_text_shape(shape), "max_position_embeddings", None)
 
 
@@ -37,7 +40,10 @@ def count_layers(shape: PretrainedConfig) -> int | None:
 
 
 def count_head_groups(shape: PretrainedConfig) -> tuple[int | None, int | None]:
-    """Returns the number of attention heads, and of groups that share keys and values."""
+    """Returns the number of attention heads, and of groups that share keys and values.
+
+    Either is None if the config lacks it.
+    """
     text = find_text_shape(shape)
     heads = getattr(text, "num_attention_heads", None)
     groups = getattr(text, "num_key_value_heads", None)

@@ -1,1 +1,1 @@
-"""A first answer on pages of one's own: what does their metadata tell a language model?"""
+"""A first answer on your own pages: what does their metadata tell a language model?"""

@@ -11,7 +11,7 @@ from bsmeta.quick.config import QuickConfig
 
 
 def main(config: QuickConfig) -> int:
-    """Runs the command, and imports its libraries only then."""
+    """Runs the command, whose libraries are imported only now."""
     from bsmeta.quick import command
 
     return run_stoppable(lambda: command.main(config), continuation="where it was")

@@ -1,4 +1,4 @@
-"""The command line of `bsmeta quick`, on which paths of pages need no key."""
+"""Adds the key `pages` to the paths in the command line of `bsmeta quick`."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ _OPTIONS_WITH_VALUE = ("--config-name", "-cn", "--config-dir", "-cd", "--config-
 
 
 def name_pages(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments, with those that are paths as the value of `pages`.
+    """Returns the arguments with all paths joined to one argument, `pages=…`.
 
-    A path is an argument without an equals sign that is neither an option nor the value of one,
-    such as each of those into which a shell expands `pages/*.jsonl`.
+    A path is an argument without an equals sign that is neither an option nor the value of one. A
+    shell expands `pages/*.jsonl` to several.
     """
-    named = []
+    other_arguments = []
     paths = []
     previous = ""
     for argument in arguments:
         is_option = argument.startswith("-") or previous in _OPTIONS_WITH_VALUE
         is_value_of_help = argument == "all" and "--help" in arguments
         if is_option or is_value_of_help or "=" in argument:
-            named.append(argument)
+            other_arguments.append(argument)
         else:
             paths.append(argument)
         previous = argument
 
-    if paths:
-        value = paths[0] if len(paths) == 1 else paths
-        named.append(f"pages={format_override_value(value)}")
-    return named
+    if not paths:
+        return other_arguments
+    value = paths[0] if len(paths) == 1 else paths
+    return [*other_arguments, f"pages={format_override_value(value)}"]

@@ -2,11 +2,11 @@
 
 A column is a candidate for the text or for a metadata type by its name: the name of the type, its
 column in the published form (`metadata_website_desc`), or another usual name. The values of the
-first rows then decide: a column whose values do not fit is left, with the reason. Nothing is taken
-silently: `make_column_table` shows every column and its use.
+first rows then decide: a column whose values do not fit is ignored, with the reason. No column is
+used silently: `make_column_table` shows every column and its use.
 
-Only types about a whole page are taken. Records about places in the text (tags, entities) need more
-than a small model sees; `bsmeta train` takes them.
+Only types about a whole page are used. Records about places in the text (tags, entities) need more
+than a small model sees; `bsmeta train` reads them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ EXAMINED_ROWS = 200
 """Number of first rows whose values are examined."""
 
 MIN_FITTING_SHARE = 0.9
-"""Share of the values of a column that must fit."""
+"""Minimum share of the values of a column that must fit its type."""
 
 MIN_PRESENT_SHARE = 0.1
-"""Share of the rows that must have a value, below which a type is left out."""
+"""Minimum share of the rows that must have a value of a type."""
 
 MIN_TEXT_CHARACTERS = 80
-"""Median length of a column of text, below which it holds names or titles."""
+"""Minimum median length of texts; columns of shorter strings hold names or titles."""
 
 PROSE_CHARACTERS = 300
-"""Median length from which a column of any name is prose, if no column has the name of a text."""
+"""Median length from which a column of any name is prose, if no column is named like a text."""
 
 MAX_VALUE_CHARACTERS = 1000
-"""Largest median length of the values of a metadata type: longer ones are texts themselves."""
+"""Maximum median length of the values of a metadata type; longer ones are texts themselves."""
 
 TEXT_NAMES = (
     TEXT_KEY, "content", "raw_content", "body", "article", "article_body", "page_content",
@@ -64,9 +64,9 @@ ALIASES = {
 }  # fmt: skip
 """Usual other names of the columns of metadata types, in the order of preference."""
 
-_ADDRESS = re.compile(r"(?:https?://)?[\w-]+(?:\.[\w-]+)+(?::\d+)?(?:[/?#]\S*)?", re.IGNORECASE)
+_WEB_ADDRESS = re.compile(r"(?:https?://)?[\w-]+(?:\.[\w-]+)+(?::\d+)?(?:[/?#]\S*)?", re.IGNORECASE)
 _MARKUP = re.compile(r"\s*<(?:!doctype|html|head|body|div|p)\b", re.IGNORECASE)
-_PREFIX = "metadata_"
+_PUBLISHED_PREFIX = "metadata_"  # begins the names of published columns
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ColumnChoice:
 
     Attributes:
         path: Its dotted path.
-        taken_as: Use of the column: `text`, a metadata type, or None (ignored).
+        taken_as: Use of the column: `text`, or a metadata type; None: it is ignored.
         present: Number of examined rows with a value.
         reason: Why the column is used or ignored.
         example: An example value, for the table.
@@ -93,11 +93,11 @@ def find_columns(
     requested: Mapping[str, str],
     types: Sequence[str] | None = None,
 ) -> list[ColumnChoice]:
-    """Decides for each column whether it is the text, a metadata type, or left.
+    """Decides for each column whether it is the text, a metadata type, or ignored.
 
     Args:
-        rows: The first rows, by dotted paths (`flatten_row`).
-        requested: Paths that the user has chosen, by `text` and type (`columns`).
+        rows: The first rows, with dotted paths as keys (`flatten_row`).
+        requested: The paths of columns that the user has chosen, by `text` and type (`columns`).
         types: The types that the user wants (`metadata_list`); None: all.
 
     Returns:
@@ -110,28 +110,37 @@ def find_columns(
     columns = _collect_values(rows)
     _refuse_absent_columns(columns, requested)
 
-    taken: dict[str, tuple[str, str]] = {
-        path: (name, f"columns.{name}") for name, path in requested.items()
-    }
-    left: dict[str, str] = {}
+    uses = {path: _Use(name, f"columns.{name}") for name, path in requested.items()}
+    ignored: dict[str, str] = {}
     if TEXT_KEY not in requested:
-        path, reason = _find_text(columns, taken, left)
-        taken[path] = (TEXT_KEY, reason)
-    _find_types(columns, taken, left, len(rows))
-
+        path, reason = _find_text(columns, uses, ignored)
+        uses[path] = _Use(TEXT_KEY, reason)
+    _find_types(columns, uses, ignored, len(rows))
     if types is not None:
-        _select_types(types, taken, left)
+        _select_types(types, uses, ignored)
+
     choices = []
     for path, values in columns.items():
-        name, reason = taken.get(path, (None, left.get(path) or _suggest_type(path, values)))
-        plain = _make_plain(values[0])
-        example = "" if plain is None else str(plain)
-        choices.append(ColumnChoice(path, name, len(values), reason, example))
+        taken_as = None
+        if path in uses:
+            taken_as, reason = uses[path]
+        else:
+            reason = ignored.get(path) or _suggest_type(path, values)
+        plain_value = _read_plain_value(values[0])
+        example = "" if plain_value is None else str(plain_value)
+        choices.append(ColumnChoice(path, taken_as, len(values), reason, example))
     return choices
 
 
+class _Use(NamedTuple):
+    """The use of a column as `text` or as a metadata type, and why."""
+
+    name: str
+    reason: str
+
+
 def map_choices(choices: Sequence[ColumnChoice]) -> dict[str, str]:
-    """Returns the paths of the columns that are taken, by `text` and type."""
+    """Returns the paths of the columns that are used, by `text` and type."""
     return {choice.taken_as: choice.path for choice in choices if choice.taken_as is not None}
 
 
@@ -146,19 +155,29 @@ def list_types(columns: Mapping[str, str], types: Sequence[str] | None) -> list[
         ConfigurationError: If there is none.
     """
     names = [name for name in columns if name != TEXT_KEY and (types is None or name in types)]
-    if names:
-        return names
-    raise ConfigurationError(
-        "pages: no column is metadata of a known type, so there is nothing to compare; expected "
-        f"a column such as {', '.join(ALIASES)}, or columns={{TYPE: COLUMN}} for another one. "
-        "bsmeta annotate makes metadata from raw pages, and bsmeta train trains on text alone"
-    )
+    if not names:
+        raise ConfigurationError(
+            "pages: no column is metadata of a known type, so there is nothing to compare; "
+            f"expected a column such as {', '.join(ALIASES)}, or columns={{TYPE: COLUMN}} for "
+            "another one. bsmeta annotate makes metadata from raw pages, and bsmeta train trains "
+            "on text alone"
+        )
+    return names
 
 
 def make_column_table(choices: Sequence[ColumnChoice], rows: int) -> Table:
-    """Makes the table of all columns: the use of each, or why it is ignored."""
-    heads = [Column("column"), Column("taken as"), Column("rows with it"), Column("because")]
-    heads.append(Column("first value"))
+    """Makes the table of all columns: the use of each, or why it is ignored.
+
+    Args:
+        rows: Number of examined rows.
+    """
+    heads = [
+        Column("column"),
+        Column("taken as"),
+        Column("rows with it"),
+        Column("because"),
+        Column("first value"),
+    ]
     table = Table(f"Columns of the first {rows:,} rows", "", heads)
     for choice in sorted(choices, key=lambda choice: choice.taken_as is None):
         example = " ".join(choice.example.split())
@@ -175,20 +194,20 @@ def make_column_table(choices: Sequence[ColumnChoice], rows: int) -> Table:
 
 
 def read_value(name: str, value: Any) -> str | int | float | None:
-    """Returns the value of a type in a row as a plain value; None if it has none that fits.
+    """Reads the value of a type in a row as a string or a number; None if it does not fit the type.
 
     Args:
         name: The type, or `text`.
         value: A plain value, or a list of records, of which the first about the page counts.
     """
-    plain = _make_plain(value)
-    if plain is None or _find_fault(name, plain):
+    plain_value = _read_plain_value(value)
+    if plain_value is None or _find_fault(name, plain_value):
         return None
-    return plain
+    return plain_value
 
 
 def _collect_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Returns the values of each column that are neither null nor empty, as they are."""
+    """Collects the values of each column, by its path, that are neither null nor empty."""
     columns: dict[str, list[Any]] = {}
     for row in rows:
         for path, value in row.items():
@@ -198,6 +217,7 @@ def _collect_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _refuse_absent_columns(columns: Mapping[str, Any], requested: Mapping[str, str]) -> None:
+    """Refuses requested columns that have no value in the first rows."""
     for name, path in requested.items():
         if path not in columns:
             raise ConfigurationError(
@@ -208,52 +228,69 @@ def _refuse_absent_columns(columns: Mapping[str, Any], requested: Mapping[str, s
 
 
 def _find_text(
-    columns: Mapping[str, list[Any]], taken: Mapping[str, Any], left: dict[str, str]
+    columns: Mapping[str, list[Any]], uses: Mapping[str, _Use], ignored: dict[str, str]
 ) -> tuple[str, str]:
-    """Returns the column of the text, and why it is that; adds others to `left`."""
-    fitting = []
+    """Finds the column of the text.
+
+    Args:
+        uses: The columns that are used already, by path.
+        ignored: Receives the reasons against other columns, by path.
+
+    Returns:
+        The path of the column, and the reason for it.
+
+    Raises:
+        ConfigurationError: If no column is the text, or several may be.
+    """
+    ranked_paths = []
     for path, values in columns.items():
         name = _simplify_name(path)
-        if path in taken or name not in TEXT_NAMES:
+        if path in uses or name not in TEXT_NAMES:
             continue
+
         fault = _find_text_fault(values)
         if fault:
-            left[path] = f"not the text: {fault}"
+            ignored[path] = f"not the text: {fault}"
         else:
-            fitting.append((TEXT_NAMES.index(name), path))
-    if fitting:
-        (_, path), *others = sorted(fitting)
-        left |= {other: f"{path} is taken as the text" for _, other in others}
-        return path, "its name, and long texts"
+            ranked_paths.append((TEXT_NAMES.index(name), path))
+    if ranked_paths:
+        (_, text_path), *others = sorted(ranked_paths)
+        ignored |= {path: f"{text_path} is taken as the text" for _, path in others}
+        return text_path, "its name, and long texts"
 
     prose = []
     for path, values in columns.items():
-        is_text = path not in taken and not _find_text_fault(values)
+        is_text = path not in uses and not _find_text_fault(values)
         if is_text and median(len(str(value)) for value in values) >= PROSE_CHARACTERS:
             prose.append(path)
     if len(prose) == 1:
         return prose[0], "the only column of long texts"
-    raise ConfigurationError(_describe_missing_text(columns, prose, left))
+    raise ConfigurationError(_describe_missing_text(columns, prose, ignored))
 
 
 def _describe_missing_text(
-    columns: Mapping[str, list[Any]], prose: Sequence[str], left: Mapping[str, str]
+    columns: Mapping[str, list[Any]], prose: Sequence[str], ignored: Mapping[str, str]
 ) -> str:
-    """Explains why no column is the text, and how to name one."""
+    """Explains why no column is the text, and how to name one.
+
+    Args:
+        prose: The paths of columns of long texts.
+        ignored: The reasons against columns, by path.
+    """
     descriptions = []
     for path, values in columns.items():
-        reason = left.get(path) or _find_text_fault(values) or "long texts"
+        reason = ignored.get(path) or _find_text_fault(values) or "long texts"
         descriptions.append(f"{path} ({reason.removeprefix('not the text: ')})")
-    html = [path for path, values in columns.items() if _find_text_fault(values) == "markup"]
+    html_paths = [path for path, values in columns.items() if _find_text_fault(values) == "markup"]
 
     problem = "no column of the first rows is the text of a page"
     fix = f"columns.text={prose[0] if prose else 'COLUMN'} names it"
     if len(prose) > 1:
         problem = f"several columns may be the text of a page: {', '.join(prose)}"
-    elif html:
+    elif html_paths:
         fix = (
-            f"{html[0]} holds raw pages: bsmeta annotate input=… output=shards makes text with "
-            "metadata of them, which bsmeta quick shards reads"
+            f"{html_paths[0]} holds raw pages: bsmeta annotate input=… output=shards makes text "
+            "with metadata of them, which bsmeta quick shards reads"
         )
     names = ", ".join(TEXT_NAMES[:5])
     columns_found = "; ".join(descriptions) or "no column"
@@ -264,13 +301,16 @@ def _describe_missing_text(
 
 
 def _find_text_fault(values: Sequence[Any]) -> str:
-    """Returns why values are not the texts of pages; "" if they are."""
+    """Describes why values are not the texts of pages; "" if they are."""
     texts = [value for value in values if isinstance(value, str)]
     if len(texts) < MIN_FITTING_SHARE * len(values):
-        return "not strings" if not isinstance(values[0], list) else "lists"
-    if sum(bool(_MARKUP.match(text)) for text in texts) > len(texts) / 2:
+        return "lists" if isinstance(values[0], list) else "not strings"
+
+    num_markup = sum(_MARKUP.match(text) is not None for text in texts)
+    if num_markup > len(texts) / 2:
         return "markup"
-    length = median(map(len, texts))
+
+    length = median(len(text) for text in texts)
     if length < MIN_TEXT_CHARACTERS:
         return f"short: {length:,.0f} characters"
     if len(set(texts)) == 1 and len(texts) > 1:
@@ -280,86 +320,101 @@ def _find_text_fault(values: Sequence[Any]) -> str:
 
 def _find_types(
     columns: Mapping[str, list[Any]],
-    taken: dict[str, tuple[str, str]],
-    left: dict[str, str],
+    uses: dict[str, _Use],
+    ignored: dict[str, str],
     rows: int,
 ) -> None:
-    """Adds the column of each type to `taken`, and the reasons against others to `left`."""
-    names = {name: path for path, (name, _) in taken.items()}
-    ranked = []
+    """Adds the column of each type to `uses`, and the reasons against others to `ignored`."""
+    paths_by_type = {use.name: path for path, use in uses.items()}
+    candidates = []
     for path in columns:
-        rank = _rank_name(path)
-        if rank is not None:
-            ranked.append((rank.number, len(path), path, rank.name))
-    for _, _, path, name in sorted(ranked):
-        if path in taken or path in left:
+        match = _match_name(path)
+        if match is not None:
+            candidates.append((match.rank, len(path), path, match.type_name))
+
+    for _, _, path, name in sorted(candidates):
+        if path in uses or path in ignored:
             continue
+
         fault = _find_column_fault(name, columns[path], rows)
-        if name in names:
-            left[path] = f"{names[name]} is taken as {name}"
+        if name in paths_by_type:
+            ignored[path] = f"{paths_by_type[name]} is taken as {name}"
         elif fault:
-            left[path] = f"not taken as {name}: {fault}"
+            ignored[path] = f"not taken as {name}: {fault}"
         else:
-            taken[path] = (name, "its name, and its values fit")
-            names[name] = path
+            uses[path] = _Use(name, "its name, and its values fit")
+            paths_by_type[name] = path
 
 
-class _Rank(NamedTuple):
-    """How well the name of a column fits a type: 0 if it is the type's own."""
+class _NameMatch(NamedTuple):
+    """The type that the name of a column matches, and the rank of the match.
 
-    number: int
-    name: str
+    Attributes:
+        rank: 0 for the name of the type itself; lower ranks are preferred.
+    """
+
+    rank: int
+    type_name: str
 
 
-def _rank_name(path: str) -> _Rank | None:
-    """Returns the type that the name of a column stands for; None: no known one."""
+def _match_name(path: str) -> _NameMatch | None:
+    """Returns the type that the name of a column matches; None if there is none."""
     name = _simplify_name(path)
     published = map_columns()
     if name in ALIASES:
-        return _Rank(0, name)
+        return _NameMatch(0, name)
     if published.get(name) in ALIASES:
-        return _Rank(1, published[name])
+        return _NameMatch(1, published[name])
     for type_name, aliases in ALIASES.items():
         if name in aliases:
-            return _Rank(2 + aliases.index(name), type_name)
+            return _NameMatch(2 + aliases.index(name), type_name)
     return None
 
 
 def _simplify_name(path: str) -> str:
-    """Returns the last name of a path in the notation of the types, such as pub_date of pubDate."""
+    """Returns the last name of a path in the notation of types: `pub_date` for `meta.pubDate`."""
     name = path.rpartition(".")[2]
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-    return re.sub(r"[^a-z0-9]+", "_", name).strip("_").removeprefix(_PREFIX)
+    return re.sub(r"[^a-z0-9]+", "_", name).strip("_").removeprefix(_PUBLISHED_PREFIX)
 
 
 def _find_column_fault(name: str, values: Sequence[Any], rows: int) -> str:
-    """Returns why the values of a column are none of a type; "" if they are."""
-    plain = [_make_plain(value) for value in values]
-    present = [value for value in plain if value is not None]
-    if not present:
-        return "its values are neither plain nor records about the page"
-    if len(present) < MIN_PRESENT_SHARE * rows:
-        return f"only {len(present):,} of {rows:,} rows have it"
+    """Describes why a column does not hold values of a type; "" if it does.
 
-    faults = [fault for value in present if (fault := _find_fault(name, value))]
-    if len(faults) > (1 - MIN_FITTING_SHARE) * len(present):
-        return f"{faults[0]} ({len(faults):,} of {len(present):,} values)"
-    if len(set(present)) == 1 and len(present) > 1:
+    Args:
+        name: The type.
+        values: The values of the column that are neither null nor empty.
+        rows: Number of examined rows.
+    """
+    all_plain_values = [_read_plain_value(value) for value in values]
+    plain_values = [value for value in all_plain_values if value is not None]
+    count = len(plain_values)
+    if not plain_values:
+        return "its values are neither plain nor records about the page"
+    if count < MIN_PRESENT_SHARE * rows:
+        return f"only {count:,} of {rows:,} rows have it"
+
+    all_faults = [_find_fault(name, value) for value in plain_values]
+    faults = [fault for fault in all_faults if fault]
+    if len(faults) > (1 - MIN_FITTING_SHARE) * count:
+        return f"{faults[0]} ({len(faults):,} of {count:,} values)"
+    if len(set(plain_values)) == 1 and count > 1:
         return "the same value in all rows says nothing about a page"
-    length = median(len(str(value)) for value in present)
+
+    length = median(len(str(value)) for value in plain_values)
     if length > MAX_VALUE_CHARACTERS:
         return f"texts of {length:,.0f} characters"
     return ""
 
 
 def _find_fault(name: str, value: str | int | float) -> str:
-    """Returns why a value is none of a type, or of the text; "" if it is."""
-    find_fault = _FAULTS.get(name)
+    """Describes why a value does not fit a type, or `text`; "" if it fits."""
+    find_fault = _FAULT_FINDERS.get(name)
     return find_fault(value) if find_fault is not None else ""
 
 
 def _find_address_fault(value: str | int | float) -> str:
-    is_address = isinstance(value, str) and _ADDRESS.fullmatch(value.strip()) is not None
+    is_address = isinstance(value, str) and _WEB_ADDRESS.fullmatch(value.strip()) is not None
     return "" if is_address else "no web address"
 
 
@@ -375,7 +430,7 @@ def _find_string_fault(value: str | int | float) -> str:
     return "" if isinstance(value, str) else "no text"
 
 
-_FAULTS: dict[str, Callable[[str | int | float], str]] = {
+_FAULT_FINDERS: dict[str, Callable[[str | int | float], str]] = {
     TEXT_KEY: _find_string_fault,
     "url": _find_address_fault,
     "timestamp": _find_date_fault,
@@ -383,24 +438,35 @@ _FAULTS: dict[str, Callable[[str | int | float], str]] = {
     "website_description": _find_string_fault,
     "datasource": _find_string_fault,
 }
-"""Name of a type -> the function that returns why a value is none of it."""
+"""The function that describes why a value does not fit a type, by the name of the type."""
 
 
-def _make_plain(value: Any) -> str | int | float | None:
-    """Converts a value to a string or a number; None if it holds neither.
-
-    Of a list of records, the first record about the page counts. The items of a list of plain
-    values, such as the authors of a page, are joined by commas.
-    """
+def _read_plain_value(value: Any) -> str | int | float | None:
+    """Reads a value as a string or a number; None if it holds neither, or only white space."""
     if isinstance(value, list):
-        for record in value:
-            if isinstance(record, dict) and not _is_local(record) and "value" in record:
-                return _make_plain(record["value"])
-        items = [_make_plain(item) for item in value if not isinstance(item, dict | list)]
-        return ", ".join(str(item) for item in items if item is not None) or None
+        return _read_list(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    return value if not isinstance(value, str) or value.strip() else None
+    if isinstance(value, str) and not value.strip():
+        return None
+    return value
+
+
+def _read_list(entries: Sequence[Any]) -> str | int | float | None:
+    """Reads the value of the first record about the page, or else joins plain entries by commas.
+
+    A list of plain entries may hold the authors of a page.
+    """
+    for entry in entries:
+        if isinstance(entry, dict) and not _is_local(entry) and "value" in entry:
+            return _read_plain_value(entry["value"])
+
+    texts = []
+    for entry in entries:
+        plain_value = None if isinstance(entry, dict | list) else _read_plain_value(entry)
+        if plain_value is not None:
+            texts.append(str(plain_value))
+    return ", ".join(texts) or None
 
 
 def _is_local(record: Mapping[str, Any]) -> bool:
@@ -408,15 +474,15 @@ def _is_local(record: Mapping[str, Any]) -> bool:
     return record.get("type") == "local" or record.get("char_start_idx") is not None
 
 
-def _select_types(
-    types: Sequence[str], taken: dict[str, tuple[str, str]], left: dict[str, str]
-) -> None:
-    """Keeps only the types that the user wants, and the URL, by which sites are held out.
+def _select_types(types: Sequence[str], uses: dict[str, _Use], ignored: dict[str, str]) -> None:
+    """Moves types that the user does not want from `uses` to `ignored`.
+
+    The URL stays, because sites are held out by it.
 
     Raises:
-        ConfigurationError: If one of them was not found.
+        ConfigurationError: If a type that the user wants was not found.
     """
-    available = [name for name, _ in taken.values() if name != TEXT_KEY]
+    available = [use.name for use in uses.values() if use.name != TEXT_KEY]
     for name in types:
         if name not in available:
             raise ConfigurationError(
@@ -424,21 +490,23 @@ def _select_types(
                 f"{', '.join(available) or 'none'}{suggest_nearest(name, available)}; "
                 f"columns.{name}=COLUMN takes a column as it"
             )
-    for path, (name, _) in [*taken.items()]:
+    for path, (name, _) in list(uses.items()):
         if name == ADDRESS_KEY and name not in types:
-            taken[path] = (name, "only to hold out sites: metadata_list leaves it out")
+            uses[path] = _Use(name, "only to hold out sites: metadata_list leaves it out")
         elif name not in (TEXT_KEY, *types):
-            left[path] = f"{name}, which metadata_list leaves out"
-            del taken[path]
+            ignored[path] = f"{name}, which metadata_list leaves out"
+            del uses[path]
 
 
 def _suggest_type(path: str, values: Sequence[Any]) -> str:
-    """Says why a column without a known name is left, and how it could be taken."""
-    name = map_columns().get(_simplify_name(path), _simplify_name(path))
-    if all(_make_plain(value) is None for value in values):
+    """Explains why a column without a known name is ignored, and how to use it."""
+    simple_name = _simplify_name(path)
+    name = map_columns().get(simple_name, simple_name)
+    if all(_read_plain_value(value) is None for value in values):
         is_local = find_type(name).is_local
         return "about places in the text; bsmeta train takes it" if is_local else "no plain value"
     if not name or find_type(name).is_local:
         return "no known name"
+
     reason = "counts the text itself" if find_type(name).measures_text else "no known name"
     return f"{reason}; columns.{name}={path} takes it"

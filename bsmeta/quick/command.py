@@ -1,4 +1,4 @@
-"""The command `quick`: finds the columns, holds pages out, trains two models, and compares them."""
+"""Runs `bsmeta quick`: finds columns, holds pages out, trains two models, and compares them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from bsmeta.quick.holding_out import HeldOut, hold_out
 from bsmeta.quick.pages import PageFiles, list_page_files
 from bsmeta.quick.sizes import find_device, list_size_rows
 from bsmeta.quick.study_file import write_study_file
-from bsmeta.quick.training import WITH, WITHOUT, Data, make_plan, train_run
+from bsmeta.quick.training import WITH, WITHOUT, Data, prepare_training, train_run
 from bsmeta.report.page import (
-    HTML,
+    HTML_NAME,
     Section,
     create_report_console,
     print_report,
@@ -47,31 +47,33 @@ EVALUATION = "evaluation"
 
 
 def main(config: QuickConfig) -> None:
-    """Runs the command, or continues it.
+    """Runs the command, or resumes it after an interruption.
 
     Raises:
         UserError: If the pages or the settings cannot be used.
     """
     with open_folder(config) as folder:
-        data, notes = find_data(config, folder)
+        data, notes = prepare_data(config, folder)
         device = find_device()
-        plan = make_plan(config, data, device, folder)
+        plan = prepare_training(config, data, device, folder)
         print_summary(list_size_rows(plan.sizes, device, config.minutes))
         if config.check_only:
             return
 
         runs = []
-        for name, words in ((WITHOUT, "on text alone"), (WITH, f"with {', '.join(data.types)}")):
-            print(f"\ntraining {words}: {folder / name}", flush=True)
+        inputs = {WITHOUT: "on text alone", WITH: f"with {', '.join(data.types)}"}
+        for name, description in inputs.items():
+            print(f"\ntraining {description}: {folder / name}", flush=True)
             runs.append(train_run(config, plan, data, folder, name, device.precision))
-        result = measure_runs(config, data, runs, folder)
+
+        result = evaluate_runs(config, data, runs, folder)
         command = write_study_file(config, plan, data, device, folder, result.base.bits_per_byte)
         report_result(config, data, notes, result, folder)
         print(f"more seeds: {command}")
 
 
-def find_data(config: QuickConfig, folder: Path) -> tuple[Data, list[str]]:
-    """Finds the columns, reads the pages, and holds some out; shows all of it.
+def prepare_data(config: QuickConfig, folder: Path) -> tuple[Data, list[str]]:
+    """Finds the columns, reads the pages, and holds some out; prints each of these choices.
 
     Returns:
         The data, and notes on it for the report.
@@ -99,11 +101,11 @@ def find_data(config: QuickConfig, folder: Path) -> tuple[Data, list[str]]:
     return data, notes
 
 
-def measure_runs(config: QuickConfig, data: Data, runs: Sequence[Path], folder: Path) -> Result:
-    """Reads the held-out pages with both models, and writes the report of all comparisons.
+def evaluate_runs(config: QuickConfig, data: Data, runs: Sequence[Path], folder: Path) -> Result:
+    """Evaluates both models on the held-out pages, and writes the report of all comparisons.
 
     Raises:
-        DataError: If no held-out page can be read in every form.
+        DataError: If no held-out page can be read with its metadata and with every control.
     """
     import torch
 
@@ -113,7 +115,9 @@ def measure_runs(config: QuickConfig, data: Data, runs: Sequence[Path], folder: 
     from bsmeta.tasks.checkpoints import locate_model
     from bsmeta.training.processes import Processes
 
-    settings = EvaluateConfig(checkpoint=[*map(str, runs)], comparisons=["all"], seed=config.seed)
+    settings = EvaluateConfig(
+        checkpoint=[str(run) for run in runs], comparisons=["all"], seed=config.seed
+    )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     locations = [locate_model(str(run)) for run in runs]
     with show_progress_bar("evaluating", 1) as advance:
@@ -132,11 +136,11 @@ def measure_runs(config: QuickConfig, data: Data, runs: Sequence[Path], folder: 
 def report_result(
     config: QuickConfig, data: Data, notes: Sequence[str], result: Result, folder: Path
 ) -> None:
-    """Writes and prints the table and the sentence."""
-    from bsmeta.quick.report import make_result_table, make_sentence
+    """Writes the answer, a table and a sentence, to the folder, and prints it."""
+    from bsmeta.quick.report import make_result_table, summarize_result
 
     count = len(data.training) + len(data.held_out)
-    sentence = make_sentence(result, data.types, count, len(data.held_out))
+    sentence = summarize_result(result, data.types, count, len(data.held_out))
     table = make_result_table(result)
     page = ReportPage(
         title="A first answer: with and without metadata",
@@ -147,12 +151,12 @@ def report_result(
     )
     content = {"table": table.as_dict(), "notes": list(notes)}
     files = write_report(page, content, folder, json_name="quick.json", markdown_name="quick.md")
-    print_report([table], [*notes, sentence], [*files, folder / EVALUATION / HTML])
+    print_report([table], [*notes, sentence], [*files, folder / EVALUATION / HTML_NAME])
 
 
 def _list_page_rows(files: PageFiles, page_set: PageSet, split: HeldOut) -> list[Row]:
-    """Describes the pages for a table: how many are used, held out and left out, and why."""
-    names = {SITE: "whole sites", DOCUMENT: "documents, not sites"}
+    """Makes the rows of a table with the numbers of pages used, held out and left out."""
+    unit_names = {SITE: "whole sites", DOCUMENT: "documents, not sites"}
     left_out = ", ".join(f"{count:,} ({reason})" for reason, count in page_set.left_out.items())
     rest = f"; more are in the files (max_documents={files.limit:,})" if files.has_more else ""
     others = f" and {len(files.paths) - 1:,} more" if len(files.paths) > 1 else ""
@@ -161,36 +165,39 @@ def _list_page_rows(files: PageFiles, page_set: PageSet, split: HeldOut) -> list
         ("pages", f"{len(page_set.pages):,}{rest}"),
         ("left out", left_out or "none"),
         ("training", f"{len(split.training):,} pages"),
-        ("held out", f"{len(split.held_out):,} pages: {names[split.unit]} ({split.reason})"),
+        ("held out", f"{len(split.held_out):,} pages: {unit_names[split.unit]} ({split.reason})"),
     ]
 
 
 def _list_shared_types(
     types: Sequence[str], training: Sequence[Page], held_out: Sequence[Page]
 ) -> list[str]:
-    """Returns the types that both training pages and held-out pages have.
+    """Lists the types that occur both in training pages and in held-out pages.
 
     Raises:
         DataError: If there is none.
     """
-    shared = []
+    shared_types = []
     for name in types:
-        if all(any(name in page.values for page in pages) for pages in (training, held_out)):
-            shared.append(name)
-    if shared:
-        return shared
-    raise DataError(
-        f"pages: none of the types {', '.join(types)} is both in the {len(training):,} training "
-        f"pages and in the {len(held_out):,} held-out pages; expected one, to train and to "
-        "evaluate with it; use more pages, or another seed"
-    )
+        is_trained = any(name in page.values for page in training)
+        is_held_out = any(name in page.values for page in held_out)
+        if is_trained and is_held_out:
+            shared_types.append(name)
+
+    if not shared_types:
+        raise DataError(
+            f"pages: none of the types {', '.join(types)} is both in the {len(training):,} "
+            f"training pages and in the {len(held_out):,} held-out pages; expected one, to train "
+            "and to evaluate with it; use more pages, or another seed"
+        )
+    return shared_types
 
 
 def _list_notes(data: Data, types: Sequence[str], split: HeldOut) -> list[str]:
     """Lists the caveats about the data, for the reader of the result.
 
     Args:
-        types: The types that were found.
+        types: The types that were found, whether used or not.
     """
     notes = []
     if split.unit == DOCUMENT:

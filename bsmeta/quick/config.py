@@ -1,4 +1,4 @@
-"""Schema of `quick.py`: the pages, their columns, the held-out pages, and the sizes of the models.
+"""Defines the keys of `bsmeta quick`: pages, columns, held-out pages, and sizes of the models.
 
 A size that is null is chosen from the data and the device (`sizes`), and shown before training.
 """

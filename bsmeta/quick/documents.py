@@ -1,4 +1,4 @@
-"""The pages that are used: decoded by the chosen columns, without copies of earlier pages.
+"""Reads pages by the chosen columns, and drops copies of earlier pages.
 
 A page that copies another one, exactly or nearly, is left out before pages are held out, so that no
 held-out page has a copy in training. Near copies are found as `bsmeta annotate` finds them.
@@ -26,10 +26,10 @@ from bsmeta.quick.columns import read_value
 from bsmeta.quick.pages import PageFiles, flatten_row
 
 COPIES = "pages"
-"""Name of the file of all pages in the folder in which copies are looked for."""
+"""Name, without suffix, of the file of all pages for the search for near copies."""
 
 MIN_REPEATED_SHARE = 0.5
-"""Share of pages whose text begins with a value, from which the report says so."""
+"""Share of the pages with a type from which the report notes that texts begin with its value."""
 
 _START_CHARACTERS = 500  # the beginning of a text, in which titles are often repeated
 
@@ -39,9 +39,9 @@ class Page:
     """A page that is used.
 
     Attributes:
-        values: Its metadata, by type, and its URL.
-        address: The URL in the form in which URLs are compared; "" without one.
-        host: The host of the URL; "" if it is not known.
+        values: Its metadata by type, URL included.
+        address: The normalized URL, for comparison with other pages; "" without one.
+        host: The host of the URL; "" if unknown.
     """
 
     text: str
@@ -56,9 +56,10 @@ class Page:
 
 @dataclass
 class PageSet:
-    """The pages, and the number of rows that were left out, by reason.
+    """The pages to train on and evaluate, and counts of the rows that were left out.
 
     Attributes:
+        left_out: Number of rows that were left out, by reason.
         notes: Sentences about the pages for the report.
     """
 
@@ -68,16 +69,19 @@ class PageSet:
 
 
 def read_pages(files: PageFiles, columns: Mapping[str, str]) -> PageSet:
-    """Reads all pages by the paths of their text and metadata.
+    """Reads all pages.
+
+    Args:
+        columns: The paths of the columns of text and metadata, by `text` and type.
 
     Raises:
         DataError: If no row has a text.
     """
     page_set = PageSet()
-    names = {path.partition(".")[0] for path in columns.values()}
-    for line in report_each(files.read_lines({*columns.values()})):
+    top_level_names = {path.partition(".")[0] for path in columns.values()}
+    for line in report_each(files.read_lines(set(columns.values()))):
         try:
-            row = flatten_row(decode_values(line, names))
+            row = flatten_row(decode_values(line, top_level_names))
         except UNREADABLE:
             page_set.left_out["unreadable"] += 1
             continue
@@ -87,12 +91,14 @@ def read_pages(files: PageFiles, columns: Mapping[str, str]) -> PageSet:
             page_set.left_out["no text"] += 1
             continue
         page_set.pages.append(_make_page(text, row, columns))
+
     if not page_set.pages:
         raise DataError(f"pages: no row of {files.paths[0]} has a text in {columns[TEXT_KEY]}")
     return page_set
 
 
 def _make_page(text: str, row: Mapping[str, object], columns: Mapping[str, str]) -> Page:
+    """Makes the page of a row, with the values that fit their types."""
     values = {}
     for name, path in columns.items():
         value = read_value(name, row.get(path)) if name != TEXT_KEY else None
@@ -100,27 +106,28 @@ def _make_page(text: str, row: Mapping[str, object], columns: Mapping[str, str])
             values[name] = value
 
     url = str(values.get(ADDRESS_KEY, ""))
-    return Page(text, values, normalize_url(url), make_url_readable(url, "host") or "")
+    host = make_url_readable(url, "host") or ""
+    return Page(text, values, address=normalize_url(url), host=host)
 
 
 def drop_copies(page_set: PageSet, folder: Path, *, near: bool | None) -> PageSet:
     """Leaves out the pages that copy an earlier page, exactly or nearly.
 
     Args:
-        folder: Where signatures of the pages are kept, so that a repetition takes no time.
-        near: Whether to look for near copies, too; None: if the extra `annotate` is installed.
+        folder: Where signatures of the pages are cached for the next call.
+        near: Whether to also leave out near copies; None: if the extra `annotate` is installed.
 
     Raises:
         ConfigurationError: If `near` is true, and the extra is not installed.
     """
-    seen: set[str] = set()
+    seen_texts: set[str] = set()
     distinct = PageSet([], Counter(page_set.left_out))
     for page in page_set.pages:
-        if page.text in seen:
+        if page.text in seen_texts:
             distinct.left_out["the text of an earlier page"] += 1
-            continue
-        seen.add(page.text)
-        distinct.pages.append(page)
+        else:
+            seen_texts.add(page.text)
+            distinct.pages.append(page)
     if near is False:
         return distinct
 
@@ -131,6 +138,7 @@ def drop_copies(page_set: PageSet, folder: Path, *, near: bool | None) -> PageSe
             raise ConfigurationError(f"near_copies=true: {error}") from error
         distinct.notes.append(f"Near copies of a page were not looked for: {error}.")
         return distinct
+
     distinct.pages = [
         page for number, page in enumerate(distinct.pages) if number not in near_copies
     ]
@@ -179,24 +187,25 @@ def _find_near_copies(pages: Sequence[Page], folder: Path) -> set[int]:
 
 
 def list_repeated_types(pages: Sequence[Page], types: Sequence[str]) -> list[str]:
-    """Lists the types, of these, whose values stand at the beginning of most texts.
+    """Lists the given types whose values occur at the beginning of most texts.
 
-    A gain from such a type may come from copying its value rather than from knowing it.
+    A gain from such a type may come from copying its value into the text.
     """
-    repeated: Counter[str] = Counter()
-    present: Counter[str] = Counter()
+    num_repeated: Counter[str] = Counter()
+    num_present: Counter[str] = Counter()
     for page in pages:
-        start = _fold(page.text[:_START_CHARACTERS])
-        for name in page.values:
-            present[name] += 1
-            repeated[name] += _fold(str(page.values[name])) in start
+        start = _normalize_text(page.text[:_START_CHARACTERS])
+        for name, value in page.values.items():
+            num_present[name] += 1
+            if _normalize_text(str(value)) in start:
+                num_repeated[name] += 1
     return [
         name
         for name in types
-        if present[name] and repeated[name] >= MIN_REPEATED_SHARE * present[name]
+        if num_present[name] and num_repeated[name] >= MIN_REPEATED_SHARE * num_present[name]
     ]
 
 
-def _fold(text: str) -> str:
-    """Returns a text without case, and with single spaces."""
+def _normalize_text(text: str) -> str:
+    """Folds the case of a text, and replaces each run of white space with one blank."""
     return " ".join(text.casefold().split())

@@ -1,7 +1,7 @@
-"""The folder of a result: `data/`, `tokenizer/`, both runs, the evaluation and the answer.
+"""Claims the folder of a result: `data/`, `tokenizer/`, both runs, the evaluation and the answer.
 
-It belongs to one set of pages and settings, by their hash. The same command continues it, and any
-other is refused, so that no report mixes two of them.
+A folder belongs to one set of pages and settings, identified by their hash. The same command
+continues it, and any other is refused, so that no report mixes two of them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MARK = ".bsmeta-quick"
 """The file with the hash of pages and settings; only folders that have it are ever replaced."""
 
 PLAN = "plan.json"
-"""The sizes of both models."""
+"""The file with the sizes of both models."""
 
-_OTHER_KEYS = ("pages", "out_dir", "overwrite_out_dir", "check_only")
+_KEYS_WITHOUT_EFFECT = ("pages", "out_dir", "overwrite_out_dir", "check_only")
 _VERSION = 1  # of the files; increment when an interrupted result cannot be continued
 
 
@@ -43,22 +43,24 @@ def open_folder(config: QuickConfig) -> Iterator[Path]:
 
 
 def claim_folder(config: QuickConfig, folder: Path, pages: Sequence[Page]) -> None:
-    """Makes the folder, or checks that its content is of these pages and settings.
+    """Creates the folder of a result, or checks that it belongs to these pages and settings.
+
+    An earlier result is deleted with `overwrite_out_dir=true`.
 
     Raises:
-        ConfigurationError: If it holds anything else, or cannot be written.
+        ConfigurationError: If the folder holds anything else, or cannot be written.
     """
     identity = identify_result(config, pages)
     try:
         content = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-        earlier = None
+        earlier_identity = None
         if MARK in content:
-            earlier = (folder / MARK).read_text(encoding="utf-8").strip()
-        if earlier == identity and not config.overwrite_out_dir:
+            earlier_identity = (folder / MARK).read_text(encoding="utf-8").strip()
+        if earlier_identity == identity and not config.overwrite_out_dir:
             return
 
         # Without a plan, an earlier start was refused before it trained anything.
-        if earlier is None or PLAN in content:
+        if earlier_identity is None or PLAN in content:
             _check_content(config, folder, content)
         for name in content:
             delete_path(folder / name)
@@ -73,7 +75,7 @@ def claim_folder(config: QuickConfig, folder: Path, pages: Sequence[Page]) -> No
 
 
 def _check_content(config: QuickConfig, folder: Path, content: Sequence[str]) -> None:
-    """Refuses to replace the files of a folder, unless they are an earlier result and may be."""
+    """Refuses to replace the content of a folder, except an earlier result if this is allowed."""
     if content and MARK not in content:
         raise ConfigurationError(
             f"out_dir={folder}: holds {', '.join(content[:3])}, and no {MARK} of an earlier "
@@ -90,16 +92,18 @@ def _check_content(config: QuickConfig, folder: Path, content: Sequence[str]) ->
 
 
 def identify_result(config: QuickConfig, pages: Sequence[Page]) -> str:
-    """Returns a hash of all that a result depends on, besides the machine."""
-    settings = {name: value for name, value in asdict(config).items() if name not in _OTHER_KEYS}
-    content = xxhash.xxh3_128(msgspec.json.encode([_VERSION, settings]))
+    """Hashes everything that a result depends on, except the machine."""
+    settings = {
+        name: value for name, value in asdict(config).items() if name not in _KEYS_WITHOUT_EFFECT
+    }
+    digest = xxhash.xxh3_128(msgspec.json.encode([_VERSION, settings]))
     for page in pages:
-        content.update(page.encode_line())
-    return content.hexdigest()
+        digest.update(page.encode_line())
+    return digest.hexdigest()
 
 
 def read_sizes(folder: Path) -> dict[str, Any] | None:
-    """Reads the sizes that an earlier start has chosen; None if there was none.
+    """Reads the sizes that an earlier start has chosen; None if there are none.
 
     Raises:
         DataError: If the file is damaged.
@@ -115,9 +119,9 @@ def read_sizes(folder: Path) -> dict[str, Any] | None:
     return plan
 
 
-def write_sizes(folder: Path, plan: dict[str, Any]) -> None:
-    """Writes the sizes, which the same command then reads after a kill."""
-    write_json(folder / PLAN, plan)
+def write_sizes(folder: Path, sizes: dict[str, Any]) -> None:
+    """Writes the sizes, so that the same command keeps them after an interruption."""
+    write_json(folder / PLAN, sizes)
 
 
 def _make_damage_error(file: Path, reason: str) -> DataError:

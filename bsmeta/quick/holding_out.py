@@ -30,11 +30,13 @@ MIN_PAGES = 10
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The indices of the held-out pages and of the training pages, in order.
+    """The division of the pages.
 
     Attributes:
+        held_out: The indices of the held-out pages, ascending.
+        training: The indices of the training pages, ascending.
         unit: The unit that was held out: `site` or `document`.
-        reason: Why it is that unit.
+        reason: Why that unit was chosen.
     """
 
     held_out: list[int]
@@ -64,15 +66,19 @@ def hold_out(pages: Sequence[Page], config: QuickConfig) -> HeldOut:
         )
     if config.split_by == DOCUMENT or (config.split_by == AUTO and fault):
         reason = fault if config.split_by == AUTO else "split_by=document"
-        return _divide(pages, _choose_documents(pages, config), DOCUMENT, reason)
+        return _divide_pages(pages, _choose_documents(pages, config), DOCUMENT, reason)
 
     sites = _choose_sites(hosts, config, len(pages))
-    of_sites = {number for number, page in enumerate(pages) if page.host in sites}
-    return _divide(pages, of_sites, SITE, f"{len(hosts):,} sites")
+    held_out = {index for index, page in enumerate(pages) if page.host in sites}
+    return _divide_pages(pages, held_out, SITE, f"{len(hosts):,} sites")
 
 
 def _find_site_fault(pages: Sequence[Page], hosts: Mapping[str, int]) -> str:
-    """Returns why sites cannot be held out; "" if they can."""
+    """Describes why sites cannot be held out; "" if they can.
+
+    Args:
+        hosts: Number of pages of each known host.
+    """
     num_known = sum(hosts.values())
     if not hosts:
         return "no page has a URL"
@@ -86,48 +92,60 @@ def _find_site_fault(pages: Sequence[Page], hosts: Mapping[str, int]) -> str:
 
 
 def _choose_sites(hosts: Mapping[str, int], config: QuickConfig, count: int) -> set[str]:
-    """Chooses sites until they have enough pages, and are enough for an interval.
+    """Chooses random sites until they have enough pages, and are enough for an interval.
 
-    Sites that alone have more than half of these pages are trained on, because the held-out pages
+    A site with more than half of the pages to hold out is trained on, because the held-out pages
     must be of several sites.
+
+    Args:
+        hosts: Number of pages of each known host.
+        count: Number of all pages.
     """
     target = min(config.held_out_share * count, config.max_held_out)
-    enough_sites = min(FEW_CLUSTERS, max(len(hosts) // 2, 1))
-    small = [host for host in sorted(hosts) if hosts[host] <= target / 2]
-    candidates = small if len(small) >= 2 else sorted(hosts)[:-1]  # one is left to train on
+    min_sites = min(FEW_CLUSTERS, max(len(hosts) // 2, 1))
+    small_sites = [host for host in sorted(hosts) if hosts[host] <= target / 2]
+    candidates = small_sites
+    if len(small_sites) < 2:
+        candidates = sorted(hosts)[:-1]  # one is left to train on
 
     sites: set[str] = set()
-    held_out = 0
+    num_held_out = 0
     for index in np.random.default_rng(config.seed).permutation(len(candidates)):
         host = candidates[index]
-        is_enough = held_out >= target and len(sites) >= enough_sites
-        if sites and (is_enough or held_out + hosts[host] > count / 2):
+        is_enough = num_held_out >= target and len(sites) >= min_sites
+        if sites and (is_enough or num_held_out + hosts[host] > count / 2):
             break
         sites.add(host)
-        held_out += hosts[host]
+        num_held_out += hosts[host]
     return sites
 
 
 def _choose_documents(pages: Sequence[Page], config: QuickConfig) -> set[int]:
-    """Chooses pages; those with the same URL stay together."""
-    groups: dict[str, list[int]] = {}
-    for number, page in enumerate(pages):
-        groups.setdefault(page.address or f" {number}", []).append(number)
+    """Chooses random pages, and returns their indices; pages with the same URL stay together."""
+    pages_by_address: dict[str, list[int]] = {}
+    for index, page in enumerate(pages):
+        address = page.address or f" {index}"  # a page without a URL is a group by itself
+        pages_by_address.setdefault(address, []).append(index)
+    groups = list(pages_by_address.values())
 
-    share = math.ceil(config.held_out_share * len(pages))
-    target = max(min(share, config.max_held_out, len(pages) - 2), 2)
+    requested = math.ceil(config.held_out_share * len(pages))
+    target = max(min(requested, config.max_held_out, len(pages) - 2), 2)
 
     held_out: set[int] = set()
-    names = [*groups]
-    for index in np.random.default_rng(config.seed).permutation(len(names)):
+    for group_index in np.random.default_rng(config.seed).permutation(len(groups)):
         if len(held_out) >= target:
             break
-        held_out.update(groups[names[index]])
+        held_out.update(groups[group_index])
     return held_out
 
 
-def _divide(pages: Sequence[Page], held_out: set[int], unit: str, reason: str) -> HeldOut:
-    training = [number for number in range(len(pages)) if number not in held_out]
+def _divide_pages(pages: Sequence[Page], held_out: set[int], unit: str, reason: str) -> HeldOut:
+    """Divides the pages by the indices of the held-out ones.
+
+    Raises:
+        DataError: If no pages are held out, or none are left to train on.
+    """
+    training = [index for index in range(len(pages)) if index not in held_out]
     if not training or not held_out:
         raise DataError(
             f"pages: holding out by {unit} leaves {len(training)} pages to train on and "

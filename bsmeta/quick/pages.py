@@ -1,7 +1,7 @@
-"""Reads the rows of pages, whatever their format: JSON Lines, Parquet or CSV, local or remote.
+"""Reads the rows of pages in JSON Lines, Parquet or CSV, local or remote.
 
-Each row is a line of JSON, as the readers of shards return it; rows of a CSV file become such
-lines. `columns` looks at the first rows, `documents` reads all of them.
+Each row is a line of JSON, as returned by the readers of shards; rows of a CSV file are converted.
+`columns` examines the first rows, `documents` reads all of them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from bsmeta.metadata.records import UNREADABLE
 CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 """Suffixes of the files that are read as tables."""
 
-_BATCH = 256  # lines that are read at a time
-_SHARD_KEY = "data_config.train_file"  # the key that the listing of shards names in its errors
+_LINES_AT_ONCE = 256  # read from a shard
+_SHARD_KEY = "data_config.train_file"  # the key in error messages of the listing of shards
 
 
 @dataclass
@@ -39,8 +39,8 @@ class PageFiles:
 
     Attributes:
         paths: The files, sorted.
-        limit: Largest number of rows to read.
-        notes: Facts about the files for the user, such as damage; filled by `read_lines`.
+        limit: Maximum number of rows to read.
+        notes: Facts about the files for the user, such as damage; set by `read_lines`.
         has_more: Whether `read_lines` stopped at the limit.
     """
 
@@ -50,52 +50,55 @@ class PageFiles:
     has_more: bool = False
 
     def read_lines(self, columns: Collection[str] | None = None) -> Iterator[bytes]:
-        """Yields the rows of all files as lines of JSON, up to the limit, the same of each file.
+        """Yields rows as lines of JSON, up to the limit, which is divided evenly among the files.
 
         Args:
-            columns: The columns to read of a Parquet file; None: all.
+            columns: The columns to read from a Parquet file; None: all.
         """
         self.notes.clear()
         self.has_more = False
-        share = divide_up(self.limit, len(self.paths))
+        file_limit = divide_up(self.limit, len(self.paths))
         count = 0
         for path in self.paths:
             for number, line in enumerate(self._read_file(path, columns)):
-                if number == share or count == self.limit:
+                if number == file_limit or count == self.limit:
                     self.has_more = True
                     break
                 count += 1
                 yield line
 
     def read_first_rows(self, count: int) -> list[dict[str, Any]]:
-        """Returns the first rows with all of their columns, nested ones by their dotted paths.
+        """Returns the first `count` rows with all columns, nested ones under their dotted paths.
 
         Raises:
             DataError: If no file has a row that is an object.
         """
-        first = PageFiles(self.paths, min(count, self.limit))
+        first_lines = PageFiles(self.paths, min(count, self.limit)).read_lines()
         rows = []
-        for line in first.read_lines():
+        for line in first_lines:
             with contextlib.suppress(*UNREADABLE):
                 rows.append(flatten_row(decode_values(line)))
         if rows:
             return rows
 
-        start = next(filter(None, map(_explain_file, self.paths)), "has no row")
+        explanations = (_explain_missing_rows(path) for path in self.paths)
+        fault = next((text for text in explanations if text), "has no row")
         raise DataError(
-            f"pages: {self.paths[0]} {start}; expected one JSON object per line, a Parquet table, "
+            f"pages: {self.paths[0]} {fault}; expected one JSON object per line, a Parquet table, "
             'or CSV: {"text": "…", "url": "https://…"}'
         )
 
     def _read_file(self, path: str | FileRef, columns: Collection[str] | None) -> Iterator[bytes]:
+        """Yields the rows of a file; damage after some of them is noted."""
         if str(path).endswith(CSV_SUFFIXES):
             yield from self._read_table(Path(str(path)))
             return
 
         with contextlib.closing(open_shard(path, columns=columns)) as reader:
-            while lines := reader.read(reader.line, _BATCH):
+            while lines := reader.read(reader.line, _LINES_AT_ONCE):
                 report_progress()
-                yield from map(bytes, lines)
+                for line in lines:
+                    yield bytes(line)
             if reader.damage:
                 self.notes.append(
                     f"{path} cannot be read after row {reader.line:,} ({reader.damage}): the rows "
@@ -117,18 +120,19 @@ class PageFiles:
 
 
 def list_page_files(pages: Any, limit: int) -> PageFiles:
-    """Lists the files that `pages` names.
+    """Lists the files of the key `pages`.
+
+    Args:
+        pages: The value of the key.
+        limit: Maximum number of rows to read.
 
     Raises:
-        ConfigurationError: If it is not set, or no path.
+        ConfigurationError: If the value is missing, or not a path or a list of paths.
         DataError: If a file does not exist, or a folder has none of a known format.
     """
     entries = [pages] if isinstance(pages, str) else pages
-    if (
-        not entries
-        or not isinstance(entries, list)
-        or not all(isinstance(entry, str) for entry in entries)
-    ):
+    is_list = isinstance(entries, list) and all(isinstance(entry, str) for entry in entries)
+    if not is_list or not entries:
         raise ConfigurationError(
             f"pages={pages}: expected a file, a folder or a glob of pages, or a list of them: "
             "bsmeta quick pages.jsonl"
@@ -146,7 +150,11 @@ def list_page_files(pages: Any, limit: int) -> PageFiles:
 
 
 def flatten_row(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the values of a row by their dotted paths; lists stay whole."""
+    """Flattens the objects in a row to values under dotted paths; lists stay whole.
+
+    Args:
+        prefix: Begins all paths.
+    """
     values: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):
@@ -156,9 +164,9 @@ def flatten_row(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def _explain_file(path: str | FileRef) -> str:
-    """Describes a file without rows; "" if its format is unknown, or a table's."""
+def _explain_missing_rows(path: str | FileRef) -> str:
+    """Explains, from the start of a file, why it has no rows; "" for CSV, or if unknown."""
     if str(path).endswith(CSV_SUFFIXES):
         return ""
-    start = explain_no_document(path)
-    return "" if start is None else str(start)
+    explanation = explain_no_document(path)
+    return "" if explanation is None else str(explanation)

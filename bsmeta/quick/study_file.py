@@ -1,7 +1,7 @@
-"""Writes the study that trains more seeds of both models, for what one seed cannot show.
+"""Writes a study of more seeds of both models, because one seed shows no variation over seeds.
 
-It has the pages, sizes and settings of the result, and one claim, which is declared before its
-runs: the difference that the result has shown is not used for it.
+It has the pages, sizes and settings of the result, and one claim. The claim does not depend on the
+difference that the result has shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bsmeta.studies.config import OWN_KEYS
 
 STUDY_FILE = "study.yaml"
 
-SEEDS = 5
+NUM_SEEDS = 5
 """Number of seeds of the study: enough if the difference varies over seeds by half of its size."""
 
 SMALLEST_SHARE = 0.005
@@ -36,10 +36,10 @@ def write_study_file(
     """Writes `STUDY_FILE`; returns the command that runs it.
 
     Args:
-        bits_per_byte: Of the model trained on text alone.
+        bits_per_byte: Bits per byte of the model trained on text alone.
     """
     overrides = list_overrides(config, plan, data, folder, WITH, device.precision)
-    shared = {
+    shared_overrides = {
         name: value
         for name, value in overrides.items()
         if name not in (*OWN_KEYS, _TYPES_KEY) and value is not None
@@ -61,9 +61,9 @@ def write_study_file(
         "title": "With and without metadata",
         "out_dir": str(folder / "study"),
         "config": "quick_run",
-        "seeds": [config.seed + 1 + number for number in range(SEEDS)],
+        "seeds": [config.seed + 1 + number for number in range(NUM_SEEDS)],
         "baseline": WITHOUT,
-        "overrides": list_override_arguments(shared),
+        "overrides": list_override_arguments(shared_overrides),
         "arms": arms,
         "curve": [1.0],
         "claims": {"metadata": claim},
@@ -75,6 +75,6 @@ def write_study_file(
         BSMETA_LAUNCH_FILE=device.launch_file,
         BSMETA_PROCESSES="1",
     )
-    header = f"# More seeds of the models of this folder; it takes {SEEDS} times as long:\n#   "
+    header = f"# More seeds of the models of this folder; it takes {NUM_SEEDS} times as long:\n#   "
     write_text(file, f"{header}{command}\n{yaml.safe_dump(study, sort_keys=False)}")
     return command

@@ -1,4 +1,4 @@
-"""Trains both models with `bsmeta train`: on the same text in every step, from the same weights."""
+"""Trains both models with `bsmeta train`, from the same weights, on the same text in each step."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from bsmeta.quick.sizes import Device, Sizes, choose_sizes, choose_vocabulary_si
 from bsmeta.training.run_folder import STATUS, read_status
 
 WITHOUT = "without"
+"""Name of the run on text alone, and of its folder."""
+
 WITH = "with"
-"""Folders of the runs: trained on text alone, and with metadata."""
+"""Name of the run with metadata, and of its folder."""
 
 SAMPLE_TOKENIZER = ROOT / "examples" / "tokenizer"
 
 _TRAINING_FILE = "train.jsonl"
 _HELD_OUT_FILE = "held_out.jsonl"
 _MODEL_FILE = "model_config.json"
-_TOKENIZER = "tokenizer"
+_TOKENIZER_FOLDER = "tokenizer"
 _SAMPLED_BYTES = 4_000_000  # of training text, from which its number of tokens is estimated
 
 
@@ -39,7 +41,8 @@ class Data:
 
     Attributes:
         types: The metadata types to train on.
-        training, held_out: The pages, in the order of the files.
+        training: The training pages, in the order of the files.
+        held_out: The held-out pages, in the order of the files.
     """
 
     types: list[str]
@@ -59,8 +62,12 @@ class Plan:
     tokenizer: str
 
 
-def make_plan(config: QuickConfig, data: Data, device: Device, folder: Path) -> Plan:
-    """Writes the data and the tokenizer, and chooses the sizes or keeps earlier ones."""
+def prepare_training(config: QuickConfig, data: Data, device: Device, folder: Path) -> Plan:
+    """Writes the data and the tokenizer, and chooses the sizes unless an earlier start saved them.
+
+    Raises:
+        DataError: If the saved sizes are damaged.
+    """
     write_data(data, folder / "data", config.seed)
     tokenizer = choose_tokenizer(config, data.training, device, folder)
     saved_sizes = read_sizes(folder)
@@ -80,16 +87,17 @@ def make_plan(config: QuickConfig, data: Data, device: Device, folder: Path) -> 
 
 
 def write_data(data: Data, folder: Path, seed: int) -> None:
-    """Writes the files of both runs; training pages in random order, as files are often sorted."""
+    """Writes the pages of both runs, training pages in random order, because files may be sorted.
+
+    A file with the same content stays untouched, because a run identifies it by its time.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     order = np.random.default_rng(seed).permutation(len(data.training))
-    lines = [data.training[number].encode_line() for number in order]
-    for name, content in (
-        (_TRAINING_FILE, b"".join(lines)),
-        (_HELD_OUT_FILE, b"".join(page.encode_line() for page in data.held_out)),
-    ):
+    shuffled = [data.training[index] for index in order]
+    for name, pages in ((_TRAINING_FILE, shuffled), (_HELD_OUT_FILE, data.held_out)):
         file = folder / name
-        if not file.exists() or file.read_bytes() != content:  # a run identifies it by its time
+        content = b"".join(page.encode_line() for page in pages)
+        if not file.exists() or file.read_bytes() != content:
             with build_atomically(file) as part:
                 part.write_bytes(content)
 
@@ -97,44 +105,60 @@ def write_data(data: Data, folder: Path, seed: int) -> None:
 def choose_tokenizer(
     config: QuickConfig, pages: Sequence[Page], device: Device, folder: Path
 ) -> str:
-    """Returns the tokenizer of the configuration, one trained on these pages, or the sample's."""
+    """Returns the configured tokenizer, or else one trained on the pages, or the sample's.
+
+    Returns:
+        A folder, or a name on the Hub.
+    """
     if config.tokenizer is not None:
         return config.tokenizer
+
     text_bytes = sum(len(page.text.encode()) for page in pages)
     size = config.vocabulary_size or choose_vocabulary_size(text_bytes, device)
     if size is None:
         return str(SAMPLE_TOKENIZER)
 
-    target = folder / _TOKENIZER
-    if not target.exists():
+    trained = folder / _TOKENIZER_FOLDER
+    if not trained.exists():
         from bsmeta.data.text.tokenizer_training import train_tokenizer
 
-        with build_atomically(target) as part:
+        with build_atomically(trained) as part:
             train_tokenizer(_iterate_strings(pages), size).save_pretrained(part)
-    return str(target)
+    return str(trained)
 
 
 def count_tokens(name: str, pages: Sequence[Page]) -> tuple[int, int]:
-    """Returns the (estimated) tokens of the pages' text, and the size of the vocabulary."""
+    """Returns the estimated number of tokens of the pages' text, and the size of the vocabulary.
+
+    Args:
+        name: The tokenizer: a folder, or a name on the Hub.
+    """
     from bsmeta.data.text.tokenizer import load_tokenizer_from
 
     tokenizer = load_tokenizer_from(name)
     sample: list[str] = []
-    sampled_bytes = total_bytes = 0
+    sampled_bytes = 0
+    total_bytes = 0
     for page in pages:
         length = len(page.text.encode())
         total_bytes += length
         if sampled_bytes < _SAMPLED_BYTES:
             sample.append(page.text)
             sampled_bytes += length
-    tokens = sum(map(len, tokenizer(sample, add_special_tokens=False)["input_ids"]))
-    return round(tokens * total_bytes / sampled_bytes), len(tokenizer)
+
+    all_ids = tokenizer(sample, add_special_tokens=False)["input_ids"]
+    sampled_tokens = sum(len(ids) for ids in all_ids)
+    return round(sampled_tokens * total_bytes / sampled_bytes), len(tokenizer)
 
 
 def train_run(
     config: QuickConfig, plan: Plan, data: Data, folder: Path, name: str, precision: str
 ) -> Path:
-    """Trains a model, or continues its run; returns the folder of the run.
+    """Trains a model unless its run is done, or resumes the run; returns its folder.
+
+    Args:
+        name: `WITHOUT` or `WITH`.
+        precision: The value of `mixed_precision`.
 
     Raises:
         UserError: If the run is refused, or stopped by a signal.
@@ -150,7 +174,10 @@ def train_run(
 def list_overrides(
     config: QuickConfig, plan: Plan, data: Data, folder: Path, name: str, precision: str
 ) -> dict[str, Any]:
-    """Returns the keys of a run that `hydra_configs/quick_run.yaml` does not set."""
+    """Returns the keys of a run that `hydra_configs/quick_run.yaml` does not set.
+
+    Takes the arguments of `train_run`.
+    """
     sizes = plan.sizes
     columns = {key: key for key in dict.fromkeys([*data.types, ADDRESS_KEY])}
     return {
@@ -176,10 +203,11 @@ def list_overrides(
 
 
 def _iterate_strings(pages: Sequence[Page]) -> Iterator[str]:
-    """Yields the texts and values of pages, which a tokenizer learns from."""
+    """Yields the texts and metadata values of pages, from which a tokenizer is trained."""
     for page in pages:
         yield page.text
-        yield from map(str, page.values.values())
+        for value in page.values.values():
+            yield str(value)
 
 
 def _is_done(folder: Path) -> bool:
@@ -187,4 +215,4 @@ def _is_done(folder: Path) -> bool:
     try:
         return (folder / STATUS).is_file() and read_status(folder)["state"] == "done"
     except (OSError, ValueError, KeyError):
-        return False  # train.py reports what is wrong with the folder
+        return False  # training reports the error

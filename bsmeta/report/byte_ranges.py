@@ -10,10 +10,10 @@ def name_byte_ranges(edges: Sequence[int]) -> list[str]:
     """Names each part by its first and last byte; the last part has no end.
 
     Args:
-        edges: The first byte of each part, rising.
+        edges: The first byte of each part, ascending.
     """
     if not edges:
         return []
 
-    closed = [f"{first:,}–{following - 1:,}" for first, following in pairwise(edges)]
-    return [*closed, f"{edges[-1]:,} and on"]
+    bounded_names = [f"{first:,}–{following - 1:,}" for first, following in pairwise(edges)]
+    return [*bounded_names, f"{edges[-1]:,} and on"]

@@ -1,4 +1,4 @@
-"""Cells of tables: their unrounded numbers, which pages show on request and sort by."""
+"""Reads the unrounded numbers of table cells, which pages show on request and sort by."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from bsmeta.report.inference import Bounded
 Cell = str | float | Bounded | None
 
 
-def format_exact_figures(cell: Cell) -> str:
-    """Writes the unrounded numbers of a cell, with an interval in parentheses; "" if none."""
+def format_exact_numbers(cell: Cell) -> str:
+    """Formats the unrounded numbers of a cell, with an interval in parentheses.
+
+    Returns "" if the cell has no number.
+    """
     if isinstance(cell, Bounded):
         interval = f"{_format_exact(cell.low)} to {_format_exact(cell.high)}"
         value = getattr(cell, "value", None)
@@ -22,12 +25,12 @@ def format_exact_figures(cell: Cell) -> str:
 
 
 def _format_exact(number: float) -> str:
-    """Writes a number with all its digits: the shortest that has no other value."""
+    """Formats a number with as many digits as identify its value."""
     return f"{int(number):,}" if isinstance(number, Integral) else repr(float(number))
 
 
 def find_sort_value(cell: Cell) -> float:
-    """Returns the number that a cell is sorted by: of an interval without a value, its lower end.
+    """Returns the number that a cell is sorted by; for a bare interval, its lower end.
 
     Raises:
         TypeError: If the cell has no number.

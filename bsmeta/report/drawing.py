@@ -1,4 +1,4 @@
-"""Draws the figures of a report; a failing figure costs the report only that figure.
+"""Draws the figures of a report; if one fails, the report is written without it.
 
 Figures are drawn and saved in this module alone, after all numbers are on disk.
 """
@@ -33,7 +33,7 @@ class Drawings:
 
     Attributes:
         svg: The SVG elements of the figures that could be drawn, by name.
-        problems: The errors of the figures that could not be drawn, by name.
+        problems: The error messages of the figures that could not be drawn, by name.
         files: The names of the written files.
     """
 
@@ -48,39 +48,44 @@ def draw_figures(plots: Plots, folder: Path, endings: Sequence[str] = ()) -> Dra
     A figure that fails is logged, and its files from an earlier report are deleted.
 
     Args:
-        plots: The functions that draw them.
+        plots: The function that draws each figure, by the name of its file.
         folder: The folder of the files.
         endings: The formats of the files, such as `png`.
     """
     svg: dict[str, str] = {}
     problems: dict[str, str] = {}
-    files: list[str] = []
+    written: list[str] = []
     with _join_glyph_warnings():
         for name, draw in plots.items():
-            file_names = [f"{name}.{ending}" for ending in endings]
-
+            files = [folder / f"{name}.{ending}" for ending in endings]
             try:
-                figure = draw()
-                drawing = figures.render_svg(figure, name)
-                # The files keep the layout of the page. Each would compute its own, and draw twice.
-                figure.set_layout_engine(None)
-                for file_name in file_names:
-                    figures.save_figure(figure, folder / file_name)
+                svg[name] = _draw_figure(draw, name, files)
             except Exception as error:  # libraries raise anything for an unusual name or value
                 problems[name] = "".join(traceback.format_exception_only(error)).strip()
                 logger.warning("the figure %s could not be drawn: %s", name, problems[name])
                 logger.debug("its traceback:", exc_info=True)
-                for file_name in file_names:
-                    (folder / file_name).unlink(missing_ok=True)
+                for file in files:
+                    file.unlink(missing_ok=True)
             else:
-                svg[name] = drawing
-                files += file_names
-    return Drawings(svg, problems, files)
+                written += [file.name for file in files]
+    return Drawings(svg, problems, written)
+
+
+def _draw_figure(draw: Callable[[], Figure], name: str, files: Sequence[Path]) -> str:
+    """Draws a figure, writes its files, and returns it as an SVG element."""
+    figure = draw()
+    svg = figures.render_svg(figure, name)
+
+    # The files keep the layout of the page. Each would compute its own, and draw twice.
+    figure.set_layout_engine(None)
+    for file in files:
+        figures.save_figure(figure, file)
+    return svg
 
 
 @contextmanager
 def _join_glyph_warnings() -> Iterator[None]:
-    """Replaces matplotlib's warnings, one for each character without a font, by one log line."""
+    """Replaces matplotlib's warnings, one per character that no font has, by one log line."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -96,8 +101,7 @@ def _join_glyph_warnings() -> Iterator[None]:
 
     if glyph_messages:
         logger.warning(
-            "%d characters of names are in no installed font: they are boxes in files of figures, "
-            "and as the browser shows them in %s",
+            "%d characters of names are in no installed font: files of figures show boxes in their "
+            "place; in report.html, the browser's fonts apply",
             len(glyph_messages),
-            "report.html",
         )

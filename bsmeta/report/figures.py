@@ -1,4 +1,4 @@
-"""Figures of reports: their common canvas, looks and marks, and their form as inline SVG.
+"""Draws the common elements of report figures, and renders figures as inline SVG.
 
 Files of figures have the colors of a light page. In the SVG every color is a variable of the page
 (`palette.py`), which has a value for light and one for dark mode. Text stays text, in the font of
@@ -25,7 +25,7 @@ from scipy.optimize import isotonic_regression
 
 from bsmeta.core.enclosed import remove_enclosed
 from bsmeta.core.printable import make_printable
-from bsmeta.report.cells import format_exact_figures
+from bsmeta.report.cells import format_exact_numbers
 from bsmeta.report.inference import Bounded, read_value
 from bsmeta.report.palette import GRID, INK, LIGHT, MUTED, SERIES
 
@@ -42,10 +42,10 @@ MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">", "*"]
 DASHES = ["-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)), (0, (4, 1.5))]
 """Line styles; together with the markers, they distinguish lines without any color."""
 
-TEXT = 10.0
+TEXT_SIZE = 10.0
 """Size of text in points: 13.3 pixels."""
 
-SMALL = 9.0
+SMALL_TEXT_SIZE = 9.0
 """Size of small text in points: 12 pixels."""
 
 MAX_NAME_CHARS = 60
@@ -54,20 +54,22 @@ MAX_NAME_CHARS = 60
 MAX_NAME_LINES = 5
 """Maximum number of lines of a name."""
 
-WIDE = 8.4
+FULL_WIDTH = 8.4
 """Width in inches of a figure with several panels."""
 
-NARROW = 7.0
+PANEL_WIDTH = 7.0
 """Width in inches of a figure with one panel."""
 
 _POINT_TEXTS: WeakKeyDictionary[Line2D, list[str]] = WeakKeyDictionary()
-"""The exact figures of the points of lines, from drawing them to `render_svg`."""
+"""The exact number at each point of a line, kept from drawing it until `render_svg`."""
 
 _MAX_END_CHARS = 40  # characters of a name at the end of a line, where there is less room
 _METADATA_ENDS = re.compile(r"</metadata>\s*")
 _COMMENT_ENDS = re.compile(r"-->\s*")
 _POINTS = re.compile(r'<g id="[^"<>]*\.(?P<number>[0-9]+)">.*?(?=<g id="|</svg>)', re.DOTALL)
-_MARK = re.compile(r'(?P<start><use [^<>]*\bx="(?P<x>[-0-9.e]+)" y="(?P<y>[-0-9.e]+)"[^<>]*?)/>')
+_POINT_MARK = re.compile(
+    r'(?P<start><use [^<>]*\bx="(?P<x>[-0-9.e]+)" y="(?P<y>[-0-9.e]+)"[^<>]*?)/>'
+)
 _MAX_MARK_DISTANCE = 0.05  # points
 _LINKED_ID = re.compile(r'\bid="(series|legend)-([0-9a-f]+)(?:\.[0-9]+)?"')
 _PIXELS_PER_INCH = 130
@@ -75,13 +77,13 @@ _SHARE_OF_AXES = 0.78  # approximate share of the axes in the height of a row of
 _END_MARK_X = 1.06  # position of the mark at the end of a line, in widths of the axes
 _END_NAME_X = 1.09  # position of its name
 _SETTINGS: dict[str, Any] = {
-    "font.size": TEXT,
-    "axes.titlesize": TEXT,
-    "figure.titlesize": TEXT,
-    "axes.labelsize": TEXT,
-    "xtick.labelsize": SMALL,
-    "ytick.labelsize": SMALL,
-    "legend.fontsize": SMALL,
+    "font.size": TEXT_SIZE,
+    "axes.titlesize": TEXT_SIZE,
+    "figure.titlesize": TEXT_SIZE,
+    "axes.labelsize": TEXT_SIZE,
+    "xtick.labelsize": SMALL_TEXT_SIZE,
+    "ytick.labelsize": SMALL_TEXT_SIZE,
+    "legend.fontsize": SMALL_TEXT_SIZE,
     "legend.frameon": False,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -103,11 +105,12 @@ _SETTINGS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Look:
-    """The color and the shapes that mark a series.
+class SeriesStyle:
+    """The color, marker and line style of a series.
 
     Attributes:
-        color: One of the colors of this module.
+        color: One of the light colors of `palette.py`.
+        marker: Matplotlib's marker.
         line: Matplotlib's line style; empty for no line.
     """
 
@@ -116,10 +119,10 @@ class Look:
     line: Any = "-"
 
 
-def choose_series_look(number: int) -> Look:
-    """Chooses the look of the n-th series; the first hundred series all look different."""
+def choose_series_style(number: int) -> SeriesStyle:
+    """Chooses the style of a series by its number, from 0; the first hundred all look different."""
     shifted = number + number // len(SERIES)
-    return Look(
+    return SeriesStyle(
         color=SERIES[number % len(SERIES)],
         marker=MARKERS[shifted % len(MARKERS)],
         line=DASHES[shifted % len(DASHES)],
@@ -153,14 +156,18 @@ def create_figure(
 
     Args:
         height: In inches.
+        panels: Number of panels.
         columns: Number of panels in a row; None: all panels.
-        width: In inches; None: `NARROW` for one panel, `WIDE` for several.
+        width: In inches; None: `PANEL_WIDTH` for one panel, `FULL_WIDTH` for several.
+        shares_x: Whether the panels have the same limits on the x-axis.
+        shares_y: Whether the panels have the same limits on the y-axis.
         row_heights: Relative heights of the rows; None: all equal.
     """
     from matplotlib.figure import Figure
 
     columns = min(columns or panels, panels)
-    width = width or (NARROW if panels == 1 else WIDE)
+    if width is None:
+        width = PANEL_WIDTH if panels == 1 else FULL_WIDTH
     figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(
         math.ceil(panels / columns),
@@ -178,20 +185,21 @@ def create_figure(
     return figure, list(grid[:panels])
 
 
-def shorten_name(text: str, longest: int = MAX_NAME_CHARS) -> str:
-    """Makes a name from the data fit for a figure: printable, in one line, and not too long."""
-    name = make_printable(text[: longest + 1], one_line=True)
-    return name if len(name) <= longest else f"{name[: longest - 1]}…"
+def shorten_name(text: str, max_chars: int = MAX_NAME_CHARS) -> str:
+    """Makes a name from the data printable in one line, and truncates it to `max_chars`."""
+    name = make_printable(text[: max_chars + 1], one_line=True)
+    return name if len(name) <= max_chars else f"{name[: max_chars - 1]}…"
 
 
 def shorten_lines(text: str) -> str:
     """Applies `shorten_name` to each line of a name, and drops lines after `MAX_NAME_LINES`."""
-    return "\n".join(map(shorten_name, text.split("\n")[:MAX_NAME_LINES]))
+    lines = text.split("\n")[:MAX_NAME_LINES]
+    return "\n".join(shorten_name(line) for line in lines)
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Names the positions 0, 1, … of the y-axis, from top to bottom."""
-    axes.set_yticks(range(len(names)), [*map(shorten_lines, names)])
+    axes.set_yticks(range(len(names)), [shorten_lines(name) for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(axis="x")
 
@@ -202,12 +210,12 @@ def name_columns(axes: Axes, names: Sequence[str], **style: Any) -> None:
     Args:
         style: Matplotlib properties of the texts.
     """
-    axes.set_xticks(range(len(names)), [*map(shorten_lines, names)], **style)
+    axes.set_xticks(range(len(names)), [shorten_lines(name) for name in names], **style)
 
 
 @contextmanager
 def draw_series(axes: Axes, name: str) -> Iterator[None]:
-    """Assigns the artists that its body draws to a series, which readers of a page can hide.
+    """Assigns the artists drawn within the context to a series, which readers of a page can hide.
 
     The entry of that name in the legend of the figure hides and shows the series.
     """
@@ -224,10 +232,11 @@ def _assign_series(artist: Artist, name: str) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.text import Annotation
 
-    key = f"series-{_hash_name(name)}"
-    artist.set_gid(key)
+    element_id = f"series-{_hash_name(name)}"
+    artist.set_gid(element_id)
     if isinstance(artist, Annotation) and artist.arrow_patch is not None:
-        artist.arrow_patch.set_gid(key)
+        artist.arrow_patch.set_gid(element_id)
+
     if isinstance(artist, Line2D) and artist.get_marker() not in ("", "None", None):
         if artist not in _POINT_TEXTS:
             describe_points(artist, [float(y) for y in np.asarray(artist.get_ydata(), float)])
@@ -235,13 +244,13 @@ def _assign_series(artist: Artist, name: str) -> None:
         _POINT_TEXTS[artist] = [f"{shown_name}: {text}" for text in _POINT_TEXTS[artist]]
 
 
-def describe_points(line: Line2D, figures: Sequence[Bounded | float]) -> None:
-    """Gives each point of a line the exact figures that readers of a page can see."""
-    _POINT_TEXTS[line] = [format_exact_figures(figure) for figure in figures]
+def describe_points(line: Line2D, numbers: Sequence[Bounded | float]) -> None:
+    """Attaches the exact number to each point of a line, as a tooltip on a page."""
+    _POINT_TEXTS[line] = [format_exact_numbers(number) for number in numbers]
 
 
 def _hash_name(name: str) -> str:
-    """Returns the key of a series, which is safe in an id whatever its name contains."""
+    """Hashes the name of a series for an element id, in which not every character is allowed."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
@@ -249,16 +258,17 @@ def draw_interval(
     axes: Axes,
     row: float,
     estimate: Bounded | float,
-    style: Look,
+    style: SeriesStyle,
     *,
     outer: Bounded | None = None,
     size: float = 6,
 ) -> None:
-    """Draws a value with its interval in a row, and a wider interval as a thin line.
+    """Draws a value with its interval in a row, and optionally a wider interval as a thin line.
 
     Args:
         row: Position on the y-axis.
-        outer: The wider interval; None: none.
+        estimate: The value; without an interval, only the marker is drawn.
+        outer: The wider interval, if any.
         size: Size of the marker in points.
     """
     for interval, width in ((outer, 1.0), (estimate, size / 2.2)):
@@ -279,7 +289,7 @@ def draw_band(
     axes: Axes,
     positions: Sequence[float],
     points: Sequence[Bounded],
-    style: Look,
+    style: SeriesStyle,
     *,
     width: float = 1.6,
 ) -> None:
@@ -309,15 +319,30 @@ def draw_band(
     )
 
 
-def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> None:
+def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, SeriesStyle]]) -> None:
     """Names lines at their right ends, moved apart where the names would overlap.
 
     The names are the entries of the legend (`draw_series`).
 
     Args:
         axes: Axes with their final limits.
-        ends: The last point (x, y) of each line, its name and look.
+        ends: The last point (x, y) of each line, its name and style.
     """
+    low, high = axes.get_ylim()
+    ordered = sorted(ends, key=lambda end: end[1])
+    end_heights = [min(max(y, low), high) for _, y, _, _ in ordered]
+    label_heights = spread_values(end_heights, _compute_line_height(axes), low, high)
+
+    for (x, _, name, style), end_y, label_y in zip(
+        ordered, end_heights, label_heights, strict=True
+    ):
+        with draw_series(axes, name):
+            _draw_connection(axes, (x, end_y), (_END_MARK_X, label_y), style)
+        _draw_end_label(axes, label_y, name, style)
+
+
+def _compute_line_height(axes: Axes) -> float:
+    """Computes the height of a line of small text, in units of the y-axis."""
     figure = axes.get_figure(root=True)
     grid = axes.get_gridspec()
     assert figure is not None
@@ -325,38 +350,34 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> No
 
     low, high = axes.get_ylim()
     height = 72 * _SHARE_OF_AXES * figure.get_size_inches()[1] / grid.nrows  # points
-    line_height = 1.3 * SMALL * (high - low) / height  # units of the y-axis
-    ordered = sorted(ends, key=lambda end: end[1])
-    label_heights = spread_values(
-        [min(max(y, low), high) for _, y, _, _ in ordered], line_height, low, high
-    )
+    return 1.3 * SMALL_TEXT_SIZE * (high - low) / height
 
-    for (x, y, name, style), label_y in zip(ordered, label_heights, strict=True):
-        with draw_series(axes, name):
-            _draw_connection(axes, (x, min(max(y, low), high)), (_END_MARK_X, label_y), style)
-        (mark,) = axes.plot(
-            [_END_MARK_X],
-            [label_y],
-            style.marker,
-            color=style.color,
-            markersize=4.5,
-            clip_on=False,
-            transform=axes.get_yaxis_transform(),
-        )
-        label = axes.text(
-            _END_NAME_X,
-            label_y,
-            shorten_name(name, _MAX_END_CHARS),
-            va="center",
-            fontsize=SMALL,
-            transform=axes.get_yaxis_transform(),
-        )
-        for entry in (mark, label):
-            entry.set_gid(f"legend-{_hash_name(name)}")
+
+def _draw_end_label(axes: Axes, y: float, name: str, style: SeriesStyle) -> None:
+    """Draws the mark and the name of a line beside the axes."""
+    (mark,) = axes.plot(
+        [_END_MARK_X],
+        [y],
+        style.marker,
+        color=style.color,
+        markersize=4.5,
+        clip_on=False,
+        transform=axes.get_yaxis_transform(),
+    )
+    label = axes.text(
+        _END_NAME_X,
+        y,
+        shorten_name(name, _MAX_END_CHARS),
+        va="center",
+        fontsize=SMALL_TEXT_SIZE,
+        transform=axes.get_yaxis_transform(),
+    )
+    for entry in (mark, label):
+        entry.set_gid(f"legend-{_hash_name(name)}")
 
 
 def _draw_connection(
-    axes: Axes, end: tuple[float, float], mark: tuple[float, float], style: Look
+    axes: Axes, end: tuple[float, float], mark: tuple[float, float], style: SeriesStyle
 ) -> None:
     """Draws a thin line from the end of a line to its mark beside the axes."""
     axes.annotate(
@@ -377,19 +398,21 @@ def _draw_connection(
 
 
 def spread_values(values: Sequence[float], step: float, low: float, high: float) -> list[float]:
-    """Moves rising values apart as little as possible, so that they are at least `step` apart.
+    """Moves ascending values as little as possible, so that they are at least `step` apart.
 
     They stay between both limits if there is room for all of them.
     """
-    # Subtracting the offsets turns "at least `step` apart" into "not falling".
+    # Subtracting the offsets turns "at least `step` apart" into "not descending".
     offsets = step * np.arange(len(values))
     positions = isotonic_regression(values - offsets).x
     highest = max(high - step * (len(values) - 1), low)
     return list(positions.clip(low, highest) + offsets)
 
 
-def add_legend_below(figure: Figure, entries: Iterable[tuple[str, Look]], columns: int = 4) -> None:
-    """Adds a legend below the axes, whose entries hide and show the series of their names."""
+def add_legend_below(
+    figure: Figure, entries: Iterable[tuple[str, SeriesStyle]], columns: int = 4
+) -> None:
+    """Adds a legend below the axes; its entries hide and show the series of the same names."""
     from matplotlib.lines import Line2D
 
     handles = []
@@ -404,10 +427,10 @@ def add_legend_below(figure: Figure, entries: Iterable[tuple[str, Look]], column
 
     legend = figure.legend(
         handles,
-        [*map(shorten_lines, names)],
+        [shorten_lines(name) for name in names],
         loc="outside lower center",
         ncols=columns,
-        fontsize=SMALL,
+        fontsize=SMALL_TEXT_SIZE,
         frameon=False,
         labelcolor=INK,
         handlelength=2.6,
@@ -416,7 +439,7 @@ def add_legend_below(figure: Figure, entries: Iterable[tuple[str, Look]], column
 
 
 def link_legend(legend: Legend, names: Sequence[str]) -> None:
-    """Lets the entries of a legend hide and show the series of these names (`draw_series`)."""
+    """Makes the entries of a legend hide and show the series of these names (`draw_series`)."""
     for handle, text, name in zip(legend.legend_handles, legend.get_texts(), names, strict=True):
         for entry in (handle, text):
             if entry is not None:
@@ -424,7 +447,10 @@ def link_legend(legend: Legend, names: Sequence[str]) -> None:
 
 
 def shorten_number(value: float) -> str:
-    """Formats a number for an axis: 12,500 as 12.5k, 3.2e15 unchanged."""
+    """Formats a nonnegative number for an axis, in three digits: 12,500 as 12.5k.
+
+    Numbers of a trillion or more stay in scientific notation.
+    """
     value = float(f"{value:.3g}")
     if value >= 1e12:
         return f"{value:.2g}".replace("e+", "e")
@@ -477,7 +503,7 @@ def render_svg(figure: Figure, name: str) -> str:
 
 
 def _number_described_lines(figure: Figure) -> list[Line2D]:
-    """Adds numbers to the ids of the lines whose points have texts; returns these lines."""
+    """Numbers the lines whose points have texts, in their ids; returns them in that order."""
     from matplotlib.lines import Line2D
 
     lines: list[Line2D] = []
@@ -490,17 +516,20 @@ def _number_described_lines(figure: Figure) -> list[Line2D]:
 
 
 def _locate_points(line: Line2D, figure: Figure) -> np.ndarray:
-    """Returns where the points of a line are in the SVG: float64 [points, 2]."""
+    """Returns the positions (x, y) of a line's points in the SVG: float64 [points, 2]."""
     inches = line.get_transform().transform(line.get_xydata()) / figure.dpi
     _, height = figure.get_size_inches()
     return np.stack((72 * inches[:, 0], 72 * (height - inches[:, 1])), axis=1)
 
 
 def _add_point_titles(group: str, line: Line2D, figure: Figure) -> str:
-    """Adds the exact figures to the marks of a line.
+    """Adds the exact numbers of a line's points to its marks, as titles.
 
-    Where a line leaves the figure, the SVG has marks at the edge in place of some points: a mark
-    has a title only if it is where a point is.
+    Where a line leaves the figure, the SVG has marks at the edge in place of some points; only
+    marks at the position of a point get a title.
+
+    Args:
+        group: The SVG of the line.
     """
     points = _locate_points(line, figure)
     texts = _POINT_TEXTS[line]
@@ -513,11 +542,11 @@ def _add_point_titles(group: str, line: Line2D, figure: Figure) -> str:
             return mark[0]
         return f"{mark['start']}><title>{html.escape(texts[nearest])}</title></use>"
 
-    return _MARK.sub(add_title, group)
+    return _POINT_MARK.sub(add_title, group)
 
 
 def _adapt_tag(tag: str, name: str) -> str:
-    """Gives an SVG tag the ids, the font and the colors of the page; text is never changed."""
+    """Adapts the ids, the font and the colors in an SVG tag to the page."""
     tag = _LINKED_ID.sub(r'data-\1="\2"', tag)
     tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)
     tag = re.sub(r"font: (?:[a-z]+ )*([\d.]+)px [^;\"]*", r"font-size: \1px", tag)

@@ -1,4 +1,4 @@
-"""Intervals, p-values, corrections and the bootstrap, for evaluations and studies.
+"""Computes intervals, p-values, corrections and the bootstrap, for evaluations and studies.
 
 A difference varies for several independent reasons: other seeds would have given other models, and
 other held-out documents another mean. Each source of error contributes a variance, estimated with
@@ -12,10 +12,10 @@ is P(Z² ≤ Σ share_i t_i² chi²_i / df_i), and the distribution function of 
 this is at least Σ share_i P(Z² ≤ t_i² chi²_i / df_i) = the level. With one source it is Student's
 interval. The p-value is the smallest level of significance at which the interval excludes 0.
 
-Among several differences, some exclude 0 by chance. "All at once" has one meaning here: p-values
-are corrected by Holm's (1979) procedure, which decides, and intervals by Bonferroni's, which Holm's
-procedure refines. Neither assumes anything about the correlations of the differences; estimating
-them from a few seeds would give intervals that are far too narrow.
+Among several differences, some exclude 0 by chance. Results that hold "all at once" are corrected
+for this: p-values, which decide, by Holm's (1979) procedure, and intervals by Bonferroni's, which
+Holm's refines. Neither assumes anything about the correlations of the differences; estimating them
+from a few seeds would give intervals that are far too narrow.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether 0 lies outside."""
+        """Whether 0 lies outside the interval."""
         return self.low > 0 or self.high < 0
 
 
@@ -76,7 +76,12 @@ class Estimate:
 
 @runtime_checkable
 class Bounded(Protocol):
-    """An interval, or an estimate, which also has a `value`; cells of tables show both ends."""
+    """An interval, or an estimate, which also has a `value`.
+
+    Attributes:
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+    """
 
     @property
     def low(self) -> float: ...
@@ -91,12 +96,12 @@ def read_value(cell: Any) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ErrorSource:
     """A source of error of an estimate.
 
     Attributes:
         variance: Its contribution to the variance of the estimate.
-        degrees: Degrees of freedom of that variance: the number of units it was estimated from,
+        degrees: Degrees of freedom of the variance: the number of units it was estimated from,
             minus one (`compute_cluster_degrees` for units of unequal size). With 0 degrees, the
             variance is unknown.
     """
@@ -105,11 +110,11 @@ class Source:
     degrees: float
 
 
-def compute_half_width(sources: Sequence[Source], alpha: float = ALPHA) -> float:
-    """Returns the half-width of the interval at the confidence level 1 - alpha.
+def compute_half_width(sources: Sequence[ErrorSource], alpha: float = ALPHA) -> float:
+    """Computes the half-width of the interval at the confidence level 1 - alpha.
 
     Returns:
-        Infinity if a source has no degrees of freedom.
+        The half-width; infinity if a source has no degrees of freedom.
     """
     if any(source.degrees < 1 for source in sources):
         return math.inf
@@ -118,8 +123,12 @@ def compute_half_width(sources: Sequence[Source], alpha: float = ALPHA) -> float
     return math.sqrt(sum(squares))
 
 
-def compute_p_value(difference: float, sources: Sequence[Source]) -> float:
-    """Returns the two-sided p-value of the hypothesis that the true difference is 0."""
+def compute_p_value(difference: float, sources: Sequence[ErrorSource]) -> float:
+    """Computes the two-sided p-value of the hypothesis that the true difference is 0.
+
+    Returns:
+        The p-value; 1 if a source has no degrees of freedom.
+    """
     if difference == 0 or any(source.degrees < 1 for source in sources):
         return 1.0
 
@@ -132,7 +141,7 @@ def compute_p_value(difference: float, sources: Sequence[Source]) -> float:
 
     def compute_log_excess(log_p: float) -> float:
         """Log of the squared half-width at significance p, over the squared difference."""
-        tail = math.exp(log_p) / 2  # the quantile of the tail: 1 - p / 2 would be rounded to 1
+        tail = math.exp(log_p) / 2  # the lower tail, because 1 - p / 2 would be rounded to 1
         squares = (stdtrit(source.degrees, tail) ** 2 * source.variance for source in varying)
         return math.log(sum(squares)) - 2 * math.log(abs(difference))
 
@@ -156,14 +165,14 @@ def correct_p_values(p_values: Sequence[float]) -> list[float]:
 
 
 def leave_one_out(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns the change of sum(values) / sum(weights) when each unit is left out.
+    """Computes how much sum(values) / sum(weights) changes when each unit is left out.
 
     Args:
         values: float64 [units].
-        weights: float64 [units], 0 if a unit does not take part.
+        weights: float64 [units], 0 for units that are excluded.
 
     Returns:
-        float64 [units]; 0 for a unit that does not take part, or is the only one that does.
+        float64 [units]; 0 for units that are excluded, and for the only one that is not.
     """
     total_value = values.sum()
     total_weight = weights.sum()
@@ -177,20 +186,20 @@ def leave_one_out(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def compute_jackknife_variance(changes: np.ndarray, units: int) -> float:
-    """Returns the jackknife variance of an estimate (Efron and Tibshirani 1993, chapter 11).
+    """Computes the jackknife variance of an estimate (Efron and Tibshirani 1993, chapter 11).
 
-    Similar units, such as the documents of a host, are not independent. In that case, the units
-    must be whole groups (`sum_by_cluster`).
+    The units must be independent. Documents of the same host are not; use hosts as units instead
+    (`sum_by_cluster`).
 
     Args:
         changes: The result of `leave_one_out`.
-        units: Number of units that take part.
+        units: Number of units that are not excluded.
     """
     return (units - 1) / max(units, 1) * float(np.square(changes).sum())
 
 
 def compute_cluster_degrees(weights: np.ndarray) -> float:
-    """Returns the degrees of freedom of a variance over clusters of unequal size.
+    """Computes the degrees of freedom of a variance over clusters of unequal size.
 
     They are Kish's (1965) effective number of clusters minus one, which equals the number of
     clusters minus one if all have the same weight. If a few clusters hold most of the weight, the
@@ -198,10 +207,10 @@ def compute_cluster_degrees(weights: np.ndarray) -> float:
     intervals of 50 hosts whose sizes fall as 1 / rank^1.5 exclude the true value.
 
     Args:
-        weights: float64 [clusters], 0 if a cluster does not take part.
+        weights: float64 [clusters], 0 for clusters that are excluded.
 
     Returns:
-        0 for a single cluster.
+        At least 1; 0 for a single cluster.
     """
     if np.count_nonzero(weights) < 2:
         return 0.0
@@ -244,9 +253,10 @@ def assign_host_clusters(hosts: Sequence[str]) -> np.ndarray:
 
 
 def warn_of_few_clusters(count: int, units: str) -> list[str]:
-    """Returns a warning for a report whose intervals are over few clusters; [] for enough.
+    """Returns a warning for a report if its intervals are over too few clusters; [] otherwise.
 
     Args:
+        count: Number of clusters.
         units: The plural noun for the clusters.
     """
     if count >= FEW_CLUSTERS:
@@ -259,25 +269,26 @@ def warn_of_few_clusters(count: int, units: str) -> list[str]:
 
 
 def compute_simultaneous_half_widths(
-    members: Sequence[Sequence[Source]], count: int | None = None
+    differences: Sequence[Sequence[ErrorSource]], family_size: int | None = None
 ) -> list[float]:
-    """Returns the half-widths of intervals that hold for a whole family at once (Bonferroni).
+    """Computes the half-widths of intervals that hold for a whole family at once (Bonferroni).
 
     Args:
-        members: The sources of error of each difference.
-        count: Size of the family, if it is larger than `members`.
+        differences: The sources of error of each difference.
+        family_size: Number of differences in the family; None: the number of `differences`.
     """
-    family_size = len(members) if count is None else count
+    if family_size is None:
+        family_size = len(differences)
     alpha = ALPHA / max(family_size, 1)
-    return [compute_half_width(sources, alpha) for sources in members]
+    return [compute_half_width(sources, alpha) for sources in differences]
 
 
 def compute_bootstrap_intervals(
     values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: int
 ) -> list[Interval]:
-    """Returns the 95% bootstrap interval of sum(values) / sum(weights) for each comparison.
+    """Computes the 95% bootstrap interval of sum(values) / sum(weights) for each comparison.
 
-    Takes the arguments of `resample_ratios`; an interval is zero if no document takes part.
+    Takes the arguments of `resample_ratios`; an interval is (0, 0) if all documents are excluded.
     """
     ratios = resample_ratios(values, weights, resamples=resamples, seed=seed)
     return [compute_central_interval(column) for column in ratios.T]
@@ -286,11 +297,11 @@ def compute_bootstrap_intervals(
 def resample_ratios(
     values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: int
 ) -> np.ndarray:
-    """Returns sum(values) / sum(weights) of each resample of the documents.
+    """Computes sum(values) / sum(weights) of each resample of the documents.
 
     Args:
         values: float64 [comparisons, documents].
-        weights: float64 [comparisons, documents], 0 if a document does not take part.
+        weights: float64 [comparisons, documents], 0 for documents that are excluded.
         resamples: Number of resamples, each of n draws with replacement from the n documents.
 
     Returns:
@@ -317,13 +328,13 @@ def draw_resamples(count: int, *, resamples: int, seed: int) -> Iterator[np.ndar
         rows = min(block_size, resamples - start)
         units = generator.integers(0, count, size=(rows, count))
 
-        # Numbers that are distinct in each row, so that one call counts the units of all rows.
+        # Each row gets numbers of its own, so that one call counts the units of all rows.
         units += np.arange(rows)[:, None] * count
         yield np.bincount(units.ravel(), minlength=rows * count).reshape(rows, count)
 
 
 def compute_central_interval(values: np.ndarray) -> Interval:
-    """Returns the central 95% interval of the values that are not NaN; zeros if there are none."""
+    """Computes the central 95% interval of the values, without NaN; (0, 0) if there are none."""
     values = values[~np.isnan(values)]
     if len(values) == 0:
         return Interval(0.0, 0.0)
@@ -333,9 +344,10 @@ def compute_central_interval(values: np.ndarray) -> Interval:
 
 
 def warn_of_rough_intervals(count: int, units: str) -> list[str]:
-    """Returns a warning for a report whose intervals are over few resampled units; [] for enough.
+    """Returns a warning for a report if its intervals resample too few units; [] otherwise.
 
     Args:
+        count: Number of units.
         units: The plural noun for the units.
     """
     if count >= FEW_UNITS:

@@ -24,7 +24,7 @@ _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 # A bracket is part of a link only before the characters of its lookahead, and an underscore inside
 # a word begins no emphasis. The last line matches in web and mail addresses, which become links
 # without any markup.
-_ACTIVE = re.compile(
+_MARKUP_CHARACTER = re.compile(
     r"[\\`*{|~$<>&]|\](?=[\[(:])|\[(?=\^)|(?<![^\W_])_|_(?![^\W_])"
     r"|(?<=http):(?=//)|(?<=https):(?=//)|(?<=ftp):(?=//)|(?<=\bwww)\.|(?<=\w)@(?=\w)",
     re.IGNORECASE,
@@ -44,7 +44,7 @@ class Part(Enum):
 
 
 def split_sentence(sentence: str) -> Iterator[tuple[Part, str]]:
-    """Splits a sentence into the parts between `**` or backticks and the text around them."""
+    """Splits a sentence at `**strong**` and backticks; yields the markup and text of each part."""
     end = 0
     for match in _MARKUP.finditer(sentence):
         if match.start() > end:
@@ -62,12 +62,12 @@ def join_lines(text: str) -> str:
 
 
 def escape_inline(text: str) -> str:
-    """Escapes a text for the inside of a line; nothing in it is markup."""
-    return _ACTIVE.sub(_escape_markup, join_lines(text))
+    """Escapes a text inside a line, so that no part of it is read as markup."""
+    return _MARKUP_CHARACTER.sub(_escape_character, join_lines(text))
 
 
 def escape_paragraph(text: str) -> str:
-    """Escapes a text for the beginning of a line; it begins no block except a paragraph."""
+    """Escapes a text for the beginning of a line, where it could begin a list or heading."""
     return _begin_paragraph(escape_inline(text))
 
 
@@ -80,9 +80,8 @@ def escape_sentence(text: str) -> str:
         elif part is Part.STRONG:
             escaped.append(f"**{escape_inline(part_text)}**")
         else:
-            escaped.append(
-                _ACTIVE.sub(_escape_markup, part_text)
-            )  # `escape_inline` would strip white space
+            # Not by `escape_inline`, which would strip the white space around other parts.
+            escaped.append(_MARKUP_CHARACTER.sub(_escape_character, part_text))
     return _begin_paragraph("".join(escaped))
 
 
@@ -92,36 +91,45 @@ def format_code(text: str) -> str:
     if not text:
         return ""
 
-    fence = "`" * (_measure_longest_run(text) + 1)
+    fence = "`" * (_count_longest_backticks(text) + 1)
     space = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{space}{text}{space}{fence}"
 
 
 def format_code_block(text: str, language: str = "") -> str:
-    """Formats lines of text as a code block, whose fence is longer than any in the text."""
-    fence = "`" * max(_measure_longest_run(text) + 1, 3)
+    """Formats lines of text as a code block.
+
+    Args:
+        language: Name of the language, for highlighting.
+    """
+    fence = "`" * max(_count_longest_backticks(text) + 1, 3)  # longer than any in the text
     lines = make_printable(text).replace("\r\n", "\n").rstrip("\n")
     return f"{fence}{language}\n{lines}\n{fence}"
 
 
 def format_heading(text: str, level: int) -> str:
-    """Formats a heading."""
+    """Formats a heading; level 1 is the title of a document."""
     return f"{'#' * level} {escape_inline(text)}"
 
 
 def format_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]
+    heads: Sequence[str], rows: Sequence[Sequence[str]], are_numbers: Sequence[bool]
 ) -> str:
     """Formats a table of cells that are already Markdown.
 
     Args:
         heads: The head of each column.
         rows: The cells of each row.
-        numbers: Whether each column has numbers, which are aligned to the right.
+        are_numbers: Whether each column has numbers, which are aligned to the right.
     """
-    alignments = ["---:" if is_number else "---" for is_number in numbers]
-    head_line, *row_lines = (f"| {' | '.join(cells)} |" for cells in (heads, *rows))
-    return "\n".join([head_line, f"|{'|'.join(alignments)}|", *row_lines])
+    alignments = ["---:" if is_number else "---" for is_number in are_numbers]
+    lines = [_format_row(heads), f"|{'|'.join(alignments)}|"]
+    lines += [_format_row(cells) for cells in rows]
+    return "\n".join(lines)
+
+
+def _format_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def format_code_cell(text: str) -> str:
@@ -134,17 +142,17 @@ def explain_undrawn(name: str, problem: str) -> str:
     return f"The figure {format_code(name)} could not be drawn: {escape_inline(problem)}"
 
 
-def _escape_markup(character: re.Match[str]) -> str:
+def _escape_character(character: re.Match[str]) -> str:
     return _ENTITIES.get(character[0], f"\\{character[0]}")
 
 
 def _begin_paragraph(escaped: str) -> str:
-    """Adds a backslash to a line that would otherwise begin another block than a paragraph."""
+    """Escapes the start of a line that would otherwise begin another block than a paragraph."""
     if not _BLOCK_START.match(escaped):
         return escaped
     return _BLOCK_START.sub(r"\2\\", escaped, count=1)
 
 
-def _measure_longest_run(text: str) -> int:
-    """Returns the length of the longest run of backticks."""
-    return max(map(len, re.findall("`+", text)), default=0)
+def _count_longest_backticks(text: str) -> int:
+    """Counts the backticks in the longest run of them."""
+    return max((len(run) for run in re.findall("`+", text)), default=0)

@@ -1,7 +1,7 @@
 """Writes and prints reports: pages of tables and figures as HTML, Markdown, JSON and in a terminal.
 
 Every kind of report is a `Page`: the answer, facts about the measurement, sections of tables and
-figures, and the commands that repeat it. A `Table` has values under columns with formats. The
+figures, and the commands that reproduce it. A `Table` has values under columns with formats. The
 template `base.html.j2` renders a page for a browser; a template that extends it may add blocks. The
 page is complete without its script (`report.js`).
 """
@@ -32,16 +32,16 @@ from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
 from bsmeta.core.version import __version__
 from bsmeta.report import markdown, palette
-from bsmeta.report.cells import Cell, find_sort_value, format_exact_figures
+from bsmeta.report.cells import Cell, find_sort_value, format_exact_numbers
 from bsmeta.report.drawing import Drawings, Plots, draw_figures
 from bsmeta.report.inference import Bounded, read_value
 from bsmeta.report.markdown import Part, split_sentence
 
-HTML = "report.html"
+HTML_NAME = "report.html"
 """The file name of the HTML page."""
 
-NONE = "–"
-"""The cell of a value that does not exist."""
+NO_VALUE = "–"
+"""The text of a cell without a value."""
 
 COUNT = "{:,.0f}".format
 """The format of a count."""
@@ -65,6 +65,7 @@ class Column:
     """A column of a table.
 
     Attributes:
+        head: The head of the column.
         format: Formats a number, such as `"{:+.4f}".format`; None for a column of text, which is
             aligned to the left.
     """
@@ -74,15 +75,15 @@ class Column:
 
     @property
     def is_difference(self) -> bool:
-        """Whether its numbers are differences, which are formatted with a sign."""
+        """Whether the column has differences; their format has a sign."""
         return self.format is not None and self.format(1).startswith("+")
 
     def format_cell(self, cell: Cell) -> str:
-        """Formats a cell: a dash for None and NaN; text stays unchanged."""
+        """Formats a cell; `NO_VALUE` for None and NaN, text unchanged."""
         if isinstance(cell, str):
             return cell
         if cell is None or (isinstance(cell, float) and math.isnan(cell)):
-            return NONE
+            return NO_VALUE
 
         assert self.format is not None, f"{self.head}: {cell}"
         if not isinstance(cell, Bounded):
@@ -95,10 +96,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: its title, columns, a note below it, and the rows.
+    """A table of a report.
 
     Attributes:
-        is_grouped: Whether an empty first cell stands for the last one above that is not empty.
+        title: Its heading.
+        note: Sentences below the table; empty for none.
+        columns: The heads and formats.
+        rows: The cells of each row, in the order of the columns.
+        is_grouped: Whether an empty first cell repeats the closest nonempty one above it.
     """
 
     title: str
@@ -109,6 +114,7 @@ class Table:
 
     @property
     def heads(self) -> list[str]:
+        """The heads of the columns."""
         return [column.head for column in self.columns]
 
     def format_cells(self) -> list[list[str]]:
@@ -120,7 +126,7 @@ class Table:
         return formatted_rows
 
     def sort_by(self, head: str) -> Table:
-        """Returns the table sorted by a column, lowest value first, after rows without a value."""
+        """Returns the table sorted by a column, ascending; rows without a number come first."""
         column_index = self.heads.index(head)
 
         def sort_key(row: list[Cell]) -> float:
@@ -131,9 +137,9 @@ class Table:
 
     def drop_columns(self, *heads: str) -> Table:
         """Returns the table without the columns of these heads."""
-        is_shown = [head not in heads for head in self.heads]
-        columns = [*compress(self.columns, is_shown)]
-        rows = [[*compress(row, is_shown)] for row in self.rows]
+        is_kept = [head not in heads for head in self.heads]
+        columns = list(compress(self.columns, is_kept))
+        rows = [list(compress(row, is_kept)) for row in self.rows]
         return replace(self, columns=columns, rows=rows)
 
     def as_dict(self) -> dict[str, Any]:
@@ -150,7 +156,7 @@ class Table:
         yield markdown.format_heading(self.title, level)
 
         heads = [markdown.escape_inline(head) for head in self.heads]
-        rows = [[*map(markdown.escape_inline, row)] for row in self.format_cells()]
+        rows = [[markdown.escape_inline(cell) for cell in row] for row in self.format_cells()]
         are_numbers = [column.format is not None for column in self.columns]
         yield markdown.format_table(heads, rows, are_numbers)
 
@@ -180,10 +186,11 @@ class Page:
     """A report.
 
     Attributes:
+        title: Its heading.
         answers: The result in sentences; the first sentence is the answer.
         facts: Facts about the measurement, by name.
         sections: Tables and figures, in order.
-        commands: The commands that repeat the measurement, as lines for a shell.
+        commands: The commands that reproduce the measurement, as lines for a shell.
         settings: All settings, shown at the end of the HTML page.
     """
 
@@ -204,7 +211,7 @@ class Page:
 
 
 def describe_command() -> list[str]:
-    """Returns the command line of this process for a shell; [] if it runs no program of bsmeta."""
+    """Returns the shell command that started this process; [] if it is no program of bsmeta."""
     program = Path(sys.argv[0]).stem.removeprefix("bsmeta ")
     if program not in _PROGRAMS:
         return []
@@ -220,7 +227,7 @@ def write_report(
     json_name: str = "evaluation.json",
     markdown_name: str = "evaluation.md",
     plot_endings: Sequence[str] = ("png",),
-    further: Sequence[str] = (),
+    other_files: Sequence[str] = (),
     template: str = BASE_TEMPLATE,
     **template_values: Any,
 ) -> list[Path]:
@@ -231,13 +238,15 @@ def write_report(
     Args:
         content: The result, for the JSON file, which begins with the answers of the page.
         folder: Created if it does not exist.
+        json_name: File name of the result as JSON.
+        markdown_name: File name of the report as Markdown.
         plot_endings: File formats of the plots.
-        further: Names of other files in the folder that belong to the report.
+        other_files: Names of other files in the folder that belong to the report.
         template: The template of the HTML page, relative to the package.
         template_values: Further values for the template.
 
     Returns:
-        The files of the report, including `further`.
+        The files of the report, including `other_files`.
     """
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -252,8 +261,8 @@ def write_report(
     if drawings.problems:
         _write_text(folder / markdown_name, _render_markdown(page, drawings.problems))
 
-    names = [json_name, markdown_name, HTML, *further, *drawings.files]
-    write_html(page, drawings, names, folder / HTML, template, **template_values)
+    names = [json_name, markdown_name, HTML_NAME, *other_files, *drawings.files]
+    write_html(page, drawings, names, folder / HTML_NAME, template, **template_values)
     return [folder / name for name in names]
 
 
@@ -261,15 +270,16 @@ def _render_markdown(page: Page, problems: Mapping[str, str]) -> str:
     """Renders a page in GitHub's Markdown.
 
     Args:
-        problems: The plots that could not be drawn, with the reasons; the other plots are PNG files
-            beside the page.
+        problems: The reason for each plot that could not be drawn, by name; the other plots are PNG
+            files beside the page.
     """
     return "\n\n".join(_iterate_markdown_blocks(page, problems)) + "\n"
 
 
 def _iterate_markdown_blocks(page: Page, problems: Mapping[str, str]) -> Iterator[str]:
     yield markdown.format_heading(page.title, 1)
-    yield from map(markdown.escape_sentence, page.answers)
+    for answer in page.answers:
+        yield markdown.escape_sentence(answer)
     yield "\n".join(
         f"- {markdown.escape_paragraph(name)}: {markdown.escape_inline(fact)}"
         for name, fact in page.facts.items()
@@ -281,12 +291,10 @@ def _iterate_markdown_blocks(page: Page, problems: Mapping[str, str]) -> Iterato
         if section.lines:
             yield "\n".join(f"- {markdown.escape_sentence(line)}" for line in section.lines)
         for name in section.plots:
-            is_drawn = name not in problems
-            yield (
-                f"![{name}]({name}.png)"
-                if is_drawn
-                else markdown.explain_undrawn(name, problems[name])
-            )
+            if name in problems:
+                yield markdown.explain_undrawn(name, problems[name])
+            else:
+                yield f"![{name}]({name}.png)"
         for table in section.tables:
             if table.rows:
                 yield from table.iterate_markdown(level=3 if section.title else 2)
@@ -305,7 +313,7 @@ def encode_json_line(value: Any) -> bytes:
 
 
 def _write_text(file: Path, text: str) -> None:
-    """Writes a text; a lone surrogate, which no file can contain, becomes an escape."""
+    """Writes a text in UTF-8; lone surrogates, which it cannot encode, become escapes."""
     file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
@@ -317,11 +325,11 @@ def write_html(
     template: str = BASE_TEMPLATE,
     **template_values: Any,
 ) -> None:
-    """Writes the page as HTML without any external resource.
+    """Writes the page as HTML that loads no external resources.
 
     Args:
         drawings: The figures of the page.
-        files: Names of the files beside the page.
+        files: Names of the files beside the page, to which it links.
         file: The file to write.
         template: Path of the template, relative to the package.
         template_values: Further values for the template.
@@ -344,7 +352,7 @@ def write_html(
 
 
 def format_security_policy(script: str = "") -> str:
-    """Writes the Content-Security-Policy of a page that loads nothing and runs only its script.
+    """Formats the Content-Security-Policy of a page that loads nothing and runs only its script.
 
     Args:
         script: The content of the page's only script element; empty for a page without one.
@@ -376,7 +384,7 @@ def load_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
     )
     environment.filters |= {
         "marked": render_sentence,
-        "exact": format_exact_figures,
+        "exact": format_exact_numbers,
         "sort_value": find_sort_value,
         **filters,
     }
@@ -397,7 +405,7 @@ def render_sentence(text: str) -> Markup:
 
 
 def print_report(tables: Sequence[Table], sentences: Sequence[str], files: Sequence[Path]) -> None:
-    """Prints tables, the summary, and the paths of the files."""
+    """Prints the tables that have rows, then sentences, then the paths of the files."""
     console = create_report_console()
     for table in tables:
         if table.rows:

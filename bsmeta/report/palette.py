@@ -62,10 +62,10 @@ _HUE_SHARE = 0.18  # of a hue in the background of a metadata type; more makes m
 
 
 def list_type_colors(count: int) -> dict[str, tuple[str, str]]:
-    """Returns the backgrounds of the metadata types 1, 2, … in light and in dark mode.
+    """Computes background colors for `count` metadata types, on light and on dark pages.
 
     Returns:
-        The two colors by the name of their variable: `type-1`, `type-2`, …
+        Both colors, by the name of their variable: `type-1`, `type-2`, …
     """
     colors = {}
     for number in range(1, count + 1):
@@ -88,7 +88,7 @@ def _parse_color(color: str) -> tuple[float, float, float]:
 def _mix_colors(hue: tuple[float, float, float], background: tuple[float, float, float]) -> str:
     """Returns the background with a share of the hue, as `#rrggbb`."""
     mixed = bytes(
-        round(255 * (_HUE_SHARE * of_hue + (1 - _HUE_SHARE) * of_background))
-        for of_hue, of_background in zip(hue, background, strict=True)
+        round(255 * (_HUE_SHARE * hue_channel + (1 - _HUE_SHARE) * background_channel))
+        for hue_channel, background_channel in zip(hue, background, strict=True)
     )
     return f"#{mixed.hex()}"

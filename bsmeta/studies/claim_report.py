@@ -1,4 +1,4 @@
-"""Formats the claims of a study for its report: sentences of verdicts, and tables."""
+"""Formats the claims of a study for its report: their verdicts as sentences, and tables."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ NOTHING_DECLARED = "No claim was declared: nothing is tested, and everything bel
 
 
 def make_claim_tables(results: Results) -> list[Table]:
-    """Makes all tables, in order; none if there are no claims."""
+    """Makes all tables of claims, in their order in the report; none if there are no claims."""
     if not results.claims:
         return []
+
     tables = [make_claim_table(results)]
     if results.by_host:
         tables.append(make_host_table(results))
@@ -51,7 +52,7 @@ def make_declared_table(study: StudyConfig) -> Table:
         Column("smallest difference", BITS),
         Column("pilot", str),
         Column("power", "{:.0%}".format),
-        Column(f"{_measure_name(study)} of"),
+        Column(f"{_name_measures(study)} of"),
         Column("minus those of"),
     ]
 
@@ -60,44 +61,42 @@ def make_declared_table(study: StudyConfig) -> Table:
         pilot = None
         if claim.pilot_deviation is not None:
             pilot = f"{claim.pilot_deviation:.4f}, {claim.pilot_document_error:.4f}"
-        power = predict_power(claim, seeds, count)
-        sides = (
-            _describe_task_sides(study, claim) if claim.task else _describe_text_sides(study, claim)
-        )
+        describe_sides = _describe_task_sides if claim.task else _describe_text_sides
         table.rows.append(
             [
                 claim.label,
                 *_make_unit_cells(study, claim),
                 claim.smallest_difference,
                 pilot,
-                power,
-                *sides,
+                predict_power(claim, seeds, count),
+                *describe_sides(study, claim),
             ]
         )
     return table
 
 
 def _has_tasks(study: StudyConfig) -> bool:
-    """Whether a claim is about a task, so that units differ."""
+    """Whether any claim is about a task, so that the claims differ in units."""
     return any(claim.task for claim in study.claims.values())
 
 
-def _measure_name(study: StudyConfig) -> str:
-    """Returns a name for the measures of all claims, for the head of a column."""
+def _name_measures(study: StudyConfig) -> str:
+    """Returns a name for the quantities that claims compare, for the head of a column."""
     return "scores" if _has_tasks(study) else "bits per byte"
 
 
 def _make_unit_columns(study: StudyConfig) -> list[Column]:
-    """Returns a column for the units, where they differ."""
+    """Returns the column of the claims' units; [] if all claims have the same unit."""
     return [Column("unit")] if _has_tasks(study) else []
 
 
 def _make_unit_cells(study: StudyConfig, claim: ClaimConfig) -> list[Cell]:
+    """Returns a claim's cells in the columns of `_make_unit_columns`."""
     return [find_unit(claim).name] if _has_tasks(study) else []
 
 
 def _describe_difference(study: StudyConfig) -> str:
-    """Describes how differences are paired, and on which side of 0 they are as claimed."""
+    """Describes how differences are paired, and which sign supports a claim."""
     if not _has_tasks(study):
         return f"bits per byte, paired by seed and by {DOCUMENT}; below 0 as claimed"
     return (
@@ -107,12 +106,12 @@ def _describe_difference(study: StudyConfig) -> str:
 
 
 def _name_units_of_error(study: StudyConfig) -> str:
-    """Names the units of the error that is not over seeds."""
+    """Names the sampling units of the error over held-out text and questions."""
     return f"{study.cluster}s" + (" (of a task: questions)" if _has_tasks(study) else "")
 
 
 def make_claim_table(results: Results) -> Table:
-    """Makes the table of the claims and their verdicts."""
+    """Makes the table of the claims, with their differences, intervals and verdicts."""
     study = results.study
     note = (
         f"Difference: {_describe_difference(study)}; error over seeds and "
@@ -133,19 +132,24 @@ def make_claim_table(results: Results) -> Table:
 
     table = Table("Claims", note, columns)
     for claim in results.claims:
-        cells: list[Cell] = [None, None, None, None]
+        effect_cells: list[Cell] = [None, None]
+        corrected_cells: list[Cell] = [None, None]
         if claim.effect is not None:
             difference = claim.unit.convert_to_unit(claim.effect)
-            cells[:2] = [difference.value, difference.interval]
+            effect_cells = [difference.value, difference.interval]
             if not claim.reason:
-                cells[2:] = [compute_simultaneous_interval(claim), claim.corrected]
+                interval = compute_simultaneous_interval(claim)
+                corrected_cells = [interval, claim.corrected_p_value]
+
         units = _make_unit_cells(study, claim.config)
-        table.rows.append([claim.config.label, *units, *cells, claim.verdict])
+        table.rows.append(
+            [claim.config.label, *units, *effect_cells, *corrected_cells, claim.verdict]
+        )
     return table
 
 
 def make_host_table(results: Results) -> Table:
-    """Makes the table of each claim's declared verdict beside its verdict clustered by host."""
+    """Makes the table that compares each claim's declared verdict with its verdict over hosts."""
     study = results.study
     note = (
         "The verdicts are about other documents of the same hosts, as declared. Over hosts: the "
@@ -170,23 +174,26 @@ def make_host_table(results: Results) -> Table:
     ]
 
     table = Table("Are the documents of a host independent?", note, columns)
-    for claim, by_host in zip(results.claims, results.by_host, strict=True):
+    for claim, host_claim in zip(results.claims, results.by_host, strict=True):
+        effect = claim.effect
+        host_effect = host_claim.effect
         cells: list[Cell] = [None, None, None, None]
-        if claim.effect is not None and by_host.effect is not None and is_over_hosts(by_host):
+        if effect is not None and host_effect is not None and is_over_hosts(host_claim):
             cells = [
-                claim.unit.convert_to_unit(claim.effect).interval,
-                claim.unit.convert_to_unit(by_host.effect).interval,
-                compute_design_effect(claim.effect, by_host.effect),
-                None if by_host.reason else by_host.corrected,
+                claim.unit.convert_to_unit(effect).interval,
+                claim.unit.convert_to_unit(host_effect).interval,
+                compute_design_effect(effect, host_effect),
+                None if host_claim.reason else host_claim.corrected_p_value,
             ]
+
         units = _make_unit_cells(study, claim.config)
-        verdicts = [claim.verdict, by_host.verdict]
+        verdicts = [claim.verdict, host_claim.verdict]
         table.rows.append([claim.config.label, *units, *cells, *verdicts])
     return table
 
 
 def make_precision_table(results: Results) -> Table:
-    """Makes the table of each claim's precision, with the seeds that a further study would need."""
+    """Makes the table of each claim's precision and the number of seeds that a new study needs."""
     study = results.study
     note = (
         "Standard deviation of the difference over seeds and its standard error over "
@@ -204,32 +211,39 @@ def make_precision_table(results: Results) -> Table:
 
     table = Table("Precision", note, columns)
     for claim in results.claims:
-        cells: list[Cell] = [None, None, None]
-        effect = claim.effect
-        if effect is not None and math.isfinite(effect.deviation):
-            interest = claim.config.smallest_difference
-            assert interest is not None
-            seeds = count_needed_seeds(
-                interest, effect.deviation, effect.document_error, claim.count
-            )
-            seeds_cell = "above 1,000" if seeds is None else f"{seeds}"
-            cells = [effect.deviation, effect.document_error, seeds_cell]
-        table.rows.append([claim.config.label, *_make_unit_cells(study, claim.config), *cells])
+        unit_cells = _make_unit_cells(study, claim.config)
+        table.rows.append([claim.config.label, *unit_cells, *_make_precision_cells(claim)])
     return table
 
 
+def _make_precision_cells(claim: Claim) -> list[Cell]:
+    """Returns a claim's deviation, error and needed seeds; empty cells if they are unknown."""
+    effect = claim.effect
+    if effect is None or not math.isfinite(effect.deviation):
+        return [None, None, None]
+
+    smallest_difference = claim.config.smallest_difference
+    assert smallest_difference is not None
+    seeds = count_needed_seeds(
+        smallest_difference, effect.deviation, effect.document_error, claim.count
+    )
+    seeds_cell = "above 1,000" if seeds is None else f"{seeds}"
+    return [effect.deviation, effect.document_error, seeds_cell]
+
+
 def answer_claims(results: Results) -> str:
-    """Counts the claims with each verdict, in one sentence."""
+    """Returns a sentence with the number of claims of each verdict."""
     count = len(results.claims)
     if not count:
         return NOTHING_DECLARED
-    verdicts = Counter(claim.verdict for claim in results.claims)
-    counts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
+
+    verdict_counts = Counter(claim.verdict for claim in results.claims)
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in verdict_counts.items())
     return f"{count} {'claim is' if count == 1 else 'claims are'} declared: {counts}."
 
 
 def _describe_text_sides(study: StudyConfig, claim: ClaimConfig) -> list[str]:
-    """Describes both readings that a claim compares."""
+    """Describes both sides of the difference of a claim about held-out text."""
     against = claim.against or study.baseline
     share = min(claim.at / (1 - claim.saves), 1.0)
     side = _describe_text_side(study, claim.arm, claim.metadata, claim.at, claim.equal)
@@ -240,35 +254,40 @@ def _describe_text_sides(study: StudyConfig, claim: ClaimConfig) -> list[str]:
     if claim.minus_bytes:
         side += f" minus {_describe_bytes(claim.minus_bytes)}"
     if claim.minus_arm:
-        labels = [study.arms[arm].label or arm for arm in (claim.minus_arm, claim.minus_against)]
-        other_side += f"; and the same difference of {labels[0]} minus {labels[1]}"
+        label = study.arms[claim.minus_arm].label or claim.minus_arm
+        other_label = study.arms[claim.minus_against].label or claim.minus_against
+        other_side += f"; and the same difference of {label} minus {other_label}"
     return [side, other_side]
 
 
 def _describe_text_side(
     study: StudyConfig, arm: str, metadata: str, share: float, axis: str
 ) -> str:
-    words = [study.arms[arm].label or arm]
+    """Describes an arm, its metadata at inference, and the share of its run if not all of it."""
+    parts = [study.arms[arm].label or arm]
     if metadata != WITHOUT:
-        words.append("with metadata" if metadata == WITH else f"with {metadata}")
+        parts.append("with metadata" if metadata == WITH else f"with {metadata}")
     elif arm != study.baseline:
-        words.append("without metadata")
+        parts.append("without metadata")
     if share < 1:
-        words.append(f"after {share:.0%} of the {axis}")
-    return ", ".join(words)
+        parts.append(f"after {share:.0%} of the {axis}")
+    return ", ".join(parts)
 
 
 def _describe_task_sides(study: StudyConfig, claim: ClaimConfig) -> list[str]:
     """Describes both arms that a claim about a task compares."""
-    sides = ((claim.arm, claim.prompt), (claim.against or study.baseline, claim.against_prompt))
-    return [
-        f"{study.arms[arm].label or arm}, {claim.task}, {claim.shots} shots"
-        + (", with the prompt" if has_prompt else "")
-        for arm, has_prompt in sides
-    ]
+    against = claim.against or study.baseline
+    descriptions = []
+    for arm, has_prompt in ((claim.arm, claim.prompt), (against, claim.against_prompt)):
+        description = f"{study.arms[arm].label or arm}, {claim.task}, {claim.shots} shots"
+        if has_prompt:
+            description += ", with the prompt"
+        descriptions.append(description)
+    return descriptions
 
 
 def _describe_bytes(byte_range: list[int]) -> str:
+    """Describes a range of bytes as in `ClaimConfig.bytes`."""
     if not byte_range:
         return "all bytes"
     first, *end = byte_range
@@ -276,34 +295,40 @@ def _describe_bytes(byte_range: list[int]) -> str:
 
 
 def format_sentences(results: Results) -> list[str]:
-    """Writes one sentence for each claim."""
-    setting = results.study.setting
-    return [_format_sentence(claim, setting) for claim in results.claims] or [NOTHING_DECLARED]
+    """Writes one sentence for each claim, with its verdict and difference."""
+    if not results.claims:
+        return [NOTHING_DECLARED]
+    return [_format_sentence(claim, results.study.setting) for claim in results.claims]
 
 
 def _format_sentence(claim: Claim, setting: str) -> str:
-    words = f"**{claim.verdict.capitalize()}**"
-    if setting:
-        words += f" ({setting})"
-    words += f": {claim.config.label}"
-    if claim.effect is None:
-        return f"{words}: {claim.reason}."
+    """Writes the sentence of a claim, with its verdict in bold.
 
-    shown = claim.unit.convert_to_unit(claim.effect)
-    interval = f"95% interval {shown.low:+.4f} to {shown.high:+.4f}"
-    difference = f"{shown.value:+.4f} {claim.unit.name}, {interval}"
+    Args:
+        setting: `StudyConfig.setting`, named after the verdict; empty for none.
+    """
+    sentence = f"**{claim.verdict.capitalize()}**"
+    if setting:
+        sentence += f" ({setting})"
+    sentence += f": {claim.config.label}"
+    if claim.effect is None:
+        return f"{sentence}: {claim.reason}."
+
+    effect = claim.unit.convert_to_unit(claim.effect)
+    interval = f"95% interval {effect.low:+.4f} to {effect.high:+.4f}"
+    difference = f"{effect.value:+.4f} {claim.unit.name}, {interval}"
     if claim.unit.is_higher_better:
         difference += " (above 0: as claimed)"
     if claim.reason:
-        return f"{words}: {claim.reason}; so far {difference}."
+        return f"{sentence}: {claim.reason}; so far {difference}."
 
-    p_value = f"{describe_p_value(claim.corrected)} after correction for {claim.count} claims"
-    words = f"{words}: {difference}; {p_value}"
-    if claim.excludes_interest:
-        words += f"; a gain of {claim.config.smallest_difference} or more is excluded"
-    return f"{words}."
+    p_value = describe_p_value(claim.corrected_p_value)
+    sentence += f": {difference}; {p_value} after correction for {claim.count} claims"
+    if claim.excludes_smallest_difference:
+        sentence += f"; a gain of {claim.config.smallest_difference} or more is excluded"
+    return f"{sentence}."
 
 
 def describe_p_value(p_value: float) -> str:
-    """Formats a p-value."""
+    """Formats a p-value with two significant digits, or as below 0.0001."""
     return "p < 0.0001" if p_value < 0.0001 else f"p = {p_value:.2g}"

@@ -1,4 +1,4 @@
-"""The declared claims of a study, and their verdicts.
+"""Decides the declared claims of a study.
 
 A claim says that one reading of the held-out text (an arm, used with or without metadata) needs
 fewer bits per byte than another, or that one arm answers the questions of a task better than
@@ -26,7 +26,7 @@ from bsmeta.report.inference import (
 )
 from bsmeta.studies.config import HOST, WITH, WITHOUT, ClaimConfig, StudyConfig
 from bsmeta.studies.power import predict_power
-from bsmeta.studies.statistics import AMOUNT_TOLERANCE, Estimate, Measured
+from bsmeta.studies.statistics import AMOUNT_TOLERANCE, Estimate, StudyMeasurements
 from bsmeta.studies.task_scores import ScoredRuns, TaskEffect, compute_task_effect
 from bsmeta.studies.units import Unit, find_unit
 
@@ -42,16 +42,18 @@ class Claim:
 
     Attributes:
         name: Its name in the file of the study.
+        config: The claim in the file of the study.
         count: Number of declared claims.
-        power: Probability that it is supported if the difference is the smallest of interest, at
-            the declared seeds, by the pilot; None without a pilot.
-        effect: The difference, below 0 as claimed; None if it has not been measured.
-        reason: Why it cannot be decided; empty if it can.
+        power: Probability, estimated from the pilot, that the declared seeds support the claim if
+            the difference is the smallest of interest; None without a pilot.
+        effect: The difference, negative if it is as claimed; None if it has not been measured.
+        reason: Why the claim cannot be decided; empty if it can.
         p_value: P-value of the hypothesis of no difference, for this claim alone.
-        corrected: The p-value after Holm's correction for all declared claims.
-        low, high: The interval that holds for all declared claims at once.
-        seeds: The seeds of the difference, in its order.
-        task: The result from the scores, for a claim about a task; else None.
+        corrected_p_value: The p-value after Holm's correction for all declared claims.
+        low: Lower end of the interval that holds for all declared claims at once.
+        high: Upper end of this interval.
+        seeds: The seeds, in the order of `effect.seeds`.
+        task: The result from the scores, for a claim about a task; otherwise None.
     """
 
     name: str
@@ -61,7 +63,7 @@ class Claim:
     effect: Estimate | None
     reason: str
     p_value: float
-    corrected: float
+    corrected_p_value: float
     low: float
     high: float
     seeds: list[int] = field(default_factory=list)
@@ -74,16 +76,19 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """Supported or refuted if the corrected p-value is at most 5%; else undecided, or open."""
+        """`OPEN` with a reason; `UNDECIDED` above a p-value of 5%; else `SUPPORTED` or `REFUTED`.
+
+        The p-value is the corrected one.
+        """
         if self.reason:
             return OPEN
-        if self.effect is None or self.corrected > ALPHA:
+        if self.effect is None or self.corrected_p_value > ALPHA:
             return UNDECIDED
         return SUPPORTED if self.effect.value < 0 else REFUTED
 
     @property
-    def excludes_interest(self) -> bool:
-        """Whether a difference as large as the smallest of interest is excluded.
+    def excludes_smallest_difference(self) -> bool:
+        """Whether the interval excludes a gain as large as the smallest of interest.
 
         False for a refuted claim, whose verdict is stronger.
         """
@@ -93,11 +98,12 @@ class Claim:
 
 
 def decide_claims(
-    study: StudyConfig, measured: Measured, scored: ScoredRuns = MappingProxyType({})
+    study: StudyConfig, measured: StudyMeasurements, scored: ScoredRuns = MappingProxyType({})
 ) -> list[Claim]:
     """Decides every declared claim.
 
     Args:
+        measured: The measurements of the runs on held-out text.
         scored: The scores of the runs on the downstream tasks.
 
     Raises:
@@ -133,7 +139,7 @@ def decide_claims(
                 effect=reading.effect,
                 reason=reading.reason,
                 p_value=p_values[number],
-                corrected=corrected_p_values[number],
+                corrected_p_value=corrected_p_values[number],
                 low=value - half_width,
                 high=value + half_width,
                 seeds=reading.seeds,
@@ -145,7 +151,7 @@ def decide_claims(
 
 @dataclass(frozen=True)
 class _Reading:
-    """The difference that a claim is about, the reason why it cannot be decided, and its seeds."""
+    """The measured difference of a claim; see `Claim` for the fields."""
 
     effect: Estimate | None
     reason: str
@@ -154,27 +160,34 @@ class _Reading:
 
 
 def _read_claim(
-    study: StudyConfig, claim: ClaimConfig, measured: Measured, scored: ScoredRuns
+    study: StudyConfig, claim: ClaimConfig, measured: StudyMeasurements, scored: ScoredRuns
 ) -> _Reading:
     """Reads the difference of a claim from the measurements or the scores."""
     if claim.task:
         task = compute_task_effect(study, claim, scored, measured.cluster)
         return _Reading(task.effect, task.reason, task.seeds, task)
+
     effect, reason = _compute_effect_of_claim(study, claim, measured)
     return _Reading(effect, reason, measured.seeds)
 
 
 def _compute_effect_of_claim(
-    study: StudyConfig, claim: ClaimConfig, measured: Measured
+    study: StudyConfig, claim: ClaimConfig, measured: StudyMeasurements
 ) -> tuple[Estimate | None, str]:
-    """Returns the difference of a claim about text, and the reason why it cannot be decided."""
-    compared = replace(claim, against=claim.against or study.baseline)
-    effect, reason = _compute_effect_of_pair(compared, measured)
+    """Computes the difference of a claim about held-out text.
+
+    Returns:
+        The difference (None if it cannot be computed), and the reason why the claim cannot be
+        decided (empty if it can).
+    """
+    pair = replace(claim, against=claim.against or study.baseline)
+    effect, reason = _compute_effect_of_pair(pair, measured)
     if effect is None:
         return None, reason
+
     if claim.minus_arm:
-        others = replace(compared, arm=claim.minus_arm, against=claim.minus_against)
-        subtracted, reason = _compute_effect_of_pair(others, measured)
+        subtracted_pair = replace(pair, arm=claim.minus_arm, against=claim.minus_against)
+        subtracted, reason = _compute_effect_of_pair(subtracted_pair, measured)
         if subtracted is None:
             return None, reason
         effect = effect - subtracted
@@ -190,25 +203,27 @@ def _compute_effect_of_claim(
     return effect, ""
 
 
-def _compute_effect_of_pair(claim: ClaimConfig, measured: Measured) -> tuple[Estimate | None, str]:
-    """Returns the difference between the claim's arm and the arm that it is compared with.
+def _compute_effect_of_pair(
+    claim: ClaimConfig, measured: StudyMeasurements
+) -> tuple[Estimate | None, str]:
+    """Computes the difference between the claim's arm and the arm that it is compared with.
 
     Returns:
-        None and the reason, where it cannot be computed.
+        The difference and "", or None and the reason why it cannot be computed.
     """
     against = claim.against
-    missing = [arm for arm in (claim.arm, against) if arm not in measured.arms]
-    if missing:
-        return None, f"{missing[0]} has not been measured"
+    for arm in (claim.arm, against):
+        if arm not in measured.arms:
+            return None, f"{arm} has not been measured"
 
-    is_selected = measured.select_documents(claim.arm, claim.metadata) & measured.select_documents(
-        against, claim.against_metadata
-    )
+    has_types = measured.select_documents(claim.arm, claim.metadata)
+    has_other_types = measured.select_documents(against, claim.against_metadata)
+    is_selected = has_types & has_other_types
     if not is_selected.any():
         return None, "no held-out document has these types"
 
-    point = measured.find_checkpoint(claim.arm, claim.at)
-    amount = float(measured.compute_amounts(claim.arm)[claim.equal][point])
+    checkpoint = measured.find_checkpoint(claim.arm, claim.at)
+    amount = float(measured.compute_amounts(claim.arm)[claim.equal][checkpoint])
     other_amount = amount / (1 - claim.saves)
     effect = _compute_difference(claim, measured, other_amount, claim.bytes, is_selected)
     if effect is None:
@@ -216,6 +231,7 @@ def _compute_effect_of_pair(claim: ClaimConfig, measured: Measured) -> tuple[Est
         return None, (
             f"{against} was trained on {trained_on:,.0f} {claim.equal}, not on {other_amount:,.0f}"
         )
+
     if claim.minus_bytes:
         subtracted = _compute_difference(
             claim, measured, other_amount, claim.minus_bytes, is_selected
@@ -227,56 +243,58 @@ def _compute_effect_of_pair(claim: ClaimConfig, measured: Measured) -> tuple[Est
 
 def _compute_difference(
     claim: ClaimConfig,
-    measured: Measured,
+    measured: StudyMeasurements,
     other_amount: float,
     byte_range: Sequence[int],
     documents: np.ndarray,
 ) -> Estimate | None:
-    """Returns the difference of a pair of arms over a part of the documents.
+    """Computes the difference of a pair of arms in bits per byte, over parts of some documents.
 
     Args:
-        other_amount: The amount (in units of `claim.equal`) at which the other arm is read.
+        other_amount: The amount of training, in units of `claim.equal`, at which the other arm is
+            read.
         byte_range: The bytes of each document, as in `ClaimConfig.bytes`.
-        documents: bool [documents].
+        documents: bool [documents], whether each document is included.
 
     Returns:
-        None where the curve of the other arm does not reach the amount.
+        The difference; None if the curve of the other arm does not reach the amount.
     """
     bins = measured.select_bins(byte_range)
-    point = measured.find_checkpoint(claim.arm, claim.at)
-    estimate = measured.estimate(claim.arm, claim.metadata, point, bins=bins, documents=documents)
+    checkpoint = measured.find_checkpoint(claim.arm, claim.at)
+    bits = measured.estimate(claim.arm, claim.metadata, checkpoint, bins=bins, documents=documents)
 
     against = claim.against
     metadata = claim.against_metadata
-    other: Estimate | None = None
+    other_bits: Estimate | None = None
     if metadata in (WITHOUT, WITH):
         curves = measured.estimate_curves(against, metadata, bins=bins, documents=documents)
-        other = curves[claim.equal].interpolate_at(other_amount)
+        other_bits = curves[claim.equal].interpolate_at(other_amount)
     else:  # types are measured at the end of the run only
         last_amount = float(measured.compute_amounts(against)[claim.equal][-1])
         if math.isclose(last_amount, other_amount, rel_tol=AMOUNT_TOLERANCE):
-            other = measured.estimate(against, metadata, bins=bins, documents=documents)
-    return None if other is None else estimate - other
+            other_bits = measured.estimate(against, metadata, bins=bins, documents=documents)
+    return None if other_bits is None else bits - other_bits
 
 
 def compute_simultaneous_interval(claim: Claim) -> Interval:
-    """Returns the interval that holds for all claims at once, with the difference's own sign."""
+    """Returns the interval that holds for all claims at once, in the claim's unit."""
     return claim.unit.convert_to_unit(Interval(claim.low, claim.high)).interval
 
 
 def is_over_hosts(claim: Claim) -> bool:
-    """Whether hosts are the units of a claim decided with `cluster: host`.
+    """Whether the error of a claim decided with `cluster: host` is over hosts.
 
-    They are not for a task whose questions have no known host.
+    It is over questions for a task whose questions have no known host.
     """
     return claim.task is None or claim.task.unit == HOST
 
 
 def compute_design_effect(effect: Estimate, by_host: Estimate) -> float | None:
-    """Returns the design effect of clustering by host.
+    """Computes the design effect of clustering by host (Kish 1965).
 
-    It is the variance over hosts divided by the variance over documents (Kish 1965); None if the
-    effect has no error over documents.
+    Returns:
+        The variance over hosts divided by the variance over documents; None if the effect has no
+        error over documents.
     """
     if not effect.document_error:
         return None

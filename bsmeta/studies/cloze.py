@@ -1,4 +1,4 @@
-"""Makes tasks for lm-evaluation-harness of held-out pages: no network, no labels, four choices.
+"""Makes tasks for lm-evaluation-harness from held-out pages: no network, no labels, four choices.
 
 | task | a question shows | and asks |
 |---|---|---|
@@ -10,10 +10,10 @@
 The answers of the last two are metadata. A model that was trained with titles or URLs was given
 these answers, so the two tasks measure knowledge of metadata, not of language.
 
-The word is the last thing that a question of `bsmeta_word` needs: the context ends before it, and
-the choices are words alone, as in LAMBADA (Paperno et al. 2016). A causal model cannot read the
-text after a blank. Scoring each word with the rest of its sentence would let it, but most bytes of
-the answer would then be the same in all choices, and bits per byte would measure the sentence.
+In `bsmeta_word` the context ends before the word, and the choices are single words, as in LAMBADA
+(Paperno et al. 2016), because a causal model cannot read the text after a gap. If each choice
+included the rest of the sentence, most bytes of the answer would be the same in all choices, and
+bits per byte would measure the sentence.
 
 A question of the last three shows about 150 to 180 characters on one line, so that five examples
 and the question fit in 512 tokens of three characters.
@@ -59,11 +59,11 @@ MIN_BEGINNING_CHARS = 60
 MAX_TITLE_CHARS = 60
 """Maximum number of characters of a title."""
 
-_CANDIDATE = re.compile(r"(?<= )[a-z]{5,14}(?=[ .,;:!?])")
+_CANDIDATE_WORD = re.compile(r"(?<= )[a-z]{5,14}(?=[ .,;:!?])")
 _SEPARATOR = re.compile(r" [—–|·:-] |: ")
 """Between the title of a page and the name of its site."""
 _MAX_PAGE_SHARE = 0.1
-"""Share of the pages beyond which a word is not a content word, but a word like `which`."""
+"""Share of the pages above which a word is taken for a function word, such as `which`."""
 
 Question = dict[str, Any]
 
@@ -73,9 +73,11 @@ class Page:
     """A held-out page.
 
     Attributes:
+        url: Empty if unknown.
         host: The host, as in the sites of a study's report; empty if unknown.
         title: Empty if unknown.
-        line: The text with each run of white space as one blank.
+        text: The text as in the file.
+        line: The text with each run of white space replaced by one blank.
     """
 
     url: str
@@ -89,11 +91,12 @@ def write_tasks(config: DataConfig, folder: Path, names: Sequence[str], shots: i
     """Writes tasks and their questions, made from `validation_file`, to a folder.
 
     Args:
+        config: The data of a run, with `validation_file`.
         names: Keys of `QUESTIONS`.
         shots: Maximum number of examples before a question.
 
     Raises:
-        DataError: If too few pages are long enough, or have what the task asks for.
+        DataError: If too few pages are long enough, or have the title or host that a task needs.
     """
     pages, source = read_pages(config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +117,11 @@ def write_tasks(config: DataConfig, folder: Path, names: Sequence[str], shots: i
 
 
 def _make_harness_settings(name: str, questions: Path) -> dict[str, Any]:
-    """Returns the file of a task, in the form of lm-evaluation-harness."""
+    """Returns the content of a task file of lm-evaluation-harness.
+
+    Args:
+        questions: The file of the questions.
+    """
     return {
         "task": name,
         "dataset_path": "json",
@@ -131,9 +138,9 @@ def _make_harness_settings(name: str, questions: Path) -> dict[str, Any]:
 
 
 def read_pages(config: DataConfig) -> tuple[list[Page], str]:
-    """Reads the pages of `validation_file` without duplicates; also returns the name of the file.
+    """Reads the pages of `validation_file` without duplicates; also returns the path of the file.
 
-    They do not depend on the metadata of the run, so that all arms answer the same questions.
+    The pages do not depend on the metadata of the run, so that all arms answer the same questions.
     """
     metadata = MetadataConfig(metadata_list=["title"])
     documents = HeldOutDocuments(
@@ -152,65 +159,83 @@ def read_pages(config: DataConfig) -> tuple[list[Page], str]:
 
 def ask_continuations(pages: Sequence[Page]) -> Iterator[Question]:
     """Asks which text follows the beginning of a page."""
-    halves: list[tuple[Page, str, str]] = []
+    split_pages: list[tuple[Page, str, str]] = []
     for page in pages:
-        beginning, following = _split_text(page.text)
-        if following:
-            halves.append((page, beginning, following))
-    all_following = sorted({following for _, _, following in halves})
-    if len(all_following) < NUM_CHOICES:
+        beginning, continuation = _split_text(page.text)
+        if continuation:
+            split_pages.append((page, beginning, continuation))
+    continuations = sorted({continuation for _, _, continuation in split_pages})
+    if len(continuations) < NUM_CHOICES:
         return
 
-    for page, beginning, following in halves:
+    for page, beginning, continuation in split_pages:
         rng = random.Random(derive_seed("cloze", page.url, beginning))
-        others = [text for text in all_following if text != following]
-        yield _make_question(page, beginning, following, rng.sample(others, NUM_CHOICES - 1), rng)
+        others = [other for other in continuations if other != continuation]
+        wrong = rng.sample(others, NUM_CHOICES - 1)
+        yield _make_question(page, beginning, continuation, wrong, rng)
 
 
 def _split_text(text: str) -> tuple[str, str]:
-    """Returns the beginning of a text and the text after it, cut before blanks.
+    """Returns the beginning of a text and its continuation, both cut before blanks.
 
     Both are empty if the text is too short.
     """
-    first = text.find(" ", CONTEXT_CHARS)
-    second = text.find(" ", first + CONTINUATION_CHARS)
+    context_end = text.find(" ", CONTEXT_CHARS)
+    end = text.find(" ", context_end + CONTINUATION_CHARS)
     # A text without blanks, such as one in Chinese, would be shown far beyond the limits.
-    if first < 0 or second < 0 or second > CONTEXT_CHARS + 3 * CONTINUATION_CHARS:
+    if context_end < 0 or end < 0 or end > CONTEXT_CHARS + 3 * CONTINUATION_CHARS:
         return "", ""
-    return text[:first], text[first:second]
+    return text[:context_end], text[context_end:end]
 
 
 def ask_words(pages: Sequence[Page]) -> Iterator[Question]:
-    """Asks which content word comes next: that word, or three like it that the page does not have.
+    """Asks which content word comes next; the wrong choices are words that the page does not have.
 
-    Words are alike if their lengths, and the numbers of pages that have them, are almost the same
-    (by powers of two), so that neither length nor frequency gives the answer away. In such a class,
-    a word that is on more pages is more often the answer, so it is drawn more often as well.
+    All choices have about the same length and are on about as many pages (within a factor of two),
+    so that neither length nor frequency gives the answer away. Among such words, the answer is more
+    often one on more pages, so these are drawn more often as wrong choices, too.
     """
     page_counts: Counter[str] = Counter()
     for page in pages:
-        page_counts.update(set(_CANDIDATE.findall(page.line)))
+        page_counts.update(set(_CANDIDATE_WORD.findall(page.line)))
     words_by_class = _group_content_words(page_counts, len(pages))
 
     for page in pages:
-        rng = random.Random(derive_seed("word", page.url, page.line))
-        positions = _find_first_positions(page.line)
-        for word in rng.sample(sorted(positions), len(positions)):
-            text_before = _cut_text_before(page.line, positions[word])
-            others = words_by_class[_classify_word(word, page_counts[word])]
-            if word in text_before or word not in others:
-                continue  # it could be copied, or is no content word
-            others = [other for other in others if other not in page.line]
-            if len(others) >= NUM_CHOICES - 1:
-                wrong = [f" {other}" for other in _draw_weighted(others, page_counts, rng)]
-                yield _make_question(page, text_before, f" {word}", wrong, rng)
-                break
+        question = _ask_word(page, page_counts, words_by_class)
+        if question is not None:
+            yield question
+
+
+def _ask_word(
+    page: Page,
+    page_counts: Mapping[str, int],
+    words_by_class: Mapping[tuple[int, int], Sequence[str]],
+) -> Question | None:
+    """Asks for a random content word of a page; None if the page has no suitable one.
+
+    Args:
+        page_counts: Number of pages that have each word.
+        words_by_class: The result of `_group_content_words`.
+    """
+    rng = random.Random(derive_seed("word", page.url, page.line))
+    positions = _find_first_positions(page.line)
+    for word in rng.sample(sorted(positions), len(positions)):
+        text_before = _cut_text_before(page.line, positions[word])
+        similar_words = words_by_class.get(_classify_word(word, page_counts[word]), ())
+        if word in text_before or word not in similar_words:
+            continue  # it could be copied, or is no content word
+
+        others = [other for other in similar_words if other not in page.line]
+        if len(others) >= NUM_CHOICES - 1:
+            wrong = [f" {other}" for other in _draw_wrong_words(others, page_counts, rng)]
+            return _make_question(page, text_before, f" {word}", wrong, rng)
+    return None
 
 
 def _group_content_words(
     page_counts: Mapping[str, int], num_pages: int
-) -> defaultdict[tuple[int, int], list[str]]:
-    """Groups the words that few pages have by length and frequency.
+) -> dict[tuple[int, int], list[str]]:
+    """Groups content words, the words of few pages, by their class (see `_classify_word`).
 
     Args:
         page_counts: Number of pages that have each word.
@@ -223,36 +248,45 @@ def _group_content_words(
 
 
 def _find_first_positions(line: str) -> dict[str, int]:
-    """Returns where each word to ask for first stands, with enough text before it."""
+    """Returns the first position of each candidate word that has enough text before it."""
     positions: dict[str, int] = {}
-    for match in _CANDIDATE.finditer(line):
+    for match in _CANDIDATE_WORD.finditer(line):
         if match.start() > MAX_CHARS_BEFORE_WORD:
             positions.setdefault(match[0], match.start())
     return positions
 
 
-def _draw_weighted(
-    words: Sequence[str], weights: Mapping[str, int], rng: random.Random
+def _draw_wrong_words(
+    words: Sequence[str], page_counts: Mapping[str, int], rng: random.Random
 ) -> list[str]:
-    """Draws words without replacement, with weights (Efraimidis and Spirakis 2006)."""
-    keys = {word: rng.random() ** (1 / weights[word]) for word in words}
-    return sorted(words, key=lambda word: keys[word])[-(NUM_CHOICES - 1) :]
+    """Draws words without replacement, with the number of their pages as weights.
+
+    The method is from Efraimidis and Spirakis (2006).
+    """
+    ranks = {word: rng.random() ** (1 / page_counts[word]) for word in words}
+    return sorted(words, key=lambda word: ranks[word])[-(NUM_CHOICES - 1) :]
 
 
-def _classify_word(word: str, pages: int) -> tuple[int, int]:
-    """Returns the class of words of about the same length and frequency (within a factor of 2)."""
-    return (len(word) + 1) // 2, pages.bit_length()
+def _classify_word(word: str, num_pages: int) -> tuple[int, int]:
+    """Returns the class of words of about the same length and frequency.
+
+    Args:
+        num_pages: Number of pages that have the word; equal within a factor of 2 in a class.
+    """
+    return (len(word) + 1) // 2, num_pages.bit_length()
 
 
-def _cut_text_before(line: str, end: int) -> str:
-    """Returns whole words of the text before a word, without the blank at the end."""
-    return line[line.find(" ", end - 1 - MAX_CHARS_BEFORE_WORD) + 1 : end - 1]
+def _cut_text_before(line: str, word_start: int) -> str:
+    """Returns the last whole words of the text before a word, without the blank at the end."""
+    end = word_start - 1
+    start = line.find(" ", end - MAX_CHARS_BEFORE_WORD) + 1
+    return line[start:end]
 
 
 def ask_titles(pages: Sequence[Page]) -> Iterator[Question]:
-    """Asks which title belongs to a page, among the titles of its host if there are enough.
+    """Asks which title belongs to a page; the choices are titles of its host if it has enough.
 
-    Among titles of several hosts, the name of the site would be the answer.
+    Among titles of several hosts, the name of the site would give the answer away.
     """
     titles = {page: _cut_at_blank(page.title, MAX_TITLE_CHARS) for page in pages if page.title}
     titles_by_host: defaultdict[str, set[str]] = defaultdict(set)
@@ -261,25 +295,35 @@ def ask_titles(pages: Sequence[Page]) -> Iterator[Question]:
     all_titles = set(titles.values())
 
     for page, title in titles.items():
-        shown = _find_beginning(page.line, _SEPARATOR.split(title)[0])
+        beginning = _find_beginning_without(_SEPARATOR.split(title)[0], page.line)
         others = titles_by_host[page.host] - {title}
         if len(others) < NUM_CHOICES - 1:
             others = all_titles - {title}
-        if shown and len(others) >= NUM_CHOICES - 1:
+        if beginning and len(others) >= NUM_CHOICES - 1:
             rng = random.Random(derive_seed("title", page.url, page.line))
             wrong = [f" {other}" for other in rng.sample(sorted(others), NUM_CHOICES - 1)]
-            yield _make_question(page, f"{shown}\nTitle:", f" {title}", wrong, rng)
+            yield _make_question(page, f"{beginning}\nTitle:", f" {title}", wrong, rng)
 
 
-def _find_beginning(line: str, left_out: str) -> str:
-    """Returns the first text of a page without these words, which could be copied; "" if none."""
+def _find_beginning_without(answer: str, line: str) -> str:
+    """Returns the first long enough part of a page without the answer, which could be copied.
+
+    Returns "" if there is none.
+    """
     start = 0
-    while len(shown := _cut_at_blank(line[start:], MAX_BEGINNING_CHARS)) >= MIN_BEGINNING_CHARS:
-        position = shown.lower().find(left_out.lower())
+    while True:
+        beginning = _cut_at_blank(line[start:], MAX_BEGINNING_CHARS)
+        if len(beginning) < MIN_BEGINNING_CHARS:
+            return ""
+
+        position = beginning.lower().find(answer.lower())
         if position < 0:
-            return shown
-        start = line.find(" ", start + position + len(left_out)) + 1 or len(line)
-    return ""
+            return beginning
+
+        blank = line.find(" ", start + position + len(answer))
+        if blank < 0:
+            return ""
+        start = blank + 1
 
 
 def ask_sites(pages: Sequence[Page]) -> Iterator[Question]:
@@ -287,17 +331,18 @@ def ask_sites(pages: Sequence[Page]) -> Iterator[Question]:
     hosts = sorted({page.host for page in pages if page.host})
     if len(hosts) < NUM_CHOICES:
         return
+
     for page in pages:
-        shown = _find_beginning(page.line, page.host) if page.host else ""
-        if shown:
+        beginning = _find_beginning_without(page.host, page.line) if page.host else ""
+        if beginning:
             rng = random.Random(derive_seed("site", page.url, page.line))
             others = [host for host in hosts if host != page.host]
             wrong = [f" {other}" for other in rng.sample(others, NUM_CHOICES - 1)]
-            yield _make_question(page, f"{shown}\nSite:", f" {page.host}", wrong, rng)
+            yield _make_question(page, f"{beginning}\nSite:", f" {page.host}", wrong, rng)
 
 
 def _cut_at_blank(text: str, limit: int) -> str:
-    """Cuts a text to a number of characters, at a blank if there is one."""
+    """Cuts a text to at most `limit` characters, at a blank if there is one."""
     if len(text) <= limit:
         return text
     return text[:limit].rsplit(" ", 1)[0]
@@ -306,8 +351,9 @@ def _cut_at_blank(text: str, limit: int) -> str:
 def _make_question(
     page: Page, beginning: str, right: str, wrong: Sequence[str], rng: random.Random
 ) -> Question:
+    """Returns a question whose choices have the right answer at a random position."""
     answer = rng.randrange(NUM_CHOICES)
-    choices = [*wrong]
+    choices = list(wrong)
     choices.insert(answer, right)
     return {
         "url": page.url,
@@ -319,14 +365,14 @@ def _make_question(
 
 
 def _drop_repeats(questions: Iterator[Question]) -> Iterator[Question]:
-    """Yields the first of the questions that show the same text.
+    """Yields only the first of the questions that show the same text.
 
-    So no example shows the text of the question that it stands before.
+    Otherwise an example could show the text of the question that follows it.
     """
-    seen = set()
+    seen_texts = set()
     for question in questions:
-        if question["beginning"] not in seen:
-            seen.add(question["beginning"])
+        if question["beginning"] not in seen_texts:
+            seen_texts.add(question["beginning"])
             yield question
 
 

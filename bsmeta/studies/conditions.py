@@ -1,8 +1,8 @@
-"""Machines and order as other explanations of a study's differences.
+"""Tests whether machines or the order of training explain differences between seeds.
 
 A seed's value of a difference should not depend on the machine that trained the seed, nor on when
 it was trained. Where it does, something besides the seed differs between the runs, and the interval
-over seeds, which takes them for draws of one population, is too narrow.
+over seeds, which assumes that they are draws from one population, is too narrow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bsmeta.report.cells import Cell
 from bsmeta.report.inference import ALPHA
 from bsmeta.report.page import Column, Table
 from bsmeta.studies.config import WITHOUT
-from bsmeta.studies.statistics import Measured
+from bsmeta.studies.statistics import StudyMeasurements
 
 MACHINE = "machine"
 PROCESSOR = "processor"
@@ -38,9 +38,9 @@ class Association:
     Attributes:
         name: The claim, or the arm compared with the baseline.
         factor: `machine`, `processor`, or `order` (halves of the seeds by their start).
-        means: By group of seeds: the mean of the difference, in bits per byte where `name` names
-            no other unit.
-        counts: By group: its number of seeds.
+        means: The mean difference of each group of seeds, in bits per byte unless `name` contains
+            another unit.
+        counts: The number of seeds of each group.
         p_value: P-value of the permutation test over seeds; None if there are too few for 5%.
     """
 
@@ -52,15 +52,17 @@ class Association:
 
 
 def test_associations(
-    measured: Measured, differences: Mapping[str, np.ndarray]
+    measured: StudyMeasurements, differences: Mapping[str, np.ndarray]
 ) -> list[Association]:
     """Tests each difference against machine, processor and order of the seeds.
 
     Args:
-        differences: By name: float64 [seeds], as `measured.seeds`.
+        differences: The values of each difference by name, float64 [seeds], in the order of
+            `measured.seeds`.
 
     Returns:
-        One per difference and factor that divides the seeds; none if nothing was recorded.
+        A test for each difference and each factor that divides the seeds; none if machines and
+        times were not recorded.
     """
     factors = list(_list_factors(measured))
     tests = []
@@ -70,43 +72,44 @@ def test_associations(
     return tests
 
 
-def compute_arm_differences(measured: Measured, baseline: str) -> dict[str, np.ndarray]:
-    """Returns each arm's difference to the baseline: last bits per byte, without metadata.
+def compute_arm_differences(measured: StudyMeasurements, baseline: str) -> dict[str, np.ndarray]:
+    """Computes each arm's difference to the baseline at the last checkpoint, without metadata.
 
     Returns:
-        By arm: float64 [seeds].
+        The differences by arm, in bits per byte: float64 [seeds].
     """
-    base = measured.estimate(baseline, WITHOUT).seeds
+    baseline_values = measured.estimate(baseline, WITHOUT).seeds
     return {
-        arm: measured.estimate(arm, WITHOUT).seeds - base
+        arm: measured.estimate(arm, WITHOUT).seeds - baseline_values
         for arm in measured.arms
         if arm != baseline
     }
 
 
 def compute_permutation_p_value(groups: Sequence[np.ndarray]) -> float | None:
-    """Returns the p-value of the hypothesis that groups of values are draws of one population.
+    """Computes the p-value of the hypothesis that all groups are drawn from one population.
 
-    The statistic is the sum of squares between groups; all divisions of the values into such groups
-    are tried, or 9,999 of them at random (with a fixed seed) where there are more.
+    The statistic is the sum of squares between groups. All partitions of the values into groups of
+    these sizes are tried, or 9,999 random ones (with a fixed seed) if there are more.
 
     Returns:
-        None if no division could have a p-value of at most 5%.
+        The p-value; None if no partition could have one of at most 5%.
     """
     sizes = [len(group) for group in groups]
-    divisions = math.factorial(sum(sizes)) // math.prod(map(math.factorial, sizes))
-    # Divisions that differ only by an exchange of groups of equal size have the same statistic.
-    equal_divisions = math.prod(math.factorial(sizes.count(size)) for size in set(sizes))
-    if len(groups) < 2 or equal_divisions / divisions > ALPHA:
+    permutations_within = math.prod(math.factorial(size) for size in sizes)
+    partitions = math.factorial(sum(sizes)) // permutations_within
+    # Partitions that differ only by an exchange of groups of equal size have the same statistic.
+    equal_partitions = math.prod(math.factorial(sizes.count(size)) for size in set(sizes))
+    if len(groups) < 2 or equal_partitions / partitions > ALPHA:
         return None
 
-    def squares_between(*samples: np.ndarray) -> float:
+    def sum_squares_between(*samples: np.ndarray) -> float:
         center = np.concatenate(samples).mean()
         return float(sum(len(sample) * (sample.mean() - center) ** 2 for sample in samples))
 
     test = permutation_test(
         groups,
-        squares_between,
+        sum_squares_between,
         vectorized=False,
         n_resamples=_RESAMPLES,
         alternative="greater",
@@ -116,7 +119,7 @@ def compute_permutation_p_value(groups: Sequence[np.ndarray]) -> float | None:
 
 
 def make_condition_table(tests: Sequence[Association]) -> Table:
-    """Makes a table with one row per difference and factor."""
+    """Makes the table of the tests, with one row per difference and factor."""
     note = (
         "Mean difference, in bits per byte where no other unit is named, over the seeds of each "
         "machine, of each model of processor, and of the first and the second half of the seeds by "
@@ -140,8 +143,8 @@ def make_condition_table(tests: Sequence[Association]) -> Table:
     return table
 
 
-def list_condition_notes(measured: Measured, tests: Sequence[Association]) -> list[str]:
-    """Notes differences that depend on machine or order, and seeds of several machines."""
+def list_condition_notes(measured: StudyMeasurements, tests: Sequence[Association]) -> list[str]:
+    """Writes notes on differences that depend on a factor, and on runs made differently."""
     notes = [
         f"{test.name}: the difference depends on the {test.factor} of the seeds "
         f"(p = {test.p_value:.2g}; of the {len(tests)} tests, one in 20 comes out so by "
@@ -161,22 +164,24 @@ def list_condition_notes(measured: Measured, tests: Sequence[Association]) -> li
             f"The arms of seed{plural} {', '.join(divided_seeds)} were trained on different "
             "machines: a difference between them may be one of machines."
         )
-    return [*notes, *_list_source_notes(measured)]
+    return [*notes, *_list_code_notes(measured)]
 
 
-def describe_missing_records(measured: Measured) -> list[str]:
-    """Returns a sentence about runs whose machine and times are not recorded, if there are any."""
-    starts = _list_starts_of_runs(measured)
-    count = sum(not starts_of_run for starts_of_run in starts.values())
+def describe_missing_records(measured: StudyMeasurements) -> list[str]:
+    """Returns a sentence about runs without a record of machine and times; [] if all have one."""
+    starts_by_run = _list_starts_of_runs(measured)
+    count = sum(not starts for starts in starts_by_run.values())
     if not count:
         return []
+
     return [
-        f"Machine and times of {count:,} of {len(starts):,} runs are not recorded (measurements "
-        "that are older than the record), so no difference is tested against machine or order."
+        f"Machine and times of {count:,} of {len(starts_by_run):,} runs are not recorded "
+        "(measurements that are older than the record), so no difference is tested against machine "
+        "or order."
     ]
 
 
-def _list_factors(measured: Measured) -> Iterator[tuple[str, list[str]]]:
+def _list_factors(measured: StudyMeasurements) -> Iterator[tuple[str, list[str]]]:
     """Yields each factor that divides the seeds, with the group of each seed."""
     if describe_missing_records(measured):
         return
@@ -197,54 +202,61 @@ def _list_factors(measured: Measured) -> Iterator[tuple[str, list[str]]]:
 
 
 def _test_factor(name: str, factor: str, groups: Sequence[str], values: np.ndarray) -> Association:
+    """Tests a difference against a factor.
+
+    Args:
+        groups: The group of each seed.
+        values: The difference of each seed, float64 [seeds].
+    """
     samples: dict[str, np.ndarray] = {}
     for group in sorted(set(groups)):
-        is_in_group = [other == group for other in groups]
+        is_in_group = [seed_group == group for seed_group in groups]
         samples[group] = values[is_in_group]
     return Association(
         name,
         factor,
-        {group: float(sample.mean()) for group, sample in samples.items()},
-        {group: len(sample) for group, sample in samples.items()},
-        compute_permutation_p_value(list(samples.values())),
+        means={group: float(sample.mean()) for group, sample in samples.items()},
+        counts={group: len(sample) for group, sample in samples.items()},
+        p_value=compute_permutation_p_value(list(samples.values())),
     )
 
 
-def _list_starts(measured: Measured, arm: str, seed: int) -> list[dict[str, Any]]:
-    """Returns the record of each start of a run; none in older measurements."""
+def _list_starts(measured: StudyMeasurements, arm: str, seed: int) -> list[dict[str, Any]]:
+    """Returns the record of each start of a run; [] for measurements older than the record."""
     starts = measured.find_run(arm, seed).facts.get("trained") or []
-    return [start for start in starts if _is_recorded(start)]
+    return [start for start in starts if _is_complete(start)]
 
 
-def _is_recorded(start: Mapping[str, Any]) -> bool:
+def _is_complete(start: Mapping[str, Any]) -> bool:
+    """Whether the record of a start has the machine, the processor and the time."""
     return all(start.get(name) for name in (MACHINE, PROCESSOR, "started"))
 
 
-def _list_starts_of_runs(measured: Measured) -> dict[str, list[dict[str, Any]]]:
-    """Returns the starts of all runs, by the name of the run."""
-    starts = {}
+def _list_starts_of_runs(measured: StudyMeasurements) -> dict[str, list[dict[str, Any]]]:
+    """Returns the records of the starts of all runs, by the name of the run."""
+    starts_by_run = {}
     for arm in measured.arms:
         for seed in measured.seeds:
-            starts[f"{arm} seed {seed}"] = _list_starts(measured, arm, seed)
-    return starts
+            starts_by_run[f"{arm} seed {seed}"] = _list_starts(measured, arm, seed)
+    return starts_by_run
 
 
-def _name_machines_of_run(measured: Measured, arm: str, seed: int) -> str | None:
+def _name_machines_of_run(measured: StudyMeasurements, arm: str, seed: int) -> str | None:
     """Returns the machines that a run was trained on, joined; None if unknown."""
     machines = {start["machine"] for start in _list_starts(measured, arm, seed)}
     return "+".join(sorted(machines)) or None
 
 
-def _name_group_of_seed(measured: Measured, seed: int, factor: str) -> str:
-    """Returns the machines or processors of all arms of a seed, joined."""
+def _name_group_of_seed(measured: StudyMeasurements, seed: int, factor: str) -> str:
+    """Returns the machines or processors that trained the arms of a seed, joined."""
     names: set[str] = set()
     for arm in measured.arms:
         names.update(start[factor] for start in _list_starts(measured, arm, seed))
     return "+".join(sorted(names))
 
 
-def _list_source_notes(measured: Measured) -> Iterator[str]:
-    """Yields notes on runs of different or unknown commits of the code."""
+def _list_code_notes(measured: StudyMeasurements) -> Iterator[str]:
+    """Yields notes on runs of several commits, or with uncommitted changes of the code."""
     commits: set[str] = set()
     changed_runs = 0
     for starts in _list_starts_of_runs(measured).values():

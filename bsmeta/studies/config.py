@@ -1,4 +1,4 @@
-"""Schema of a study: arms × seeds, measurements, and the claims that are tested."""
+"""Defines and checks the file of a study: arms × seeds, measurements, and the tested claims."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class ClaimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig:
-    """How each checkpoint is measured: on the same bytes for all arms."""
+    """Settings of the measurements, which are on the same bytes for all arms."""
 
     validation_file: str | None = key(
         None,
@@ -252,7 +252,7 @@ def load_study(path: Path) -> StudyConfig:
     """Reads the file of a study.
 
     Raises:
-        ConfigurationError: If it cannot be read or does not fit; lists all problems.
+        ConfigurationError: If it cannot be read or is invalid; lists all problems.
     """
     try:
         content = parse_yaml(path.read_text(encoding="utf-8")) or {}
@@ -277,9 +277,10 @@ def load_study(path: Path) -> StudyConfig:
 
 
 def _escape_overrides(values: Any) -> Any:
-    """Escapes the interpolations in overrides, so that the runs resolve them."""
+    """Escapes the interpolations in overrides, which the runs resolve, not the study's file."""
     if not isinstance(values, dict):
         return values
+
     escaped = {}
     for name, value in values.items():
         if name == "overrides" and isinstance(value, list):
@@ -290,29 +291,40 @@ def _escape_overrides(values: Any) -> Any:
 
 
 def _find_shape_problems(section: Any, prefix: str = "") -> Iterator[str]:
-    """Yields a problem for each value of a wrong shape: OmegaConf checks no interpolated ones."""
+    """Yields a problem for each list or mapping in place of a single value, and vice versa.
+
+    OmegaConf checks this, too, but not for interpolated values.
+
+    Args:
+        prefix: Begins the names of the section's keys.
+    """
     types = get_type_hints(type(section))
     for field_ in fields(section):
         name = f"{prefix}{field_.name}"
         value = getattr(section, field_.name)
         field_type = types[field_.name]
-        shape = get_origin(field_type)
+        container = get_origin(field_type)
         if is_dataclass(value):
             yield from _find_shape_problems(value, f"{name}.")
-        elif shape is dict and isinstance(value, dict):
+        elif container is dict and isinstance(value, dict):
             _, entry_type = get_args(field_type)
             yield from _find_shape_problems_of_entries(value, entry_type, name)
-        elif shape is list and isinstance(value, list):
+        elif container is list and isinstance(value, list):
             if not all(isinstance(entry, int | float | str) for entry in value):
                 yield f"{name}={value}: expected a list of numbers or texts"
-        elif shape in (dict, list) or isinstance(value, dict | list):
-            expected = {dict: "a mapping", list: "a list"}.get(shape, "a single value")
+        elif container in (dict, list) or isinstance(value, dict | list):
+            expected = {dict: "a mapping", list: "a list"}.get(container, "a single value")
             yield f"{name}={value}: expected {expected}"
 
 
 def _find_shape_problems_of_entries(
     entries: dict[str, Any], entry_type: type, name: str
 ) -> Iterator[str]:
+    """Yields the problems of the entries of a mapping, such as `arms`.
+
+    Args:
+        name: The key of the mapping.
+    """
     for entry_name, entry in entries.items():
         if not isinstance(entry, entry_type):
             expected = "its keys" if is_dataclass(entry_type) else "a text"
@@ -322,6 +334,7 @@ def _find_shape_problems_of_entries(
 
 
 def _find_problems(study: StudyConfig) -> Iterator[str]:
+    """Yields the problems of a study whose values have the right types."""
     yield from list_bound_lines(study)
     for problem in find_address_problems(study):
         yield f"{problem.key}={problem.found}: expected {problem.expected}; {problem.fix}"
@@ -331,28 +344,34 @@ def _find_problems(study: StudyConfig) -> Iterator[str]:
     if len(set(study.seeds)) < len(study.seeds):
         yield f"seeds={study.seeds}: expected different ones"
 
-    if study.measure.combinations and not study.measure.each_type:
-        yield "measure.combinations: expected none, or measure.each_type=true"
-    positions = list(study.measure.position_edges)
-    if positions[:1] != [0] or positions != sorted(set(positions)):
-        yield f"measure.position_edges={positions}: expected rising numbers that begin with 0"
-    lengths = list(study.measure.length_edges)
-    if lengths != sorted(set(lengths)):
-        yield f"measure.length_edges={lengths}: expected rising numbers"
-
+    yield from _find_problems_of_measurements(study.measure)
     tasks = study.downstream.tasks
     unknown = sorted(set(study.downstream.prompts) - set(tasks))
     if unknown:
         yield f"downstream.prompts: {', '.join(unknown)}; expected some of tasks {tasks}"
+
     yield from _find_problems_of_arms(study)
     yield from _find_problems_of_scored_arms(study)
     for name, claim in study.claims.items():
-        problems = _find_problems_of_task_claim if claim.task else _find_problems_of_claim
-        for line in (*_find_problems_of_any_claim(study, claim), *problems(study, claim)):
-            yield f"claims.{name}.{line}"
+        for claim_problem in _find_problems_of_claim(study, claim):
+            yield f"claims.{name}.{claim_problem}"
+
+
+def _find_problems_of_measurements(measure: MeasureConfig) -> Iterator[str]:
+    """Yields the problems of the settings for measuring checkpoints."""
+    if measure.combinations and not measure.each_type:
+        yield "measure.combinations: expected none, or measure.each_type=true"
+
+    positions = list(measure.position_edges)
+    if positions[:1] != [0] or positions != sorted(set(positions)):
+        yield f"measure.position_edges={positions}: expected rising numbers that begin with 0"
+    lengths = list(measure.length_edges)
+    if lengths != sorted(set(lengths)):
+        yield f"measure.length_edges={lengths}: expected rising numbers"
 
 
 def _find_problems_of_arms(study: StudyConfig) -> Iterator[str]:
+    """Yields the problems of the arms, of their relations, and of the overrides of all runs."""
     arms = study.arms
     if study.baseline and study.baseline not in arms:
         yield f"baseline={study.baseline}: expected one of the arms {', '.join(arms)}"
@@ -366,10 +385,10 @@ def _find_problems_of_arms(study: StudyConfig) -> Iterator[str]:
             other = getattr(arm, relation)
             if other is not None and (other not in arms or other == name):
                 yield f"arms.{name}.{relation}={other}: expected another of the arms"
-        if arm.text_tokens_of is not None and (
-            name == study.baseline or arms.get(arm.text_tokens_of, arm).text_tokens_of is not None
-        ):
-            yield f"arms.{name}.text_tokens_of: expected an arm that is trained before it"
+        if arm.text_tokens_of is not None:
+            reference = arms.get(arm.text_tokens_of, arm)
+            if name == study.baseline or reference.text_tokens_of is not None:
+                yield f"arms.{name}.text_tokens_of: expected an arm that is trained before it"
         yield from _find_problems_of_branch(study, name)
 
     for override in overrides:
@@ -378,35 +397,39 @@ def _find_problems_of_arms(study: StudyConfig) -> Iterator[str]:
 
 
 def _find_problems_of_branch(study: StudyConfig, name: str) -> Iterator[str]:
-    """Yields the reasons why an arm cannot branch from another."""
+    """Yields the problems of an arm's `branch_of`, `branch_at` and `decay_steps`."""
     arm = study.arms[name]
     if arm.branch_of is None:
         for key_name in ("branch_at", "decay_steps"):
             if getattr(arm, key_name) is not None:
                 yield f"arms.{name}.{key_name}: expected branch_of, the arm that it branches from"
         return
+
     for key_name in ("branch_at", "decay_steps"):
         if getattr(arm, key_name) is None:
             yield f"arms.{name}.{key_name} is missing, because branch_of is set"
-    stable = study.arms.get(arm.branch_of)
-    if stable is None or arm.branch_of == name:
+
+    trunk = study.arms.get(arm.branch_of)
+    if trunk is None or arm.branch_of == name:
         yield f"arms.{name}.branch_of={arm.branch_of}: expected another of the arms"
-    elif stable.branch_of is not None:
+    elif trunk.branch_of is not None:
         yield f"arms.{name}.branch_of={arm.branch_of}: expected an arm that is no branch itself"
     if arm.text_tokens_of is not None:
         yield f"arms.{name}.text_tokens_of: expected none, because decay_steps sets the length"
 
 
 def _find_problems_of_scored_arms(study: StudyConfig) -> Iterator[str]:
-    scored = study.downstream.arms
-    for name in scored:
+    """Yields the problems of `downstream.arms`."""
+    scored_arms = study.downstream.arms
+    for name in scored_arms:
         if name not in study.arms:
             yield f"downstream.arms: {name}: expected some of the arms {', '.join(study.arms)}"
-    if scored and study.baseline not in scored:
-        yield f"downstream.arms={scored}: expected the baseline {study.baseline} among them"
+    if scored_arms and study.baseline not in scored_arms:
+        yield f"downstream.arms={scored_arms}: expected the baseline {study.baseline} among them"
 
 
-def _find_problems_of_any_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
+def _find_problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
+    """Yields the problems of a claim, each beginning with the key without `claims.NAME.`."""
     for name in ("label", "smallest_difference"):
         if not getattr(claim, name):
             yield f"{name} is missing"
@@ -415,8 +438,14 @@ def _find_problems_of_any_claim(study: StudyConfig, claim: ClaimConfig) -> Itera
     if claim.against and claim.against not in study.arms:
         yield f"against={claim.against}: expected one of the arms {', '.join(study.arms)}"
 
+    if claim.task:
+        yield from _find_problems_of_task_claim(study, claim)
+    else:
+        yield from _find_problems_of_text_claim(study, claim)
 
-def _find_problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
+
+def _find_problems_of_text_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
+    """Yields the problems of a claim about held-out text."""
     for name in _list_changed_keys(claim, TASK_KEYS):
         value = getattr(claim, name)
         yield f"{name}={value}: expected a claim with task; add it, or leave it out"
@@ -434,6 +463,7 @@ def _find_problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[
         types = getattr(claim, name)
         if types in (WITHOUT, WITH):
             continue
+
         if "+" in types and types not in study.measure.combinations:
             yield f"{name}={types}: expected without, with, a type or one of measure.combinations"
         elif "+" not in types and not study.measure.each_type:
@@ -443,12 +473,14 @@ def _find_problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[
 
     edges = study.measure.position_edges
     for name in ("bytes", "minus_bytes"):
-        part = getattr(claim, name)
-        if len(part) > 2 or part != sorted(set(part)) or not set(part) <= set(edges):
-            yield f"{name}={part}: expected one or two rising numbers of {list(edges)}"
+        byte_range = getattr(claim, name)
+        is_rising = byte_range == sorted(set(byte_range))
+        if len(byte_range) > 2 or not is_rising or not set(byte_range) <= set(edges):
+            yield f"{name}={byte_range}: expected one or two rising numbers of {list(edges)}"
 
 
 def _find_problems_of_task_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
+    """Yields the problems of a claim about a downstream task."""
     task = claim.task
     text_keys = [
         field_.name for field_ in fields(claim) if field_.name not in (*TASK_KEYS, *_SHARED_KEYS)
@@ -487,6 +519,6 @@ def _find_problems_of_task_claim(study: StudyConfig, claim: ClaimConfig) -> Iter
 
 
 def _list_changed_keys(claim: ClaimConfig, names: Sequence[str]) -> list[str]:
-    """Returns the keys of a claim, among these, that differ from their defaults."""
-    default = ClaimConfig()
-    return [name for name in names if getattr(claim, name) != getattr(default, name)]
+    """Lists the keys of a claim, among `names`, that differ from their defaults."""
+    defaults = ClaimConfig()
+    return [name for name in names if getattr(claim, name) != getattr(defaults, name)]

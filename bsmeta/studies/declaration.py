@@ -1,9 +1,9 @@
-"""The declaration of a study: its claims, seeds and arms before its first run.
+"""Declares a study: its claims, seeds and arms before its first run.
 
-`study.json` is written before the first run and lies beside the measurements. From then on it is
-the only source of the seeds, arms and claims that a verdict needs: a seed that is removed from the
-study's file afterward, because of its result, still counts, and as long as it is not measured,
-every claim is open. Arms and seeds may be added, which the report says.
+`study.json` is written before the first run and lies beside the measurements. From then on,
+verdicts read seeds, arms and claims only from it. A seed that is later removed from the study's
+file, perhaps because of its result, still counts: until it is measured, every claim is open. Arms
+and seeds may be added; the report names added seeds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEYS_WITHOUT_EFFECT = ("label", "pilot_deviation", "pilot_document_error")
 """Keys of a claim that do not affect its verdict."""
 
 _VALUES_BEFORE_KEYS_EXISTED = {"cluster": DOCUMENT, "random_order": False, "downstream": None}
-"""Values of the keys that an older declaration does not have: the behavior before they existed."""
+"""Values of keys that an older declaration lacks; they keep the behavior of its time."""
 
 
 def locate_declaration(study: StudyConfig) -> Path:
@@ -43,11 +43,11 @@ def locate_declaration(study: StudyConfig) -> Path:
 
 
 def declare_study(study: StudyConfig) -> None:
-    """Writes the declaration, or compares the study with it if a run has been started.
+    """Writes the declaration of a study, unless it conflicts with an earlier one.
 
     Raises:
-        ConfigurationError: If the folder holds runs that were made with other settings, or if the
-            claims have changed since the first run was started.
+        ConfigurationError: If the earlier declaration has other settings of the runs, or if claims,
+            their unit or their tasks have changed since the first run was started.
         DataError: If the file of the declaration is damaged.
     """
     file = locate_declaration(study)
@@ -68,9 +68,9 @@ def declare_study(study: StudyConfig) -> None:
 
 
 def restore_declared_order(study: StudyConfig) -> StudyConfig:
-    """Returns the study with the declared order of runs.
+    """Returns the study with the declared order of its runs.
 
-    If it was started without a declared order, it keeps the order of its file.
+    If runs were started without a declaration, they keep the order of the study's file.
 
     Raises:
         DataError: If the file of the declaration is damaged.
@@ -83,10 +83,13 @@ def restore_declared_order(study: StudyConfig) -> StudyConfig:
     return study
 
 
-def restore_declared(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
-    """Returns the study as it was declared, and notes of the differences of its file.
+def restore_declared_study(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
+    """Returns the study as it was declared, and notes on how its file differs from that.
 
-    Seeds and arms of the file that were added after the first run stay in it; claims do not.
+    The study includes seeds and arms added to the file after the first run, but no added claims.
+
+    Raises:
+        DataError: If the file of the declaration is damaged.
     """
     declared = _read_declaration(study)
     if declared is None:
@@ -116,17 +119,18 @@ def restore_declared(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
 def _restore_claims(
     declared: Mapping[str, Mapping[str, Any]], current: Mapping[str, ClaimConfig]
 ) -> dict[str, ClaimConfig]:
-    """Returns the declared claims, with the labels of the study's file where they are the same."""
+    """Returns the declared claims, with the label of the study's file for each unchanged claim."""
     claims = {}
-    for name, declared_test in declared.items():
+    for name, declared_keys in declared.items():
         claim = current.get(name)
-        if claim is None or _select_test_keys(claim) != declared_test:
-            claim = ClaimConfig(label=name, **declared_test)
+        if claim is None or _select_test_keys(claim) != declared_keys:
+            claim = ClaimConfig(label=name, **declared_keys)
         claims[name] = claim
     return claims
 
 
 def _make_declaration(study: StudyConfig) -> dict[str, Any]:
+    """Returns the content of `study.json`, with credentials in settings redacted."""
     declaration: dict[str, Any] = redact_values(
         {
             "config": study.config,
@@ -140,7 +144,7 @@ def _make_declaration(study: StudyConfig) -> dict[str, Any]:
     return {
         **declaration,
         "seeds": study.seeds,
-        "claims": _describe_tests_of_claims(study),
+        "claims": _select_test_keys_of_claims(study),
         "downstream": _list_declared_tasks(study),
         "cluster": study.cluster,
         "random_order": study.random_order,
@@ -152,6 +156,7 @@ def _read_declaration(study: StudyConfig) -> dict[str, Any] | None:
     file = locate_declaration(study)
     if not file.exists():
         return None
+
     try:
         declared = parse_json(file.read_text(encoding="utf-8"))
         for name in ("arms", "seeds"):
@@ -164,22 +169,23 @@ def _read_declaration(study: StudyConfig) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{file}: cannot be read as the declaration of a study ({error}); restore it, "
-            "because without it nothing says what was declared before the first run"
+            "because nothing else records what was declared before the first run"
         ) from error
     return {**_VALUES_BEFORE_KEYS_EXISTED, **declared, "claims": claims}
 
 
 def _is_started(study: StudyConfig, declared: Mapping[str, Any]) -> bool:
-    """Whether there is a run of the study, of its file or of its declaration."""
+    """Whether a run of the study's file or of its declaration has been started."""
     declared_arms = {name: ArmConfig(**arm) for name, arm in declared["arms"].items()}
     seeds = list(dict.fromkeys([*study.seeds, *declared["seeds"]]))
-    joined = replace(study, arms={**declared_arms, **study.arms}, seeds=seeds)
-    return any(read_progress(joined, run).state != NOT_STARTED for run in list_runs(joined))
+    merged = replace(study, arms={**declared_arms, **study.arms}, seeds=seeds)
+    return any(read_progress(merged, run).state != NOT_STARTED for run in list_runs(merged))
 
 
 def _refuse_other_settings(
     earlier: Mapping[str, Any], current: Mapping[str, Any], file: Path
 ) -> None:
+    """Refuses a study whose runs have other settings than the earlier declaration in its folder."""
     settings = [
         (name, earlier[name], current[name])
         for name in ("config", "overrides", "curve", "measure", "baseline")
@@ -206,12 +212,13 @@ def _refuse_other_claims(
     current: Mapping[str, Mapping[str, Any]],
     file: Path,
 ) -> None:
+    """Refuses claims that differ from the declared ones."""
     changed = _list_changed_names(declared, current)
     if changed:
         raise ConfigurationError(
             f"claims: {', '.join(changed)} added, removed or changed since the first run of the "
-            f"study was started; expected those of {file}: claims are declared before there is "
-            "anything to see. Tables of the report that test no claim are exploratory; a new claim "
+            f"study was started; expected those of {file}: claims must be declared before there "
+            "are results. Tables of the report that test no claim are exploratory; a new claim "
             "needs a new study, with seeds of its own"
         )
 
@@ -219,11 +226,13 @@ def _refuse_other_claims(
 def _list_changed_names(
     declared: Mapping[str, Mapping[str, Any]], current: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
+    """Lists the names of added, removed and changed claims, sorted."""
     names = sorted(declared.keys() | current.keys())
     return [name for name in names if declared.get(name) != current.get(name)]
 
 
 def _refuse_other_cluster(declared: str, current: str, file: Path) -> None:
+    """Refuses another sampling unit than the declared one."""
     if declared != current:
         raise ConfigurationError(
             f"cluster={current}: changed since the first run of the study was started; expected "
@@ -233,19 +242,18 @@ def _refuse_other_cluster(declared: str, current: str, file: Path) -> None:
 
 
 def _list_declared_tasks(study: StudyConfig) -> dict[str, Any] | None:
-    """Returns the settings of downstream tasks, which belong to the claims about them.
-
-    None if no claim is about a task.
-    """
-    is_needed = any(claim.task for claim in study.claims.values())
-    return select_task_settings(study) if is_needed else None
+    """Returns the settings of downstream tasks; None if no claim is about a task."""
+    has_task_claims = any(claim.task for claim in study.claims.values())
+    return select_task_settings(study) if has_task_claims else None
 
 
 def _refuse_other_tasks(
     declared: Mapping[str, Any] | None, current: Mapping[str, Any] | None, file: Path
 ) -> None:
+    """Refuses settings of downstream tasks that differ from the declared ones."""
     if declared is None or current is None:  # the claims, which are the same, need none
         return
+
     differing = [
         f"downstream.{name}={current.get(name)}, expected {value}"
         for name, value in declared.items()
@@ -260,20 +268,26 @@ def _refuse_other_tasks(
 
 
 def _select_test_keys(claim: ClaimConfig) -> dict[str, Any]:
-    """Returns the keys that decide a claim's verdict: all except its words and its prediction."""
+    """Returns the keys that affect a claim's verdict: all except its label and its pilot."""
     return {
         name: value for name, value in asdict(claim).items() if name not in _KEYS_WITHOUT_EFFECT
     }
 
 
-def _describe_tests_of_claims(study: StudyConfig) -> dict[str, dict[str, Any]]:
+def _select_test_keys_of_claims(study: StudyConfig) -> dict[str, dict[str, Any]]:
     return {name: _select_test_keys(claim) for name, claim in study.claims.items()}
 
 
 def _note_removed(noun: str, declared: Iterable[Any], current: Iterable[Any]) -> list[str]:
+    """Returns a note on declared arms or seeds that the study's file lacks; [] if it has all.
+
+    Args:
+        noun: `arm` or `seed`.
+    """
     names = [str(name) for name in declared if name not in set(current)]
     if not names:
         return []
+
     plural = "s" if len(names) > 1 else ""
     return [
         f"The {noun}{plural} {', '.join(names)} {'were' if plural else 'was'} declared before the "
@@ -283,18 +297,22 @@ def _note_removed(noun: str, declared: Iterable[Any], current: Iterable[Any]) ->
 
 
 def _note_changed_claims(declared: Mapping[str, Any], study: StudyConfig) -> list[str]:
-    changed = _list_changed_names(declared, _describe_tests_of_claims(study))
+    """Returns a note on claims that differ from the declared ones; [] if none does."""
+    changed = _list_changed_names(declared, _select_test_keys_of_claims(study))
     if not changed:
         return []
+
     return [
         f"The claims of the study's file are not those that were declared ({', '.join(changed)}): "
-        "what was declared is tested, and nothing else."
+        "only the declared claims are tested."
     ]
 
 
 def _note_changed_cluster(declared: str, current: str) -> list[str]:
+    """Returns a note on another sampling unit than the declared one; [] if they are equal."""
     if declared == current:
         return []
+
     return [
         f"The study's file has cluster: {current}, the declaration has {declared}, which the "
         "verdicts follow."
@@ -302,18 +320,22 @@ def _note_changed_cluster(declared: str, current: str) -> list[str]:
 
 
 def _note_changed_tasks(declared: Mapping[str, Any] | None, study: StudyConfig) -> list[str]:
+    """Returns a note on tasks that differ from the declared ones; [] if none does."""
     if declared is None or declared == select_task_settings(study):
         return []
+
     return [
         "The tasks (downstream) of the study's file are not those that were declared with its "
-        "claims: the declared ones are read, and nothing else."
+        "claims: only scores of the declared ones are read."
     ]
 
 
 def _note_added_seeds(declared: Iterable[int], current: Iterable[int]) -> list[str]:
+    """Returns a note on seeds added after the declaration; [] if there are none."""
     added = [str(seed) for seed in current if seed not in set(declared)]
     if not added:
         return []
+
     return [
         f"Seeds {', '.join(added)} were added after the first run had been started: "
         "if that was done because of what the first seeds showed, the verdicts do not hold."

@@ -1,9 +1,9 @@
-"""Tasks of lm-evaluation-harness on exported models, with and without a conditional prompt.
+"""Runs tasks of lm-evaluation-harness on exported models, with and without a conditional prompt.
 
 A conditional prompt is metadata as the model read it in training, put before the whole context
-(MeCo: Gao et al. 2025, section 5). The harness runs in this process. It is an extra; where it is
-missing, `explain_missing_harness` returns the reason why nothing is run. The tasks of
-`bsmeta.studies.cloze` are made of held-out pages for each call.
+(MeCo: Gao et al. 2025, section 5). The harness runs in this process. It is an optional dependency;
+if it is missing, `explain_missing_harness` returns the reason why nothing is run. The tasks of
+`bsmeta.studies.cloze` are generated from held-out pages for each call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bsmeta.core.model_files import refuse_unsafe_model
 from bsmeta.core.progress import report_progress
 from bsmeta.data.text.lost_text import find_lossy_texts
 from bsmeta.report.cells import Cell
-from bsmeta.report.page import COUNT, NONE, Column, Table
+from bsmeta.report.page import COUNT, NO_VALUE, Column, Table
 from bsmeta.studies.cloze import QUESTIONS, write_tasks
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
 from bsmeta.studies.runs import DONE, Run, hash_values, read_progress
@@ -62,20 +62,20 @@ def explain_missing_harness() -> str | None:
 
 
 def score_model(
-    model: Path, settings: DownstreamConfig, device: str, made_tasks: Path | None = None
+    model: Path, settings: DownstreamConfig, device: str, task_folder: Path | None = None
 ) -> list[Score]:
     """Runs every task with each number of examples, without and with its conditional prompt.
 
     Args:
         model: A folder that `from_pretrained` loads.
         device: A torch device string, such as `cuda:0`.
-        made_tasks: Folder of the tasks generated from held-out pages.
+        task_folder: Folder of the tasks generated from held-out pages.
 
     Raises:
         ConfigurationError: If a task is unknown or has no accuracy, or a prompt has a field that
             its questions do not have.
     """
-    manager = _open_task_manager(settings, made_tasks)
+    manager = _open_task_manager(settings, task_folder)
     from lm_eval import simple_evaluate  # after the manager, which may forbid requests
 
     language_model = make_conditioned_model(model, device)
@@ -100,18 +100,18 @@ def score_model(
     return scores
 
 
-def _open_task_manager(settings: DownstreamConfig, made_tasks: Path | None) -> Any:
-    """Opens the harness's task manager, without requests if all tasks are files of this machine.
+def _open_task_manager(settings: DownstreamConfig, task_folder: Path | None) -> Any:
+    """Opens the harness's task manager; it sends no requests if all tasks are local files.
 
     Raises:
-        ConfigurationError: If it does not have one of the tasks.
+        ConfigurationError: If one of the tasks is unknown.
     """
-    is_local = settings.include_path is not None or {*settings.tasks} <= {*QUESTIONS}
+    is_local = settings.include_path is not None or set(settings.tasks) <= set(QUESTIONS)
     if is_local:  # so that the harness, imported after this, sends no requests
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from lm_eval.tasks import TaskManager
 
-    folders = [str(folder) for folder in (made_tasks, settings.include_path) if folder is not None]
+    folders = [str(folder) for folder in (task_folder, settings.include_path) if folder is not None]
     manager = TaskManager(include_path=folders or None, include_defaults=not is_local)
     unknown = [task for task in settings.tasks if task not in manager.all_tasks]
     if unknown:
@@ -129,10 +129,10 @@ def make_score(
     prompt: str,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Score:
-    """Makes the score of a task from the harness's log of each question.
+    """Makes the score of a task from the harness's logged samples, one for each question.
 
     Raises:
-        ConfigurationError: If the task has no accuracy of each question.
+        ConfigurationError: If the samples have no accuracy.
     """
     if not samples or ACCURACY_METRIC not in samples[0]:
         raise ConfigurationError(
@@ -151,6 +151,7 @@ def make_score(
             sizes.append(0 if loses_text else len(answer.encode()))
 
     hosts = [str(sample["doc"].get("host") or "") for sample in samples]
+    requests = [[list(request) for request in sample["arguments"]] for sample in samples]
     return Score(
         task,
         shots,
@@ -159,15 +160,15 @@ def make_score(
         bits=bits,
         sizes=sizes,
         hosts=hosts if any(hosts) else [],
-        asked=hash_values([list(map(list, sample["arguments"])) for sample in samples]),
+        asked=hash_values(requests),
     )
 
 
 def make_conditioned_model(model: Path, device: str) -> Any:
-    """Returns the harness's model, with an attribute `prompt` that goes before every context.
+    """Loads a model for the harness, with an attribute `prompt` that is put before every context.
 
-    A context is read once for all of its choices, which the harness does only for choices of one
-    token. With five examples, the choices are only a small part of the tokens of a question.
+    It reads a context once for all of its choices; the harness itself does so only for choices of
+    one token. With five examples, the choices are only a small part of the tokens of a question.
     """
     from lm_eval.models.huggingface import HFLM
 
@@ -181,6 +182,7 @@ def make_conditioned_model(model: Path, device: str) -> Any:
         def _add_prompt(self, request: Any) -> Any:
             if not self.prompt:
                 return request
+
             context, *rest = request.args
             prompted = copy.copy(request)
             prompted.arguments = (fill_prompt(self.prompt, request.doc) + context, *rest)
@@ -196,8 +198,10 @@ def make_conditioned_model(model: Path, device: str) -> Any:
                 question = list(group)
                 _, context, _ = question[0]
                 choices = [choice for _, _, choice in question]
+                max_choice_length = max(len(choice) for choice in choices)
+
                 scores = None
-                if len(context) + max(map(len, choices)) <= self.max_length:
+                if len(context) + max_choice_length <= self.max_length:
                     scores = score_choices(self.model, context, choices)
                 if scores is None:
                     scores = super()._loglikelihood_tokens(question, True, override_bs)
@@ -213,15 +217,15 @@ def make_conditioned_model(model: Path, device: str) -> Any:
 def score_choices(
     model: Any, context: Sequence[int], choices: Sequence[Sequence[int]]
 ) -> list[tuple[float, bool]] | None:
-    """Returns the log-likelihood of each choice after a context, and whether it is the likeliest.
+    """Computes the log-likelihood of each choice after a context, which is read only once.
 
     Args:
         context: Its tokens, at least one.
         choices: The tokens of each choice, at least one.
 
     Returns:
-        None if the state of the model cannot be repeated for several choices. A choice is the
-        likeliest if each of its tokens is the likeliest one.
+        For each choice its log-likelihood, in nats, and whether greedy decoding would yield it;
+        None if the model's cache cannot be repeated for several choices.
     """
     takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
     options = {"logits_to_keep": 1} if takes_logits_to_keep else {}
@@ -230,7 +234,7 @@ def score_choices(
     if not isinstance(cache, DynamicCache):
         return None
 
-    max_choice_length = max(map(len, choices))
+    max_choice_length = max(len(choice) for choice in choices)
     logits = output.logits[:, -1:].expand(len(choices), -1, -1)
     if max_choice_length > 1:
         cache.batch_repeat_interleave(len(choices))
@@ -246,16 +250,16 @@ def score_choices(
         predicted = log_probabilities[number, : len(choice)]
         tokens_of_choice = torch.tensor(choice, device=model.device)
         log_likelihood = predicted.gather(1, tokens_of_choice[:, None]).sum()
-        is_likeliest = bool((predicted.argmax(dim=-1) == tokens_of_choice).all())
-        answers.append((float(log_likelihood), is_likeliest))
+        is_greedy = bool((predicted.argmax(dim=-1) == tokens_of_choice).all())
+        answers.append((float(log_likelihood), is_greedy))
     return answers
 
 
 def fill_prompt(prompt: str, question: Mapping[str, Any]) -> str:
-    """Fills the fields of a question into a prompt: `url: {url} ||| `.
+    """Fills a prompt such as `url: {url} ||| ` with the fields of a question.
 
     Raises:
-        ConfigurationError: If the question has no such field.
+        ConfigurationError: If the prompt names a field that the question does not have.
     """
     names = {name for _, name, _, _ in string.Formatter().parse(prompt) if name is not None}
     if not names <= set(question):
@@ -267,10 +271,10 @@ def fill_prompt(prompt: str, question: Mapping[str, Any]) -> str:
 
 
 def score_study(study: StudyConfig, runs: Sequence[Run], device: str) -> Iterator[str]:
-    """Scores the finished models that have not been scored yet.
+    """Scores the finished models that have not been scored yet, and writes their scores.
 
     Yields:
-        Why none are scored, or a line for each model.
+        A line for the log after each model; only the reason if the harness is missing.
     """
     unscored = _list_unscored_runs(study, runs)
     reason = explain_missing_harness()
@@ -279,14 +283,14 @@ def score_study(study: StudyConfig, runs: Sequence[Run], device: str) -> Iterato
         return
 
     for run in unscored:
-        clock = time.monotonic()
+        started = time.monotonic()
         task_scores = _score_run(study, run, device)
         save_scores(task_scores, locate_scores(study, run.arm, run.seed))
-        yield f"downstream tasks of {run.name}: done ({time.monotonic() - clock:,.0f} s)"
+        yield f"downstream tasks of {run.name}: done ({time.monotonic() - started:,.0f} s)"
 
 
 def _list_unscored_runs(study: StudyConfig, runs: Sequence[Run]) -> list[Run]:
-    """Lists the finished runs whose models the study scores and that have no scores yet."""
+    """Lists the finished runs that the study scores, but that have no scores yet."""
     settings = study.downstream
     if not settings.tasks:
         return []
@@ -301,11 +305,11 @@ def _list_unscored_runs(study: StudyConfig, runs: Sequence[Run]) -> list[Run]:
 
 
 def _score_run(study: StudyConfig, run: Run, device: str) -> TaskScores:
-    """Scores the model of a run, and records where, when and with which versions."""
+    """Scores the model of a run; records machine, time and versions."""
     settings = study.downstream
     started = format_utc_now()
-    with make_tasks(settings, run.folder, study.measure.validation_file) as made_tasks:
-        scores = score_model(run.folder / "model", settings, device, made_tasks)
+    with generate_tasks(settings, run.folder, study.measure.validation_file) as task_folder:
+        scores = score_model(run.folder / "model", settings, device, task_folder)
 
     facts = {
         **describe_environment(torch.device(device)),
@@ -317,19 +321,23 @@ def _score_run(study: StudyConfig, run: Run, device: str) -> TaskScores:
 
 
 @contextmanager
-def make_tasks(
+def generate_tasks(
     settings: DownstreamConfig, checkpoint: Path, validation_file: str | None = None
 ) -> Iterator[Path | None]:
-    """Writes the configured tasks of held-out pages to a temporary folder; None without any.
+    """Generates the configured tasks on held-out pages in a temporary folder.
 
     Args:
         checkpoint: A run, or an exported model.
-        validation_file: The pages; None: the run's own.
+        validation_file: The pages; None: `validation_file` of the run.
+
+    Yields:
+        The folder; None if no such task is configured.
     """
     names = [name for name in settings.tasks if name in QUESTIONS]
     if not names:
         yield None
         return
+
     evaluation = EvaluateConfig(checkpoint=str(checkpoint), validation_file=validation_file)
     config = resolve_config(evaluation, locate_model(str(checkpoint)))
     with tempfile.TemporaryDirectory(prefix="bsmeta-tasks-") as folder:
@@ -340,7 +348,7 @@ def make_tasks(
 def make_downstream_tables(
     study: StudyConfig, arms: Sequence[str], seeds: Sequence[int]
 ) -> list[Table]:
-    """Makes the table of the downstream tasks; none unless all models of these runs have scores."""
+    """Makes the table of the downstream tasks; [] unless all models of these runs have scores."""
     settings = study.downstream
     arms = [arm for arm in arms if not settings.arms or arm in settings.arms]
     all_scores = find_all_scores(study)
@@ -348,19 +356,19 @@ def make_downstream_tables(
     if not settings.tasks or not has_all:
         return []
 
-    scores: dict[str, list[list[Score]]] = {}
+    scores_by_arm: dict[str, list[list[Score]]] = {}
     for arm in arms:
-        scores[arm] = [all_scores[arm, seed].scores for seed in seeds]
+        scores_by_arm[arm] = [all_scores[arm, seed].scores for seed in seeds]
     labels = {arm: study.arms[arm].label or arm for arm in arms}
-    return [make_study_table(scores, labels, study.baseline)]
+    return [make_study_table(scores_by_arm, labels, study.baseline)]
 
 
 def make_model_table(name: str, scores: Sequence[Score]) -> Table:
-    """Makes the table of the accuracies of one model, and of the effect of conditional prompts."""
+    """Makes the table of one model's scores, and of the effect of conditional prompts on them."""
     note = (
         "Value ± standard error over questions: the accuracy, and the bits per byte of all right "
-        "answers together, which also show what changes no answer. The difference is with the "
-        "conditional prompt minus without it, paired by question."
+        "answers together, which also show effects too small to change an answer. The difference "
+        "is with the conditional prompt minus without it, paired by question."
     )
     left_out = {score.task: score.left_out for score in scores if score.left_out}
     if left_out:
@@ -384,53 +392,59 @@ def make_model_table(name: str, scores: Sequence[Score]) -> Table:
     for score in scores:
         if score.prompt:
             continue
+
         prompted = prompted_scores.get((score.task, score.shots))
         prompted_measures = {} if prompted is None else _list_measures(prompted)
-        for measure, weighted in _list_measures(score).items():
-            cells = _make_prompt_cells(weighted, prompted_measures.get(measure))
-            table.rows.append([score.task, score.shots, len(score.correct), measure, *cells])
+        for name_of_measure, measure in _list_measures(score).items():
+            cells = _make_prompt_cells(measure, prompted_measures.get(name_of_measure))
+            questions = len(score.correct)
+            table.rows.append([score.task, score.shots, questions, name_of_measure, *cells])
     return table
 
 
-def _make_prompt_cells(weighted: _Weighted, prompted: _Weighted | None) -> list[str]:
-    """Makes the cells of a measure: without a prompt, with one if there is one, and the change."""
-    without = estimate_ratio(np.array([weighted.values]), weighted.weights)
-    if prompted is None:
-        return [_format_with_error(without), NONE, NONE]
-    with_prompt = estimate_ratio(np.array([prompted.values]), weighted.weights)
+def _make_prompt_cells(measure: _Measure, prompted_measure: _Measure | None) -> list[str]:
+    """Makes the cells of a measure: without the prompt, with it, and the difference."""
+    without_prompt = estimate_ratio(np.array([measure.values]), measure.weights)
+    if prompted_measure is None:
+        return [_format_with_error(without_prompt), NO_VALUE, NO_VALUE]
+
+    with_prompt = estimate_ratio(np.array([prompted_measure.values]), measure.weights)
     return [
-        _format_with_error(without),
+        _format_with_error(without_prompt),
         _format_with_error(with_prompt),
-        _format_with_error(with_prompt - without, "+"),
+        _format_with_error(with_prompt - without_prompt, "+"),
     ]
 
 
-class _Weighted(NamedTuple):
-    """A measure of each question, and the weights of the questions."""
+class _Measure(NamedTuple):
+    """The value of each question and its weight; the measure is their ratio of sums."""
 
     values: list[float]
     weights: np.ndarray
 
 
-def _list_measures(score: Score) -> dict[str, _Weighted]:
+def _list_measures(score: Score) -> dict[str, _Measure]:
     """Returns the measures of a score by their names in tables."""
-    measures = {"accuracy": _Weighted(score.correct, np.ones(len(score.correct)))}
+    measures = {"accuracy": _Measure(score.correct, np.ones(len(score.correct)))}
     if any(score.sizes):
-        measures["bits per byte"] = _Weighted(score.bits, np.array(score.sizes, np.float64))
+        measures["bits per byte"] = _Measure(score.bits, np.array(score.sizes, np.float64))
     return measures
 
 
 def _format_with_error(estimate: Estimate, sign: str = "") -> str:
+    """Formats a value ± its standard error; `sign="+"` shows the sign of positive values."""
     return f"{estimate.value:{sign}.3f} ± {estimate.document_error:.3f}"
 
 
 def make_study_table(
-    arms: Mapping[str, Sequence[Sequence[Score]]], labels: Mapping[str, str], baseline: str
+    scores_by_arm: Mapping[str, Sequence[Sequence[Score]]],
+    labels: Mapping[str, str],
+    baseline: str,
 ) -> Table:
     """Makes the table of the accuracies of the arms, paired by seed and by question.
 
     Args:
-        arms: By arm: the scores of each seed; the same tasks in the same order in all of them.
+        scores_by_arm: The scores of each seed of an arm; all have the same tasks in the same order.
         labels: The names of the arms in the table.
         baseline: The arm that the others are compared with, without a prompt.
     """
@@ -450,13 +464,14 @@ def make_study_table(
     ]
 
     table = Table("Downstream tasks", note, columns)
-    for task, shots in dict.fromkeys((score.task, score.shots) for score in arms[baseline][0]):
-        accuracies = _estimate_arm_accuracies(arms, task, shots)
-        base = accuracies[baseline, ""]
+    first_scores = scores_by_arm[baseline][0]
+    for task, shots in dict.fromkeys((score.task, score.shots) for score in first_scores):
+        accuracies = _estimate_arm_accuracies(scores_by_arm, task, shots)
+        baseline_accuracy = accuracies[baseline, ""]
         for (arm, prompt), accuracy in accuracies.items():
             cells: list[Cell] = [
                 accuracy,
-                None if (arm, prompt) == (baseline, "") else accuracy - base,
+                None if (arm, prompt) == (baseline, "") else accuracy - baseline_accuracy,
                 accuracy - accuracies[arm, ""] if prompt else None,
             ]
             names = [labels[arm], "yes" if prompt else "no"]
@@ -465,11 +480,11 @@ def make_study_table(
 
 
 def _estimate_arm_accuracies(
-    arms: Mapping[str, Sequence[Sequence[Score]]], task: str, shots: int
+    scores_by_arm: Mapping[str, Sequence[Sequence[Score]]], task: str, shots: int
 ) -> dict[tuple[str, str], Estimate]:
-    """Estimates the accuracy of each arm with each of its prompts, by arm and prompt."""
+    """Estimates the accuracies on a task, by arm and prompt ("" for none)."""
     accuracies: dict[tuple[str, str], Estimate] = {}
-    for arm, scores_by_seed in arms.items():
+    for arm, scores_by_seed in scores_by_arm.items():
         for index, score in enumerate(scores_by_seed[0]):
             if (score.task, score.shots) == (task, shots):
                 correct = np.array([scores[index].correct for scores in scores_by_seed])

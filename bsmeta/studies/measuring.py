@@ -1,7 +1,7 @@
 """Measures the checkpoints of a run: nats of each held-out document, with and without metadata.
 
-All arms are measured on the same bytes. The measurement of a run is one file, so that an
-interrupted study continues with the next run.
+All arms are measured on the same bytes. The measurement of a run is one file, so an interrupted
+study continues with the first run that has not been measured.
 """
 
 from __future__ import annotations
@@ -70,40 +70,46 @@ class DocumentBeginnings(HeldOutDocuments):
 
     def __init__(self, config: DataConfig, settings: MeasureConfig) -> None:
         super().__init__(config, max_documents=settings.max_documents, deduplicate=True)
-        self._characters = settings.max_characters
-        self._keys = config.metadata_config.metadata_list
+        self._max_characters = settings.max_characters
+        self._type_names = config.metadata_config.metadata_list
 
     def __getitem__(self, index: int) -> Document:
         document = super().__getitem__(index)
-        if self._characters is None or len(document.text) <= self._characters:
+        if self._max_characters is None or len(document.text) <= self._max_characters:
             return document
 
-        beginning = KeptText(document.text, [(0, self._characters)])
-        records = {}
-        for key in self._keys:
-            all_records = document.records(key)
+        beginning = KeptText(document.text, [(0, self._max_characters)])
+        records_by_type = {}
+        for type_name in self._type_names:
+            records = document.records(type_name)
             # Records about the whole document stay as they are.
-            clipped = [record for record in all_records if not record.is_local()]
-            clipped += beginning.clip(key, [record for record in all_records if record.is_local()])
+            clipped = [record for record in records if not record.is_local()]
+            local_records = [record for record in records if record.is_local()]
+            clipped += beginning.clip(type_name, local_records)
             if clipped:
-                records[key] = clipped
-        return Document(beginning.text, document.url, records)
+                records_by_type[type_name] = clipped
+        return Document(beginning.text, document.url, records_by_type)
 
 
 def measure_all(study: StudyConfig, runs: Sequence[Run], device: torch.device) -> None:
-    """Measures the finished runs that have not been measured yet."""
+    """Measures the finished runs that have not been measured yet, and writes the measurements."""
     transformers.utils.logging.disable_progress_bar()
     for run in runs:
-        if find_measurement(study, run.arm, run.seed) is None:
-            if read_progress(study, run).state != DONE:
-                continue
-            started = time.monotonic()
-            measure_run(study, run, device).save(locate_measurement(study, run.arm, run.seed))
-            print(f"measured {run.name} ({time.monotonic() - started:,.0f} s)", flush=True)
+        is_measured = find_measurement(study, run.arm, run.seed) is not None
+        if is_measured or read_progress(study, run).state != DONE:
+            continue
+
+        started = time.monotonic()
+        measure_run(study, run, device).save(locate_measurement(study, run.arm, run.seed))
+        print(f"measured {run.name} ({time.monotonic() - started:,.0f} s)", flush=True)
 
 
 def measure_run(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
-    """Measures the checkpoints of a finished run."""
+    """Measures the checkpoints of a finished run.
+
+    Raises:
+        DataError: If the run was trained on the held-out documents, or no bytes are left to score.
+    """
     started = format_utc_now()
     evaluation = EvaluateConfig(
         checkpoint=str(run.folder), validation_file=study.measure.validation_file
@@ -143,10 +149,12 @@ def measure_run(study: StudyConfig, run: Run, device: torch.device) -> Measureme
         lengths=np.array(facts["length"], np.int64),
         sites=np.array([host or "" for host in facts["site"]]),
         sizes=scores.sizes,
-        without=scores.without,
-        shown=scores.shown,
-        types=scores.types,
-        averaged=_score_averaged_checkpoint(study.measure, config, documents, run.folder, device),
+        nats_without=scores.nats_without,
+        nats_with=scores.nats_with,
+        nats_by_types=scores.nats_by_types,
+        nats_averaged=_score_averaged_checkpoint(
+            study.measure, config, documents, run.folder, device
+        ),
         step_documents=_hash_step_documents(segments),
         logged_targets=np.array([event["targets"] for event in logged_steps], np.int64),
     )
@@ -157,15 +165,15 @@ class _CheckpointScores:
     """The scores of a run's checkpoints.
 
     Attributes:
-        sizes, without, shown, types: As in `Measurement`.
+        sizes, nats_without, nats_with, nats_by_types: As in `Measurement`.
         flops_per_token: FLOPs of the model, forward and backward.
         lost_bytes: Bytes that are left out because the tokenizer loses them.
     """
 
     sizes: np.ndarray
-    without: np.ndarray
-    shown: np.ndarray
-    types: dict[str, np.ndarray]
+    nats_without: np.ndarray
+    nats_with: np.ndarray
+    nats_by_types: dict[str, np.ndarray]
     flops_per_token: float
     lost_bytes: int
 
@@ -177,7 +185,7 @@ def _score_checkpoints(
     locations: Sequence[Location],
     device: torch.device,
 ) -> _CheckpointScores:
-    """Scores the documents as an arm reads them, with each of its checkpoints.
+    """Scores the documents with each checkpoint of an arm, with the arm's tokenizer and metadata.
 
     Raises:
         DataError: If no bytes are left to score.
@@ -186,12 +194,14 @@ def _score_checkpoints(
     tokenizer = read_tokenizer(locations[-1].model)
 
     def make_evaluation(groups: list[str], chosen: Sequence[str] = ()) -> PairedEvaluation:
-        compared = EvaluateConfig(comparisons=groups, chosen=[*chosen], controls=[], prompt=False)
+        evaluation_config = EvaluateConfig(
+            comparisons=groups, chosen=list(chosen), controls=[], prompt=False
+        )
         return PairedEvaluation(
             config.data_config,
             tokenizer,
             documents,
-            list_comparisons(compared, types),
+            list_comparisons(evaluation_config, types),
             windows=settings.windows,
             position_edges=settings.position_edges,
             seed=settings.seed,
@@ -199,34 +209,37 @@ def _score_checkpoints(
 
     curve_evaluation = make_evaluation([ALL] if types else [])
     blocks = list(curve_evaluation.build_blocks())  # encoded once for all checkpoints
-    without = []
-    with_metadata = []
+    nats_without = []
+    nats_with = []
     for location in locations:
         model, _ = load_model(location, config, "auto", device)
         sums = curve_evaluation.run(model, device, blocks=blocks)
         refuse_empty_scores(sums, f"checkpoint={location.name}")
-        text = sums[TEXT].values[:, DOCUMENT]
-        without.append(text[:, :, NATS_WITHOUT])
+        text_values = sums[TEXT].values[:, DOCUMENT]
+        nats_without.append(text_values[:, :, NATS_WITHOUT])
         if types:
-            with_metadata.append(without[-1] + _compute_gain(sums[ALL]))
+            nats_with.append(nats_without[-1] + _compute_change(sums[ALL]))
 
-    gains = {}
+    changes = {}
     if types and settings.each_type:  # of the last checkpoint
         combinations = _select_combinations(settings.combinations, types)
-        gains = _compute_gains_of_types(make_evaluation([EACH], combinations).run(model, device))
+        type_sums = make_evaluation([EACH], combinations).run(model, device)
+        changes = _compute_changes_by_types(type_sums)
     return _CheckpointScores(
-        sizes=text[:, :, BYTES],
-        without=np.stack(without),
-        shown=np.array(with_metadata).reshape(-1, *text.shape[:2]),
-        types={name: without[-1] + gain for name, gain in gains.items()},
+        sizes=text_values[:, :, BYTES],
+        nats_without=np.stack(nats_without),
+        nats_with=np.array(nats_with).reshape(-1, *text_values.shape[:2]),
+        nats_by_types={name: nats_without[-1] + change for name, change in changes.items()},
         flops_per_token=compute_flops_per_token(model),
         lost_bytes=int(sums[TEXT].lost_bytes.sum()),
     )
 
 
 def _select_combinations(combinations: Sequence[str], types: Sequence[str]) -> list[str]:
-    """Returns the combinations of types (`url+title`) that an arm has all types of."""
-    return [combination for combination in combinations if {*combination.split("+")} <= {*types}]
+    """Selects the combinations (such as `url+title`) whose types an arm has."""
+    return [
+        combination for combination in combinations if set(combination.split("+")) <= set(types)
+    ]
 
 
 def _score_averaged_checkpoint(
@@ -242,11 +255,12 @@ def _score_averaged_checkpoint(
         float64 [1, documents, bins], nats; [0, documents, bins] if `average_last` is 1.
 
     Raises:
-        DataError: If the run has fewer checkpoints.
+        DataError: If the run has fewer than `average_last` checkpoints.
     """
     bins = len(settings.position_edges)
     if settings.average_last == 1:
         return np.zeros((0, len(documents), bins))
+
     checkpoints = list_checkpoints(folder)[-settings.average_last :]
     if len(checkpoints) < settings.average_last:
         raise DataError(
@@ -256,7 +270,7 @@ def _score_averaged_checkpoint(
 
     locations = [locate_model(str(checkpoint.folder)) for checkpoint in checkpoints]
     model, tokenizer = _load_averaged_model(locations, config, device)
-    text_alone = PairedEvaluation(
+    text_evaluation = PairedEvaluation(
         config.data_config,
         tokenizer,
         documents,
@@ -265,33 +279,42 @@ def _score_averaged_checkpoint(
         position_edges=settings.position_edges,
         seed=settings.seed,
     )
-    sums = text_alone.run(model, device)
+    sums = text_evaluation.run(model, device)
     return sums[TEXT].values[None, :, DOCUMENT, :, NATS_WITHOUT]
 
 
 def _load_averaged_model(
     locations: Sequence[Location], config: CausalLMConfig, device: torch.device
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """Loads the model with the mean of the weights of some checkpoints, summed in float64."""
+    """Loads a model whose weights are the mean over checkpoints, computed in float64."""
     model, tokenizer = load_model(locations[-1], config, "auto", device)
-    sums_of_weights = {name: weight.double() for name, weight in model.state_dict().items()}
+    sums = {name: weight.double() for name, weight in model.state_dict().items()}
     for location in locations[:-1]:
         other_model, _ = load_model(location, config, "auto", device)
         for name, weight in other_model.state_dict().items():
-            sums_of_weights[name] += weight.double()
-    model.load_state_dict({name: total / len(locations) for name, total in sums_of_weights.items()})
+            sums[name] += weight.double()
+
+    means = {name: weight_sum / len(locations) for name, weight_sum in sums.items()}
+    model.load_state_dict(means)
     return model, tokenizer
 
 
 def _read_counts(locations: Sequence[Location], name: str) -> np.ndarray:
-    """Reads a count of the training progress at each checkpoint: int64 [checkpoints]."""
-    states = [Path(location.name) / "trainer_state.json" for location in locations]
-    counts = [parse_json(path.read_text(encoding="utf-8"))["progress"][name] for path in states]
+    """Reads a count of the training progress at each checkpoint: int64 [checkpoints].
+
+    Args:
+        name: Its name in `progress` of `trainer_state.json`.
+    """
+    counts = []
+    for location in locations:
+        state_file = Path(location.name) / "trainer_state.json"
+        state = parse_json(state_file.read_text(encoding="utf-8"))
+        counts.append(state["progress"][name])
     return np.array(counts, np.int64)
 
 
 def _describe_run(config: CausalLMConfig, checkpoint: Path) -> dict[str, Any]:
-    """Reads the facts about a run from its configuration and last checkpoint."""
+    """Reads facts about a run, for its measurement, from its configuration and last checkpoint."""
     model_config = parse_json((checkpoint / "model" / "config.json").read_text(encoding="utf-8"))
     vocabulary = find_language_part(model_config).pop("vocab_size")
     model_config = {
@@ -309,40 +332,40 @@ def _describe_run(config: CausalLMConfig, checkpoint: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Segment:
-    """The steps of a run that were trained in one folder, up to `last_step`."""
+    """Consecutive steps of a run that were trained in one folder, up to `last_step`."""
 
     folder: Path
     last_step: float
 
 
 def _list_segments(study: StudyConfig, run: Run) -> list[_Segment]:
-    """Returns the segments of a run: a branch begins in the folder of its stable run."""
+    """Lists the segments of a run; a branch begins in the folder of its stable run."""
     branch_at = study.arms[run.arm].branch_at
-    segment = _Segment(run.folder, math.inf)
+    last_segment = _Segment(run.folder, math.inf)
     if branch_at is None:
-        return [segment]
-    return [_Segment(find_stable_run(study, run).folder, branch_at), segment]
+        return [last_segment]
+    return [_Segment(find_stable_run(study, run).folder, branch_at), last_segment]
 
 
 def _read_logged_steps(segments: Sequence[_Segment]) -> list[dict[str, Any]]:
-    """Returns the logged steps of a run; if a resume has repeated a step, the last record of it."""
-    events = {}
+    """Reads the logged steps of a run, in order; of a step that a resume repeated, the last log."""
+    events_by_step = {}
     for segment in segments:
         for event in _read_lines(segment.folder / "metrics.jsonl"):
             if event["event"] == "step" and event["step"] <= segment.last_step:
-                events[event["step"]] = event
-    return [events[step] for step in sorted(events)]
+                events_by_step[event["step"]] = event
+    return [events_by_step[step] for step in sorted(events_by_step)]
 
 
 def _hash_step_documents(segments: Sequence[_Segment]) -> np.ndarray:
-    """Hashes the documents of each step, of all ranks: uint16 [steps]."""
+    """Hashes the documents that all ranks read in each step: uint16 [steps]."""
     documents_by_step: dict[int, dict[str, list[str]]] = {}
     for segment in segments:
         for path in sorted(segment.folder.glob("documents-rank*.jsonl")):
             for entry in _read_lines(path):
                 if entry["step"] <= segment.last_step:
-                    by_rank = documents_by_step.setdefault(entry["step"], {})
-                    by_rank[path.name] = entry["documents"]
+                    documents_by_rank = documents_by_step.setdefault(entry["step"], {})
+                    documents_by_rank[path.name] = entry["documents"]
 
     hashes = []
     for step in sorted(documents_by_step):
@@ -352,33 +375,33 @@ def _hash_step_documents(segments: Sequence[_Segment]) -> np.ndarray:
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the complete lines of a log; a killed process may have left part of one."""
+    """Yields the complete lines of a log; a killed process may have left an incomplete one."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.endswith("}\n"):
                 yield parse_json(line)
 
 
-def _compute_gains_of_types(sums: dict[str, ComparisonSums]) -> dict[str, np.ndarray]:
-    """Returns, by type or combination, the change in nats: float64 [documents, bins].
+def _compute_changes_by_types(sums: dict[str, ComparisonSums]) -> dict[str, np.ndarray]:
+    """Computes the change in nats from each type or combination: float64 [documents, bins].
 
-    NaN for documents that lack one of the types.
+    It is NaN for documents that lack one of the types.
     """
-    gains = {}
+    changes = {}
     for name, comparison in sums.items():
         group, _, types = name.partition("/")
         if group in (EACH, CHOSEN):
-            takes_part = [sums[f"{EACH}/{type_}"].takes_part for type_ in types.split("+")]
-            has_types = np.all(takes_part, axis=0)
-            gains[types] = np.where(has_types[:, None], _compute_gain(comparison), np.nan)
-    return gains
+            has_each_type = [sums[f"{EACH}/{type_}"].takes_part for type_ in types.split("+")]
+            has_types = np.all(has_each_type, axis=0)
+            changes[types] = np.where(has_types[:, None], _compute_change(comparison), np.nan)
+    return changes
 
 
-def _compute_gain(sums: ComparisonSums) -> np.ndarray:
-    """Returns nats with metadata minus nats without: float64 [documents, bins].
+def _compute_change(sums: ComparisonSums) -> np.ndarray:
+    """Computes nats with metadata minus nats without: float64 [documents, bins].
 
-    Where local metadata hides some bytes from one side, only the other bytes count.
+    Bytes that local metadata hides from one side are not counted.
     """
     values = sums.values[:, DOCUMENT]
-    gain: np.ndarray = values[:, :, NATS_WITH] - values[:, :, NATS_WITHOUT]
-    return gain
+    change: np.ndarray = values[:, :, NATS_WITH] - values[:, :, NATS_WITHOUT]
+    return change

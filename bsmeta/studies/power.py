@@ -1,4 +1,4 @@
-"""The power to decide a claim, and the number of seeds for a given power."""
+"""Computes the power to decide a claim, and the number of seeds needed for a given power."""
 
 from __future__ import annotations
 
@@ -13,17 +13,24 @@ from bsmeta.report.inference import ALPHA
 from bsmeta.studies.config import ClaimConfig
 
 POWER = 0.8
-"""The power for which numbers of seeds, or differences, are derived."""
+"""The power for which reports give the number of seeds, or the smallest difference."""
 
-_NODES = 1000  # quantiles of the variance over seeds in the numerical integration
+_NUM_QUANTILES = 1000  # of the variance over seeds, in the numerical integration
 _MAX_SEEDS = 1000
 
 
 def predict_power(claim: ClaimConfig, seeds: int, count: int) -> float | None:
-    """Returns the probability that a claim is supported at the smallest difference of interest.
+    """Predicts the probability that a claim is supported at the smallest difference of interest.
 
-    It holds for the first step of Holm's procedure: where other claims hold as well, the power is
-    larger. None if `pilot_deviation` is not set.
+    It is a lower bound, from the first step of Holm's procedure: the power is larger if other
+    claims hold as well.
+
+    Args:
+        seeds: Number of seeds.
+        count: Number of declared claims.
+
+    Returns:
+        The probability; None without a pilot or a smallest difference.
     """
     if claim.pilot_deviation is None or claim.smallest_difference is None:
         return None
@@ -36,27 +43,29 @@ def predict_power(claim: ClaimConfig, seeds: int, count: int) -> float | None:
 def compute_power(
     difference: float, deviation: float, document_error: float, seeds: int, count: int
 ) -> float:
-    """Returns the probability that a difference is detected, as one of `count` claims.
+    """Computes the probability that the test of a claim detects a true difference.
 
-    As in the test of `bsmeta.report.inference`, the distribution of the variance over seeds is
-    integrated numerically (without errors over documents, the result is the noncentral t).
+    The estimated variance over seeds, which the interval of `bsmeta.report.inference` depends on,
+    is integrated out numerically (without errors over documents, the result is the noncentral t).
 
     Args:
         difference: The true difference, in absolute value.
         deviation: Standard deviation of the difference over seeds.
         document_error: Standard error of the difference over documents.
+        seeds: Number of seeds.
+        count: Number of declared claims, for the correction.
     """
     if seeds < 2:
         return 0.0
 
     # The estimated variance over seeds at evenly spaced probabilities.
     variance = deviation**2 / seeds
-    probabilities = (np.arange(_NODES) + 0.5) / _NODES
-    estimated = variance * chdtri(seeds - 1, probabilities) / (seeds - 1)
+    probabilities = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
+    estimated_variances = variance * chdtri(seeds - 1, probabilities) / (seeds - 1)
 
     tail = ALPHA / count / 2
     half_widths = np.sqrt(
-        stdtrit(seeds - 1, tail) ** 2 * estimated + ndtri(tail) ** 2 * document_error**2
+        stdtrit(seeds - 1, tail) ** 2 * estimated_variances + ndtri(tail) ** 2 * document_error**2
     )
     error = math.sqrt(variance + document_error**2)
     return float(ndtr((difference - half_widths) / error).mean())
@@ -65,11 +74,14 @@ def compute_power(
 def count_needed_seeds(
     difference: float, deviation: float, document_error: float, count: int
 ) -> int | None:
-    """Returns the seeds that detect a difference with a power of 80%; None if 1,000 are too few."""
+    """Returns the number of seeds for a power of `POWER`; None if it exceeds 1,000.
+
+    Takes the arguments of `compute_power`.
+    """
 
     def is_enough(seeds: int) -> bool:
         return compute_power(difference, deviation, document_error, seeds, count) >= POWER
 
-    numbers = range(2, _MAX_SEEDS + 1)
-    index = bisect_left(numbers, True, key=is_enough)
-    return numbers[index] if index < len(numbers) else None
+    seed_counts = range(2, _MAX_SEEDS + 1)
+    index = bisect_left(seed_counts, True, key=is_enough)  # the power rises with the seeds
+    return seed_counts[index] if index < len(seed_counts) else None

@@ -1,4 +1,4 @@
-"""The report of a study: its page, with figures as PNG and PDF, and the results as JSON.
+"""Writes the report of a study: its page, with figures as PNG and PDF, and the results as JSON.
 
 The declared claims come first; everything else is marked as exploratory, and tests nothing.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from bsmeta.config.command_line import format_pasteable_command
 from bsmeta.report import figures, page
-from bsmeta.report.figures import Look, shorten_name
+from bsmeta.report.figures import SeriesStyle, shorten_name
 from bsmeta.report.inference import Interval
 from bsmeta.report.page import COUNT, Column, Page, Section, Table
 from bsmeta.report.palette import BAD, GOOD, INK, MUTED
@@ -43,16 +43,16 @@ EXPLORATORY_TITLE = "Exploratory: no claim was declared about what follows"
 GAINS_TITLE = "Exploratory: where the arms gain"
 _MAX_LINE_CHARS = 44  # characters of a line of a label in a figure
 _MAX_LABEL_CHARS = 160  # characters of a label in several lines
-_MIN_TICK_RATIO = 1.4  # ratio of two named amounts
-_TOO_MANY_BANDS = 5  # arms for whose curves bands are too many: only the last points have intervals
-_GAIN_LOOKS = {
-    "used without metadata": Look(MUTED, "o"),
-    "used with metadata": Look(GOOD, "s"),
+_MIN_TICK_RATIO = 1.4  # ratio of successive labeled amounts
+_TOO_MANY_BANDS = 5  # number of arms from which only the last points of curves have intervals
+_GAIN_STYLES = {
+    "used without metadata": SeriesStyle(MUTED, "o"),
+    "used with metadata": SeriesStyle(GOOD, "s"),
 }
 
 
 def describe_intervals(study: StudyConfig) -> str:
-    """Describes the intervals in brackets."""
+    """Returns the sentence of tables' notes that explains the intervals in brackets."""
     return (
         f"In brackets: 95% intervals over seeds (Student's t) and {study.cluster}s (jackknife), "
         "paired by seed and by document, each for itself."
@@ -60,7 +60,7 @@ def describe_intervals(study: StudyConfig) -> str:
 
 
 def make_exploratory_tables(results: Results) -> list[Table]:
-    """Makes the tables of all arms, beside the baseline and their controls."""
+    """Makes the tables of all arms, of their effects, and of the differences to their controls."""
     return [make_arm_table(results), make_effect_table(results), make_control_table(results)]
 
 
@@ -83,15 +83,15 @@ def make_arm_table(results: Results) -> Table:
 
     table = Table("Bits per byte", note, columns)
     for arm in results.arms.values():
-        with_metadata = None if arm.inference is None else arm.last(WITH)
+        bits_with = None if arm.with_minus_without is None else arm.get_last_bits(WITH)
         amounts = [arm.amounts[axis] for axis in (TEXT, TOKENS, FLOPS)]
-        bits = [arm.last(WITHOUT), with_metadata, arm.inference]
+        bits = [arm.get_last_bits(WITHOUT), bits_with, arm.with_minus_without]
         table.rows.append([arm.label, *amounts, *bits])
     return table
 
 
 def make_effect_table(results: Results) -> Table:
-    """Makes the table of the differences of arms and modes to the baseline, and their savings."""
+    """Makes the table of each arm's differences to the baseline and savings, for each mode."""
     base = results.arms[results.study.baseline]
     note = (
         f"Differences in bits per byte to {base.label}, read from its curve (below 0: fewer bits). "
@@ -117,7 +117,7 @@ def make_effect_table(results: Results) -> Table:
 
 
 def make_control_table(results: Results) -> Table:
-    """Makes the table of each arm minus its controls, by mode, at the end of both runs."""
+    """Makes the table of the differences between arms and their controls after training."""
     note = (
         f"Bits per byte of the arm minus those of its control. {describe_intervals(results.study)}"
     )
@@ -130,7 +130,7 @@ def make_control_table(results: Results) -> Table:
 
 
 def make_gain_tables(results: Results) -> list[Table]:
-    """Makes, for each arm, the tables of its gains by length, site and position; and by type."""
+    """Makes two tables for each arm: gains by length, site and position, and gains by type."""
     tables = []
     for arm in results.arms.values():
         for table in (_make_part_table(results, arm), _make_type_table(results, arm)):
@@ -140,6 +140,7 @@ def make_gain_tables(results: Results) -> list[Table]:
 
 
 def _make_part_table(results: Results, arm: ArmResult) -> Table:
+    """Makes the table of an arm's gains by length, site and position, against the baseline."""
     base = results.arms[results.study.baseline].label
     note = (
         f"Differences in bits per byte between the last checkpoint and that of {base}. "
@@ -147,7 +148,7 @@ def _make_part_table(results: Results, arm: ArmResult) -> Table:
         f"{describe_intervals(results.study)}"
     )
     if results.study.cluster == HOST:
-        note += " Those of a site are over its documents."
+        note += " The intervals of a site are over its documents."
     columns = [
         Column("by"),
         Column("part"),
@@ -158,12 +159,14 @@ def _make_part_table(results: Results, arm: ArmResult) -> Table:
 
     table = Table(f"Where {arm.label} gains", note, columns)
     for gain in arm.gains:
-        if gain.without is not None:
-            table.rows.append([gain.by, gain.name, gain.documents, gain.without, gain.shown])
+        if gain.effect_without is not None:
+            effects = [gain.effect_without, gain.effect_with]
+            table.rows.append([gain.by, gain.name, gain.documents, *effects])
     return table
 
 
 def _make_type_table(results: Results, arm: ArmResult) -> Table:
+    """Makes the table of the effect of each metadata type at inference."""
     note = (
         "Bits per byte of the last checkpoint with this type alone, minus those without "
         f"metadata, over the documents that have it. {describe_intervals(results.study)}"
@@ -172,29 +175,29 @@ def _make_type_table(results: Results, arm: ArmResult) -> Table:
     table = Table(f"{arm.label}: each type at inference", note, columns)
     for gain in arm.gains:
         if gain.by == "type":
-            table.rows.append([gain.name, gain.documents, gain.shown])
+            table.rows.append([gain.name, gain.documents, gain.effect_with])
     return table.sort_by("with - without")
 
 
 def write_report(
-    results: Results, file: Path, commands: Mapping[str, str], further: Sequence[Table]
+    results: Results, file: Path, commands: Mapping[str, str], task_tables: Sequence[Table]
 ) -> list[Path]:
     """Writes the report's files into the folder of the study, and returns them.
 
     Args:
         file: The file of the study.
-        commands: The command of each run, as a line for a shell.
-        further: Tables of downstream tasks to add.
+        commands: The command of each run by its name, as a line for a shell.
+        task_tables: Tables of downstream tasks.
     """
     command = format_pasteable_command(["python", "experiments/study.py", str(file), "--report"])
     run_commands = [f"{line}  # {name}" for name, line in commands.items()]
     content = results_as_dict(results) | {
-        "further": [table.as_dict() for table in further],
+        "further": [table.as_dict() for table in task_tables],
         "command": command,
         "runs": run_commands,
     }
     return page.write_report(
-        make_page(results, further, [command, *run_commands]),
+        make_page(results, task_tables, [command, *run_commands]),
         content,
         Path(results.study.out_dir),
         json_name="results.json",
@@ -203,31 +206,39 @@ def write_report(
     )
 
 
-def make_page(results: Results, further: Sequence[Table], commands: Sequence[str]) -> Page:
-    """Makes the page of the report."""
+def make_page(results: Results, task_tables: Sequence[Table], commands: Sequence[str]) -> Page:
+    """Makes the page of the report.
+
+    Args:
+        task_tables: Tables of downstream tasks.
+        commands: The commands that reproduce the study, as lines for a shell.
+    """
     study = results.study
+    shares = ", ".join(f"{share:.0%}" for share in study.curve)
+    seeds = ", ".join(str(seed) for seed in results.seeds)
     return Page(
         title=study.title,
         answers=[answer_claims(results), *results.notes],
         facts={
             "arms": f"{len(results.arms)}, compared with {results.arms[study.baseline].label}",
-            "seeds": f"{len(results.seeds)}: {', '.join(map(str, results.seeds))}",
+            "seeds": f"{len(results.seeds)}: {seeds}",
             "held-out text": _describe_text(results),
             "windows": study.measure.windows,
-            "checkpoints": f"after {', '.join(f'{part:.0%}' for part in study.curve)} of each run",
+            "checkpoints": f"after {shares} of each run",
             "configuration": study.config,
         },
-        sections=_make_sections(results, further),
+        sections=_make_sections(results, task_tables),
         commands=commands,
     )
 
 
-def _make_sections(results: Results, further: Sequence[Table]) -> list[Section]:
+def _make_sections(results: Results, task_tables: Sequence[Table]) -> list[Section]:
     """Makes the sections: claims, shared conditions, exploratory tables, and gains if any."""
     claim_sentences = format_sentences(results) if results.claims else []
     has_effects = any(claim.effect is not None for claim in results.claims)
     claim_plots = {"claims": partial(draw_claim_plot, results)} if has_effects else {}
     shared_tables = [make_condition_table(results.conditions)] if results.conditions else []
+    exploratory_tables = [*make_exploratory_tables(results), *task_tables]
     curve_plots = {
         f"curves-{axis.lower().replace(' ', '-')}": partial(draw_curve_plot, results, axis)
         for axis in AXES
@@ -235,7 +246,7 @@ def _make_sections(results: Results, further: Sequence[Table]) -> list[Section]:
     sections = [
         Section(CLAIMS_TITLE, claim_sentences, make_claim_tables(results), claim_plots),
         Section(SHARED_TITLE, results.shared, shared_tables),
-        Section(EXPLORATORY_TITLE, [], [*make_exploratory_tables(results), *further], curve_plots),
+        Section(EXPLORATORY_TITLE, [], exploratory_tables, curve_plots),
     ]
 
     has_gains = any(arm.gains for arm in results.arms.values())
@@ -247,16 +258,20 @@ def _make_sections(results: Results, further: Sequence[Table]) -> list[Section]:
 
 
 def _describe_text(results: Results) -> str:
+    """Describes the size of the held-out text."""
     hosts = f" of {results.hosts:,} hosts" if results.hosts else ""
     return f"{results.documents:,} documents{hosts}, {results.bytes:,} bytes"
 
 
 @figures.style_figure
 def draw_curve_plot(results: Results, axis: str) -> Figure:
-    """Draws bits per byte over the amount used, and below them the difference to the baseline.
+    """Draws bits per byte over the amount of training, and below them differences to the baseline.
 
-    A panel has the arms without metadata at inference, the other one with it; the baseline is in
-    both. An arm is named in the last panel that has it.
+    The left panels have the arms without metadata at inference, the right ones with it; the
+    baseline is in both. An arm is named in the last panel that has it.
+
+    Args:
+        axis: The unit of the amount, one of `AXES`.
     """
     arms = list(results.arms.values())
     has_metadata = any(WITH in arm.curves for arm in arms)
@@ -265,7 +280,7 @@ def draw_curve_plot(results: Results, axis: str) -> Figure:
         2 * max(2.9, 0.19 * len(arms) + 1),
         panels=2 * len(modes),
         columns=len(modes),
-        width=figures.NARROW if len(modes) == 1 else figures.WIDE + 1.2,
+        width=figures.PANEL_WIDTH if len(modes) == 1 else figures.FULL_WIDTH + 1.2,
         shares_y=False,
     )
     has_bands = len(arms) < _TOO_MANY_BANDS
@@ -275,7 +290,9 @@ def draw_curve_plot(results: Results, axis: str) -> Figure:
             curve = _find_curve_in_panel(results, arm, mode, axis)
             if curve is not None:
                 with figures.draw_series(axes, arm.label):
-                    _draw_curve(axes, curve, figures.choose_series_look(number), has_band=has_bands)
+                    _draw_curve(
+                        axes, curve, figures.choose_series_style(number), has_band=has_bands
+                    )
         _scale_axes(axes, results, axis)
         axes.set_title(f"used {mode} metadata", loc="left")
 
@@ -285,19 +302,24 @@ def draw_curve_plot(results: Results, axis: str) -> Figure:
     base = results.arms[results.study.baseline]
     panels[0].set_ylabel("bits per byte")
     panels[len(modes)].set_ylabel(f"minus {shorten_name(base.label)}")
+    figure.suptitle(_format_curve_title(results, axis, has_bands=has_bands), x=0.01, ha="left")
+    return figure
+
+
+def _format_curve_title(results: Results, axis: str, *, has_bands: bool) -> str:
+    """Formats the title of a curve plot: its axis, the seeds, and what the intervals cover."""
     unit = "compute" if axis == FLOPS else "data"
     seeds = f"{len(results.seeds)} seeds" if len(results.seeds) > 1 else "1 seed"
     intervals = "95% bands" if has_bands else "95% intervals of the last points"
-    figure.suptitle(f"Held-out text by {unit}: {seeds}, {intervals}", x=0.01, ha="left")
-    return figure
+    return f"Held-out text by {unit}: {seeds}, {intervals}"
 
 
 def _draw_differences(axes: Axes, results: Results, axis: str, mode: str, *, is_last: bool) -> None:
     """Draws the difference of each arm to the baseline in a panel.
 
     Args:
-        is_last: Whether this is the last panel; otherwise only the arms that the last panel does
-            not have are named.
+        is_last: Whether this is the last panel, which names all its arms; the others name only the
+            arms that it lacks.
     """
     arms = list(results.arms.values())
     base = results.arms[results.study.baseline]
@@ -307,26 +329,28 @@ def _draw_differences(axes: Axes, results: Results, axis: str, mode: str, *, is_
         difference = None if curve is None else _subtract_curve(curve, base.curves[WITHOUT][axis])
         if difference is None:
             continue
-        style = figures.choose_series_look(number)
+
+        style = figures.choose_series_style(number)
         with figures.draw_series(axes, arm.label):
             _draw_curve(axes, difference, style, has_band=len(arms) < _TOO_MANY_BANDS)
         if is_last or (WITH not in arm.curves and arm is not base):
             end = difference.points[-1].value
             ends.append((difference.amounts[-1], end, arm.label, style))
+
     _scale_amounts(axes, results, axis)
     axes.set_xlabel(f"{axis} used in training")
     figures.label_ends(axes, ends)
 
 
 def _find_curve_in_panel(results: Results, arm: ArmResult, mode: str, axis: str) -> Curve | None:
-    """Returns an arm's curve in the panel of a mode; None if it has none there."""
+    """Returns the curve of an arm in the panel of a mode; None if it has none there."""
     if arm.name == results.study.baseline:
         mode = WITHOUT
     return arm.curves[mode][axis] if mode in arm.curves else None
 
 
 def _subtract_curve(curve: Curve, base: Curve) -> Curve | None:
-    """Returns a curve minus another one at the same amounts; None if that reaches none of them."""
+    """Returns a curve minus a base curve, at the amounts where both exist; None if nowhere."""
     amounts = []
     differences = []
     for amount, point in zip(curve.amounts, curve.points, strict=True):
@@ -337,10 +361,12 @@ def _subtract_curve(curve: Curve, base: Curve) -> Curve | None:
     return Curve(np.array(amounts), differences) if amounts else None
 
 
-def _draw_curve(axes: Axes, curve: Curve, style: Look, *, has_band: bool) -> None:
+def _draw_curve(axes: Axes, curve: Curve, style: SeriesStyle, *, has_band: bool) -> None:
+    """Draws a curve, with the band of its intervals or only the interval of its last point."""
     if has_band:
         figures.draw_band(axes, list(curve.amounts), curve.points, style)
         return
+
     (line,) = axes.plot(
         curve.amounts,
         [point.value for point in curve.points],
@@ -358,28 +384,31 @@ def _draw_curve(axes: Axes, curve: Curve, style: Look, *, has_band: bool) -> Non
 def _scale_axes(axes: Axes, results: Results, axis: str) -> None:
     """Scales both axes.
 
-    The vertical axis ends just above the highest value without metadata, so higher values with
+    The vertical axis ends just above the highest value without metadata; higher values with
     metadata are cut off.
     """
     _scale_amounts(axes, results, axis)
-    values: dict[str, list[float]] = {WITHOUT: [], WITH: []}
+    values_by_mode: dict[str, list[float]] = {WITHOUT: [], WITH: []}
     for arm in results.arms.values():
         for mode, curves in arm.curves.items():
-            values[mode] += [point.value for point in curves[axis].points]
-    low = min(values[WITHOUT] + values[WITH])
-    high = max(values[WITHOUT])
+            values_by_mode[mode] += [point.value for point in curves[axis].points]
+
+    low = min(values_by_mode[WITHOUT] + values_by_mode[WITH])
+    high = max(values_by_mode[WITHOUT])
     margin = 0.06 * (high - low)
     axes.set_ylim(low - margin, high + margin)
 
 
 def _scale_amounts(axes: Axes, results: Results, axis: str) -> None:
-    """Makes the axis logarithmic, with ticks at the points of the baseline."""
+    """Makes the horizontal axis logarithmic, with ticks at the points of the baseline."""
     from matplotlib.ticker import NullLocator
 
+    base = results.arms[results.study.baseline]
     ticks: list[float] = []
-    for amount in reversed(results.arms[results.study.baseline].curves[WITHOUT][axis].amounts):
+    for amount in reversed(base.curves[WITHOUT][axis].amounts):
         if not ticks or ticks[-1] / amount >= _MIN_TICK_RATIO:
             ticks.append(float(amount))
+
     axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(ticks, [figures.shorten_number(tick) for tick in ticks])
@@ -388,9 +417,9 @@ def _scale_amounts(axes: Axes, results: Results, axis: str) -> None:
 
 @figures.style_figure
 def draw_claim_plot(results: Results) -> Figure:
-    """Draws the effect of each claim with its own interval, and the one for all claims at once.
+    """Draws the difference of each claim, with its own interval and the one for all claims at once.
 
-    Claims whose differences have another unit are in a panel of their own.
+    Each unit of differences has its own panel.
     """
     claims_by_unit: dict[Unit, list[Claim]] = {}
     for claim in results.claims:
@@ -404,13 +433,14 @@ def draw_claim_plot(results: Results) -> Figure:
         labels = [_label_claim(claim) for claim in claims]
         panel_labels.append(labels)
         panel_lines.append(sum(max(label.count("\n") + 1, 2) for label in labels))
+
     # In inches: the title, and for each panel its axis and its lines.
     height = 0.5 + sum(0.8 + 0.21 * lines for lines in panel_lines)
     figure, panels = figures.create_figure(
         height,
         panels=len(panel_lines),
         columns=1,
-        width=figures.WIDE,
+        width=figures.FULL_WIDTH,
         shares_y=False,
         row_heights=panel_lines,
     )
@@ -423,32 +453,34 @@ def draw_claim_plot(results: Results) -> Figure:
         figures.draw_zero(axes)
         figures.name_rows(axes, labels)
         axes.set_xlabel(_describe_unit(unit))
+
     title = "95% intervals (thick), for all claims at once (thin), smallest of interest: |"
     figure.suptitle(title, x=0.01, ha="left")
     return figure
 
 
 def _label_claim(claim: Claim) -> str:
+    """Returns the label of a claim and its verdict, in several lines."""
     name = shorten_name(claim.config.label, _MAX_LABEL_CHARS)
     return textwrap.fill(f"{name} ({claim.verdict})", _MAX_LINE_CHARS)
 
 
 def _draw_claim(axes: Axes, row: int, claim: Claim) -> None:
-    """Draws the difference of a claim in its own unit, and the smallest of interest."""
+    """Draws the difference of a claim in its unit, and marks the smallest of interest."""
     colors = {SUPPORTED: GOOD, REFUTED: BAD}
-    style = Look(colors.get(claim.verdict, MUTED))
+    style = SeriesStyle(colors.get(claim.verdict, MUTED))
     outer = None if claim.verdict == OPEN else compute_simultaneous_interval(claim)
     assert claim.effect is not None
     figures.draw_interval(axes, row, claim.unit.convert_to_unit(claim.effect), style, outer=outer)
 
-    interest = claim.config.smallest_difference
-    assert interest is not None
-    interest_end = claim.unit.convert_to_unit(Interval(-interest, -interest)).low
-    axes.plot([interest_end], [row], "|", color=INK, markersize=12)
+    smallest = claim.config.smallest_difference
+    assert smallest is not None
+    smallest_in_unit = claim.unit.convert_to_unit(Interval(-smallest, -smallest)).low
+    axes.plot([smallest_in_unit], [row], "|", color=INK, markersize=12)
 
 
 def _describe_unit(unit: Unit) -> str:
-    """Describes the unit of a difference, and its side as claimed, for an axis."""
+    """Returns the label of an axis of differences, with the side of 0 that supports a claim."""
     if unit.is_higher_better:
         return f"difference in {unit.name} (right of 0: higher, as claimed)"
     return f"difference in {unit.name} (left of 0: fewer bits, as claimed)"
@@ -456,11 +488,11 @@ def _describe_unit(unit: Unit) -> str:
 
 @figures.style_figure
 def draw_gain_plot(results: Results) -> Figure:
-    """Draws the gain of each arm by length, site and position of the text: a panel for each arm."""
+    """Draws the gains of each arm by length, site and position of the text, in its own panel."""
     from matplotlib.ticker import MaxNLocator
 
     arms = [arm for arm in results.arms.values() if arm.gains]
-    parts = [(gain.by, gain.name) for gain in arms[0].gains if gain.without is not None]
+    parts = [(gain.by, gain.name) for gain in arms[0].gains if gain.effect_without is not None]
     columns = min(3, len(arms))
     rows = math.ceil(len(arms) / columns)
     figure, panels = figures.create_figure(
@@ -468,7 +500,7 @@ def draw_gain_plot(results: Results) -> Figure:
         panels=len(arms),
         columns=columns,
         shares_x=True,
-        width=figures.WIDE if columns > 1 else figures.NARROW,
+        width=figures.FULL_WIDTH if columns > 1 else figures.PANEL_WIDTH,
     )
 
     limits: list[float] = [0.0]
@@ -485,7 +517,7 @@ def draw_gain_plot(results: Results) -> Figure:
     panels[0].set_xlim(min(limits) - margin, max(limits) + margin)
     base = shorten_name(results.arms[results.study.baseline].label)
     figure.suptitle(f"Bits per byte minus those of {base}, with 95% intervals", x=0.01, ha="left")
-    figures.add_legend_below(figure, _GAIN_LOOKS.items())
+    figures.add_legend_below(figure, _GAIN_STYLES.items())
     return figure
 
 
@@ -500,8 +532,10 @@ def _draw_gains(axes: Axes, arm: ArmResult, parts: Sequence[tuple[str, str]]) ->
     for row, part in enumerate(parts):
         if part not in gains:
             continue
-        marks = ((row - 0.16, gains[part].without), (row + 0.16, gains[part].shown))
-        for (position, estimate), (name, style) in zip(marks, _GAIN_LOOKS.items(), strict=True):
+
+        gain = gains[part]
+        marks = ((row - 0.16, gain.effect_without), (row + 0.16, gain.effect_with))
+        for (position, estimate), (name, style) in zip(marks, _GAIN_STYLES.items(), strict=True):
             if estimate is not None:
                 with figures.draw_series(axes, name):
                     figures.draw_interval(axes, position, estimate, style, size=4.5)

@@ -1,4 +1,4 @@
-"""The results of a study from its measurements: the declared claims, and exploratory comparisons.
+"""Computes the results of a study: the declared claims, and exploratory comparisons.
 
 An effect is a difference in bits per byte; below 0, the arm needs fewer bits than the arm it is
 compared with. The baseline is text alone, read from its curve at the text tokens that the arm was
@@ -35,9 +35,9 @@ from bsmeta.studies.conditions import (
     test_associations,
 )
 from bsmeta.studies.config import AXES, DOCUMENT, HOST, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
-from bsmeta.studies.declaration import restore_declared
+from bsmeta.studies.declaration import restore_declared_study
 from bsmeta.studies.runs import Measurement, find_measurement, list_runs, locate_results
-from bsmeta.studies.statistics import Curve, Estimate, Measured, Saving, estimate_saving
+from bsmeta.studies.statistics import Curve, Estimate, Saving, StudyMeasurements, estimate_saving
 from bsmeta.studies.task_scores import find_all_scores
 from bsmeta.tasks.causal_lm.evaluation.slices import list_slices
 
@@ -50,16 +50,16 @@ class Gain:
         by: `length`, `site`, `position` or `type`.
         name: The part.
         documents: Number of documents in it.
-        without, shown: The effect without and with metadata at inference; only without it for an
-            arm without metadata; for a type, only with it (alone), against the same model without
-            metadata.
+        effect_without: The effect without metadata at inference; None for a type.
+        effect_with: The effect with metadata at inference, None for an arm without metadata; for a
+            type, the effect of it alone, against the same model without metadata.
     """
 
     by: str
     name: str
     documents: int
-    without: Estimate | None
-    shown: Estimate | None
+    effect_without: Estimate | None
+    effect_with: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,17 @@ class ArmResult:
     """The results of an arm.
 
     Attributes:
-        curves: By mode (`without`; `with`, if it has metadata) and axis.
-        amounts: By axis: the amount that the arm has used at its last checkpoint.
-        savings: By mode and axis, against the baseline; none for the baseline.
-        effects: By mode and axis: the difference to the baseline at the same amount; None where
-            its curve does not reach the arm.
-        controls: By control and mode: the difference to a control of the arm.
-        inference: With minus without metadata at the last checkpoint; None if it has none.
+        name: Its name in the file of the study.
+        label: Its name in tables and figures.
+        curves: Bits per byte, by mode (`without`; `with`, if it has metadata) and axis.
+        amounts: The amount of training up to the last checkpoint, by axis.
+        savings: The share of data saved against the baseline, by mode and axis; empty for the
+            baseline.
+        effects: The difference to the baseline at the same amount, by mode and axis; None if the
+            baseline's curve does not reach that amount.
+        controls: The difference to each control of the arm, by control and mode.
+        with_minus_without: The difference between both modes at the last checkpoint; None without
+            metadata.
         gains: The gain over parts of the documents.
     """
 
@@ -84,10 +88,10 @@ class ArmResult:
     savings: dict[str, dict[str, Saving]] = field(default_factory=dict)
     effects: dict[str, dict[str, Estimate | None]] = field(default_factory=dict)
     controls: dict[tuple[str, str], Estimate] = field(default_factory=dict)
-    inference: Estimate | None = None
+    with_minus_without: Estimate | None = None
     gains: list[Gain] = field(default_factory=list)
 
-    def last(self, mode: str) -> Estimate:
+    def get_last_bits(self, mode: str) -> Estimate:
         """Returns the bits per byte at the last checkpoint."""
         return self.curves[mode][TEXT].points[-1]
 
@@ -101,14 +105,15 @@ class Results:
         documents: Number of held-out documents that all runs were measured on.
         bytes: Size of these documents.
         hosts: Number of known hosts of these documents.
-        documents_without_host: Number of documents whose host is not known.
+        documents_without_host: Number of documents whose host is unknown.
         arms: The arms that have been measured, in order.
+        claims: The declared claims.
         notes: Missing runs, and consequences of the runs' settings for the comparison.
         shared: Sentences about the weights, documents and tokens that each arm shares with the
-            baseline of its seeds.
+            baseline of the same seeds.
         conditions: Tests of the differences against machine and order.
-        by_host: The claims with hosts as the units of the error over documents, where the study
-            declares documents and at least two hosts are known; else none.
+        by_host: The claims decided with `cluster: host`, if the study declares `document` and at
+            least two hosts are known; otherwise empty.
     """
 
     study: StudyConfig
@@ -126,12 +131,12 @@ class Results:
 
 
 def compute_results(study: StudyConfig) -> Results:
-    """Computes everything that the report shows.
+    """Computes the results of a study from its declaration, measurements and scores.
 
     Raises:
-        DataError: If there is nothing to compare.
+        DataError: If there is nothing to compare, or a file of results cannot be used.
     """
-    study, declaration_notes = restore_declared(study)
+    study, declaration_notes = restore_declared_study(study)
     measured, missing_notes = load_measurements(study)
     notes = [*missing_notes, *declaration_notes]
     if len(measured.seeds) == 1:
@@ -166,8 +171,8 @@ def compute_results(study: StudyConfig) -> Results:
     )
 
 
-def _compute_arm_result(study: StudyConfig, measured: Measured, arm: str) -> ArmResult:
-    """Returns the results of an arm by itself."""
+def _compute_arm_result(study: StudyConfig, measured: StudyMeasurements, arm: str) -> ArmResult:
+    """Computes the curves and amounts of an arm, without comparisons to other arms."""
     return ArmResult(
         name=arm,
         label=study.arms[arm].label or arm,
@@ -177,12 +182,12 @@ def _compute_arm_result(study: StudyConfig, measured: Measured, arm: str) -> Arm
 
 
 def _collect_differences(
-    study: StudyConfig, measured: Measured, claims: Sequence[Claim]
+    study: StudyConfig, measured: StudyMeasurements, claims: Sequence[Claim]
 ) -> dict[str, np.ndarray]:
     """Collects the differences of the claims, and of the arms that no claim is about.
 
     Returns:
-        By name: float64 [seeds].
+        The values of each difference by its name, float64 [seeds].
     """
     differences = dict(_compute_claim_differences(claims, measured.seeds))
     for arm, values in compute_arm_differences(measured, study.baseline).items():
@@ -194,9 +199,9 @@ def _collect_differences(
 def _compute_claim_differences(
     claims: Sequence[Claim], seeds: Sequence[int]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields name and values of the claims that have exactly these seeds.
+    """Yields the label and the values of each claim that has exactly these seeds.
 
-    The values are in the claim's own unit and sign.
+    The values have the claim's unit and its sign (`Unit`).
     """
     for claim in claims:
         if claim.effect is not None and claim.seeds == seeds:
@@ -208,16 +213,16 @@ def _compute_claim_differences(
             yield name, sign * claim.effect.seeds
 
 
-def _list_setting_notes(measured: Measured) -> list[str]:
-    """Notes consequences of the runs' settings for the comparison."""
+def _list_setting_notes(measured: StudyMeasurements) -> list[str]:
+    """Writes notes on settings of the runs that affect the comparison."""
     runs = {arm: measured.find_first_run(arm) for arm in measured.arms}
     notes = []
-    falling_arms = [arm for arm, run in runs.items() if run.facts["schedule"] != "constant"]
-    if falling_arms and max(len(run.steps) for run in runs.values()) > 1:
+    decaying_arms = [arm for arm, run in runs.items() if run.facts["schedule"] != "constant"]
+    if decaying_arms and max(len(run.steps) for run in runs.values()) > 1:
         notes.append(
-            f"The learning rate of {', '.join(falling_arms)} falls during the run: a checkpoint "
+            f"The learning rate of {', '.join(decaying_arms)} falls during the run: a checkpoint "
             "before the end is worse than the end of a shorter run, so the curve of the baseline "
-            "is too high before its end, and the data that an arm saves is not to be trusted."
+            "is too high before its end, and estimates of saved data are unreliable."
         )
 
     arms_with_metadata_loss = [arm for arm, run in runs.items() if run.facts["loss_on_metadata"]]
@@ -235,121 +240,135 @@ def _list_setting_notes(measured: Measured) -> list[str]:
     return notes
 
 
-def _compare_with_baseline(study: StudyConfig, measured: Measured) -> Iterator[str]:
+def _compare_with_baseline(study: StudyConfig, measured: StudyMeasurements) -> Iterator[str]:
     """Yields a comparison of each arm with the baseline: weights, documents, tokens, steps."""
     for arm in measured.arms:
         if arm == study.baseline:
             continue
+
         pairs = [
             (measured.find_run(study.baseline, seed), measured.find_run(arm, seed))
             for seed in measured.seeds
         ]
-
-        text_tokens = f"{_compute_ratio(pairs, 'targets')} the text tokens"
         if all(np.array_equal(base.logged_targets, run.logged_targets) for base, run in pairs):
             text_tokens = "the same text tokens after every logged step"
+        else:
+            text_tokens = f"{_format_mean_ratio(pairs, 'targets')} the text tokens"
+        tokens = _format_mean_ratio(pairs, "tokens")
+        flops = _format_mean_ratio(pairs, "flops")
+        steps = _format_mean_ratio(pairs, "steps")
 
         yield (
             f"{study.arms[arm].label or arm}: {_compare_weights(*pairs[0])}; the same documents in "
-            f"{_compute_equal_share(pairs):.0%} of the steps; {text_tokens}; "
-            f"{_compute_ratio(pairs, 'tokens')} the total tokens, {_compute_ratio(pairs, 'flops')} "
-            f"the FLOPs, {_compute_ratio(pairs, 'steps')} the steps."
+            f"{_compute_equal_share(pairs):.0%} of the steps; {text_tokens}; {tokens} the total "
+            f"tokens, {flops} the FLOPs, {steps} the steps."
         )
 
 
 def _compute_equal_share(pairs: Sequence[tuple[Measurement, Measurement]]) -> float:
-    """Returns the share of the steps in which both runs of a pair read the same documents."""
+    """Computes the share of the steps in which both runs of a pair read the same documents."""
     equal_steps = 0
     all_steps = 0
     for base, run in pairs:
-        count = min(len(base.step_documents), len(run.step_documents))
-        equal_steps += int((base.step_documents[:count] == run.step_documents[:count]).sum())
+        common_steps = min(len(base.step_documents), len(run.step_documents))
+        is_equal = base.step_documents[:common_steps] == run.step_documents[:common_steps]
+        equal_steps += int(is_equal.sum())
         all_steps += max(len(base.step_documents), len(run.step_documents))
     return equal_steps / max(all_steps, 1)
 
 
 def _compare_weights(base: Measurement, run: Measurement) -> str:
+    """Describes how the initial weights of a run differ from the baseline's."""
     if base.facts["model"] != run.facts["model"]:
         return "another model"
+
     added = run.facts["vocabulary"] - base.facts["vocabulary"]
     if added:
         return (
-            f"the same initial weights but for the embeddings of {added:+,} tokens, which shift "
-            "the random numbers of what is drawn after them"
+            f"the same initial weights except for the embeddings of {added:+,} tokens, which shift "
+            "the random numbers drawn after them"
         )
     return "the same initial weights"
 
 
-def _compute_ratio(pairs: Sequence[tuple[Measurement, Measurement]], name: str) -> str:
+def _format_mean_ratio(pairs: Sequence[tuple[Measurement, Measurement]], name: str) -> str:
+    """Formats the mean ratio of a count at the last checkpoints: `1.05 times`.
+
+    Args:
+        name: The array of the count in `Measurement`.
+    """
     ratios = [getattr(run, name)[-1] / getattr(base, name)[-1] for base, run in pairs]
     return f"{np.mean(ratios):.2f} times"
 
 
 def _compare_arm(
-    study: StudyConfig, measured: Measured, arms: dict[str, ArmResult], name: str
+    study: StudyConfig, measured: StudyMeasurements, arms: dict[str, ArmResult], name: str
 ) -> ArmResult:
-    """Adds to the results of an arm its differences to the baseline and to its controls.
+    """Adds differences to the baseline and to controls to the results of an arm.
 
-    The baseline has none.
+    The baseline is returned unchanged.
     """
     arm = arms[name]
     if name == study.baseline:
         return arm
 
-    base = arms[study.baseline].curves[WITHOUT]
-    base_at_amounts = {
-        axis: base[axis].interpolate_at(arm.amounts[axis]) for axis in (TEXT, TOKENS)
-    }
+    base_curves = arms[study.baseline].curves[WITHOUT]
     savings: dict[str, dict[str, Saving]] = {}
     effects: dict[str, dict[str, Estimate | None]] = {}
     for mode in arm.curves:
-        last = arm.last(mode)
+        bits = arm.get_last_bits(mode)
         savings[mode] = {
-            axis: estimate_saving(base[axis], arm.amounts[axis], last) for axis in AXES
+            axis: estimate_saving(base_curves[axis], arm.amounts[axis], bits) for axis in AXES
         }
-        effects[mode] = {
-            axis: None if text is None else last - text for axis, text in base_at_amounts.items()
-        }
+        effects[mode] = {}
+        for axis in (TEXT, TOKENS):
+            base_bits = base_curves[axis].interpolate_at(arm.amounts[axis])
+            effects[mode][axis] = None if base_bits is None else bits - base_bits
 
     controls: dict[tuple[str, str], Estimate] = {}
-    for control, other in arms.items():
-        if study.arms[control].control_of == name:
+    for control_name, control in arms.items():
+        if study.arms[control_name].control_of == name:
             for mode in arm.curves:
-                controls[control, mode] = arm.last(mode) - other.last(mode)
+                effect = arm.get_last_bits(mode) - control.get_last_bits(mode)
+                controls[control_name, mode] = effect
 
+    with_minus_without = None
+    if WITH in arm.curves:
+        with_minus_without = arm.get_last_bits(WITH) - arm.get_last_bits(WITHOUT)
     return replace(
         arm,
         savings=savings,
         effects=effects,
         controls=controls,
-        inference=arm.last(WITH) - arm.last(WITHOUT) if WITH in arm.curves else None,
+        with_minus_without=with_minus_without,
         gains=list(_compute_gains(study, measured, name)),
     )
 
 
-def _compute_gains(study: StudyConfig, measured: Measured, arm: str) -> Iterator[Gain]:
+def _compute_gains(study: StudyConfig, measured: StudyMeasurements, arm: str) -> Iterator[Gain]:
     """Yields the gains of an arm over parts of the documents, at the last checkpoints."""
     for part in _list_parts(study, measured):
         documents = measured.count_documents(part.bins, part.documents)
         if not documents:
             continue
-        # The gain on one host has no variation over hosts.
-        source = measured.cluster_by(DOCUMENT) if part.by == "site" else measured
-        estimate = partial(source.estimate, bins=part.bins, documents=part.documents)
-        text = estimate(study.baseline, WITHOUT)
-        gains = [estimate(arm, mode) - text for mode in source.list_modes(arm)]
-        yield Gain(part.by, part.name, documents, gains[0], gains[1] if len(gains) > 1 else None)
 
-    for name in measured.find_first_run(arm).types:
+        # The gain on one host has no variation over hosts.
+        clustered = measured.cluster_by(DOCUMENT) if part.by == "site" else measured
+        estimate = partial(clustered.estimate, bins=part.bins, documents=part.documents)
+        base_bits = estimate(study.baseline, WITHOUT)
+        effects = {mode: estimate(arm, mode) - base_bits for mode in clustered.list_modes(arm)}
+        yield Gain(part.by, part.name, documents, effects[WITHOUT], effects.get(WITH))
+
+    for name in measured.find_first_run(arm).nats_by_types:
         has_type = measured.select_documents(arm, name)
         if has_type.any():
-            without = measured.estimate(arm, WITHOUT, documents=has_type)
-            shown = measured.estimate(arm, name, documents=has_type)
-            yield Gain("type", name, int(has_type.sum()), None, shown - without)
+            bits_without = measured.estimate(arm, WITHOUT, documents=has_type)
+            bits_with = measured.estimate(arm, name, documents=has_type)
+            yield Gain("type", name, int(has_type.sum()), None, bits_with - bits_without)
 
 
 class _Part(NamedTuple):
-    """A part of the held-out text: some documents, and some bins of positions in them."""
+    """A part of the held-out text: some documents, or some bins of positions in all of them."""
 
     by: str
     name: str
@@ -357,8 +376,8 @@ class _Part(NamedTuple):
     bins: slice
 
 
-def _list_parts(study: StudyConfig, measured: Measured) -> Iterator[_Part]:
-    """Yields the documents of each length and of the most frequent hosts, and the positions."""
+def _list_parts(study: StudyConfig, measured: StudyMeasurements) -> Iterator[_Part]:
+    """Yields the parts by length, by the most frequent hosts, and by position."""
     slices = []
     if study.measure.length_edges:
         slices.append(SliceConfig(by="length", edges=study.measure.length_edges))
@@ -374,7 +393,7 @@ def _list_parts(study: StudyConfig, measured: Measured) -> Iterator[_Part]:
 
 
 def results_as_dict(results: Results) -> dict[str, Any]:
-    """Returns the results as a dict of JSON types, in which NaN and infinities are kept."""
+    """Converts the results to a dict of JSON types; NaN and infinities are kept."""
     by_host = {claim.name: claim for claim in results.by_host}
     return {
         "title": results.study.title,
@@ -392,6 +411,7 @@ def results_as_dict(results: Results) -> dict[str, Any]:
 
 
 def _claim_as_dict(claim: Claim, by_host: Claim | None) -> dict[str, Any]:
+    """Converts a claim, and the same claim decided with `cluster: host`, if any."""
     at_once = compute_simultaneous_interval(claim)
     return {
         "name": claim.name,
@@ -403,7 +423,7 @@ def _claim_as_dict(claim: Claim, by_host: Claim | None) -> dict[str, Any]:
         "document_error": claim.effect.document_error if claim.effect else None,
         "at_once": [at_once.low, at_once.high],
         "p": claim.p_value,
-        "p_corrected": claim.corrected,
+        "p_corrected": claim.corrected_p_value,
         "power": claim.power,
         "verdict": claim.verdict,
         "reason": claim.reason,
@@ -412,7 +432,7 @@ def _claim_as_dict(claim: Claim, by_host: Claim | None) -> dict[str, Any]:
 
 
 def _difference_as_dict(claim: Claim) -> dict[str, float] | None:
-    """Returns a claim's difference in its own unit and sign."""
+    """Converts a claim's difference, in its unit and with its sign; None if it has none."""
     if claim.effect is None:
         return None
     difference = claim.unit.convert_to_unit(claim.effect)
@@ -420,7 +440,7 @@ def _difference_as_dict(claim: Claim) -> dict[str, float] | None:
 
 
 def _describe_over_hosts(claim: Claim, by_host: Claim | None) -> dict[str, Any] | None:
-    """Returns a claim with hosts as the units of the error over documents; None without hosts."""
+    """Describes a claim decided with `cluster: host`; None if its error is not over hosts."""
     if by_host is None or by_host.effect is None or claim.effect is None:
         return None
     if not is_over_hosts(by_host):
@@ -430,7 +450,7 @@ def _describe_over_hosts(claim: Claim, by_host: Claim | None) -> dict[str, Any] 
         "hosts": by_host.effect.units,
         "host_error": by_host.effect.document_error,
         "error_ratio": compute_design_effect(claim.effect, by_host.effect),
-        "p_corrected": by_host.corrected,
+        "p_corrected": by_host.corrected_p_value,
         "verdict": by_host.verdict,
     }
 
@@ -445,8 +465,8 @@ def _arm_as_dict(arm: ArmResult) -> dict[str, Any]:
             "by": gain.by,
             "part": gain.name,
             "documents": gain.documents,
-            "without": _convert_to_json(gain.without),
-            "with": _convert_to_json(gain.shown),
+            "without": _convert_to_json(gain.effect_without),
+            "with": _convert_to_json(gain.effect_with),
         }
         for gain in arm.gains
     ]
@@ -457,14 +477,14 @@ def _arm_as_dict(arm: ArmResult) -> dict[str, Any]:
         "curves": _convert_to_json(arm.curves),
         "savings": _convert_to_json(arm.savings),
         "effects": _convert_to_json(arm.effects),
-        "with_minus_without": _convert_to_json(arm.inference),
+        "with_minus_without": _convert_to_json(arm.with_minus_without),
         "controls": controls,
         "gains": gains,
     }
 
 
 def _convert_to_json(value: Any) -> Any:
-    """Converts an estimate, a curve or a saving, or a mapping of them."""
+    """Converts an estimate, a curve or a saving, or a mapping of them; None stays None."""
     if isinstance(value, Mapping):
         return {key: _convert_to_json(entry) for key, entry in value.items()}
     if isinstance(value, Estimate):
@@ -475,12 +495,12 @@ def _convert_to_json(value: Any) -> Any:
     return asdict(value) if isinstance(value, Saving) else value
 
 
-def load_measurements(study: StudyConfig) -> tuple[Measured, list[str]]:
+def load_measurements(study: StudyConfig) -> tuple[StudyMeasurements, list[str]]:
     """Loads the measurements that can be compared; also returns a note on missing ones.
 
     Raises:
-        DataError: If the baseline, or everything else, has no seed that has been measured, or if
-            runs were trained on different data.
+        DataError: If the baseline and another arm have no measured seed in common, or if runs were
+            trained on different data.
     """
     runs = list_runs(study)
     measurements: dict[tuple[str, int], Measurement] = {}
@@ -506,12 +526,13 @@ def load_measurements(study: StudyConfig) -> tuple[Measured, list[str]]:
             f"{len(runs) - len(missing)} of {len(runs)} runs are compared, all arms with the same "
             f"seeds; not (yet): {', '.join(missing)}."
         )
-    return Measured(study, compared), notes
+    return StudyMeasurements(study, compared), notes
 
 
 def _refuse_other_shards(
     study: StudyConfig, measurements: Mapping[tuple[str, int], Measurement]
 ) -> None:
+    """Refuses runs that were trained on different shards."""
     first_arm, first_seed = next(iter(measurements))
     shards = measurements[first_arm, first_seed].facts["shards"]
     others = [
@@ -530,24 +551,29 @@ def _refuse_other_shards(
 def find_largest_block(
     study: StudyConfig, measured_runs: Sequence[tuple[str, int]]
 ) -> tuple[list[str], list[int]]:
-    """Returns the arms and seeds with most runs such that each arm has been run with each seed.
+    """Finds the largest set of runs in which every arm has every seed.
 
-    Both are empty if the baseline shares no seed with another arm.
+    Args:
+        measured_runs: The arm and seed of each measured run.
+
+    Returns:
+        The arms and the seeds, in the study's order; both empty if the baseline shares no seed with
+        another arm.
     """
-    seeds_of_arms: dict[str, set[int]] = {}
+    seeds_by_arm: dict[str, set[int]] = {}
     for arm in study.arms:
-        seeds_of_arms[arm] = {seed for name, seed in measured_runs if name == arm}
+        seeds_by_arm[arm] = {seed for run_arm, seed in measured_runs if run_arm == arm}
 
-    base_seeds = seeds_of_arms[study.baseline]
+    base_seeds = seeds_by_arm[study.baseline]
     blocks: list[tuple[list[str], list[int]]] = [([], [])]
-    for arm_seeds in seeds_of_arms.values():
+    for arm_seeds in seeds_by_arm.values():
         seeds = [seed for seed in study.seeds if seed in arm_seeds & base_seeds]
-        arms = [arm for arm in study.arms if seeds_of_arms[arm] >= set(seeds)]
+        arms = [arm for arm in study.arms if seeds_by_arm[arm] >= set(seeds)]
         if seeds and len(arms) > 1:
             blocks.append((arms, seeds))
 
     def rank_block(block: tuple[list[str], list[int]]) -> tuple[int, int]:
         arms, seeds = block
-        return len(arms) * len(seeds), len(seeds)  # of as many runs, the block of more seeds
+        return len(arms) * len(seeds), len(seeds)  # among equally many runs, more seeds win
 
     return max(blocks, key=rank_block)

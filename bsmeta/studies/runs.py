@@ -1,4 +1,4 @@
-"""The runs of a study: their folders, overrides, measurements and progress; and their launcher.
+"""Lists and launches the runs of a study, and reads their progress and measurements.
 
 Seeds come first in the order of the runs, so that an interrupted study has whole comparisons. The
 arms of a seed differ only in their overrides: everything that the seed decides (weights, dropout,
@@ -8,9 +8,9 @@ Runs are started through the launch scripts, one after the other. A study can be
 moment: the same command skips the finished runs, resumes the interrupted one from its newest
 checkpoint, and starts the others. If an earlier call left a run in progress, it is waited for.
 
-The measurement of a run is one small file, which is all that a report needs of it. The files can be
-kept with the file of the study (`results_dir`): then a run that was measured on any machine is not
-repeated, and the report can be recomputed from the files alone.
+The measurement of a run is one small file, and a report needs nothing else. If these files are kept
+with the file of the study (`results_dir`), a run that was measured on any machine is not repeated,
+and the report can be recomputed from the files alone.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ from bsmeta.training.run_folder import (
     read_status,
 )
 
-_TYPE_PREFIX = "types/"
-_NATS_ARRAYS = ("without", "shown", "averaged")
 DONE = "done"
 NOT_STARTED = "not started"
 WAITS = "waits"
@@ -69,12 +67,16 @@ _ARRAYS = (
     "tokens",
     "flops",
     *_DOCUMENT_ARRAYS,
-    "without",
-    "shown",
-    "averaged",
     "step_documents",
     "logged_targets",
 )
+"""Arrays of a measurement with the same name in its file."""
+
+_NATS_NAMES = {"nats_without": "without", "nats_with": "shown", "nats_averaged": "averaged"}
+"""Names in the file of the arrays of nats per checkpoint."""
+
+_TYPE_PREFIX = "types/"
+"""Begins the names in the file of the arrays of `nats_by_types`."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,11 @@ class Measurement:
 
     Attributes:
         settings: Hash of the settings of the run and of its measurement.
-        facts: Facts about the run for the report: its learning rate schedule, last loss, initial
-            weights, the hash of its training shards, the bytes of the documents that are left out
-            because its tokenizer loses them, its position in the `order` of the runs, where and
-            when each part of it was `trained` and it was `measured` (`describe_environment`), and
-            the `losses` of its logged steps (the last four are missing in older files).
+        facts: Facts about the run for the report: learning rate schedule, last loss, initial
+            weights, hash of the training shards, bytes that are left out because the tokenizer
+            loses them, position in the `order` of the runs, environments in which it was `trained`
+            and `measured` (`describe_environment`), and the `losses` of the logged steps. Older
+            files lack the last four.
         steps: int64 [checkpoints].
         targets: int64 [checkpoints], tokens trained on (text, unless metadata has a loss).
         tokens: int64 [checkpoints], tokens that the model was given, without padding.
@@ -96,15 +98,15 @@ class Measurement:
         lengths: int64 [documents], bytes of the whole text.
         sites: str [documents], host; empty if unknown.
         sizes: float64 [documents, bins], bytes scored, by position in the document.
-        without: float64 [checkpoints, documents, bins], nats of these bytes without metadata.
-        shown: float64 [checkpoints, documents, bins], nats with all metadata, as in training; no
-            checkpoints if the arm has no metadata.
-        types: By metadata type (or types joined by +), at the last checkpoint: float64 [documents,
-            bins], nats with these types alone; NaN for a document that lacks one of them.
+        nats_without: float64 [checkpoints, documents, bins], nats of these bytes without metadata.
+        nats_with: float64 [checkpoints, documents, bins], nats with all metadata, as in training;
+            no checkpoints if the arm has no metadata.
+        nats_by_types: The nats at the last checkpoint with one metadata type alone (or types joined
+            by +), float64 [documents, bins]; NaN for a document that lacks one of the types.
+        nats_averaged: float64 [1, documents, bins], nats without metadata of the mean of the last
+            checkpoints' weights; [0, documents, bins] if it was not measured.
         step_documents: uint16 [steps], a hash of the documents of each step.
         logged_targets: int64 [logged steps], `targets` at each step that was logged.
-        averaged: float64 [1, documents, bins], nats without metadata of the mean of the last
-            checkpoints' weights; [0, documents, bins] if it was not measured.
     """
 
     settings: str
@@ -117,22 +119,22 @@ class Measurement:
     lengths: np.ndarray
     sites: np.ndarray
     sizes: np.ndarray
-    without: np.ndarray
-    shown: np.ndarray
-    types: dict[str, np.ndarray]
+    nats_without: np.ndarray
+    nats_with: np.ndarray
+    nats_by_types: dict[str, np.ndarray]
+    nats_averaged: np.ndarray
     step_documents: np.ndarray
     logged_targets: np.ndarray
-    averaged: np.ndarray
 
     def save(self, path: Path) -> None:
-        """Writes the file atomically; nats are kept in single precision."""
+        """Writes the file atomically, with nats in single precision."""
         values = {name: getattr(self, name) for name in _ARRAYS}
-        values |= {_TYPE_PREFIX + name: nats for name, nats in self.types.items()}
-        for name in values:
-            if name in _NATS_ARRAYS or name.startswith(_TYPE_PREFIX):
-                values[name] = values[name].astype(np.float32)
-            elif name in ("lengths", "sizes"):
-                values[name] = values[name].astype(np.uint32)
+        for name in ("lengths", "sizes"):
+            values[name] = values[name].astype(np.uint32)
+        for name, name_in_file in _NATS_NAMES.items():
+            values[name_in_file] = getattr(self, name).astype(np.float32)
+        for types, nats in self.nats_by_types.items():
+            values[_TYPE_PREFIX + types] = nats.astype(np.float32)
 
         header = json.dumps({"settings": self.settings, "facts": self.facts}, sort_keys=True)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,10 +146,8 @@ class Measurement:
         return replace(
             self,
             **{name: getattr(self, name)[indices] for name in _DOCUMENT_ARRAYS},
-            without=self.without[:, indices],
-            shown=self.shown[:, indices],
-            averaged=self.averaged[:, indices],
-            types={name: nats[indices] for name, nats in self.types.items()},
+            **{name: getattr(self, name)[:, indices] for name in _NATS_NAMES},
+            nats_by_types={types: nats[indices] for types, nats in self.nats_by_types.items()},
         )
 
     @classmethod
@@ -160,12 +160,14 @@ class Measurement:
         try:
             with np.load(path) as archive:
                 header = parse_json(str(archive["header"]))
-                arrays = {name: archive[name] for name in _ARRAYS if name != "averaged"}
-                if "averaged" in archive.files:
-                    arrays["averaged"] = archive["averaged"]
+                arrays = {name: archive[name] for name in _ARRAYS}
+                arrays["nats_without"] = archive[_NATS_NAMES["nats_without"]]
+                arrays["nats_with"] = archive[_NATS_NAMES["nats_with"]]
+                if _NATS_NAMES["nats_averaged"] in archive.files:
+                    arrays["nats_averaged"] = archive[_NATS_NAMES["nats_averaged"]]
                 else:  # the file is older than the array
-                    arrays["averaged"] = arrays["without"][:0]
-                types = {
+                    arrays["nats_averaged"] = arrays["nats_without"][:0]
+                nats_by_types = {
                     name.removeprefix(_TYPE_PREFIX): archive[name].astype(np.float64)
                     for name in archive.files
                     if name.startswith(_TYPE_PREFIX)
@@ -176,13 +178,13 @@ class Measurement:
                 "measured again"
             ) from error
 
-        for name in ("sizes", *_NATS_ARRAYS):
+        for name in ("sizes", *_NATS_NAMES):
             arrays[name] = arrays[name].astype(np.float64)
-        return cls(**header, **arrays, types=types)
+        return cls(**header, **arrays, nats_by_types=nats_by_types)
 
 
 def hash_settings(study: StudyConfig, arm: str, seed: int) -> str:
-    """Hashes the settings of a run and of its measurement, the same on every machine."""
+    """Hashes the settings of a run and of its measurement; equal on every machine."""
     settings = study.arms[arm]
     values: dict[str, Any] = {
         "config": study.config,
@@ -198,7 +200,7 @@ def hash_settings(study: StudyConfig, arm: str, seed: int) -> str:
 
 
 def select_measure_settings(study: StudyConfig) -> dict[str, Any]:
-    """Returns the settings of a measurement that change its values."""
+    """Returns the settings of `measure` that affect the values of a measurement."""
     left_out = {"length_edges", "sites"}  # they only group the values
     if study.measure.average_last == 1:
         left_out.add("average_last")  # so that measurements older than the key stay valid
@@ -213,7 +215,8 @@ def hash_values(values: Any) -> str:
 def locate_results(study: StudyConfig) -> Path:
     """Returns the folder of the measurements.
 
-    It is `results_dir`, or else a folder in `out_dir` that is named by the hash of the settings.
+    It is `results_dir` if that is set, otherwise a folder in `out_dir` named by the hash of the
+    settings.
     """
     if study.results_dir is not None:
         return Path(study.results_dir)
@@ -245,7 +248,8 @@ def refuse_other_settings(path: Path, settings: str, expected: str, parts: str) 
 
     Args:
         settings: The hash of the settings in the file.
-        parts: The settings that the hash covers, in words.
+        expected: The hash of the study's settings.
+        parts: The settings that the hash covers, for the message.
 
     Raises:
         DataError: If the hashes differ.
@@ -259,7 +263,11 @@ def refuse_other_settings(path: Path, settings: str, expected: str, parts: str) 
 
 @dataclass(frozen=True)
 class Run:
-    """One arm with one seed."""
+    """The training of one arm with one seed.
+
+    Attributes:
+        folder: The run folder.
+    """
 
     arm: str
     seed: int
@@ -291,7 +299,7 @@ class Progress:
 
 
 def list_runs(study: StudyConfig) -> list[Run]:
-    """Lists all runs in the order in which they are made; arms come after the arms they need.
+    """Lists all runs in the order of their execution; arms follow the arms that they depend on.
 
     With `random_order`, seeds are sorted by a hash: the order is the same on every machine, and
     adding a seed does not reorder the others.
@@ -309,22 +317,26 @@ def list_runs(study: StudyConfig) -> list[Run]:
 
 
 def _sort_arms(study: StudyConfig) -> list[str]:
-    """Sorts the arms: the baseline first, and each arm after the arms that its runs need."""
-    arms = study.arms
-    follows = {name: arms[name].text_tokens_of is not None for name in arms}
-    sorted_arms: dict[str, None] = {}
-    for name in sorted(arms, key=lambda name: (name != study.baseline, follows[name])):
-        stable = arms[name].branch_of
+    """Sorts the arms: the baseline first, and each arm after the arms that it depends on."""
+
+    def rank_arm(name: str) -> tuple[bool, bool]:
+        needs_tokens_of_another = study.arms[name].text_tokens_of is not None
+        return name != study.baseline, needs_tokens_of_another
+
+    sorted_arms: list[str] = []
+    for name in sorted(study.arms, key=rank_arm):
+        stable = study.arms[name].branch_of
         if stable:
-            sorted_arms[stable] = None
-        sorted_arms[name] = None
-    return list(sorted_arms)
+            sorted_arms.append(stable)
+        sorted_arms.append(name)
+    return list(dict.fromkeys(sorted_arms))
 
 
 def read_progress(study: StudyConfig, run: Run) -> Progress:
-    """Reads the progress of a run from its folder, or else from its measurement.
+    """Reads the progress of a run from its folder, or from its measurement if it has no status.
 
-    The folder may be incomplete.
+    Raises:
+        DataError: If the measurement is damaged, or was made with other settings.
     """
     if (run.folder / STATUS).exists():
         state = read_status(run.folder)["state"]
@@ -350,7 +362,7 @@ def read_progress(study: StudyConfig, run: Run) -> Progress:
 
 
 def list_overrides(study: StudyConfig, run: Run) -> list[str] | None:
-    """Returns the overrides of a run; None if it must wait for the runs that it follows from."""
+    """Returns the overrides of a run; None if a run that it depends on is not done."""
     arm = study.arms[run.arm]
     overrides = [*_list_arm_overrides(study, run.arm), f"seed={run.seed}"]
     if arm.text_tokens_of is not None:
@@ -358,6 +370,7 @@ def list_overrides(study: StudyConfig, run: Run) -> list[str] | None:
         if matching_steps is None:
             return None
         overrides.append(f"max_train_steps={matching_steps}")
+
     if arm.branch_of is not None:
         stable = find_stable_run(study, run)
         if read_progress(study, stable).state != DONE:
@@ -366,11 +379,10 @@ def list_overrides(study: StudyConfig, run: Run) -> list[str] | None:
         overrides.append(f"decay_from='{checkpoint}'")
 
     steps = _compose_run(study, overrides).max_train_steps
-    saved_steps = sorted(
-        {*list_curve_steps(study, run.arm, steps), *_list_branch_steps(study, run.arm)}
-    )
+    saved_steps = set(list_curve_steps(study, run.arm, steps)) | _list_branch_steps(study, run.arm)
+    step_list = ",".join(str(step) for step in sorted(saved_steps))
     overrides += [
-        f"extra_steps_to_eval_save_at=[{','.join(map(str, saved_steps))}]",
+        f"extra_steps_to_eval_save_at=[{step_list}]",
         "keep_last_checkpoints=0",
         "export_steps=null",
         "log_documents=true",
@@ -379,10 +391,11 @@ def list_overrides(study: StudyConfig, run: Run) -> list[str] | None:
 
 
 def _list_arm_overrides(study: StudyConfig, name: str) -> list[str]:
-    """Returns the overrides of an arm's runs; a branch has its stable arm's, too."""
+    """Returns the overrides of an arm's runs; a branch inherits the overrides of its stable arm."""
     arm = study.arms[name]
     if arm.branch_of is None:
         return [*study.overrides, *arm.overrides]
+
     assert arm.branch_at is not None
     assert arm.decay_steps is not None
     return [
@@ -396,7 +409,7 @@ def _list_arm_overrides(study: StudyConfig, name: str) -> list[str]:
 
 
 def find_stable_run(study: StudyConfig, run: Run) -> Run:
-    """Returns the run that the run of a branch starts from."""
+    """Returns the run of the same seed from which a branch starts."""
     (stable,) = (
         other
         for other in list_runs(study)
@@ -432,39 +445,49 @@ def drop_replaced_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 def list_curve_steps(study: StudyConfig, arm: str, steps: int) -> list[int]:
-    """Returns the steps of a run after which its model is measured.
+    """Returns the steps of a run after which its model is measured, ascending.
 
     The last step is always one of them; a branch has only steps after it began.
+
+    Args:
+        steps: Number of steps of the run.
     """
-    curve = {max(round(share * steps), 1) for share in study.curve} | {steps}
-    return sorted(step for step in curve if step > (study.arms[arm].branch_at or 0))
+    curve_steps = {max(round(share * steps), 1) for share in study.curve} | {steps}
+    first_step = study.arms[arm].branch_at or 0
+    return sorted(step for step in curve_steps if step > first_step)
 
 
 def _compute_matching_steps(study: StudyConfig, run: Run, other: str) -> int | None:
-    """Returns the steps after which a run without metadata has seen an arm's text tokens.
+    """Computes the steps in which a run sees as many text tokens as another arm of its seed.
 
-    None if that run, or the baseline's, is not done.
+    Returns:
+        The steps, from the baseline's text tokens per step; None if the run of the other arm, or of
+        the baseline, is not done.
     """
     progress_by_arm = {
         sibling.arm: read_progress(study, sibling)
         for sibling in list_runs(study)
         if sibling.seed == run.seed
     }
-    target = progress_by_arm[other]
-    baseline = progress_by_arm[study.baseline]
-    if target.state != DONE or baseline.state != DONE:
+    other_progress = progress_by_arm[other]
+    baseline_progress = progress_by_arm[study.baseline]
+    if other_progress.state != DONE or baseline_progress.state != DONE:
         return None
-    return max(round(target.targets / (baseline.targets / baseline.step)), 1)
+
+    targets_per_step = baseline_progress.targets / baseline_progress.step
+    return max(round(other_progress.targets / targets_per_step), 1)
 
 
 def check_study(study: StudyConfig) -> None:
-    """Finds a misspelled key or value of an arm, or type of a claim, before the first run starts.
+    """Checks the configurations of all arms, and the metadata types of all claims.
+
+    Call it before the first run starts.
 
     Raises:
-        ConfigurationError: Naming the arm, or the claim.
+        ConfigurationError: If one is invalid; the message names the arm or the claim.
     """
-    types: dict[str, list[str]] = {}
-    steps: dict[str, int] = {}
+    types_by_arm: dict[str, list[str]] = {}
+    steps_by_arm: dict[str, int] = {}
     for name in study.arms:
         try:
             config = _compose_run(study, _list_arm_overrides(study, name))
@@ -473,24 +496,30 @@ def check_study(study: StudyConfig) -> None:
             raise_problems([*problems, *find_row_budget_problems(data)])
         except ConfigurationError as error:
             raise ConfigurationError(f"arm {name}: {error}", error.keys) from error
-        types[name] = config.data_config.metadata_config.metadata_list
-        steps[name] = config.max_train_steps
+        types_by_arm[name] = config.data_config.metadata_config.metadata_list
+        steps_by_arm[name] = config.max_train_steps
 
     for name, arm in study.arms.items():
-        if arm.branch_of and arm.branch_at and arm.branch_at > steps[arm.branch_of]:
+        if arm.branch_of and arm.branch_at and arm.branch_at > steps_by_arm[arm.branch_of]:
             raise ConfigurationError(
                 f"arms.{name}.branch_at={arm.branch_at}: expected a step of {arm.branch_of}, which "
-                f"has {steps[arm.branch_of]} (max_train_steps)"
+                f"has {steps_by_arm[arm.branch_of]} (max_train_steps)"
             )
     for name in study.claims:
-        _check_types_of_claim(study, name, types)
+        _check_types_of_claim(study, name, types_by_arm)
 
 
-def _check_types_of_claim(study: StudyConfig, name: str, types: dict[str, list[str]]) -> None:
-    """Checks that the arms of a claim are trained with the metadata that it uses.
+def _check_types_of_claim(
+    study: StudyConfig, name: str, types_by_arm: dict[str, list[str]]
+) -> None:
+    """Checks that the arms of a claim are trained with the metadata types that it compares.
 
     Args:
-        types: The metadata types of each arm.
+        name: The name of the claim.
+        types_by_arm: The metadata types that each arm is trained with.
+
+    Raises:
+        ConfigurationError: If an arm is not trained with them.
     """
     claim = study.claims[name]
     arms = [("metadata", claim.arm), ("against_metadata", claim.against or study.baseline)]
@@ -499,16 +528,26 @@ def _check_types_of_claim(study: StudyConfig, name: str, types: dict[str, list[s
 
     for key, arm in arms:
         metadata = getattr(claim, key)
-        claimed_types = [] if metadata in (WITHOUT, WITH) else metadata.split("+")
-        trained_types = types[arm]
-        if not set(claimed_types) <= set(trained_types) or (metadata == WITH and not trained_types):
+        trained_types = types_by_arm[arm]
+        if metadata == WITHOUT:
+            is_trained = True
+        elif metadata == WITH:
+            is_trained = bool(trained_types)
+        else:
+            is_trained = set(metadata.split("+")) <= set(trained_types)
+        if not is_trained:
             raise ConfigurationError(
-                f"claims.{name}.{key}={metadata}: expected what the arm {arm} "
-                f"is trained with: without, or of {trained_types}"
+                f"claims.{name}.{key}={metadata}: expected metadata that the arm {arm} is trained "
+                f"with: without, or some of {trained_types}"
             )
 
 
 def _compose_run(study: StudyConfig, overrides: list[str]) -> CausalLMConfig:
+    """Composes the configuration of a run.
+
+    Raises:
+        ConfigurationError: If the configuration does not exist or is invalid.
+    """
     path = Path(study.config)
     if path.suffix != ".yaml" and len(path.parts) == 1:  # as choose_run of experiments/common.sh
         return compose_command_line(CausalLMConfig, study.config, overrides)
@@ -521,7 +560,10 @@ def _compose_run(study: StudyConfig, overrides: list[str]) -> CausalLMConfig:
 
 
 class Launcher:
-    """Makes runs in sequence; a signal is forwarded to the run, and ends the study."""
+    """Trains and measures runs, one after the other.
+
+    A signal is forwarded to the run in progress, and then ends the study.
+    """
 
     def __init__(self, study: StudyConfig) -> None:
         self._study = study
@@ -531,7 +573,7 @@ class Launcher:
         self._is_stopped = False
 
     def catch_signals(self) -> None:
-        """Makes signals stop the run in progress, which saves, and then the study."""
+        """Makes signals stop the run in progress, which saves a checkpoint, and then the study."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._stop_study)
 
@@ -541,7 +583,7 @@ class Launcher:
             self._running.send_signal(signal.SIGTERM)
 
     def build_command(self, run: Run) -> list[str] | None:
-        """Returns the command that starts or resumes a run; None if it waits for others."""
+        """Returns the command that starts or resumes a run; None if it must wait for others."""
         overrides = list_overrides(self._study, run)
         if overrides is None:
             return None
@@ -549,40 +591,42 @@ class Launcher:
         return [str(self._script), *overrides, folder, "resume_from_checkpoint_dir=latest"]
 
     def format_command(self, run: Run) -> str | None:
-        """Returns the command and its environment as a line for a shell; None if it waits."""
-        command = self.build_command(run)
-        return (
-            None
-            if command is None
-            else redact(format_pasteable_command(command, **self._environment))
-        )
+        """Returns the command of a run and its environment as a line for a shell.
 
-    def make_all(self, runs: Sequence[Run], measure: Sequence[str] = ()) -> int:
-        """Makes the runs that are not done yet; returns the exit code of the study.
+        Returns None if the run must wait for others.
+        """
+        command = self.build_command(run)
+        if command is None:
+            return None
+        return redact(format_pasteable_command(command, **self._environment))
+
+    def launch_all(self, runs: Sequence[Run], measure_command: Sequence[str] = ()) -> int:
+        """Trains and measures the runs that are not done yet; returns the exit code of the study.
 
         Args:
             runs: The runs.
-            measure: The command that measures finished runs, called after each run in a process of
-                its own, so that no memory of a device stays in use. Empty: nothing is measured.
+            measure_command: The command that measures finished runs, executed after each run in a
+                separate process, so that it frees the memory of the device. Empty: nothing is
+                measured.
         """
         has_failed = False
         for number, run in enumerate(runs, start=1):
-            code = self._make_run(run, f"[{number}/{len(runs)}] {run.name}:", measure)
+            code = self._launch_run(run, f"[{number}/{len(runs)}] {run.name}:", measure_command)
             if self._is_stopped or code == EXIT_PREEMPTED:
                 return EXIT_PREEMPTED
             has_failed |= code != 0
         return EXIT_FAILURE if has_failed else 0
 
-    def _make_run(self, run: Run, prefix: str, measure: Sequence[str]) -> int:
+    def _launch_run(self, run: Run, prefix: str, measure_command: Sequence[str]) -> int:
         """Trains a run unless it is done, then measures it; returns an exit code.
 
         Args:
             prefix: Begins each line that is printed about the run.
         """
-        self._wait_for_another(run, prefix)
+        self._wait_until_unused(run, prefix)
         if read_progress(self._study, run).state == DONE:
             print(prefix, "done before", flush=True)
-            return 0 if self._measure_run(run, measure) else EXIT_FAILURE
+            return 0 if self._measure_run(run, measure_command) else EXIT_FAILURE
 
         command = self.build_command(run)
         if command is None:
@@ -597,10 +641,10 @@ class Launcher:
         code = self._train_run(run, command, prefix)
         if code != 0 or self._is_stopped:
             return code
-        return 0 if self._measure_run(run, measure) else EXIT_FAILURE
+        return 0 if self._measure_run(run, measure_command) else EXIT_FAILURE
 
     def _train_run(self, run: Run, command: Sequence[str], prefix: str) -> int:
-        """Executes the command of a run, and reports on it; returns its exit code."""
+        """Executes the command that trains a run, and prints its outcome; returns its exit code."""
         for warning in self._warn_of_other_machines(run):
             print(prefix, warning, flush=True)
         print(prefix, "running …", flush=True)
@@ -608,7 +652,7 @@ class Launcher:
         started = time.monotonic()
         code = self.execute(command, run)
         if code and is_in_use(run.folder):  # by the run of an earlier call, which just started
-            self._wait_for_another(run, prefix)
+            self._wait_until_unused(run, prefix)
             code = 0 if read_progress(self._study, run).state == DONE else code
 
         progress = read_progress(self._study, run)
@@ -617,14 +661,16 @@ class Launcher:
         return code
 
     def _describe_missing_checkpoint(self, run: Run) -> str:
-        """Says why a branch cannot start although its stable run is done; empty if it can."""
+        """Explains why a branch cannot start although its stable run is done; "" if it can."""
         branch_at = self._study.arms[run.arm].branch_at
         if branch_at is None:
             return ""
+
         stable = find_stable_run(self._study, run)
         checkpoint = stable.folder / f"checkpoint-{branch_at}step"
         if checkpoint.is_dir():
             return ""
+
         return (
             f"needs {checkpoint}: {stable.name} was trained on another machine, or before this arm "
             "was added, or its checkpoints have been removed; train all arms of a seed on one "
@@ -641,6 +687,7 @@ class Launcher:
                     machines.add(environment.get("machine"))
         if machines <= {hash_machine_name()}:
             return []
+
         return [
             f"other arms of seed {run.seed} were trained on another machine; a difference between "
             "them may be one of machines, which the report cannot tell apart (train all arms of a "
@@ -648,16 +695,21 @@ class Launcher:
         ]
 
     def _measure_run(self, run: Run, command: Sequence[str]) -> bool:
-        """Measures a finished run that has not been measured; returns False if that fails.
+        """Measures a finished run that has not been measured; returns whether nothing failed.
 
-        An empty command measures nothing.
+        Args:
+            command: Measures finished runs; empty: nothing is measured.
         """
         if not command or find_measurement(self._study, run.arm, run.seed) is not None:
             return True
         return self.execute(command, run) == 0
 
     def execute(self, command: Sequence[str], run: Run) -> int:
-        """Executes a command, with its output logged next to the run's folder; returns its code."""
+        """Executes a command, and appends its output to a log beside the run folder.
+
+        Returns:
+            The exit code of the command.
+        """
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         with run.folder.with_name(f"{run.folder.name}.log").open("ab") as log:
             self._running = subprocess.Popen(
@@ -670,7 +722,7 @@ class Launcher:
                 self._running.send_signal(signal.SIGTERM)
             return self._running.wait()
 
-    def _wait_for_another(self, run: Run, prefix: str) -> None:
+    def _wait_until_unused(self, run: Run, prefix: str) -> None:
         """Waits until no process trains in the folder of the run."""
         if is_in_use(run.folder) and not self._is_stopped:
             print(prefix, "still running, started by an earlier call; waiting …", flush=True)
@@ -679,9 +731,10 @@ class Launcher:
 
 
 def list_environments(study: StudyConfig, run: Run) -> list[dict[str, Any]]:
-    """Reads where and when a run was trained, from its folder or else from its measurement."""
+    """Reads the environments in which a run was trained, from its folder or its measurement."""
     if run.folder.exists():
         return read_environments(run.folder)
+
     measurement = find_measurement(study, run.arm, run.seed)
     return [] if measurement is None else list(measurement.facts.get("trained", []))
 
@@ -698,15 +751,15 @@ def is_in_use(folder: Path) -> bool:
 
 
 def show_progress(study: StudyConfig, runs: Sequence[Run]) -> None:
-    """Prints a table of the runs."""
+    """Prints a table of the runs: state, step, tokens and loss."""
     table = Table(title=study.title, box=box.SIMPLE, title_justify="left")
     for name in ("arm", "seed", "state", "step", "text tokens", "all tokens", "loss"):
         table.add_column(name, justify="left" if name in ("arm", "state") else "right")
 
     for run in runs:
         progress = read_progress(study, run)
-        waits = progress.state != DONE and list_overrides(study, run) is None
-        state = WAITS if waits else progress.state
+        must_wait = progress.state != DONE and list_overrides(study, run) is None
+        state = WAITS if must_wait else progress.state
         counts = [f"{count:,}" for count in (progress.step, progress.targets, progress.tokens)]
         loss = "–" if progress.loss is None else f"{progress.loss:.4f}"
         table.add_row(run.arm, str(run.seed), state, *counts, loss)

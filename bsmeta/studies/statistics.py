@@ -1,4 +1,4 @@
-"""Bits per byte over seeds and documents: estimates, curves, and the data that an arm saves.
+"""Estimates bits per byte over seeds and documents, curves of them, and the data that arms save.
 
 An estimate is a mean over seeds, and over held-out documents. Both are sources of error: other
 seeds would have given other models, other documents another mean. The variance over seeds is the
@@ -22,7 +22,7 @@ from scipy.interpolate import PchipInterpolator
 
 from bsmeta.report.inference import (
     ALPHA,
-    Source,
+    ErrorSource,
     assign_host_clusters,
     compute_cluster_degrees,
     compute_half_width,
@@ -49,9 +49,9 @@ class Estimate:
     Attributes:
         seeds: float64 [seeds], the value of each seed.
         changes: float64 [all units], the change of the mean over seeds if each document, or each
-            host, is left out; 0 for a unit that does not take part.
-        units: Number of documents, or hosts, that take part.
-        degrees: Degrees of freedom of the variance over them.
+            host, is left out; 0 for excluded units.
+        units: Number of documents, or hosts, that are not excluded.
+        degrees: Degrees of freedom of the variance over these units.
     """
 
     seeds: Floats
@@ -69,7 +69,7 @@ class Estimate:
 
     @property
     def value(self) -> float:
-        """The mean."""
+        """The mean over the seeds."""
         return float(self.seeds.mean())
 
     @property
@@ -83,13 +83,13 @@ class Estimate:
         return math.sqrt(compute_jackknife_variance(self.changes, self.units))
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[ErrorSource]:
         """The sources of error; with one seed, the documents alone."""
-        documents = Source(self.document_error**2, self.degrees)
+        documents = ErrorSource(self.document_error**2, self.degrees)
         count = len(self.seeds)
         if count == 1:
             return [documents]
-        return [Source(self.deviation**2 / count, count - 1), documents]
+        return [ErrorSource(self.deviation**2 / count, count - 1), documents]
 
     @property
     def low(self) -> float:
@@ -108,38 +108,38 @@ class Estimate:
 
 
 def estimate_bits_per_byte(nats: Floats, sizes: Floats) -> Estimate:
-    """Returns the mean over seeds of the bits per byte over documents, or hosts.
+    """Estimates the mean over seeds of the bits per byte over documents, or hosts.
 
     Args:
         nats: float64 [seeds, documents].
-        sizes: float64 [documents], bytes; 0 for a document that does not take part.
+        sizes: float64 [documents], bytes; 0 for excluded documents.
     """
     return estimate_ratio(nats / math.log(2), sizes)
 
 
 def estimate_ratio(values: Floats, weights: Floats) -> Estimate:
-    """Returns the mean over seeds of sum(values) / sum(weights), over documents (or questions).
+    """Estimates the mean over seeds of sum(values) / sum(weights), over documents (or questions).
 
     Args:
         values: float64 [seeds, documents].
-        weights: float64 [documents]; 0 for a document that does not take part.
+        weights: float64 [documents]; 0 for excluded documents.
 
     Returns:
-        The estimate; NaN, of no documents, if none takes part.
+        The estimate; NaN if all documents are excluded.
     """
-    takes_part = weights > 0
-    values = np.where(takes_part, values, 0.0)
+    is_included = weights > 0
+    values = np.where(is_included, values, 0.0)
     total_weight = float(weights.sum())
     if not total_weight:
         return Estimate(np.full(len(values), math.nan), np.zeros(len(weights)), 0, -1)
 
     changes = leave_one_out(values.mean(axis=0), weights)  # all seeds have the same weights
-    units = int(takes_part.sum())
+    units = int(is_included.sum())
     return Estimate(values.sum(axis=1) / total_weight, changes, units, units - 1)
 
 
 def estimate_ratio_over_clusters(values: Floats, weights: Floats, clusters: np.ndarray) -> Estimate:
-    """Returns the same as `estimate_ratio`, with clusters of documents (or questions) as the units.
+    """Estimates the same ratio as `estimate_ratio`, with its error over clusters of documents.
 
     Args:
         clusters: int64 [documents], the index of each document's cluster.
@@ -152,30 +152,33 @@ def estimate_ratio_over_clusters(values: Floats, weights: Floats, clusters: np.n
 
 @dataclass(frozen=True)
 class Curve:
-    """Bits per byte at rising numbers of tokens (or FLOPs), float64 [points]."""
+    """Bits per byte over the amount of training.
+
+    Attributes:
+        amounts: float64 [points], tokens or FLOPs, ascending.
+        points: The bits per byte at each amount.
+    """
 
     amounts: Floats
     points: Sequence[Estimate]
 
     def interpolate_at(self, amount: float) -> Estimate | None:
-        """Returns the bits per byte at an amount, interpolated on its logarithm.
-
-        None outside the curve.
-        """
+        """Interpolates the bits per byte at an amount, on its logarithm; None outside the curve."""
         amounts = self.amounts
-        if (
-            not amounts[0] * (1 - AMOUNT_TOLERANCE)
-            <= amount
-            <= amounts[-1] * (1 + AMOUNT_TOLERANCE)
-        ):
+        low = amounts[0] * (1 - AMOUNT_TOLERANCE)
+        high = amounts[-1] * (1 + AMOUNT_TOLERANCE)
+        if not low <= amount <= high:
             return None
+
         nearest = int(np.abs(amounts - amount).argmin())
         if math.isclose(amounts[nearest], amount, rel_tol=1e-9) or len(amounts) == 1:
             return self.points[nearest]
-        return self._interpolate(np.array([np.clip(amount, amounts[0], amounts[-1])]))[0]
+
+        clipped = np.clip(amount, amounts[0], amounts[-1])
+        return self._interpolate(np.array([clipped]))[0]
 
     def _interpolate(self, amounts: Floats) -> list[Estimate]:
-        """Interpolates the estimates at amounts, for each seed and for each left-out document."""
+        """Interpolates the values of the seeds and the jackknife changes at each amount."""
 
         def interpolate(values: Floats) -> Floats:
             interpolator = PchipInterpolator(np.log(self.amounts), values)
@@ -194,8 +197,8 @@ class Curve:
             for values, change in zip(seeds, changes, strict=True)
         ]
 
-    def make_falling(self) -> Curve:
-        """Returns the running minimum of the curve."""
+    def compute_running_minimum(self) -> Curve:
+        """Returns the curve with each point replaced by the lowest point up to it."""
         lowest = self.points[0]
         points = []
         for point in self.points:
@@ -205,9 +208,10 @@ class Curve:
         return Curve(self.amounts, points)
 
     def interpolate_finely(self) -> tuple[Floats, list[Estimate]]:
-        """Returns amounts on a fine grid, and the interpolated estimate at each."""
+        """Returns a fine grid of amounts, and the interpolated estimate at each of them."""
         if len(self.amounts) == 1:
             return self.amounts, list(self.points)
+
         logarithms = np.log(self.amounts)
         even_grid = np.linspace(logarithms[0], logarithms[-1], _NUM_GRID_POINTS)
         grid = np.exp(np.unique(np.concatenate((even_grid, logarithms))))
@@ -216,7 +220,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Share:
-    """A share; `bound` is `above` or `below` if it is only known to be above or below the value."""
+    """A share of data, or a bound on it.
+
+    Attributes:
+        bound: `above` or `below` if the share is only known to be above or below `value`.
+    """
 
     value: float
     bound: str = ""
@@ -227,11 +235,15 @@ class Share:
 
 @dataclass(frozen=True)
 class Saving:
-    """The share of its data that an arm saves: 1 - its amount / the amount that the baseline needs.
+    """The share of data that an arm saves: 1 - its amount / the amount that the baseline needs.
 
-    Where the baseline never reaches the arm's bits per byte, or had passed them at its first point,
-    the share is only known to be above, or below, a bound. `low` and `high` are its 95% interval;
-    `needed` is the amount that the baseline needs, None if the share is a bound.
+    If the baseline never reaches the arm's bits per byte, or has already passed them at its first
+    point, the share is only a bound.
+
+    Attributes:
+        low: Lower end of the 95% interval.
+        high: Upper end of the 95% interval.
+        needed: The amount that the baseline needs; None if the share is a bound.
     """
 
     share: Share
@@ -245,70 +257,78 @@ class Saving:
         return f"{self.share} ({self.low} to {self.high})"
 
 
-def estimate_saving(baseline: Curve, amount: float, arm: Estimate) -> Saving:
-    """Estimates how much less an arm needs than the baseline for the same bits per byte.
+def estimate_saving(baseline: Curve, amount: float, bits: Estimate) -> Saving:
+    """Estimates the share of data that an arm saves for the same bits per byte as the baseline.
 
-    The interval is the amounts at which the baseline does not differ from the arm at the level of
-    5% (like Fieller's interval of a ratio): so it is wide, or has no end, where the curve is flat.
+    The interval contains the amounts at which the baseline does not differ from the arm at a
+    significance level of 5% (like Fieller's interval of a ratio), so it is wide, or unbounded,
+    where the curve is flat.
 
     Args:
-        amount: The amount that the arm has used.
-        arm: Its bits per byte after this amount.
+        baseline: The curve of the baseline.
+        amount: The amount of training of the arm.
+        bits: The arm's bits per byte after this amount.
     """
-    amounts, points = baseline.make_falling().interpolate_finely()
-    effects = [arm - point for point in points]
+    amounts, points = baseline.compute_running_minimum().interpolate_finely()
+    effects = [bits - point for point in points]
     values = np.array([effect.value for effect in effects])
     half_widths = np.array([compute_half_width(effect.sources, ALPHA) for effect in effects])
-    first = float(amounts[0])
-    last = float(amounts[-1])
+    first_amount = float(amounts[0])
+    last_amount = float(amounts[-1])
 
     def make_share(needed: float) -> Share:
-        if needed > last:
+        if needed > last_amount:
             bound = "above"
-        elif needed < first:
+        elif needed < first_amount:
             bound = "below"
         else:
             bound = ""
-        return Share(1 - amount / min(max(needed, first), last), bound)
+        reached = min(max(needed, first_amount), last_amount)
+        return Share(1 - amount / reached, bound)
 
     needed = _find_crossing(amounts, values)
     low = _find_crossing(amounts, values + half_widths)
     high = _find_crossing(amounts, values - half_widths)
-    is_inside = bool(first <= needed <= last)
+    is_inside = bool(first_amount <= needed <= last_amount)
     return Saving(
-        make_share(needed), make_share(low), make_share(high), needed if is_inside else None
+        share=make_share(needed),
+        low=make_share(low),
+        high=make_share(high),
+        needed=needed if is_inside else None,
     )
 
 
-def _find_crossing(amounts: Floats, rising: Floats) -> float:
-    """Finds the first amount at which values are no longer below 0; inf if there is none.
+def _find_crossing(amounts: Floats, values: Floats) -> float:
+    """Finds the amount at which values first reach 0; inf if they never do.
 
-    0 if the first value is above 0 already: then nothing is known before it.
+    Returns 0 if the first value is already above 0: the crossing is then before the first amount.
     """
-    if rising[0] > 0:
+    if values[0] > 0:
         return 0.0
-    reached = np.flatnonzero(rising >= 0)
+
+    reached = np.flatnonzero(values >= 0)
     if not len(reached):
         return math.inf
+
     above = int(reached[0])
-    if rising[above] == 0 or above == 0:
+    if values[above] == 0 or above == 0:
         return float(amounts[above])
 
     # Interpolated on the logarithm of the amount.
     below = above - 1
-    fraction = rising[below] / (rising[below] - rising[above])
+    fraction = values[below] / (values[below] - values[above])
     step = np.log(amounts[above] / amounts[below])
     return float(np.exp(np.log(amounts[below]) + fraction * step))
 
 
 def find_common_documents(digests: Sequence[np.ndarray]) -> list[NDArray[np.int64]]:
-    """Returns the indices of the documents that all measurements have, in one order.
+    """Returns the indices of the documents that all measurements have, in the same order.
 
     Args:
-        digests: For each measurement: uint64 [its documents].
+        digests: The hashes of each measurement's documents, uint64 [documents].
 
     Returns:
-        For each measurement: int64 [common documents].
+        The indices in each measurement, int64 [common documents].
     """
     shared = digests[0]
     for other in digests[1:]:
@@ -325,16 +345,18 @@ def find_common_documents(digests: Sequence[np.ndarray]) -> list[NDArray[np.int6
 _COUNT_NAMES = {TEXT: "targets", TOKENS: "tokens", FLOPS: "flops"}
 
 
-class Measured:
+class StudyMeasurements:
     """The measurements of all arms, over the same documents and seeds.
 
     Args:
         measurements: The measurement of each run (arm, seed); every arm has all seeds.
 
     Attributes:
-        digests, lengths, sites: Of each document, as in `Measurement`.
-        bytes: Number of bytes that are scored.
-        cluster: `document` or `host`: the units of the error over documents.
+        seeds: The seeds, ascending.
+        arms: The measured arms, in the order of the study.
+        digests, lengths, sites: As in `Measurement`.
+        bytes: Number of scored bytes.
+        cluster: `document` or `host`, the sampling unit of the documents.
     """
 
     def __init__(
@@ -345,9 +367,11 @@ class Measured:
         self.cluster = study.cluster
         self._edges = np.array(study.measure.position_edges)
 
-        indices = find_common_documents([run.digests for run in measurements.values()])
-        aligned = map(Measurement.select_by_index, measurements.values(), indices)
-        self._measurements = dict(zip(measurements, aligned, strict=True))
+        all_indices = find_common_documents([run.digests for run in measurements.values()])
+        self._measurements = {
+            key: measurement.select_by_index(indices)
+            for (key, measurement), indices in zip(measurements.items(), all_indices, strict=True)
+        }
 
         first = self.find_first_run(self.arms[0])
         self.digests = first.digests
@@ -356,11 +380,11 @@ class Measured:
         self.bytes = int(first.sizes.sum())
         self._clusters = assign_host_clusters(self.sites.tolist())
 
-    def cluster_by(self, cluster: str) -> Measured:
-        """Returns the same measurements with other units of the error over documents."""
-        other = copy(self)
-        other.cluster = cluster
-        return other
+    def cluster_by(self, cluster: str) -> StudyMeasurements:
+        """Returns the same measurements with another sampling unit, `document` or `host`."""
+        clustered = copy(self)
+        clustered.cluster = cluster
+        return clustered
 
     @property
     def hosts(self) -> int:
@@ -369,11 +393,16 @@ class Measured:
 
     @property
     def documents_without_host(self) -> int:
-        """Number of documents whose host is not known."""
+        """Number of documents whose host is unknown."""
         return int((self.sites == "").sum())
 
     def count_documents(self, bins: np.ndarray | slice, documents: np.ndarray) -> int:
-        """Counts the documents, among these, that have bytes in these bins."""
+        """Counts the selected documents that have bytes in the selected bins.
+
+        Args:
+            bins: bool [bins], or a slice.
+            documents: bool [documents].
+        """
         sizes = self.find_first_run(self.arms[0]).sizes[documents][:, bins].sum(axis=1)
         return int((sizes > 0).sum())
 
@@ -387,35 +416,43 @@ class Measured:
 
     def list_modes(self, arm: str) -> tuple[str, ...]:
         """Returns the ways to use an arm: without metadata, and with it if it has any."""
-        return (WITHOUT, WITH) if len(self.find_first_run(arm).shown) else (WITHOUT,)
+        return (WITHOUT, WITH) if len(self.find_first_run(arm).nats_with) else (WITHOUT,)
 
     def select_documents(self, arm: str, metadata: str) -> np.ndarray:
-        """Returns which documents have these types: bool [documents].
+        """Returns whether each document has the given types: bool [documents].
 
-        All have them if `metadata` is `without` or `with`.
+        Args:
+            metadata: Types joined by +; `without` and `with` select all documents.
         """
         if metadata in (WITHOUT, WITH):
             return np.ones(len(self.digests), bool)
-        has_types: np.ndarray = ~np.isnan(self.find_first_run(arm).types[metadata]).any(axis=1)
+
+        nats = self.find_first_run(arm).nats_by_types[metadata]
+        has_types: np.ndarray = ~np.isnan(nats).any(axis=1)
         return has_types
 
-    def select_bins(self, part: Sequence[int]) -> np.ndarray:
-        """Returns the bins of bytes from the first number up to the second: bool [bins]."""
-        low = part[0] if part else 0
-        high = part[1] if len(part) > 1 else math.inf
+    def select_bins(self, byte_range: Sequence[int]) -> np.ndarray:
+        """Returns whether each bin of positions is in a range of bytes: bool [bins].
+
+        Args:
+            byte_range: The range, as in `ClaimConfig.bytes`.
+        """
+        low = byte_range[0] if byte_range else 0
+        high = byte_range[1] if len(byte_range) > 1 else math.inf
         is_inside: np.ndarray = (self._edges >= low) & (self._edges < high)
         return is_inside
 
     def find_checkpoint(self, arm: str, share: float) -> int:
-        """Returns the index of the checkpoint after a share of the arm's run."""
+        """Returns the index of the checkpoint closest to a share of the arm's run."""
         steps = self.find_first_run(arm).steps
-        return int(np.abs(steps - max(round(share * int(steps[-1])), 1)).argmin())
+        target_step = max(round(share * int(steps[-1])), 1)
+        return int(np.abs(steps - target_step).argmin())
 
     def estimate(
         self,
         arm: str,
         metadata: str,
-        point: int = -1,
+        checkpoint: int = -1,
         *,
         bins: np.ndarray | slice = slice(None),
         documents: np.ndarray | slice = slice(None),
@@ -424,16 +461,17 @@ class Measured:
 
         Args:
             metadata: `without`, `with`, or types that the arm has been measured with.
-            point: Index of the checkpoint.
+            checkpoint: Index of the checkpoint; types are measured only at the last one.
             bins: Only these bins of positions.
             documents: Only these documents.
         """
         runs = [self._measurements[arm, seed] for seed in self.seeds]
-        if metadata in (WITHOUT, WITH):
-            name = "without" if metadata == WITHOUT else "shown"
-            nats = [getattr(run, name)[point] for run in runs]
+        if metadata == WITHOUT:
+            nats = [run.nats_without[checkpoint] for run in runs]
+        elif metadata == WITH:
+            nats = [run.nats_with[checkpoint] for run in runs]
         else:
-            nats = [run.types[metadata] for run in runs]
+            nats = [run.nats_by_types[metadata] for run in runs]
         return self._estimate_from_nats(arm, nats, bins, documents)
 
     def estimate_averaged_checkpoint(
@@ -444,7 +482,7 @@ class Measured:
         Args:
             bins: Only these bins of positions.
         """
-        nats = [self._measurements[arm, seed].averaged[0] for seed in self.seeds]
+        nats = [self._measurements[arm, seed].nats_averaged[0] for seed in self.seeds]
         return self._estimate_from_nats(arm, nats, bins, slice(None))
 
     def _estimate_from_nats(
@@ -454,10 +492,16 @@ class Measured:
         bins: np.ndarray | slice,
         documents: np.ndarray | slice,
     ) -> Estimate:
-        """Estimates bits per byte from the nats of each seed: float64 [documents, bins]."""
-        scored = self.find_first_run(arm).sizes
+        """Estimates bits per byte.
+
+        Args:
+            nats: The nats of each seed, float64 [documents, bins].
+            bins: Only these bins of positions.
+            documents: Only these documents.
+        """
+        bin_sizes = self.find_first_run(arm).sizes
         sizes = np.zeros(len(self.digests))
-        sizes[documents] = scored[documents][:, bins].sum(axis=1)
+        sizes[documents] = bin_sizes[documents][:, bins].sum(axis=1)
         document_nats = np.stack([seed_nats[:, bins].sum(axis=1) for seed_nats in nats])
         if self.cluster == DOCUMENT:
             return estimate_bits_per_byte(document_nats, sizes)
@@ -471,15 +515,21 @@ class Measured:
         bins: np.ndarray | slice = slice(None),
         documents: np.ndarray | slice = slice(None),
     ) -> dict[str, Curve]:
-        """Returns, by axis, the bits per byte over the amount that the arm had been trained on."""
+        """Estimates the curve of an arm's bits per byte over each axis.
+
+        Takes the arguments of `estimate`.
+        """
         points = [
-            self.estimate(arm, metadata, point, bins=bins, documents=documents)
-            for point in range(len(self.find_first_run(arm).steps))
+            self.estimate(arm, metadata, checkpoint, bins=bins, documents=documents)
+            for checkpoint in range(len(self.find_first_run(arm).steps))
         ]
         return {axis: Curve(amounts, points) for axis, amounts in self.compute_amounts(arm).items()}
 
     def compute_amounts(self, arm: str) -> dict[str, np.ndarray]:
-        """Returns, by axis, the amount used up to each checkpoint (geometric mean over seeds)."""
+        """Computes the amount of training up to each checkpoint, by axis: float64 [checkpoints].
+
+        It is the geometric mean over seeds.
+        """
         runs = [self._measurements[arm, seed] for seed in self.seeds]
         amounts = {}
         for axis, name in _COUNT_NAMES.items():

@@ -1,9 +1,9 @@
-"""Scores of a run's model on downstream tasks: their file, and the differences of claims.
+"""Saves and loads scores on downstream tasks, and computes the differences of claims about them.
 
-The scores of a run are one small file beside its measurement, question by question: a claim about a
-task needs nothing else. A claim compares two arms by the bits per byte of the right answers, or by
-accuracy, paired by seed and by question; seeds and questions (or hosts) are its sources of error,
-as seeds and documents are for other claims.
+The scores of a run are one small file beside its measurement, with an entry for each question; a
+claim about a task needs nothing else. A claim compares two arms by the bits per byte of the right
+answers, or by accuracy, paired by seed and by question; seeds and questions (or hosts) are its
+sources of error, as seeds and documents are for other claims.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Score:
         shots: Number of examples before each question.
         prompt: The conditional prompt; empty without one.
         correct: 1.0 for each question answered correctly, otherwise 0.0; in the task's order.
-        bits: Bits of the right answer to each question; 0 where it is left out, empty if the task
-            does not define which of its choices is right.
-        sizes: UTF-8 bytes of the right answer; 0 where it is left out because the tokenizer loses
-            some of it. As long as `bits`.
-        hosts: Host of the page of each question, empty if unknown; none if all are unknown.
+        bits: Bits of the right answer to each question, 0 if it is left out; an empty list if the
+            task does not define which choice is right.
+        sizes: UTF-8 bytes of the right answer to each question; 0 if it is left out because the
+            tokenizer loses some of it. As long as `bits`.
+        hosts: Host of the page of each question, "" if unknown; an empty list if all are unknown.
         asked: Hash of all questions with their examples and choices.
     """
 
@@ -62,7 +62,7 @@ class Score:
 
     @property
     def left_out(self) -> int:
-        """Number of questions without bits: the tokenizer loses some of the right answer."""
+        """Number of questions without bits because the tokenizer loses some of the right answer."""
         return self.sizes.count(0)
 
 
@@ -80,7 +80,7 @@ class TaskScores:
     scores: list[Score]
 
     def get(self, task: str, shots: int | None, prompt: str) -> Score | None:
-        """Returns the score of a task with a number of examples and a prompt."""
+        """Returns the score of a task with a number of examples and a prompt; None if missing."""
         for score in self.scores:
             if (score.task, score.shots, score.prompt) == (task, shots, prompt):
                 return score
@@ -106,12 +106,12 @@ def hash_score_settings(study: StudyConfig, arm: str, seed: int) -> str:
 def locate_scores(study: StudyConfig, arm: str, seed: int) -> Path:
     """Returns the path of a run's scores.
 
-    It is in `results_dir`, or in a folder that is named by the hash of the settings.
+    It is in `results_dir` if that is set, otherwise in a folder named by the hash of the settings.
     """
     folder = locate_results(study)
     if study.results_dir is None:
-        settings = hash_values(select_task_settings(study))
-        folder = Path(study.out_dir) / f"downstream-{settings[:8]}"
+        settings_hash = hash_values(select_task_settings(study))
+        folder = Path(study.out_dir) / f"downstream-{settings_hash[:8]}"
     return folder / f"{arm}-seed{seed}.tasks.json"
 
 
@@ -134,7 +134,7 @@ def load_scores(path: Path) -> TaskScores:
     try:
         scores = decode_json(path.read_bytes(), TaskScores)
         for score in scores.scores:
-            _check_lengths(score)
+            _check_answers(score)
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{path}: not scores that can be read ({error}); delete the file, and the model is "
@@ -143,15 +143,21 @@ def load_scores(path: Path) -> TaskScores:
     return scores
 
 
-def _check_lengths(score: Score) -> None:
-    """Refuses answers that do not belong to the same questions."""
+def _check_answers(score: Score) -> None:
+    """Checks the lists of a score.
+
+    Raises:
+        ValueError: If their lengths differ, or a value is impossible.
+    """
     count = len(score.correct)
     lists = (score.bits, score.sizes, score.hosts)
     if any(values and len(values) != count for values in lists):
         raise ValueError(f"{score.task}: lists of different lengths")
     if len(score.bits) != len(score.sizes):
         raise ValueError(f"{score.task}: bits and sizes of different numbers of answers")
-    if not {*score.correct} <= {0.0, 1.0} or min([*score.bits, *score.sizes], default=0) < 0:
+
+    is_binary = set(score.correct) <= {0.0, 1.0}
+    if not is_binary or min([*score.bits, *score.sizes], default=0) < 0:
         raise ValueError(f"{score.task}: a value that no answer has")
 
 
@@ -171,10 +177,15 @@ def find_scores(study: StudyConfig, arm: str, seed: int) -> TaskScores | None:
 
 
 def find_all_scores(study: StudyConfig) -> dict[tuple[str, int], TaskScores]:
-    """Reads the scores of all runs that have been scored; none if the study has no tasks."""
+    """Reads the scores of all runs that have been scored, by arm and seed.
+
+    Raises:
+        DataError: If a file is damaged, or was made with other settings.
+    """
     all_scores: dict[tuple[str, int], TaskScores] = {}
     if not study.downstream.tasks:
         return all_scores
+
     for run in list_runs(study):
         scores = find_scores(study, run.arm, run.seed)
         if scores is not None:
@@ -187,16 +198,16 @@ class TaskEffect:
     """The difference of a claim about a task.
 
     Attributes:
-        effect: The difference, below 0 as claimed: for accuracy, the other arm minus this one; None
-            if there is none.
-        reason: Why it cannot be decided; empty if it can.
+        effect: The difference, negative if it is as claimed (so for accuracy, the other arm minus
+            this one); None if it cannot be computed.
+        reason: Why the claim cannot be decided; empty if it can.
         seeds: The seeds of the difference.
-        unit: `question` or `host`: the unit of the error that is not over seeds.
+        unit: `question` or `host`, the sampling unit of the questions.
         hosts: Number of known hosts of the questions.
-        without_host: Number of questions whose host is not known.
+        without_host: Number of questions whose host is unknown.
         questions: Number of questions of the task.
-        left_out: Number of questions that do not take part, because a tokenizer loses some of
-            their answer.
+        left_out: Number of questions that are excluded because a tokenizer loses some of their
+            answer.
     """
 
     effect: Estimate | None
@@ -215,10 +226,12 @@ def compute_task_effect(
     """Computes the difference of a claim about a task.
 
     Args:
-        cluster: `document` (the questions) or `host`, where the hosts of the questions are known.
+        scored: The scores of all runs.
+        cluster: The declared sampling unit: `document`, or `host`, which falls back to questions if
+            none of their hosts are known.
 
     Raises:
-        DataError: If two runs answered different questions.
+        DataError: If two runs answered different questions, or the claim's prompt is missing.
     """
     against = claim.against or study.baseline
     scores_by_seed = _read_arm_scores(study, claim, claim.arm, claim.prompt, scored)
@@ -226,7 +239,8 @@ def compute_task_effect(
     for arm, scores_of_arm in ((claim.arm, scores_by_seed), (against, other_scores_by_seed)):
         if not scores_of_arm:
             return TaskEffect(None, f"{arm} has no scores of {claim.task}")
-    seeds = sorted({*study.seeds} & scores_by_seed.keys() & other_scores_by_seed.keys())
+
+    seeds = sorted(set(study.seeds) & scores_by_seed.keys() & other_scores_by_seed.keys())
     if not seeds:
         return TaskEffect(None, f"no seed has scores of both arms on {claim.task}")
 
@@ -282,6 +296,7 @@ def _read_arm_scores(
 
 
 def _refuse_other_questions(claim: ClaimConfig, scores: Sequence[Score]) -> None:
+    """Refuses scores that are not all about the same questions."""
     if len({(score.asked, len(score.correct)) for score in scores}) > 1:
         raise DataError(
             f"the runs answered different questions of {claim.task} with {claim.shots} examples "
@@ -291,10 +306,10 @@ def _refuse_other_questions(claim: ClaimConfig, scores: Sequence[Score]) -> None
 
 
 def _compute_weights(claim: ClaimConfig, scores: Sequence[Score]) -> np.ndarray:
-    """Returns the weight of each question in all scores, float64 [questions].
+    """Computes the weight of each question, float64 [questions].
 
-    It is 1 for accuracy, the bytes of the right answer for bits, and 0 for a question that the
-    tokenizer of any of these models loses.
+    For accuracy it is 1. For bits it is the bytes of the right answer, or 0 if any of the scores
+    leaves the question out.
     """
     if claim.score == ACCURACY:
         return np.ones(len(scores[0].correct))
@@ -310,7 +325,7 @@ def _estimate_effect(
     weights: np.ndarray,
     clusters: np.ndarray | None,
 ) -> Estimate:
-    """Estimates the difference of both sides, below 0 if it is as claimed."""
+    """Estimates the difference of both sides, negative if it is as claimed."""
     estimate = _estimate_side(claim, scores, weights, clusters)
     other_estimate = _estimate_side(claim, other_scores, weights, clusters)
     if claim.score == ACCURACY:  # higher is better
@@ -331,7 +346,7 @@ def _estimate_side(
 def _describe_reason(
     study: StudyConfig, claim: ClaimConfig, seeds: Sequence[int], effect: Estimate, unit: str
 ) -> str:
-    """Says why a difference decides nothing yet; empty if it does."""
+    """Explains why a difference cannot decide its claim yet; "" if it can."""
     if len(seeds) < len(study.seeds):
         return f"{len(seeds)} of {len(study.seeds)} declared seeds have scores of {claim.task}"
     if len(study.seeds) < 2:

@@ -1,7 +1,7 @@
-"""Units of the differences that claims are about, and the side of 0 on which they are as claimed.
+"""Defines the units of claimed differences, and on which side of 0 they are as claimed.
 
-A claim is tested with its difference below 0 as claimed, whatever its unit. Tables, sentences and
-figures show it in its own unit, with its own sign: a higher accuracy is above 0.
+In tests, every difference is below 0 if it is as claimed. Tables, sentences and figures show it in
+its unit, with the sign of that unit: a higher accuracy is above 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Unit:
 
     Attributes:
         name: Its name in tables and sentences.
-        is_higher_better: Whether a difference is above 0 as claimed.
+        is_higher_better: Whether a claim expects a difference above 0; otherwise, below 0.
     """
 
     name: str
@@ -26,15 +26,15 @@ class Unit:
 
     @property
     def side(self) -> str:
-        """The side of 0 on which a difference is as claimed."""
+        """The side of 0 on which a difference supports a claim."""
         return "above 0" if self.is_higher_better else "below 0"
 
-    def convert_to_unit(self, tested: Bounded) -> Estimate:
-        """Returns a difference, tested as below 0 if as claimed, with its own sign."""
-        value = read_value(tested)
+    def convert_to_unit(self, difference: Bounded) -> Estimate:
+        """Converts a difference from the sign of tests (below 0: as claimed) to the unit's sign."""
+        value = read_value(difference)
         if self.is_higher_better:
-            return Estimate(-value, Interval(-tested.high, -tested.low))
-        return Estimate(value, Interval(tested.low, tested.high))
+            return Estimate(-value, Interval(-difference.high, -difference.low))
+        return Estimate(value, Interval(difference.low, difference.high))
 
 
 TEXT_BITS = Unit("bits per byte")

@@ -56,10 +56,10 @@ from bsmeta.studies.config import (
     MeasureConfig,
     StudyConfig,
 )
-from bsmeta.studies.declaration import declare_study, restore_declared
+from bsmeta.studies.declaration import declare_study, restore_declared_study
 from bsmeta.studies.power import compute_power
 from bsmeta.studies.runs import Measurement
-from bsmeta.studies.statistics import Measured
+from bsmeta.studies.statistics import StudyMeasurements
 
 SEEDS = (3, 5, 8, 12)
 CLAIMS = (6, 14)
@@ -163,7 +163,7 @@ def make_study(
 
 def measured_of(
     study: StudyConfig, noise: Noise, effects: dict[str, float], generator: np.random.Generator
-) -> Measured:
+) -> StudyMeasurements:
     """A study's measurements: the effects (by claim, in bits per byte) and noise."""
     documents = generator.normal(0, OF_DOCUMENTS, DOCUMENTS)
     found = {}
@@ -189,7 +189,7 @@ def measured_of(
         nats = bits * BYTES * math.log(2)
         for place, seed in enumerate(study.seeds):
             found[arm, seed] = _measurement(nats[:, place], int(machines[place]), place)
-    return Measured(study, found)
+    return StudyMeasurements(study, found)
 
 
 def _measurement(nats: np.ndarray, machine: int, place: int) -> Measurement:
@@ -202,7 +202,8 @@ def _measurement(nats: np.ndarray, machine: int, place: int) -> Measurement:
         digests=np.arange(DOCUMENTS, dtype=np.uint64), lengths=np.full(DOCUMENTS, BYTES),
         sites=np.char.add(hosts_of_documents().astype(str), ".org"),
         sizes=np.full((DOCUMENTS, 1), float(BYTES)),
-        without=nats[:1, :, None], shown=nats[1:, :, None], types={}, averaged=nats[:0, :, None],
+        nats_without=nats[:1, :, None], nats_with=nats[1:, :, None],
+        nats_by_types={}, nats_averaged=nats[:0, :, None],
         step_documents=np.zeros(0, np.uint16), logged_targets=np.zeros(0, np.int64),
     )  # fmt: skip
 
@@ -288,17 +289,17 @@ def verdicts_with_dropped_seeds(guard: str, studies: int, seed: int) -> Rate:
     return Rate(count, studies)
 
 
-def _is_supported_by_dropping(whole: StudyConfig, measured: Measured, guard: str) -> bool:
+def _is_supported_by_dropping(whole: StudyConfig, measured: StudyMeasurements, guard: str) -> bool:
     """Whether the first claim is supported after some of the least favorable seeds are dropped."""
     (first, *_) = decide_claims(whole, measured)
     assert first.effect is not None
     favorable = [measured.seeds[place] for place in np.argsort(first.effect.seeds)]
     for dropped in range(int(MOST_DROPPED * len(favorable)) + 1):
         kept = sorted(favorable[: len(favorable) - dropped])
-        study, _ = restore_declared(replace(whole, seeds=kept))
+        study, _ = restore_declared_study(replace(whole, seeds=kept))
         seeds = measured.seeds if guard == "declared" else kept
         runs = {(arm, seed): measured.find_run(arm, seed) for arm in whole.arms for seed in seeds}
-        if decide_claims(study, Measured(study, runs))[0].verdict == SUPPORTED:
+        if decide_claims(study, StudyMeasurements(study, runs))[0].verdict == SUPPORTED:
             return True
     return False
 

@@ -62,8 +62,8 @@ def test_the_configuration_decides_what_is_dropped(
     decisions = Decisions.read(config, path)
     duplicates = decisions.duplicates.values()
     assert [each.number for each in duplicates if each.is_dropped] == dropped
-    assert bool(decisions.identify_dropped()) == bool(dropped)
-    assert bool(decisions.identify_marked()) == (len(duplicates) > len(dropped))
+    assert bool(decisions.hash_dropped()) == bool(dropped)
+    assert bool(decisions.hash_marked()) == (len(duplicates) > len(dropped))
 
 
 def test_a_chunk_gets_only_its_duplicates(path: Path) -> None:

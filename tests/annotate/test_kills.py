@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.annotate.shard import PART, ShardFiles, read_journal
+from bsmeta.annotate.shard import PART_SUFFIX, ShardFiles, read_journal
 from bsmeta.core.errors import ConfigurationError
 from tests.annotate.helpers import annotate, rows, some_pages, write_pages
 from tests.conftest import REPOSITORY
@@ -213,7 +213,7 @@ def test_a_kill_between_the_renames_of_a_shard_is_repaired(tmp_path: Path) -> No
     written = files.shard.stat().st_mtime_ns
     annotate(str(tmp_path / "pages/b.jsonl.gz"), out)
     assert (files.shard.read_bytes(), files.shard.stat().st_mtime_ns) == (whole, written)
-    assert not list(out.rglob(f"*{PART}"))
+    assert not list(out.rglob(f"*{PART_SUFFIX}"))
 
 
 @pytest.mark.parametrize("damage", ["torn line", "wrong checksum", "foreign header", "short shard"])

@@ -59,14 +59,14 @@ def test_a_damaged_file_ends_with_its_problem(tmp_path: Path) -> None:
 
 def test_the_status_has_the_page_and_the_step() -> None:
     status = Status()
-    assert (status.read_item_and_step(), status.measure_seconds()) == (None, 0.0)
+    assert (status.read_item_and_step(), status.measure_page_seconds()) == (None, 0.0)
     status.begin_page(4)
     assert status.read_item_and_step() == (4, PAGE_STEP)
     status.begin_step(2)
     assert status.read_item_and_step() == (4, 2)
-    assert status.measure_seconds() >= 0
+    assert status.measure_page_seconds() >= 0
     status.end_page()
-    assert (status.read_item_and_step(), status.measure_seconds()) == (None, 0.0)
+    assert (status.read_item_and_step(), status.measure_page_seconds()) == (None, 0.0)
 
 
 def test_a_signal_ends_the_program_once_and_its_handler_is_restored() -> None:

@@ -16,7 +16,7 @@ from bsmeta.studies.claim_report import format_sentences
 from bsmeta.studies.claims import decide_claims
 from bsmeta.studies.config import WITH, WITHOUT, StudyConfig, load_study
 from bsmeta.studies.power import count_needed_seeds
-from bsmeta.studies.results import Measured, compute_results, load_measurements
+from bsmeta.studies.results import StudyMeasurements, compute_results, load_measurements
 from bsmeta.studies.statistics import Estimate
 from tests.conftest import REPOSITORY
 
@@ -40,7 +40,7 @@ def study() -> Iterator[StudyConfig]:
 
 
 @pytest.fixture(scope="module")
-def measured(study: StudyConfig) -> Measured:
+def measured(study: StudyConfig) -> StudyMeasurements:
     return load_measurements(study)[0]
 
 
@@ -64,7 +64,7 @@ def test_the_page_has_the_verdicts_of_meco_small(study: StudyConfig) -> None:
 
 
 def test_every_number_of_the_prose_follows_from_the_measurements(
-    study: StudyConfig, measured: Measured, pilots: dict[str, Estimate]
+    study: StudyConfig, measured: StudyMeasurements, pilots: dict[str, Estimate]
 ) -> None:
     phrases = [
         *differences(measured),
@@ -105,7 +105,7 @@ def format_in_words(estimate: Estimate, digits: int = 4) -> str:
     return f"{estimate.value:+.{digits}f} ({low} to {high})".replace("-", "−")
 
 
-def differences(measured: Measured) -> Phrases:
+def differences(measured: StudyMeasurements) -> Phrases:
     """Yields the differences between arms, in all bytes and in parts of the pages."""
 
     def minus(mode: str, arm: str, other: str, bins: slice) -> Estimate:
@@ -134,7 +134,7 @@ def differences(measured: Measured) -> Phrases:
     yield f"({whole.value:+.4f}, {ends})"
 
 
-def shares(measured: Measured) -> Phrases:
+def shares(measured: StudyMeasurements) -> Phrases:
     """Yields the scored bytes, the loss at the beginnings, the share of the form, and the hosts."""
     sizes = measured.find_first_run("none").sizes.sum(axis=0)
     yield f"{sizes.sum():,.0f} bytes, {sizes.sum() / measured.lengths.sum():.0%} of their text"
@@ -157,7 +157,7 @@ def shares(measured: Measured) -> Phrases:
     yield f"the right host in {(hosts**2).sum():.0%} of the documents"
 
 
-def halves(measured: Measured) -> Phrases:
+def halves(measured: StudyMeasurements) -> Phrases:
     """Yields the results of the two halves of the seeds."""
     effect = measured.estimate("url", WITHOUT) - measured.estimate("none", WITHOUT)
     for half, name in ((effect.seeds[:6], "first"), (effect.seeds[6:], "second")):
@@ -171,7 +171,7 @@ def halves(measured: Measured) -> Phrases:
     yield f"(p = {mannwhitneyu(alone[:6], alone[6:], method='exact').pvalue:.3f})"
 
 
-def lengths(measured: Measured, quarter: Estimate) -> Phrases:
+def lengths(measured: StudyMeasurements, quarter: Estimate) -> Phrases:
     """Yields the effect of the URL after a quarter of the steps and after all steps."""
     effect = measured.estimate("url", WITHOUT) - measured.estimate("none", WITHOUT)
     yield f"was {quarter.value:+.4f}".replace("-", "−")
@@ -183,7 +183,7 @@ def lengths(measured: Measured, quarter: Estimate) -> Phrases:
     yield f"{(effect.value - quarter.value) / error:.1f} standard errors apart"
 
 
-def hosts(study: StudyConfig, measured: Measured) -> Phrases:
+def hosts(study: StudyConfig, measured: StudyMeasurements) -> Phrases:
     """Yields the four claims with hosts as the unit of the error."""
     by_host = replace(study, cluster="host")
     declared = decide_claims(study, measured)
@@ -194,7 +194,7 @@ def hosts(study: StudyConfig, measured: Measured) -> Phrases:
         assert other.effect is not None
         assert claim.verdict == other.verdict
         factors.append((other.effect.document_error / claim.effect.document_error) ** 2)
-        yield f"{format_in_words(other.effect)}, p = {other.corrected:.2g}"
+        yield f"{format_in_words(other.effect)}, p = {other.corrected_p_value:.2g}"
     *first, last = (f"{factor:.1f}" for factor in factors)
     yield f"are {', '.join(first)} and {last} times as large"
 

@@ -243,13 +243,20 @@ def read_journal(path: Path) -> None:
 def journal() -> bytes:
     import tempfile
 
-    from bsmeta.annotate.shard import Counts, Header, PageSettings, ShardFiles, ShardWriter, Written
+    from bsmeta.annotate.shard import (
+        AnnotatedChunk,
+        Counts,
+        Header,
+        PageSettings,
+        ShardFiles,
+        ShardWriter,
+    )
 
     with tempfile.TemporaryDirectory() as folder:
         files = ShardFiles(Path(folder), "a")
         header = Header(3, "0" * 16, PageSettings(1, "all", 1.0), False, {"html": "x"}, ["html"])
         writer = ShardWriter(files, header)
-        writer.add(Written(b"x", [(0, "no_html", "https://example.org/")], Counts(pages=2)))
+        writer.add(AnnotatedChunk(b"x", [(0, "no_html", "https://example.org/")], Counts(pages=2)))
         writer.finish({})
         return files.journal.read_bytes()
 

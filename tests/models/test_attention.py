@@ -439,7 +439,7 @@ def test_a_bidirectional_model_stays_bidirectional() -> None:
 
 
 def choose(wanted: str, shape: Any, **circumstances: bool) -> str | None:
-    defaults = {"half": True, "compiled": False, "whole_rows": False, **circumstances}
+    defaults = {"half_precision": True, "compiled": False, "whole_rows": False, **circumstances}
     return attention.choose_attention(wanted, shape, **defaults).name
 
 
@@ -463,7 +463,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_without_a_gpu_transformers_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    choice = attention.choose_attention("auto", LLAMA, half=True, compiled=False, whole_rows=False)
+    choice = attention.choose_attention(
+        "auto", LLAMA, half_precision=True, compiled=False, whole_rows=False
+    )
     assert choice == attention.Choice(None, "there is no GPU")
 
 
@@ -471,15 +473,15 @@ def test_auto_chooses_the_fastest_available_implementation(gpu: Callable[..., No
     gpu()
     assert choose("auto", LLAMA) == "varlen"
     assert choose("auto", LLAMA, compiled=True) == "varlen"
-    assert choose("auto", LLAMA, half=False) is None
+    assert choose("auto", LLAMA, half_precision=False) is None
     assert choose("auto", LLAMA, whole_rows=True) == "causal_sdpa"
-    assert choose("auto", LLAMA, half=False, whole_rows=True) == "causal_sdpa"
+    assert choose("auto", LLAMA, half_precision=False, whole_rows=True) == "causal_sdpa"
     gpu(capability=(7, 5))
     assert choose("auto", LLAMA) is None
     gpu("flash-attn")
     assert choose("auto", LLAMA) == "flash_attention_2"
     assert choose("auto", LLAMA, compiled=True) == "varlen"
-    assert choose("auto", LLAMA, half=False) is None
+    assert choose("auto", LLAMA, half_precision=False) is None
     gpu("flash-attn", "flash-attn-3")
     assert choose("auto", LLAMA) == "flash_attention_3"
     gpu("flash-attn", "flash-attn-3", capability=(8, 0))
@@ -492,7 +494,7 @@ OBSTACLES = [
     (LlamaConfig(**SMALL, attention_dropout=0.1), DROPOUT),
     (Gemma2Config(**SMALL, head_dim=16), "gemma2 caps the logits of its attention"),
     (GptOssConfig(), "gpt_oss needs kernels with attention sinks or blocks"),
-    (BloomConfig(), "transformers' class for bloom takes no other attention"),
+    (BloomConfig(), "transformers' class for bloom supports no other attention"),
     (
         LlamaConfig(**SMALL, head_dim=260),
         "torch's flash attention has no kernel for the heads of llama",
@@ -507,7 +509,7 @@ def test_a_model_unsupported_by_the_kernel_keeps_sdpa(
     gpu()
     for whole_rows in (False, True):
         choice = attention.choose_attention(
-            "auto", shape, half=True, compiled=False, whole_rows=whole_rows
+            "auto", shape, half_precision=True, compiled=False, whole_rows=whole_rows
         )
         assert choice == attention.Choice(None, reason)
     with pytest.raises(ConfigurationError, match="attn_implementation=varlen: ") as caught:

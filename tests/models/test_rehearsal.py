@@ -16,10 +16,10 @@ from bsmeta.config.causal_lm import LoraKeys
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.lora import add_adapters, merge_adapters
 from bsmeta.models.rehearsal import (
+    can_try_export,
     check_export,
     check_loss,
     freeze_weights,
-    is_tried,
     list_unreached_weights,
     summarize_weights,
     trace_reached_weights,
@@ -142,7 +142,7 @@ def test_an_export_with_the_same_outputs_passes(
 ) -> None:
     model = build(name)
     add_adapters(model, LoraKeys(rank=2), train_embeddings=False)
-    assert is_tried(model)
+    assert can_try_export(model)
     check_export(model, write, "lora.targets=[]")
     assert "wholly zero" not in caplog.text
 
@@ -161,7 +161,7 @@ def test_an_export_with_other_outputs_is_refused(export: Any, message: str) -> N
 
 def test_a_model_without_its_weights_is_not_exported() -> None:
     with torch.device("meta"):
-        assert not is_tried(AutoModelForCausalLM.from_config(SHAPES["llama"].shape()))
+        assert not can_try_export(AutoModelForCausalLM.from_config(SHAPES["llama"].shape()))
 
 
 class WithPenalty(LlamaForCausalLM):

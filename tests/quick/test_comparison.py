@@ -84,14 +84,14 @@ def test_readings_are_taken_from_both_models() -> None:
     result = collect_readings(*reports)
     assert result is not None
     assert result.base.bits_per_byte == pytest.approx(2.0)
-    assert result.text.bits_per_byte == pytest.approx(1.9)
-    assert result.own.bits_per_byte == pytest.approx(1.5)
+    assert result.without_metadata.bits_per_byte == pytest.approx(1.9)
+    assert result.with_metadata.bits_per_byte == pytest.approx(1.5)
     assert {name: reading.bits_per_byte for name, reading in result.controls.items()} == (
         pytest.approx({"wrong, same length": 1.8, "junk words": 2.1, "separator alone": 1.7})
     )
     assert result.find_strongest_control() == "separator alone"
     assert (result.unit, result.hosts) == ("documents", 2)
-    assert result.main.value == pytest.approx(-0.5)
+    assert result.main_difference.value == pytest.approx(-0.5)
 
 
 def test_intervals_are_over_hosts_if_there_are_ten() -> None:
@@ -99,7 +99,7 @@ def test_intervals_are_over_hosts_if_there_are_ten() -> None:
     result = collect_readings(*reports)
     assert result is not None
     assert result.unit == "hosts"
-    assert result.main.units == 10
+    assert result.main_difference.units == 10
 
 
 def test_pages_without_metadata_are_excluded() -> None:

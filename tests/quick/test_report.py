@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bsmeta.quick.comparison import Result, collect_readings
-from bsmeta.quick.report import make_result_table, make_sentence
+from bsmeta.quick.report import make_result_table, summarize_result
 from tests.quick.reports import make_reports
 
 
@@ -43,7 +43,7 @@ def test_every_reading_has_a_row() -> None:
 def test_the_sentence_distinguishes_content_from_form(
     bits_per_byte: dict[str, float], verdict: str
 ) -> None:
-    sentence = make_sentence(make_result(**bits_per_byte), ["url", "title"], 200, 40)
+    sentence = summarize_result(make_result(**bits_per_byte), ["url", "title"], 200, 40)
     assert "compared with its strongest control (" in sentence
     assert verdict in sentence
     assert "both models have one seed" in sentence
@@ -54,11 +54,11 @@ def test_the_sentence_distinguishes_content_from_form(
 
 def test_the_sentence_states_a_clear_difference() -> None:
     result = make_result(own=1.5, separator=1.7)
-    interval = result.main.interval
+    interval = result.main_difference.interval
     assert interval is not None
-    gain = result.compare(result.own, result.controls["separator alone"]).interval
+    gain = result.compare(result.with_metadata, result.controls["separator alone"]).interval
     assert gain is not None
-    assert make_sentence(result, ["url"], 200, 40) == (
+    assert summarize_result(result, ["url"], 200, 40) == (
         "Trained and read with metadata (url), the model needs 1.5000 bits per byte of the 40 "
         "held-out pages, without it 2.0000: 0.5000 (25.00%) fewer (95% interval over 40 documents: "
         f"{interval.low:+.4f} to {interval.high:+.4f}); compared with its strongest control "
@@ -74,8 +74,8 @@ def test_the_sentence_states_a_clear_difference() -> None:
 def test_a_difference_also_present_without_metadata_may_be_chance() -> None:
     """The interval over pages excludes 0, and more pages would not help."""
     result = make_result(own=1.5, text=1.6)
-    assert result.main.excludes_zero
-    sentence = make_sentence(result, ["url"], 200, 40)
+    assert result.main_difference.excludes_zero
+    sentence = summarize_result(result, ["url"], 200, 40)
     assert (
         "both models have one seed, and much of their difference (-0.4000) is already there where "
         "both read text alone: it may be chance, which the interval over held-out pages does not "
@@ -84,23 +84,23 @@ def test_a_difference_also_present_without_metadata_may_be_chance() -> None:
     ) in sentence
     assert "suffice" not in sentence
 
-    sentence = make_sentence(make_result(own=1.5, text=1.8), ["url"], 200, 40)
+    sentence = summarize_result(make_result(own=1.5, text=1.8), ["url"], 200, 40)
     assert "another may differ by more than metadata does" in sentence
     assert "held-out documents suffice" in sentence
 
 
 def test_a_small_difference_names_the_number_of_pages_needed() -> None:
-    sentence = make_sentence(make_result(own=1.995, spread=0.05), ["url"], 200, 40)
+    sentence = summarize_result(make_result(own=1.995, spread=0.05), ["url"], 200, 40)
     assert "which includes no difference" in sentence
     assert "held-out documents instead of 40 (about " in sentence
     assert "pages like these 200, 40 of which were held out)" in sentence
 
 
 def test_few_pages_allow_no_conclusion() -> None:
-    sentence = make_sentence(make_result(documents=6, own=1.5), ["url"], 30, 6)
+    sentence = summarize_result(make_result(documents=6, own=1.5), ["url"], 30, 6)
     assert sentence.startswith(
         "No conclusion is possible: 6 held-out pages are too few (expected: at least 20). Trained "
     )
-    single = make_sentence(make_result(documents=1, own=1.5), ["url"], 30, 1)
+    single = summarize_result(make_result(documents=1, own=1.5), ["url"], 30, 1)
     assert "from one page, so there is no interval" in single
     assert "one page does not tell content from form" in single

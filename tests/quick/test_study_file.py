@@ -8,7 +8,7 @@ from bsmeta.quick.config import QuickConfig
 from bsmeta.quick.documents import Page
 from bsmeta.quick.sizes import Device
 from bsmeta.quick.study_file import write_study_file
-from bsmeta.quick.training import Data, make_plan
+from bsmeta.quick.training import Data, prepare_training
 from bsmeta.studies.config import load_study
 from bsmeta.studies.runs import check_study
 from tests.quick.pages import make_row
@@ -22,7 +22,7 @@ def test_the_study_trains_the_same_models_with_more_seeds(tmp_path: Path) -> Non
     pages = [Page(row["text"], {"title": row["title"]}) for row in rows]
     data = Data(["title"], pages[:24], pages[24:])
     config = QuickConfig(seed=7, overrides={"weight_decay": 0.5})
-    plan = make_plan(config, data, CPU, folder)
+    plan = prepare_training(config, data, CPU, folder)
     command = write_study_file(config, plan, data, CPU, folder, 2.0)
     assert command == (
         f"BSMETA_LAUNCH_FILE=cpu.yaml BSMETA_PROCESSES=1 bsmeta study '{folder}/study.yaml'"

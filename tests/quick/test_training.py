@@ -17,7 +17,7 @@ from bsmeta.quick.training import (
     Data,
     choose_tokenizer,
     list_overrides,
-    make_plan,
+    prepare_training,
     write_data,
 )
 from tests.quick.pages import make_row
@@ -67,20 +67,20 @@ def test_a_tokenizer_is_trained_on_training_pages_only(tmp_path: Path) -> None:
 
 
 def test_a_saved_plan_is_reused(tmp_path: Path) -> None:
-    plan = make_plan(QuickConfig(), DATA, CPU, tmp_path)
+    plan = prepare_training(QuickConfig(), DATA, CPU, tmp_path)
     assert plan.sizes.vocabulary_size == 4096
     assert json.loads((tmp_path / "model_config.json").read_text())["vocab_size"] == 4096
     faster = Device("another device", 1e15, 64)
-    assert make_plan(QuickConfig(), DATA, faster, tmp_path) == plan
+    assert prepare_training(QuickConfig(), DATA, faster, tmp_path) == plan
 
     (tmp_path / "plan.json").write_text('{"steps": "many"}')
     with pytest.raises(DataError, match=r"plan.json: .*; set overwrite_out_dir=true to start over"):
-        make_plan(QuickConfig(), DATA, CPU, tmp_path)
+        prepare_training(QuickConfig(), DATA, CPU, tmp_path)
 
 
 def test_the_runs_differ_only_in_their_metadata(tmp_path: Path) -> None:
     config = QuickConfig(overrides={"weight_decay": 0.5})
-    plan = make_plan(config, DATA, CPU, tmp_path)
+    plan = prepare_training(config, DATA, CPU, tmp_path)
     runs = {
         name: compose_configuration(
             "quick_run", list_overrides(config, plan, DATA, tmp_path, name, "no")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.report.cells import Cell, find_sort_value, format_exact_figures
+from bsmeta.report.cells import Cell, find_sort_value, format_exact_numbers
 from bsmeta.report.inference import Estimate, Interval
 
 
@@ -26,18 +26,18 @@ from bsmeta.report.inference import Estimate, Interval
     ],
 )
 def test_numbers_have_all_their_digits(cell: Cell, exact: str, value: float) -> None:
-    assert format_exact_figures(cell) == exact
+    assert format_exact_numbers(cell) == exact
     assert find_sort_value(cell) == value
 
 
 @given(st.floats(allow_nan=False))
 def test_exact_numbers_round_trip(number: float) -> None:
-    assert float(format_exact_figures(number)) == number
+    assert float(format_exact_numbers(number)) == number
 
 
 @pytest.mark.parametrize("cell", ["5", "", None, math.nan])
 def test_cells_without_a_number_have_no_exact_value(cell: Cell) -> None:
-    assert format_exact_figures(cell) == ""
+    assert format_exact_numbers(cell) == ""
 
 
 @pytest.mark.parametrize("cell", ["5", None])

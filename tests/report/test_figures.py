@@ -89,7 +89,7 @@ def test_amounts_on_axes_are_short() -> None:
 
 
 def test_series_are_distinguishable_without_color() -> None:
-    looks = [figures.choose_series_look(number) for number in range(10)]
+    looks = [figures.choose_series_style(number) for number in range(10)]
     assert len({(look.marker, str(look.line)) for look in looks}) == 10
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.report.inference import (
+    ErrorSource,
     Interval,
-    Source,
     assign_host_clusters,
     compute_bootstrap_intervals,
     compute_cluster_degrees,
@@ -67,7 +67,7 @@ def test_the_degrees_of_freedom_depend_on_the_sizes_of_clusters() -> None:
     assert compute_cluster_degrees(np.array([6.0, 3.0, 3.0])) == pytest.approx(144 / 54 - 1)
     assert compute_cluster_degrees(np.array([1000.0, 1.0])) == 1.0
     assert compute_cluster_degrees(np.array([7.0, 0.0])) == 0.0
-    assert compute_half_width([Source(1.0, 0.0)]) == math.inf
+    assert compute_half_width([ErrorSource(1.0, 0.0)]) == math.inf
 
 
 @pytest.mark.parametrize("fall", [0.0, 1.0, 1.5])
@@ -87,7 +87,7 @@ def test_an_interval_over_hosts_excludes_the_true_value_at_its_level(
         variance = compute_jackknife_variance(
             leave_one_out(values, weights), np.count_nonzero(weights)
         )
-        half = compute_half_width([Source(variance, compute_cluster_degrees(weights))])
+        half = compute_half_width([ErrorSource(variance, compute_cluster_degrees(weights))])
         excluded += abs(values.sum() / weights.sum()) > half
     assert excluded / 1500 < 0.068  # 3.2 standard errors above 5%
 
@@ -138,15 +138,15 @@ def test_bootstrap_draws_in_parts_for_many_documents(monkeypatch: pytest.MonkeyP
 
 def test_one_source_gives_the_interval_and_p_value_of_student() -> None:
     # tables of Student's t: 2 degrees 4.3027, 11 degrees 2.2010, and 9.9248 at 1%
-    assert compute_half_width([Source(4.0, 2)]) == pytest.approx(2 * 4.3027, abs=1e-4)
-    assert compute_half_width([Source(1.0, 11)]) == pytest.approx(2.2010, abs=1e-4)
-    assert compute_half_width([Source(1.0, 2)], 0.01) == pytest.approx(9.9248, abs=1e-4)
-    assert compute_p_value(-4.3027, [Source(1.0, 2)]) == pytest.approx(0.05, abs=1e-5)
-    assert compute_p_value(9.9248, [Source(1.0, 2)]) == pytest.approx(0.01, abs=1e-5)
+    assert compute_half_width([ErrorSource(4.0, 2)]) == pytest.approx(2 * 4.3027, abs=1e-4)
+    assert compute_half_width([ErrorSource(1.0, 11)]) == pytest.approx(2.2010, abs=1e-4)
+    assert compute_half_width([ErrorSource(1.0, 2)], 0.01) == pytest.approx(9.9248, abs=1e-4)
+    assert compute_p_value(-4.3027, [ErrorSource(1.0, 2)]) == pytest.approx(0.05, abs=1e-5)
+    assert compute_p_value(9.9248, [ErrorSource(1.0, 2)]) == pytest.approx(0.01, abs=1e-5)
 
 
 def test_two_sources_give_an_interval_whose_level_is_the_p_value() -> None:
-    sources = [Source(1.0, 2), Source(0.5, 300)]
+    sources = [ErrorSource(1.0, 2), ErrorSource(0.5, 300)]
     expected = math.sqrt(4.3027**2 + 0.5 * 1.9679**2)
     assert compute_half_width(sources) == pytest.approx(expected, abs=1e-3)
     assert compute_p_value(compute_half_width(sources), sources) == pytest.approx(0.05, rel=1e-6)
@@ -156,14 +156,14 @@ def test_two_sources_give_an_interval_whose_level_is_the_p_value() -> None:
     assert compute_p_value(1e-12, sources) == pytest.approx(1.0)
     assert compute_p_value(1e60, sources) < 1e-50
     # a source that does not vary adds nothing
-    assert compute_half_width([Source(1.0, 2), Source(0.0, 9)]) == compute_half_width(
-        [Source(1.0, 2)]
+    assert compute_half_width([ErrorSource(1.0, 2), ErrorSource(0.0, 9)]) == compute_half_width(
+        [ErrorSource(1.0, 2)]
     )
 
 
 def test_a_single_unit_has_no_interval() -> None:
-    assert compute_half_width([Source(1.0, 0)]) == math.inf
-    assert compute_p_value(100.0, [Source(1.0, 0), Source(1.0, 50)]) == 1.0
+    assert compute_half_width([ErrorSource(1.0, 0)]) == math.inf
+    assert compute_p_value(100.0, [ErrorSource(1.0, 0), ErrorSource(1.0, 50)]) == 1.0
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
@@ -179,7 +179,7 @@ def test_the_interval_of_two_sources_has_its_nominal_coverage(share: float) -> N
     error = generator.standard_normal(count)
     for alpha in (0.05, 0.004):
         squares = [
-            compute_half_width([Source(1.0, own)], alpha) ** 2 * variance
+            compute_half_width([ErrorSource(1.0, own)], alpha) ** 2 * variance
             for own, variance in zip(degrees, drawn, strict=True)
         ]
         missed = int((error**2 > sum(squares)).sum())
@@ -196,7 +196,7 @@ def test_holm_is_the_step_down_procedure() -> None:
 
 def test_intervals_of_a_family_follow_bonferroni() -> None:
     # ten at 99.5% each: 2.8070 standard errors, with many degrees of freedom
-    members = [[Source(float(scale) ** 2, 10**9)] for scale in range(1, 11)]
+    members = [[ErrorSource(float(scale) ** 2, 10**9)] for scale in range(1, 11)]
     halves = compute_simultaneous_half_widths(members)
     assert halves == pytest.approx([2.8070 * scale for scale in range(1, 11)], abs=1e-3)
     assert compute_simultaneous_half_widths(members[:1]) == pytest.approx([1.9600], abs=1e-4)

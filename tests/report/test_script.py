@@ -11,7 +11,7 @@ import pytest
 from selectolax.lexbor import LexborHTMLParser
 
 from bsmeta.report import figures
-from bsmeta.report.figures import Look
+from bsmeta.report.figures import SeriesStyle
 from bsmeta.report.inference import Estimate, Interval
 from bsmeta.report.page import COUNT, Column, Page, Section, Table, write_report
 from tests.conftest import REPOSITORY
@@ -53,7 +53,7 @@ def browser_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @figures.style_figure
 def make_plot() -> Any:
     figure, (axes,) = figures.create_figure(3.0)
-    looks = {"first <b>": Look("#0072b2"), "second": Look("#d55e00", "s")}
+    looks = {"first <b>": SeriesStyle("#0072b2"), "second": SeriesStyle("#d55e00", "s")}
     for shift, (name, look) in enumerate(looks.items()):
         with figures.draw_series(axes, name):
             figures.draw_band(

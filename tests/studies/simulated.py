@@ -10,7 +10,7 @@ import numpy as np
 
 from bsmeta.studies.config import StudyConfig
 from bsmeta.studies.runs import Measurement
-from bsmeta.studies.statistics import Measured
+from bsmeta.studies.statistics import StudyMeasurements
 
 BYTES = 100.0
 
@@ -39,10 +39,11 @@ def measurement(
         "tokens": np.array(targets), "flops": np.array(targets, float),
         "digests": np.arange(count, dtype=np.uint64), "lengths": np.full(count, 300),
         "sites": np.full(count, "a.org"), "sizes": np.full(without.shape[1:], BYTES),
-        "without": without * nats, "shown": (without[:0] if shown is None else shown) * nats,
-        "types": {name: own * nats for name, own in (types or {}).items()},
+        "nats_without": without * nats,
+        "nats_with": (without[:0] if shown is None else shown) * nats,
+        "nats_by_types": {name: own * nats for name, own in (types or {}).items()},
         "step_documents": np.arange(4, dtype=np.uint16), "logged_targets": np.array(targets),
-        "averaged": without[:0],
+        "nats_averaged": without[:0],
     }  # fmt: skip
     return Measurement(**{**values, **changes})
 
@@ -52,9 +53,9 @@ def flat(bits: float, documents: int = 20, bins: int = 1) -> np.ndarray:
     return np.full((1, documents, bins), bits)
 
 
-def measured(study: StudyConfig, runs: Mapping[str, Sequence[Measurement]]) -> Measured:
+def measured(study: StudyConfig, runs: Mapping[str, Sequence[Measurement]]) -> StudyMeasurements:
     """Returns the measurements of a study, by arm and seed."""
-    return Measured(
+    return StudyMeasurements(
         study,
         {
             (arm, seed): run

@@ -53,7 +53,7 @@ def test_a_claim_is_a_paired_t_test_over_seeds() -> None:
     assert claim_result.effect.value == pytest.approx(-0.105)
     expected = ttest_1samp(np.subtract(arm_runs, base), 0).pvalue
     assert claim_result.p_value == pytest.approx(expected)
-    assert claim_result.corrected == pytest.approx(expected)  # the only claim
+    assert claim_result.corrected_p_value == pytest.approx(expected)  # the only claim
     assert claim_result.verdict == "supported"
     assert claim_result.low < -0.105 < claim_result.high < 0
 
@@ -103,8 +103,8 @@ def test_the_verdict_follows_from_the_interval() -> None:
     assert verdicts[-0.2].verdict == "supported"
     assert verdicts[0.2].verdict == "refuted"
     assert verdicts[-0.005].verdict == "undecided"
-    assert verdicts[-0.005].excludes_interest  # 0.1 is far outside
-    assert not verdicts[-0.2].excludes_interest
+    assert verdicts[-0.005].excludes_smallest_difference  # 0.1 is far outside
+    assert not verdicts[-0.2].excludes_smallest_difference
 
 
 def test_a_supported_claim_may_be_too_small_to_matter() -> None:
@@ -112,7 +112,7 @@ def test_a_supported_claim_may_be_too_small_to_matter() -> None:
     spread = np.array([-0.001, 0.0, 0.0, 0.001])
     bits = {"none": runs(*[2.0] * 4), "url": runs(*(1.99 + spread))}
     claim_result = only(decide_claims(declared, measured(declared, bits)))
-    assert (claim_result.verdict, claim_result.excludes_interest) == ("supported", True)
+    assert (claim_result.verdict, claim_result.excludes_smallest_difference) == ("supported", True)
 
 
 def test_every_declared_claim_counts_in_the_correction() -> None:
@@ -124,7 +124,7 @@ def test_every_declared_claim_counts_in_the_correction() -> None:
     claim_result = decide_claims(
         declared, measured(declared, {"none": runs(*base), "url": runs(*arm_runs)})
     )
-    assert claim_result[0].corrected == pytest.approx(9 * claim_result[0].p_value)
+    assert claim_result[0].corrected_p_value == pytest.approx(9 * claim_result[0].p_value)
     assert claim_result[0].verdict == "undecided"
     assert {claim.verdict for claim in claim_result[1:]} == {"open"}
     assert claim_result[1].reason == "title has not been measured"
@@ -136,7 +136,7 @@ def test_nothing_is_decided_before_the_declared_seeds_are_measured() -> None:
     claim_result = only(decide_claims(declared, measured(declared, bits)))
     assert (claim_result.verdict, claim_result.reason) == ("open", "3 of 4 declared seeds")
     assert claim_result.effect is not None
-    assert claim_result.corrected == 1.0
+    assert claim_result.corrected_p_value == 1.0
 
 
 def test_a_single_seed_decides_nothing() -> None:
@@ -146,7 +146,7 @@ def test_a_single_seed_decides_nothing() -> None:
     assert (claim_result.verdict, claim_result.reason) == (
         "open", "one seed, which shows no variation over seeds"
     )  # fmt: skip
-    assert not claim_result.excludes_interest
+    assert not claim_result.excludes_smallest_difference
 
 
 def test_documents_are_a_source_of_error_too() -> None:

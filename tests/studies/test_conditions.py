@@ -140,7 +140,7 @@ def test_a_run_whose_other_arms_ran_on_another_machine_warns(
         save(study, "none", seed, replace(run, facts={**run.facts, "trained": starts}))
     launcher = Launcher(study)
     monkeypatch.setattr(launcher, "build_command", lambda run: ["false"])
-    launcher.make_all([run for run in list_runs(study) if run.arm == "url" and run.seed < 3])
+    launcher.launch_all([run for run in list_runs(study) if run.arm == "url" and run.seed < 3])
     printed = capsys.readouterr().out
     assert "url seed 2: other arms of seed 2 were trained on another machine" in printed
     assert "url seed 1: other arms" not in printed

@@ -11,7 +11,7 @@ import pytest
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.studies.claim_report import format_sentences
 from bsmeta.studies.config import ClaimConfig, DownstreamConfig, StudyConfig
-from bsmeta.studies.declaration import declare_study, locate_declaration, restore_declared
+from bsmeta.studies.declaration import declare_study, locate_declaration, restore_declared_study
 from bsmeta.studies.results import compute_results
 from bsmeta.studies.runs import Launcher, list_runs, locate_measurement
 from tests.studies.study_files import CLAIM, SMALL_STUDY, finished, loaded
@@ -60,7 +60,7 @@ def test_only_declared_claims_are_tested(declared: StudyConfig) -> None:
     easier = replace(first, smallest_difference=9.0)
     added = replace(first, label="something that was seen")
     changed = {name: easier, **dict(others[1:]), "seen": added}
-    study_now, notes = restore_declared(replace(declared, claims=changed))
+    study_now, notes = restore_declared_study(replace(declared, claims=changed))
     assert list(study_now.claims) == list(declared.claims)
     assert study_now.claims[name].smallest_difference == first.smallest_difference
     assert len(notes) == 1
@@ -92,7 +92,7 @@ def test_a_declaration_older_than_claims_about_tasks_is_read(
             del claim[key]
     file.write_text(json.dumps(older))
     declare_study(declared)
-    whole, notes = restore_declared(declared)
+    whole, notes = restore_declared_study(declared)
     assert (whole, notes) == (declared, [])
     assert [claim.verdict for claim in compute_results(declared).claims] == [
         "supported", "open", "supported",
@@ -105,11 +105,11 @@ def test_the_declared_tasks_are_read_instead_of_the_changed_file(kept: StudyConf
     declared = replace(kept, claims={"quiz": quiz}, downstream=tasks)
     declare_study(declared)
     easier = replace(tasks, limit=2, arms=["none", "url"])
-    study, notes = restore_declared(replace(declared, downstream=easier))
+    study, notes = restore_declared_study(replace(declared, downstream=easier))
     assert study.downstream == replace(tasks, arms=["none", "url"])
     assert notes == [
         "The tasks (downstream) of the study's file are not those that were declared with its "
-        "claims: the declared ones are read, and nothing else."
+        "claims: only scores of the declared ones are read."
     ]
 
 

@@ -16,7 +16,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.studies.claim_report import format_sentences, make_claim_tables
 from bsmeta.studies.claims import Claim, decide_claims
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig, load_study
-from bsmeta.studies.declaration import declare_study, locate_declaration, restore_declared
+from bsmeta.studies.declaration import declare_study, locate_declaration, restore_declared_study
 from bsmeta.studies.report import write_report
 from bsmeta.studies.results import Results, compute_results
 from tests.conftest import REPOSITORY
@@ -112,7 +112,7 @@ def test_the_declared_unit_counts(study: StudyConfig) -> None:
         ConfigurationError, match=r"cluster=document: changed since the first run.*cluster=host"
     ):
         declare_study(replace(by_host, cluster="document"))
-    restored, notes = restore_declared(replace(by_host, cluster="document"))
+    restored, notes = restore_declared_study(replace(by_host, cluster="document"))
     assert restored.cluster == "host"
     assert notes == [
         "The study's file has cluster: document, the declaration has host, which the verdicts "
@@ -149,7 +149,7 @@ def test_a_report_over_hosts_names_its_units(study: StudyConfig) -> None:
     assert "20 documents of 2 hosts" in text
     assert "Are the documents of a host independent?" not in text
     sites_of_url = {
-        gain.name: gain.without for gain in results.arms["url"].gains if gain.by == "site"
+        gain.name: gain.effect_without for gain in results.arms["url"].gains if gain.by == "site"
     }
     (a_org, b_org) = (sites_of_url[name] for name in ("a.org", "b.org"))
     assert a_org is not None
@@ -167,8 +167,8 @@ def results_with_correlated_hosts(study: StudyConfig) -> Results:
     for seed in study.seeds:
         nats = 100 * math.log(2) * (flat(2 + 0.05 * seed, bins=2) - gain)
         run = a_run([4.0, 3.0, 2.0], -0.25, seed)
-        without = np.concatenate([run.without[:2], nats])
-        save(study, "url", seed, replace(run, sites=sites, without=without))
+        without = np.concatenate([run.nats_without[:2], nats])
+        save(study, "url", seed, replace(run, sites=sites, nats_without=without))
     return compute_results(study)
 
 
@@ -205,7 +205,7 @@ def test_the_verdicts_of_a_published_study_do_not_change(monkeypatch: pytest.Mon
     ]  # fmt: skip
     first = results.claims[0]
     assert first.effect is not None
-    assert first.corrected == pytest.approx(0.0018, abs=5e-5)
+    assert first.corrected_p_value == pytest.approx(0.0018, abs=5e-5)
     assert (first.effect.low, first.effect.high) == (
         pytest.approx(0.0055, abs=5e-5), pytest.approx(0.0162, abs=5e-5),
     )  # fmt: skip

@@ -171,7 +171,7 @@ def test_only_true_claims_are_supported(results: Results) -> None:
 
 @pytest.mark.slow
 def test_the_whole_gain_is_in_the_byte_revealed_by_the_metadata(results: Results) -> None:
-    parts = {gain.name: gain.shown for gain in results.arms["three_bits"].gains}
+    parts = {gain.name: gain.effect_with for gain in results.arms["three_bits"].gains}
     topic, others = parts["bytes 0–1"], parts["bytes 2 and on"]
     assert topic is not None
     assert others is not None
@@ -191,7 +191,7 @@ def test_the_saved_data_follow_from_the_raw_measurements(
             if run.arm == arm:
                 found = find_measurement(study, run.arm, run.seed)
                 assert found is not None
-                bits.append(found.without.sum((1, 2)) / found.sizes.sum() / math.log(2))
+                bits.append(found.nats_without.sum((1, 2)) / found.sizes.sum() / math.log(2))
                 tokens.append(found.targets)
         return np.mean(tokens, axis=0), np.mean(bits, axis=0)
 
@@ -208,7 +208,7 @@ def test_the_saved_data_follow_from_the_raw_measurements(
 @pytest.mark.slow
 def test_an_arm_without_metadata_is_not_used_with_it(results: Results) -> None:
     assert set(results.arms["half"].curves) == {WITHOUT}
-    assert results.arms["half"].inference is None
+    assert results.arms["half"].with_minus_without is None
     assert set(results.arms["half"].effects) == {WITHOUT}
 
 
@@ -237,7 +237,7 @@ def test_the_report_has_every_number_and_its_command(study: StudyConfig, results
     text = (Path(study.out_dir) / "report.md").read_text()
     assert "python experiments/study.py study.yaml --report" in text
     assert "train.sh seed=3  # three_bits seed 3\n" in text
-    assert f"{results.arms['three_bits'].last(WITH).value:.4f}" in text
+    assert f"{results.arms['three_bits'].get_last_bits(WITH).value:.4f}" in text
 
 
 @pytest.mark.slow

@@ -178,7 +178,7 @@ def test_a_run_measured_elsewhere_is_not_repeated(
         return 0
 
     monkeypatch.setattr(Launcher, "execute", execute)
-    assert Launcher(study).make_all(list_runs(study)[:2], ["measure"]) == 0
+    assert Launcher(study).launch_all(list_runs(study)[:2], ["measure"]) == 0
     assert started == [(["measure"], "url seed 3")]  # nothing is trained
 
 
@@ -214,7 +214,7 @@ def test_a_branch_without_its_checkpoint_is_refused(
     study = loaded(tmp_path, arms=BRANCHED, seeds=[3])
     finished(tmp_path, "url-seed3", step=20, targets=4000)
     (branch,) = (run for run in list_runs(study) if run.arm == "url_18")
-    assert Launcher(study).make_all([branch]) == 1
+    assert Launcher(study).launch_all([branch]) == 1
     assert "checkpoint-16step: url seed 3 was trained on another machine" in capsys.readouterr().out
 
 
@@ -255,8 +255,8 @@ def test_a_type_not_trained_by_an_arm_is_refused_before_the_first_run(
     title = {**CLAIM, "metadata": "title"}
     with pytest.raises(
         ConfigurationError,
-        match=r"claims.a.metadata=title: expected what the arm url is trained with: without, or "
-        r"of \['url'\]",
+        match=r"claims.a.metadata=title: expected metadata that the arm url is trained with: "
+        r"without, or some of \['url'\]",
     ):
         check_study(loaded(tmp_path, claims={"a": title}))
     with pytest.raises(ConfigurationError, match=r"claims.a.against_metadata=with: .* arm none "):
@@ -325,7 +325,7 @@ def test_a_measurement_round_trips(study: StudyConfig) -> None:
     assert found.facts == run.facts
     assert found.steps.tolist() == [100, 200, 400]
     assert found.sites.tolist() == ["a.org"] * 20
-    assert np.allclose(found.without, run.without, rtol=1e-6)
-    assert list(found.types) == ["url"]
+    assert np.allclose(found.nats_without, run.nats_without, rtol=1e-6)
+    assert list(found.nats_by_types) == ["url"]
     assert locate_measurement(study, "url", 1).stat().st_size < 10_000
     assert find_measurement(study, "url", 2) is None

@@ -170,7 +170,13 @@ def test_the_interval_of_a_saving_covers_points_that_do_not_differ() -> None:
 
 def test_a_curve_that_rises_stays_at_its_lowest_value() -> None:
     baseline = Curve(AMOUNTS, exact([4.0, 3.0, 3.2, 2.0, 2.1]))
-    assert [point.value for point in baseline.make_falling().points] == [4.0, 3.0, 3.0, 2.0, 2.0]
+    assert [point.value for point in baseline.compute_running_minimum().points] == [
+        4.0,
+        3.0,
+        3.0,
+        2.0,
+        2.0,
+    ]
     assert estimate_saving(baseline, 1e4, exact([3.0])[0]).needed == pytest.approx(2e4)
     assert estimate_saving(baseline, 1e4, exact([2.0])[0]).needed == pytest.approx(8e4)
 

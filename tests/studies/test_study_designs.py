@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bsmeta.studies.config import ArmConfig, MeasureConfig, StudyConfig
-from bsmeta.studies.statistics import Measured
+from bsmeta.studies.statistics import StudyMeasurements
 from tests.conftest import REPOSITORY
 from tests.studies.simulated import flat, measured, measurement
 
@@ -31,7 +31,7 @@ def compute_bits(tokens: float) -> float:
 
 
 @pytest.fixture
-def simulated(tmp_path: Path) -> Measured:
+def simulated(tmp_path: Path) -> StudyMeasurements:
     """Eight seeds; arms differ by a factor of their data, levels of seeds, and noise."""
     generator = np.random.default_rng(3)
     arms = [f"{arm}_{steps}" for arm in ("none", "url") for steps in TOKENS]
@@ -47,7 +47,7 @@ def simulated(tmp_path: Path) -> Measured:
             measurement(
                 flat(bits + level + error, bins=2),
                 targets=[TOKENS[steps]],
-                averaged=flat(bits + level + error / 2, bins=2) * 100 * np.log(2),
+                nats_averaged=flat(bits + level + error / 2, bins=2) * 100 * np.log(2),
                 facts={"losses": [5.0, *[2.0 + 10 * error] * 12]},
             )
             for level, error in zip(levels, noise[number], strict=True)
@@ -60,7 +60,7 @@ def simulated(tmp_path: Path) -> Measured:
 
 
 def test_the_factor_of_simulated_data_is_recovered(
-    study_designs: ModuleType, simulated: Measured
+    study_designs: ModuleType, simulated: StudyMeasurements
 ) -> None:
     factor = study_designs.effective_data_factor(*study_designs.bits_by_length(simulated))
     assert factor.low < FACTOR < factor.high
@@ -81,7 +81,7 @@ def test_without_an_effect_the_interval_contains_1(study_designs: ModuleType) ->
 
 
 def test_each_design_has_the_expected_deviation(
-    study_designs: ModuleType, simulated: Measured
+    study_designs: ModuleType, simulated: StudyMeasurements
 ) -> None:
     designs = {design.name: design.difference for design in study_designs.designs_of(simulated)}
     plain = designs["text alone as the baseline"]

@@ -123,10 +123,10 @@ def test_the_verdict_follows_from_the_files_alone(scored: StudyConfig) -> None:
     for place, number in enumerate(np.argsort(p_values, kind="stable")):
         largest = max(largest, min((5 - place) * p_values[number], 1.0))
         steps[results.claims[number].name] = largest
-    assert {name: claim.corrected for name, claim in found.items()} == pytest.approx(steps)
+    assert {name: claim.corrected_p_value for name, claim in found.items()} == pytest.approx(steps)
     alone = compute_results(replace(scored, claims={"quiz": scored.claims["quiz"]})).claims[0]
-    assert alone.corrected == pytest.approx(expected["quiz"], rel=1e-6)
-    assert found["quiz"].corrected > alone.corrected
+    assert alone.corrected_p_value == pytest.approx(expected["quiz"], rel=1e-6)
+    assert found["quiz"].corrected_p_value > alone.corrected_p_value
 
 
 def test_a_claim_is_open_while_the_scores_of_a_seed_are_missing(scored: StudyConfig) -> None:

@@ -128,10 +128,23 @@ def _make_generate_command(config: CausalLMConfig) -> str | None:
 
 
 def _format_messages(config: MetadataConfig) -> list[str]:
-    """Returns the lines of a Python list of messages: example metadata, then the prompt.
+    """Formats the messages of an example as lines of Python: its metadata, then its text.
 
-    Local types, and types that a chat template cannot render, are left out.
+    Metadata about places in the text, and types that a template cannot render, are left out.
     """
+    text_line = f'{{"role": "text", "content": {_format_literal(PROMPT)}}},'
+    values = _list_example_values(config)
+    if not values or config.metadata_position == "append":
+        return [text_line]
+
+    fields = []
+    for key, value in values.items():
+        fields.append(f"    {_format_literal(key)}: {_format_literal(value)},")
+    return ['{"role": "metadata", "content": {', *fields, "}},", text_line]
+
+
+def _list_example_values(config: MetadataConfig) -> dict[str, Any]:
+    """Lists the example values that can be in a metadata message, by type."""
     metadata_types = make_types(config)
     values: dict[str, Any] = {}
     for key in render_example(config).types:
@@ -140,12 +153,7 @@ def _format_messages(config: MetadataConfig) -> list[str]:
         if form.kind != "code" and not metadata_type.is_local:
             example = metadata_type.make_example_record(key)
             values[key] = metadata_type.always_present or example.value
-
-    lines = [f'{{"role": "text", "content": {_format_literal(PROMPT)}}},']
-    if values and config.metadata_position != "append":
-        fields = [f"    {_format_literal(key)}: {_format_literal(values[key])}," for key in values]
-        lines = ['{"role": "metadata", "content": {', *fields, "}},", *lines]
-    return lines
+    return values
 
 
 def _format_literal(value: str | int | float) -> str:

@@ -51,12 +51,11 @@ from bsmeta.models.layers import (
 )
 from bsmeta.models.pretrained import count_vocabulary, load_weights
 from bsmeta.models.rehearsal import (
-    EAGER,
     NUM_TOKENS,
+    can_try_export,
     check_export,
     check_loss,
     freeze_weights,
-    is_tried,
     list_unreached_weights,
     trace_reached_weights,
 )
@@ -155,7 +154,7 @@ class CausalLanguageModel(Task):
         choice = attention.choose_attention(
             config.attn_implementation,
             architecture.shape,
-            half=config.mixed_precision != "no",
+            half_precision=config.mixed_precision != "no",
             compiled=config.torch_compile,
             whole_rows=self._whole_rows,
         )
@@ -171,7 +170,7 @@ class CausalLanguageModel(Task):
             disable_planned_attention_for_good()
 
         self._vocabulary = count_vocabulary(model)
-        if RouterLoss.is_added(model.config):
+        if RouterLoss.is_enabled(model.config):
             self._router = RouterLoss(model)
         if config.loss_chunk_logits and ChunkedLoss.can_wrap(model):
             self._chunked = ChunkedLoss(model, config.loss_chunk_logits)
@@ -238,7 +237,7 @@ class CausalLanguageModel(Task):
 
     def rehearse(self, model: nn.Module) -> None:
         """Tries to export a copy of the model without the changes for speed."""
-        if not is_tried(model):
+        if not can_try_export(model):
             return
 
         lora = self._config.lora
@@ -251,7 +250,7 @@ class CausalLanguageModel(Task):
                 AutoModelForCausalLM,
                 deepcopy(model.config),
                 dtype=torch.float32,
-                attn_implementation=EAGER,
+                attn_implementation=attention.EAGER,
             )
             self._add_adapters(model_copy)
             model_copy.load_state_dict(model.state_dict())
@@ -291,7 +290,7 @@ class CausalLanguageModel(Task):
 
         # All implementations of attention keep the same tensors for the backward pass, except
         # this one.
-        implementation = EAGER if config.attn_implementation == EAGER else None
+        implementation = attention.EAGER if config.attn_implementation == attention.EAGER else None
         with torch.device("meta"), _explain_loading_errors(architecture.key, architecture.source):
             model = create_model(
                 AutoModelForCausalLM,
@@ -424,7 +423,7 @@ class CausalLanguageModel(Task):
         sums = (total.detach() - losses.sum()).reshape(1)
         weights = is_target.sum().reshape(1)
 
-        counts = self._router.load()
+        counts = self._router.count_tokens()
         if counts is not None:
             names += [f"expert_{number}_load" for number in range(len(counts))]
             sums = torch.cat([sums, counts])
@@ -476,7 +475,7 @@ class CausalLanguageModel(Task):
             losses = token_losses.detach().view(padded.shape)
 
         if self._router is not None:
-            total = total + self._router.total((targets != IGNORED_TARGET).sum())
+            total = total + self._router.compute_loss((targets != IGNORED_TARGET).sum())
         return total, losses[:, :-1]
 
     def _build_arguments(
@@ -511,7 +510,7 @@ class CausalLanguageModel(Task):
 
         was_training = model.training
         model.eval()
-        with run_uncompiled(self._config.torch_compile):
+        with run_uncompiled(is_compiled=self._config.torch_compile):
             layers.check_causality(compute_losses, example_ids, self._vocabulary)
             data = self._config.data_config
             if data.packing == "best_fit" and not data.cross_document_attention:
@@ -556,7 +555,7 @@ class CausalLanguageModel(Task):
                 ranks=context,
                 remote_file=None if self._survey is None else self._survey.remote_held_out,
             )
-        with run_uncompiled(self._config.torch_compile):
+        with run_uncompiled(is_compiled=self._config.torch_compile):
             values = self._subset.run(model, context.device)
 
         return make_metrics(METRICS, values)
@@ -685,7 +684,7 @@ def are_rows_whole(config: DataConfig, model_config: PretrainedConfig) -> bool:
     Args:
         model_config: The transformers config of the model.
     """
-    is_routed = RouterLoss.is_added(model_config)
+    is_routed = RouterLoss.is_enabled(model_config)
     return config.cross_document_attention or (config.packing == "pad" and not is_routed)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from bsmeta.config.metric_table import MetricTable
 from bsmeta.report import figures
 from bsmeta.report.cells import Cell
-from bsmeta.report.figures import SMALL, Look, shorten_name
+from bsmeta.report.figures import SMALL_TEXT_SIZE, SeriesStyle, shorten_name
 from bsmeta.report.inference import read_value, warn_of_rough_intervals
 from bsmeta.report.page import (
     COUNT,
@@ -486,14 +486,14 @@ def draw_systems_plot(results: Results) -> Figure:
     for axes, name in zip(panels, names, strict=True):
         for row, system in enumerate(results.systems):
             score = system.scores[name]
-            figures.draw_interval(axes, row, score, Look(GOOD if row == 0 else MUTED))
+            figures.draw_interval(axes, row, score, SeriesStyle(GOOD if row == 0 else MUTED))
             axes.annotate(
                 f"{score.value:.3f}",
                 (score.value, row),
                 (0, 6),
                 textcoords="offset points",
                 ha="center",
-                fontsize=SMALL,
+                fontsize=SMALL_TEXT_SIZE,
             )
 
         figures.name_rows(axes, [system.name for system in results.systems])
@@ -527,7 +527,7 @@ def draw_confusion_plot(results: Results) -> Figure:
                 f"{confusion.counts[row, column]:,}\n{share:.0%}",
                 ha="center",
                 va="center",
-                fontsize=SMALL,
+                fontsize=SMALL_TEXT_SIZE,
             )
 
     axes.set_xlim(-0.5, len(names) - 0.5)
@@ -580,7 +580,10 @@ def draw_curves_plot(epochs: Sequence[Epoch], accuracy: str = "accuracy") -> Fig
         accuracy: Name of the accuracy that training logs.
     """
     figure, panels = figures.create_figure(3.4, panels=2, shares_y=False)
-    looks = {"training": Look(SERIES[1], "o", "--"), "validation": Look(SERIES[2], "s", "-")}
+    looks = {
+        "training": SeriesStyle(SERIES[1], "o", "--"),
+        "validation": SeriesStyle(SERIES[2], "s", "-"),
+    }
     epoch_numbers = [read_value(epoch["epoch"]) for epoch in epochs]
     for axes, name in zip(panels, ("loss", accuracy), strict=True):
         for split, look in looks.items():

@@ -21,7 +21,7 @@ import numpy as np
 
 from bsmeta.report import figures
 from bsmeta.report.cells import Cell
-from bsmeta.report.figures import Look, choose_series_look
+from bsmeta.report.figures import SeriesStyle, choose_series_style
 from bsmeta.report.inference import Estimate, compute_bootstrap_intervals, warn_of_rough_intervals
 from bsmeta.report.page import (
     Column,
@@ -341,7 +341,7 @@ def report_results(
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / MENTIONS_FILE, "wb") as file:
         file.writelines(map(encode_json_line, mentions))
-    files = write_report(page, asdict(results), folder, further=[MENTIONS_FILE])
+    files = write_report(page, asdict(results), folder, other_files=[MENTIONS_FILE])
     print_report(tables[:1], sentences, files)
 
 
@@ -446,8 +446,8 @@ def plot_accuracy_by_count(results: Results) -> Figure:
     figure, (axes,) = figures.create_figure(4.4)
     positions = np.arange(len(results.by_count))
     other_count = len(results.systems) - 1
-    other_looks = [choose_series_look(number + 2) for number in range(other_count)]
-    looks = [Look(SERIES[1], "o"), *other_looks]
+    other_looks = [choose_series_style(number + 2) for number in range(other_count)]
+    looks = [SeriesStyle(SERIES[1], "o"), *other_looks]
 
     for number, (system, style) in enumerate(zip(results.systems, looks, strict=True)):
         estimates = [result.accuracy[system] for result in results.by_count]

@@ -22,8 +22,8 @@ from bsmeta.core.errors import ConfigurationError, suggest_nearest
 from bsmeta.core.progress import Advance, show_progress_bar
 from bsmeta.core.secrets import redact_values
 from bsmeta.report.inference import (
+    ErrorSource,
     Interval,
-    Source,
     assign_host_clusters,
     compute_central_interval,
     compute_cluster_degrees,
@@ -400,7 +400,7 @@ def _compare_over_hosts(
     changes = leave_one_out(values[1], weights[1]) - leave_one_out(values[0], weights[0])
     degrees = min(compute_cluster_degrees(model_weights) for model_weights in weights)
     variance = compute_jackknife_variance(changes, num_hosts)
-    half_width = compute_half_width([Source(variance, degrees)])
+    half_width = compute_half_width([ErrorSource(variance, degrees)])
     bits_per_byte = values.sum(axis=1) / weights.sum(axis=1)
     difference = float(bits_per_byte[1] - bits_per_byte[0])
     return Interval(difference - half_width, difference + half_width), p_value

@@ -17,7 +17,7 @@ from bsmeta.data.text.lost_share import describe_lost_bytes
 from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report import figures, page
 from bsmeta.report.byte_ranges import name_byte_ranges
-from bsmeta.report.figures import Look, choose_series_look
+from bsmeta.report.figures import SeriesStyle, choose_series_style
 from bsmeta.report.inference import Estimate, read_value
 from bsmeta.report.page import Page, Section, create_report_console, describe_command, print_table
 from bsmeta.report.palette import BAD, GOOD, INK, MUTED, SERIES, list_type_colors
@@ -85,7 +85,7 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
         make_page(report, metrics),
         report.as_dict(),
         out_dir,
-        further=[PER_DOCUMENT],
+        other_files=[PER_DOCUMENT],
         template=TEMPLATE,
         document_table=make_document_table(report),
         shown_documents=[
@@ -220,10 +220,10 @@ def draw_differences(model: ModelReport) -> Figure:
     axes.set_title("95% intervals (thick), and those that hold for all at once (thin)", loc="left")
 
     groups = {row.comparison.group for row in variants if row.compares}
-    legend = [(OWN_VALUES, Look(MUTED, "o", ""))]
+    legend = [(OWN_VALUES, SeriesStyle(MUTED, "o", ""))]
     for group, marker in VARIANTS.items():
         if group in groups:
-            legend.append((VARIANT_NAMES[group], Look(MUTED, marker, "")))
+            legend.append((VARIANT_NAMES[group], SeriesStyle(MUTED, marker, "")))
     figures.add_legend_below(figure, legend)
     return figure
 
@@ -259,7 +259,7 @@ def _draw_difference(axes: Axes, height: float, point: _Point) -> None:
         axes,
         height,
         tables.estimate_difference(point.metrics),
-        Look(color, "o" if point.variant is None else VARIANTS[point.variant]),
+        SeriesStyle(color, "o" if point.variant is None else VARIANTS[point.variant]),
         outer=simultaneous_interval,
         size=7.0 if point.variant is None else 5.0,
     )
@@ -281,10 +281,10 @@ def draw_positions(model: ModelReport) -> Figure:
         if control != FORM
     ]
 
-    looks = [(row, choose_series_look(number)) for number, row in enumerate(rows)]
+    looks = [(row, choose_series_style(number)) for number, row in enumerate(rows)]
     for row in compared:
         if row.comparison.name in control_names:
-            looks.append((row, Look(MUTED, VARIANTS[row.comparison.group], "--")))
+            looks.append((row, SeriesStyle(MUTED, VARIANTS[row.comparison.group], "--")))
 
     figure, panels = figures.create_figure(4.6, panels=2, shares_y=False)
     for axes, attribute in zip(panels, ("positions", "contexts"), strict=True):
@@ -317,7 +317,7 @@ def _draw_bins(
     axes: Axes,
     edges: Sequence[int],
     bins: Mapping[int, PairedMetrics],
-    style: Look,
+    style: SeriesStyle,
     *,
     has_band: bool,
 ) -> None:
@@ -376,7 +376,7 @@ def draw_loss(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, A
 def _draw_evaluations(axes: Axes, events: Sequence[dict[str, Any]]) -> None:
     """Draws the bits per byte without and with metadata of evaluations during training."""
     labels = []
-    looks = (Look(SERIES[0], "o"), Look(GOOD, "s", "--"))
+    looks = (SeriesStyle(SERIES[0], "o"), SeriesStyle(GOOD, "s", "--"))
     for name, style in zip(RUN_METRICS, looks, strict=True):
         label = f"{METRICS[name].label} metadata"
         labels.append(label)

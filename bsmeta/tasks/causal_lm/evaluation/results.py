@@ -22,8 +22,8 @@ from scipy.stats import binomtest
 
 from bsmeta.core.errors import DataError
 from bsmeta.report.inference import (
+    ErrorSource,
     Interval,
-    Source,
     compute_central_interval,
     compute_cluster_degrees,
     compute_half_width,
@@ -164,7 +164,7 @@ class _Errors:
 
     difference: Interval | None
     mean_difference: Interval | None
-    source: Source
+    source: ErrorSource
     better: int
     worse: int
     hosts: int | None = None
@@ -197,7 +197,7 @@ def _estimate_errors_over_documents(
         members = takes_part[number]
         count = int(members.sum())
         if not count:
-            errors.append(_Errors(None, None, Source(0.0, 0), 0, 0))
+            errors.append(_Errors(None, None, ErrorSource(0.0, 0), 0, 0))
             continue
 
         difference_interval = None
@@ -213,7 +213,7 @@ def _estimate_errors_over_documents(
             _Errors(
                 difference=difference_interval,
                 mean_difference=mean_interval,
-                source=Source(variance, count - 1),
+                source=ErrorSource(variance, count - 1),
                 better=int((member_differences < 0).sum()),
                 worse=int((member_differences > 0).sum()),
             )
@@ -261,11 +261,11 @@ def _estimate_errors_over_hosts(
     )
 
 
-def estimate_ratio_error(values: np.ndarray, weights: np.ndarray) -> Source:
+def estimate_ratio_error(values: np.ndarray, weights: np.ndarray) -> ErrorSource:
     """Returns the error over clusters of sum(values) / sum(weights), each float64 [clusters]."""
     changes = leave_one_out(values, weights)
     variance = compute_jackknife_variance(changes, int((weights > 0).sum()))
-    return Source(variance, compute_cluster_degrees(weights))
+    return ErrorSource(variance, compute_cluster_degrees(weights))
 
 
 def _compute_student_interval(values: np.ndarray, weights: np.ndarray) -> Interval:

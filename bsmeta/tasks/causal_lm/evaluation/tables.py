@@ -10,7 +10,7 @@ from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report.byte_ranges import name_byte_ranges
 from bsmeta.report.cells import Cell
 from bsmeta.report.inference import Estimate, Interval
-from bsmeta.report.page import COUNT, NONE, Column, Table
+from bsmeta.report.page import COUNT, NO_VALUE, Column, Table
 from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST_PREFIX, FORM, PROMPT, SEPARATOR, TEXT
 from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PairedMetrics, Report, Row
 from bsmeta.tasks.causal_lm.metrics import METRICS, Compared
@@ -398,7 +398,7 @@ def _make_bin_table(
     if rows:
         first_bins = bins[rows[0].comparison.name]
         counts = [
-            f"{first_bins[edge].documents:,}" if edge in first_bins else NONE for edge in edges
+            f"{first_bins[edge].documents:,}" if edge in first_bins else NO_VALUE for edge in edges
         ]
         table.rows.append([DOCUMENTS, *counts])
     for row in rows:
